@@ -107,7 +107,7 @@ def adopt_shard(directory: Path, executor_directory: Path, open_backend: Callabl
     If several executors left the shard, takes the one with the newest version. Waits for a state server that is still
     shutting down, and for another worker that is taking over the same directory.
     """
-    if directory.exists():
+    if os.path.exists(directory):  # `Path.exists` fails where the disk does
         return False
     with ExitStack() as locks:
         found: list[tuple[Pointer, Path]] = []

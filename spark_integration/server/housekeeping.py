@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -112,10 +113,11 @@ class Housekeeping:
         self._use.take_up(self._shards.root)
         self._let_go(self._use.idle())
         for directory in list(self._known):
-            if not Path(directory).exists():
+            if not os.path.exists(directory):  # `Path.exists` fails where the disk does, which would end the server
                 self._forget(directory)
         for query in {Path(directory).parent.parent for directory in list(self._known)}:  # announcements come meanwhile
-            operator_dirs.remove_old_runs(query)
+            with suppress(OSError):  # notes that cannot be listed stay
+                operator_dirs.remove_old_runs(query)
         self._shards.close_unused()
         self._logs.close_unused(list(self._known.values()))
 
@@ -143,7 +145,7 @@ class Housekeeping:
         """Return counters, and by shard directory its statistics, or why there are none."""
         shards: dict[str, Any] = {}
         for directory, message in list(self._known.items()):
-            if Path(directory).exists():
+            if os.path.exists(directory):
                 try:
                     with self._shards.use_announced(message) as backend:
                         shards[directory] = asdict(backend.statistics())

@@ -16,13 +16,13 @@ lineage, and is deleted like everything that such attempts leave behind.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from holdfast import clock
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, UnavailableError
@@ -207,7 +207,7 @@ class Snapshotting:
                 if not self._is_wanted(message, log, lineage, progress, forced=forced):
                     return False
             started_ms = self._monotonic_ms()
-            if not Path(message.shard.directory).exists():  # else it would be made again, and nobody would know of it
+            if not os.path.exists(message.shard.directory):  # else it would be made again, and nobody would know of it
                 raise NotFoundError("the shard was let go meanwhile", directory=message.shard.directory)
             with self._shards.use_announced(message) as backend:
                 frozen = held.enter_context(log.snapshots.frozen(backend, pointer))

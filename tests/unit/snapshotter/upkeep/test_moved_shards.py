@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
+from holdfast.spark_integration.executor.local_dirs import RUNS
 from holdfast.spark_integration.executor.takeover import KEPT_MS
 from holdfast.spark_integration.server.housekeeping import Housekeeping
 from holdfast.spark_integration.server.shard_use import IDLE_ROUNDS, SILENT_MS, ShardUse
 from tests.soak.cluster import Clock, Executor
 from tests.unit.snapshotter.upkeep.upkeep_bench import Bench, counters, local_shards
+from tests.unit.spark_integration.executor.damaged_disk import fail_at
 
 
 @pytest.mark.slow
@@ -100,19 +100,28 @@ def test_a_shard_on_a_damaged_disk_ends_nothing(bench: Bench, monkeypatch: pytes
     (message,) = executor.housekeeping._known.values()
     bench.clock.ms += 2 * SILENT_MS
     bench.run(lasting, executor)
-    stat = os.stat
-
-    def fail_there(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
-        if str(path) == message.shard.directory:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        return stat(path, *args, **kwargs)
-
-    with monkeypatch.context() as damaged:
-        damaged.setattr(os, "stat", fail_there)
+    with monkeypatch.context() as disk:
+        fail_at(Path(message.shard.directory), "stat", disk)
         executor.housekeeping._let_go(executor.use.idle())
     assert counters(executor)["errors"] == 1
     executor.housekeeping.tidy_up()
     assert counters(executor)["let_go"] == 1
+
+
+@pytest.mark.parametrize("call", ["stat", "scandir"])
+def test_what_a_query_has_on_a_damaged_disk_does_not_end_tidying_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A server knows what has ended for a day; an error would end it, and each server after it, every five minutes."""
+    executor, query = bench.executor(), bench.query()
+    bench.run(query, executor)
+    (message,) = executor.housekeeping._known.values()
+    shard = Path(message.shard.directory)
+    damaged = {"stat": shard, "scandir": shard.parent / RUNS}
+    with monkeypatch.context() as disk:
+        fail_at(damaged[call], call, disk)
+        executor.housekeeping.tidy_up()
+    assert executor.failures() == {}
 
 
 def test_announcements_may_come_while_the_server_tidies_up(bench: Bench) -> None:
@@ -214,18 +223,12 @@ def test_a_folder_that_cannot_be_listed_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Of a query that has ended, say: an error would end the server, and each one that is started then."""
-    clock, scan = Clock(), os.scandir
+    clock = Clock()
     failing, other = (tmp_path / "disk" / query / "totals" / "shard-0000-aa" for query in ("one", "other"))
     for shard in (failing, other):
         shard.mkdir(parents=True)
         ShardUse(clock).called(str(shard), in_memory=False)
-
-    def fail_there(path: Any) -> Any:
-        if Path(path) == failing.parent:
-            raise OSError(number, os.strerror(number), str(path))
-        return scan(path)
-
-    monkeypatch.setattr(os, "scandir", fail_there)
+    fail_at(failing.parent, "scandir", monkeypatch, number)
     use = ShardUse(clock)
     use.take_up(tmp_path)
     clock.ms += KEPT_MS + 1

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,6 +25,7 @@ from holdfast.errors import NotFoundError, UnavailableError
 from holdfast.spark_integration.executor import local_dirs, server_files, takeover
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.testing.state_rows import TABLES, contents, counts
+from tests.unit.spark_integration.executor.damaged_disk import fail_at
 
 DEAD, DEAD_TOO = ProcessId(2**22 + 1, 1), ProcessId(2**22 + 2, 1)
 SHARD = Path("disk", "query", "totals", "shard-0003-0123abcd")
@@ -374,18 +374,19 @@ def test_a_dead_executor_that_cannot_be_read_holds_up_nothing(
 ) -> None:
     """Where its place on a disk is damaged: an error would end each state server of the machine as it begins."""
     unreadable, readable = leave_shard(tmp_path, DEAD), local_dirs.executor_directory(tmp_path, DEAD_TOO)
-    call = getattr(os, failing)
-
-    def fail_there(path: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(path, (str, Path)) and Path(path) == unreadable:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return call(path, *args, **kwargs)
-
-    monkeypatch.setattr(os, failing, fail_there)
+    fail_at(unreadable, failing, monkeypatch)
     takeover.remove_dead_executors(tmp_path, clock.now_ms())
     assert not readable.exists()
     leave_shard(tmp_path, DEAD_TOO)
     assert adopt(tmp_path, living)[0]
+
+
+def test_a_shard_that_cannot_be_read_is_an_error_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the operating system's own would end the state server, which looks after all other shards."""
+    mine = local_dirs.executor_directory(tmp_path, DEAD)
+    fail_at(mine / SHARD, "stat", monkeypatch)
+    with pytest.raises(UnavailableError, match="cannot be used"):
+        takeover.open_backend("filesystem", mine / SHARD, TABLES, {}, mine)
 
 
 def test_a_link_among_local_state_is_removed_and_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
