@@ -118,6 +118,7 @@ class ServerLaunch:
             "executor_directory": str(self._directory),
             "executor": str(executor_process()),
             "socket": str(server_files.socket_path(self._directory)),
+            "lock": lock,
         }
         try:
             self.process = self._server_process(lock)

@@ -90,3 +90,15 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def is_found(executor_directory: Path, socket: Path, lock: int) -> bool:
+    """Tell whether workers still find the server that holds a lock: the file that is locked, and the socket, are there.
+
+    Where a program that cleans temporary directories has removed the file, the next worker locks another one.
+    """
+    try:
+        there = os.stat(executor_directory / LOCK_NAME)
+    except OSError:
+        return False
+    return os.path.samestat(os.fstat(lock), there) and os.path.exists(socket)

@@ -5,7 +5,8 @@ have one owner: workers read and write those through it (`service`, `open_shards
 time: the next task starts another, and what it has lost is restored from durable commits.
 
 It listens with Arrow Flight on a Unix socket in a directory that only this user can enter. It holds a lock while it
-runs, so that an executor has only one, and ends when its executor does.
+runs, so that an executor has only one, and ends when its executor does. It also ends where the lock's file or the
+socket is gone, as if it were killed: the next worker starts another, and two would take each other's shards for unused.
 """
 
 from __future__ import annotations
@@ -47,8 +48,11 @@ LOG_BYTES_MAX = 16 << 20
 _log = logging.getLogger("holdfast.state_server")
 
 
-def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
-    """Run the server until its executor ends, then close its shards and remove what no later executor can use."""
+def serve(executor_directory: Path, executor: ProcessId, socket: Path, lock: int) -> None:
+    """Run the server until its executor ends, then close its shards and remove what no later executor can use.
+
+    Returns at once where workers do not find the server any more.
+    """
     socket.unlink(missing_ok=True)
     shards = OpenShards(executor_directory)
     shards.remove_going()
@@ -78,19 +82,37 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
     )
     os.chmod(socket, 0o600)
     _log.info("serving executor %s from process %d", executor, os.getpid())
-    has_ended = False
-    while not has_ended:
-        # executor_directory = <root>/holdfast-<user>/executor-…
-        takeover.remove_dead_executors(executor_directory.parent.parent, clock.now_ms())
-        server_files.remove_old_logs(clock.now_ms())
-        housekeeping.tidy_up()
-        has_ended = executor.wait(CLEAN_EVERY_SECONDS)
-    _log.info("executor %s has ended", executor)
+    if not _tidy_up_until_the_end(housekeeping, executor_directory, executor, socket, lock):
+        return
     exposition.close()
     housekeeping.queue.end()
     snapshotting.queue.end()
     _finish(server, shards, workers)
     takeover.leave_executor_directory(executor_directory)
+
+
+def _tidy_up_until_the_end(
+    housekeeping: Housekeeping, executor_directory: Path, executor: ProcessId, socket: Path, lock: int
+) -> bool:
+    """Do what is done now and then; return True when the executor has ended, and False when no worker finds the server.
+
+    `lock` is the descriptor that holds the executor's lock.
+    """
+    while True:
+        # executor_directory = <root>/holdfast-<user>/executor-…
+        takeover.remove_dead_executors(executor_directory.parent.parent, clock.now_ms())
+        server_files.remove_old_logs(clock.now_ms())
+        housekeeping.tidy_up()
+        if executor.wait(CLEAN_EVERY_SECONDS):
+            _log.info("executor %s has ended", executor)
+            return True
+        if not server_files.is_found(executor_directory, socket, lock):
+            _log.warning(
+                "the lock or the socket of this server was removed, and it ends; the next task starts another: keep "
+                "other programs from cleaning %s",
+                executor_directory,
+            )
+            return False
 
 
 def _finish(server: StateService, shards: OpenShards, workers: list[threading.Thread]) -> None:
@@ -194,7 +216,7 @@ def main() -> None:
     served = False
     try:
         # The process inherited the lock from its parent, and releases it when it ends.
-        serve(directory, executor, Path(configuration["socket"]))
+        serve(directory, executor, Path(configuration["socket"]), configuration["lock"])
         served = True
     finally:
         if not served:
