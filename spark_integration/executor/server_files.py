@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -51,7 +52,9 @@ def _log_directory() -> Path:
 
 def remove_old_logs(now_ms: int) -> None:
     """Delete logs of ended executors that were not written to for `LOG_KEPT_MS`."""
-    for path in _log_directory().glob("state-server-*.log*"):
+    folder = _log_directory()
+    for name in glob.glob("state-server-*.log*", root_dir=folder):  # `Path.glob` fails where the disk does
+        path = folder / name
         executor = ProcessId.parse(path.name.partition(".")[0].removeprefix("state-server-executor-"))
         with suppress(OSError):
             is_old = path.stat().st_mtime_ns // 1_000_000 < now_ms - LOG_KEPT_MS

@@ -14,6 +14,7 @@ from holdfast.errors import UnavailableError
 from holdfast.spark_integration.client.connection import StateClient
 from holdfast.spark_integration.executor import local_dirs, server_files
 from holdfast.spark_integration.executor.processes import ProcessId
+from tests.unit.spark_integration.executor.damaged_disk import fail_at
 
 DEAD = ProcessId(2**22 + 1, 1)
 
@@ -74,6 +75,13 @@ def test_logs_are_removed_when_they_are_a_week_old(own_temporary_directory: Path
     os.utime(new, (8 * day_s, 8 * day_s))
     server_files.remove_old_logs(9 * day_s * 1000)
     assert [p.exists() for p in (old, new, other)] == [False, True, True]
+
+
+def test_logs_on_a_damaged_disk_end_no_server(own_temporary_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks for old ones every five minutes, beside its work for shards on other disks."""
+    server_files.make_log_directory()
+    fail_at(server_files.log_path(Path("executor-1-1")).parent, "scandir", monkeypatch)
+    server_files.remove_old_logs(0)
 
 
 def test_state_servers_of_one_executor_have_logs_of_their_own(own_temporary_directory: Path) -> None:
