@@ -169,9 +169,13 @@ class _Attempt:
     def run(self) -> Iterator[pa.RecordBatch]:
         """Yield the operator's output, and commit."""
         watch = _Watch()
-        pointer, batch_id = self._remembered.pointer if self._remembered else None, self._streaming.batch_id
         opened = open_shard(self._operator, self._batch.shard, self._streaming, self._remembered)
         freeze_modules()
+        with opened.backend:
+            yield from self._run(opened, watch)
+
+    def _run(self, opened: ShardStore, watch: _Watch) -> Iterator[pa.RecordBatch]:
+        pointer, batch_id = self._remembered.pointer if self._remembered else None, self._streaming.batch_id
         if self._remembered is None:
             opened.require_no_history(batch_id)
         version = self._operator.first_version if pointer is None else None
