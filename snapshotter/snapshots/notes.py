@@ -113,7 +113,8 @@ class SnapshotNotes:
             older = self._left()
             temporary = self._folder / f".{self._new_id()}"
             try:
-                temporary.write_bytes(note)
+                with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    file.write(note)
                 # The newest, even where the clock was set back.
                 left_ns = max(temporary.stat().st_mtime_ns, *(left_ns + 1 for left_ns, _ in older), 0)
                 os.utime(temporary, ns=(left_ns, left_ns))

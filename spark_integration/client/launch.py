@@ -133,7 +133,8 @@ class ServerLaunch:
     def _server_process(self, lock: int) -> subprocess.Popen[bytes]:
         environment = {**_SERVER_ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         server_files.make_log_directory()
-        with open(self.log_path, "ab") as log:
+        private = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with open(private, "ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "holdfast.spark_integration.server.state_server"],
                 stdin=subprocess.PIPE,

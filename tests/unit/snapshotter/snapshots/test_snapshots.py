@@ -173,6 +173,18 @@ def test_a_note_that_does_not_fit_on_the_disk_leaves_nothing(shard_of: Opener) -
     assert os.listdir(notes) == [str(base)]
 
 
+def test_a_note_is_private_whatever_the_umask(shard_of: Opener) -> None:
+    """A worker leaves one, too, once it has restored: it has the mask that its executor was started with."""
+    one = shard_of("memory")
+    before = os.umask(0)
+    try:
+        one.snapshot(one.write(None, range(10), 1))
+    finally:
+        os.umask(before)
+    (note,) = (one.backend.directory / "snapshots").iterdir()
+    assert note.stat().st_mode & 0o077 == 0
+
+
 @contextmanager
 def nothing_more_fits() -> Iterator[None]:
     """Let no file grow beyond a few bytes."""

@@ -107,6 +107,22 @@ def test_the_log_of_an_executor_that_lives_stays(own_temporary_directory: Path) 
     assert sorted(p.name for p in mine.parent.iterdir()) == [mine.name, f"{mine.name}.1"]
 
 
+def test_the_log_is_private_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker makes it that starts the server; its mask is its executor's."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    before = os.umask(0)
+    try:
+        with pytest.raises(UnavailableError, match="no more processes"):
+            StateClient(local_dirs.private_directory(tmp_path / "executor-1-1")).start_server()
+    finally:
+        os.umask(before)
+    assert server_files.log_path(tmp_path / "executor-1-1").stat().st_mode & 0o077 == 0
+
+
 LOGS = """
 import logging, os, sys
 from holdfast.spark_integration.server.state_server import ServerLog
