@@ -14,6 +14,7 @@ from holdfast.spark_integration.executor import local_dirs, server_files
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.spark_integration.server import state_server
 from holdfast.spark_integration.server.housekeeping import Housekeeping
+from tests.unit.spark_integration.executor.damaged_disk import fail_at
 
 ROUNDS = 3
 
@@ -80,6 +81,15 @@ def test_it_ends_where_another_server_may_run_beside_it(directory: Path, lock: i
 def test_it_ends_where_nobody_can_reach_it(directory: Path, lock: int) -> None:
     """It would keep the lock, and so whoever needs a server from starting one."""
     assert not has_served_to_the_end(directory, lock, server_files.socket_path(directory).unlink)
+
+
+@pytest.mark.parametrize("hidden", ["lock", "socket"])
+def test_it_stays_where_a_damaged_disk_hides_it(
+    directory: Path, lock: int, monkeypatch: pytest.MonkeyPatch, hidden: str
+) -> None:
+    """Each server after it would end as well, every five minutes; what it has open goes on."""
+    paths = {"lock": directory / server_files.LOCK_NAME, "socket": server_files.socket_path(directory)}
+    assert has_served_to_the_end(directory, lock, lambda: fail_at(paths[hidden], "stat", monkeypatch))
 
 
 def test_it_ends_where_its_directory_is_gone(directory: Path, lock: int) -> None:
