@@ -103,8 +103,9 @@ class Decisions:
         self._kept: list[int] = []
 
     def queries(self) -> set[str]:
-        """Return the ids of all queries that write, or wrote, under the sink's name."""
-        return {info.key.partition("/")[0] for info in self._all.list("")}
+        """Return the ids of all queries that write, or wrote, under the sink's name; what others put there is none."""
+        parsed = (parse_key(f"{self._all.prefix}/{info.key}") for info in self._all.list(""))
+        return {query_id for _, query_id, _ in filter(None, parsed)}
 
     def begin(self) -> None:
         """Say that this query writes under the name."""

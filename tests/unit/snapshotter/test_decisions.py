@@ -42,6 +42,15 @@ def test_a_decision_is_read_as_it_was_stored(decisions: Decisions) -> None:
         decisions.read(8)
 
 
+def test_what_others_put_beside_decisions_is_no_query(storage: ObjectStorage, decisions: Decisions) -> None:
+    """Hadoop marks folders in S3, and file managers leave notes: the query was told that another one writes there."""
+    decisions.begin()
+    for foreign in ("q-1_$folder$", ".DS_Store", "README", "q-2/begun.part", "q-3/decided-07", "q-4/begun/1"):
+        storage.put(f"_sinks/totals/{foreign}", b"")
+    storage.put("_sinks/totals/q-5/decided-0", b"")  # what a killed delete leaves last
+    assert decisions.queries() == {"q-1", "q-5"}
+
+
 @pytest.mark.parametrize("text", ["\ud83d", "part-\udcff.csv"])
 def test_what_no_start_could_read_is_not_decided(decisions: Decisions, text: str) -> None:
     """As the name of a file that is not UTF-8, in a handle of a sink that somebody else has written."""
