@@ -117,6 +117,25 @@ class TestStorageOfFilesByFsspec(StorageContract):
                     ask(prefix)
         assert [info.key for info in storage.list("run/b/")] == ["run/b/2"]
 
+    def test_times_as_webhdfs_has_them(self, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In ms; asked once more, it answered in local time, or that a file had been deleted since it was listed."""
+        storage.put("run/a", b"1")
+        listed = LocalFileSystem.ls
+
+        def ls(self: LocalFileSystem, path: str, detail: bool = False) -> object:
+            facts = ("name", "type", "size")
+            return [
+                {fact: info[fact] for fact in facts} | {"modificationTime": 1_700_000_000_123}
+                for info in listed(self, path, detail=True)
+            ]
+
+        def modified(self: LocalFileSystem, path: str) -> object:
+            raise FileNotFoundError(path)
+
+        monkeypatch.setattr(LocalFileSystem, "ls", ls)
+        monkeypatch.setattr(LocalFileSystem, "modified", modified)
+        assert [info.modified_ms for info in storage.list("run/")] == [1_700_000_000_123]
+
     def test_a_file_that_goes_while_its_folder_is_listed(
         self, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
