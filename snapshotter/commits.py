@@ -274,7 +274,7 @@ class ObjectCommitLog:
                     before = self._around(chain, commit)
                 except CorruptionError as exc:
                     damage.add_note(f"nor can the version be restored without that snapshot: {exc}")
-                    raise damage from exc
+                    raise damage from damage.__cause__  # which tells a look-up what is gone from what is damaged
                 later = (*chain[1:], *later)
                 chain, commit = before
         if damage is not None:

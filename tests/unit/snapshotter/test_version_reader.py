@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.backends.run_files import written_run
 from holdfast.clock import new_id
-from holdfast.errors import CorruptionError
+from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage.local import LocalStorage
@@ -176,6 +176,25 @@ def test_a_scan_that_meets_damage_says_so_and_the_next_one_goes_around_it(lab: L
         list(reader.scan(lab.at(newest), "counts"))
     assert sum(len(run) for run in reader.scan(lab.at(newest), "counts")) == len(wanted)
     reader.close()
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_version_that_was_cleaned_up_is_told_from_a_damaged_one(lab: Lab, is_gone: bool) -> None:
+    """Where its commit is carried: a key's history then ended with the error of a damaged snapshot."""
+    first = lab.commit(None, 300)
+    entry, _ = lab.log.write_snapshot(lab.backend, first)
+    small = lab.commit(first, 2)
+    assert small in lab.log.carried
+    if is_gone:
+        lab.log.objects.delete([entry.key])
+    else:
+        lab.log.objects.put(entry.key, bytes(100))
+    lab.log.objects.delete([f"commits/{first}"])
+    with closing(VersionReader(lab.storage, PREFIX, TABLES, lab.executor, work_folder)) as reader:
+        with pytest.raises(CorruptionError) as caught:
+            reader.find(lab.at(small), "counts", keys(COUNTS, [1]))
+        assert isinstance(caught.value.__cause__, NotFoundError) == is_gone
+        assert any("without that snapshot" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.slow(7)
