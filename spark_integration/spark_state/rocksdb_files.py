@@ -24,6 +24,7 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import os
 import re
 import zipfile
 import zlib
@@ -194,8 +195,11 @@ def _unpack(data: bytes, folder: Path, source: str, limit_bytes: int) -> tuple[d
 
 
 def _write(path: Path, data: Buffer) -> None:
-    with local_files.writing(path):
-        path.write_bytes(data)
+    with (
+        local_files.writing(path),
+        open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file,
+    ):
+        file.write(data)
 
 
 def _checked(name: re.Pattern[str], text: Any) -> str:

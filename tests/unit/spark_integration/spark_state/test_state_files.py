@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import random
 import resource
 import struct
@@ -21,7 +22,6 @@ import lz4.block
 import pytest
 import xxhash
 from rocksdict import Options, Rdict
-from typing_extensions import Buffer
 
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.local import LocalStorage
@@ -284,14 +284,14 @@ def test_a_database_that_grows_when_read_is_refused(tmp_path: Path) -> None:
 def test_a_full_disk_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """What an archive has, and the tables beside it; `holdfast get` ended with a traceback."""
     database(tmp_path, "1", {b"\2\0a": b"1"}, {"ours": 2})
-    write = Path.write_bytes
+    opened = os.open
 
-    def write_while_there_is_room(path: Path, data: Buffer) -> int:
-        if path.name.endswith(kind):
+    def open_while_there_is_room(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        if flags & os.O_CREAT and str(path).endswith(kind):
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(path, data)
+        return opened(path, flags, *arguments, **options)
 
-    monkeypatch.setattr(Path, "write_bytes", write_while_there_is_room)
+    monkeypatch.setattr(os, "open", open_while_there_is_room)
     with (
         LocalStorage(str(tmp_path)) as partition,
         pytest.raises(UnavailableError, match=r"no space left.*SPARK_LOCAL_DIRS"),
