@@ -195,10 +195,8 @@ def _unpack(data: bytes, folder: Path, source: str, limit_bytes: int) -> tuple[d
 
 
 def _write(path: Path, data: Buffer) -> None:
-    with (
-        local_files.writing(path),
-        open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file,
-    ):
+    private = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with local_files.writing(path), open(os.open(path, private, 0o600), "wb") as file:
         file.write(data)
 
 
