@@ -34,10 +34,10 @@ class ClaimNote:
     def modified_ms(self) -> int | None:
         """Return when the claim was made or renewed; None if there is none."""
         try:
-            found, text = self.path.stat(), self.path.read_text()
+            found, data = self.path.stat(), self.path.read_bytes()
         except FileNotFoundError:
             return None
-        return None if _parsed(text) is None else found.st_mtime_ns // 1_000_000
+        return None if _parsed(data) is None else found.st_mtime_ns // 1_000_000
 
     @contextmanager
     def locked(self) -> Iterator[Tenure | None]:
@@ -51,7 +51,7 @@ class ClaimNote:
         with self._opened() as file:
             with local_files.writing(self.path):
                 fcntl.flock(file, fcntl.LOCK_EX)
-                tenure = _parsed(self.path.read_text())
+                tenure = _parsed(self.path.read_bytes())
                 if tenure is None:
                     os.ftruncate(file, 0)
             yield tenure
@@ -69,7 +69,7 @@ class ClaimNote:
             tenure = None
             with local_files.writing(self.path), suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                tenure = _parsed(self.path.read_text())
+                tenure = _parsed(self.path.read_bytes())
             yield tenure
 
     @contextmanager
@@ -101,7 +101,7 @@ class ClaimNote:
             Local storage is failing, or the note is gone.
         """
         with local_files.writing(self.path):
-            found = _parsed(self.path.read_text())
+            found = _parsed(self.path.read_bytes())
         if found is None:  # another process is writing it
             with self.locked() as found:
                 pass
@@ -110,9 +110,9 @@ class ClaimNote:
         return found
 
 
-def _parsed(text: str) -> Tenure | None:
-    """Return the claim; None if the file is empty or incomplete, because its writer was killed."""
+def _parsed(data: bytes) -> Tenure | None:
+    """Return the claim; None if the file is empty or incomplete, because its writer was killed, or damaged."""
     try:
-        return Tenure(**json.loads(text))
+        return Tenure(**json.loads(data))
     except (ValueError, TypeError):
         return None

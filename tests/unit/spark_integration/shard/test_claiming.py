@@ -216,10 +216,12 @@ def test_a_process_that_did_not_claim_looks_at_the_record_before_it_calls_anythi
         claiming.keep_claim(storage, replace(RECORD, shards=8), tmp_path, 0, APP)
 
 
-@pytest.mark.parametrize("text", ["", "{"])
-def test_a_note_of_a_killed_process_is_no_claim(storage: FaultyStorage, tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("note", [b"", b"{", b"\xff\x00"])
+def test_a_note_of_a_killed_process_or_a_damaged_one_is_no_claim(
+    storage: FaultyStorage, tmp_path: Path, note: bytes
+) -> None:
     (tmp_path / "runs").mkdir(mode=0o700)
-    (tmp_path / "runs" / "run-1-claim").write_text(text)
+    (tmp_path / "runs" / "run-1-claim").write_bytes(note)
     claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
     assert len(storage.list("totals/claims/")) == 1
 
