@@ -236,6 +236,8 @@ class TestS3StorageOnMoto(_OnAServer):
 
     # moto holds its objects in this process, so this is shown with versitygw.
     test_what_is_too_large_takes_no_memory = None
+    # moto looks for an object before it puts one, in several threads, so that two may be first.
+    test_one_of_many_is_first = None
 
 
 @pytest.mark.s3

@@ -3,16 +3,20 @@
 
 const follow_s = Number(document.body.dataset.follow);
 
+function isBusy() {
+  return document.activeElement?.matches("main input, main select") || !getSelection().isCollapsed;
+}
+
 /* Put the content of a newer page in the place of this one's, and the focus where it was. */
 async function refresh() {
-  const busy = document.activeElement?.matches("main input, main select") || !getSelection().isCollapsed;
-  if (document.hidden || busy) return;
+  if (document.hidden || isBusy()) return;
   const said = document.getElementById("said");
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const main = page.querySelector("main");
     if (!main) throw new Error("no page of ours");  /* another server, or this one begun anew, with another token */
+    if (isBusy()) return;  /* by now: a slow server takes seconds */
     const focused = document.activeElement?.getAttribute("href");
     const opened = [...document.querySelectorAll("main details")].map((one) => one.open);
     document.querySelector("main").replaceWith(main);

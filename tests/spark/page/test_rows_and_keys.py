@@ -272,6 +272,7 @@ def test_in_a_browser(query: Lab) -> None:
             it.page.keyboard.type("ann")
             it.page.keyboard.press("Enter")
             it.page.wait_for_selector("text=What the key holds")
+            it.page.wait_for_load_state()  # with its script
             assert "batch=" not in it.page.url
             it.page.focus("input[type=range]")
             it.page.keyboard.press("ArrowLeft")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from holdfast.snapshotter.storage.opening import open_storage
 from tests.browser import DESKTOP, PHONE, accessibility_findings, chromium, shown
@@ -106,6 +106,20 @@ def test_it_follows_a_query_that_runs(browser: Browser, sample: Path, tmp_path: 
         it.page.wait_for_selector("text=newcomer", timeout=20_000)
         assert it.page.evaluate("document.activeElement.href") == at
         assert it.errors == []
+
+
+def test_what_is_selected_while_a_newer_page_is_on_its_way_stays(browser: Browser, sample: Path) -> None:
+    """A slow server takes seconds for a view: what somebody had begun to type or to select meanwhile was gone."""
+    with served(sample) as address, shown(browser, f"{address}0/totals/?follow=1", DESKTOP) as it:
+        held: list[Route] = []
+        it.page.route(lambda url: "follow=1" in url, lambda route: held.extend([route]))
+        with it.page.expect_request(lambda request: "follow=1" in request.url):
+            pass
+        it.page.evaluate("getSelection().selectAllChildren(document.querySelector('main'))")
+        with it.page.expect_response(lambda response: "follow=1" in response.url):
+            held[0].continue_()
+        it.page.wait_for_timeout(500)
+        assert it.page.evaluate("getSelection().toString()")
 
 
 def test_what_is_no_page_replaces_none(browser: Browser, sample: Path) -> None:
