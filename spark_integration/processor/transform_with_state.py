@@ -248,10 +248,12 @@ class _Calls:
         timers = self._timers
         if timers is None:
             return
-        key_rows, make_key = RowValues(self._step.key_schema, "the keys"), Row(*self._step.key_schema.names)
+        given, schema = self._step.given_keys, self._step.key_schema
+        key_rows, make_key = RowValues(schema, "the keys"), Row(*[schema.names[at] for at in given])
         for due in timers.due(self._due_ms):
             keys, places = _distinct(due)
-            shown: list[KeyTuple] = [make_key(*values) for values in key_rows.to_tuples(keys.columns)]
+            columns = key_rows.to_columns(keys.columns)
+            shown: list[KeyTuple] = [make_key(*key) for key in zip(*[columns[at] for at in given], strict=True)]
             self._begin(keys)
             self._counts.keys += len(shown)
             self._counts.timers_due += len(due)

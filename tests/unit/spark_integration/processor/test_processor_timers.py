@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,23 @@ def test_timers_fire_at_their_time_in_order_of_time(tmp_path: Path) -> None:
     assert len(shard.each([], nothing, now=1000)) == 2
     assert shard.earliest_ms is None
     assert shard.stored("timers") == shard.stored("timers_by_due") == []
+
+
+def test_a_key_given_twice_stands_twice_where_its_timer_fires_too(tmp_path: Path) -> None:
+    """A processor that unpacks its keys does so wherever it gets one."""
+    shard = timers_shard(tmp_path)
+    shard.step = replace(shard.step, given_keys=[0, 0])
+    seen: list[Any] = []
+
+    def see(_: Any, key: Any, handle: Any, due_ms: int | None = None) -> None:
+        seen.append(key)
+        if due_ms is None:
+            handle.registerTimer(10)
+
+    Scripted.expired = see  # type: ignore[assignment]
+    shard.each(["a"], see)
+    shard.each([], nothing, now=10)
+    assert seen == [("a", "a"), ("a", "a")]
 
 
 def test_rows_come_before_timers(tmp_path: Path) -> None:
