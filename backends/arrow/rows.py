@@ -35,9 +35,9 @@ def storage_type(data_type: pa.DataType) -> pa.DataType:
     UTC, since Spark's timestamps are instants and the session's zone is only how they are shown.
     """
     t = data_type
-    if pa.types.is_string(t):
+    if pa.types.is_string(t) or pa.types.is_string_view(t):
         return pa.large_string()
-    if pa.types.is_binary(t):
+    if pa.types.is_binary(t) or pa.types.is_binary_view(t):
         return pa.large_binary()
     if pa.types.is_timestamp(t) and t.tz is not None:
         return pa.timestamp(t.unit, "UTC")
@@ -88,7 +88,9 @@ def _kind(t: pa.DataType) -> str:
     kinds = {
         "number": types.is_integer(t) or types.is_floating(t) or types.is_decimal(t),
         "string": types.is_string(t) or types.is_large_string(t) or types.is_string_view(t),
-        "binary": any(f(t) for f in (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)),
+        "binary": any(
+            f(t) for f in (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
+        ),
         "list": any(f(t) for f in (types.is_list, types.is_large_list, types.is_fixed_size_list)),
         "map": types.is_map(t),
         "struct": types.is_struct(t),

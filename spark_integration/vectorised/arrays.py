@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow.rows import BoolArray, IntArray, one_chunk
+from holdfast.backends.arrow.rows import BoolArray, IntArray, one_chunk, storage_type
 from holdfast.errors import InvalidArgumentError
 
 
@@ -30,6 +30,17 @@ def array_of(values: Any, what: str, keys: int) -> pa.Array:
     if len(values) != keys:
         raise InvalidArgumentError(f"{what} must have one value for each key", values=len(values), keys=keys)
     return one_chunk(values)
+
+
+def without_views(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array, its text and bytes not in views, of which Arrow takes no rows."""
+    whole = one_chunk(column)
+    return whole.cast(storage_type(whole.type)) if _has_views(whole.type) else whole
+
+
+def _has_views(t: pa.DataType) -> bool:
+    is_view = pa.types.is_string_view(t) or pa.types.is_binary_view(t)
+    return is_view or any(_has_views(t.field(i).type) for i in range(t.num_fields))
 
 
 def rows_where(where: object, keys: int) -> IntArray:

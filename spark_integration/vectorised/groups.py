@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from holdfast.backends.arrow.rows import IntArray, RowOrder, one_chunk
 from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.vectorised.arrays import without_views
 
 _INT64 = np.iinfo(np.int64)
 
@@ -129,7 +130,7 @@ class Groups:
             if column not in self._rows.schema.names:
                 raise InvalidArgumentError(f"the input has no column {column!r}", columns=list(self._rows.schema.names))
             column = self._rows.column(column)
-        values = one_chunk(column if isinstance(column, (pa.Array, pa.ChunkedArray)) else pa.array(column))
+        values = without_views(column if isinstance(column, (pa.Array, pa.ChunkedArray)) else pa.array(column))
         if len(values) != len(self._order):
             raise InvalidArgumentError(
                 "a column must have one value for each input row", values=len(values), rows=len(self._order)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from holdfast.backends.arrow.rows import one_chunk
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.spark_types import owned
 from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, KeyRows
-from holdfast.spark_integration.vectorised.arrays import array_of, rows_where, seen
+from holdfast.spark_integration.vectorised.arrays import array_of, rows_where, seen, without_views
 
 
 class ShardState:
@@ -76,7 +75,7 @@ class ShardState:
             own = [owned(column) for column in table.columns]
         else:
             rows = rows_where(where, len(self._rows))
-            own = [one_chunk(column).take(pa.array(rows)) for column in table.columns]
+            own = [without_views(column).take(pa.array(rows)) for column in table.columns]
         self._rows.put(pa.table(own, names=table.schema.names), rows)
 
     def delete(self, where: object = None) -> None:

@@ -245,3 +245,11 @@ def test_computed_columns_may_come_in_chunks_or_from_numpy() -> None:
     wanted = [{"a": 2, "b": 4}[k or ""] for k in order]
     assert groups.sum(pa.chunked_array([[1], [2, 3]])).to_pylist() == wanted
     assert groups.sum(np.array([1, 2, 3])).to_pylist() == wanted
+
+
+def test_computed_text_may_come_in_views() -> None:
+    groups, order = groups_of(["b", "a", "b"], v=pa.array([1, 2, 3]))
+    text = pa.array(["x", "y", "w"], pa.string_view())
+    assert groups.min(text).to_pylist() == [{"a": "y", "b": "w"}[k or ""] for k in order]
+    assert groups.first("v", order_by=text).to_pylist() == [{"a": 2, "b": 3}[k or ""] for k in order]
+    assert groups.last(text).to_pylist() == [{"a": "y", "b": "w"}[k or ""] for k in order]

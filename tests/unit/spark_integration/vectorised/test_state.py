@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,11 @@ from holdfast.backends.arrow import rows as arrow_rows
 from holdfast.backends.base import Found
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.vectorised.batch import shown_keys
+from holdfast.spark_integration.shard.operator import STATE_TABLE
+from holdfast.spark_integration.vectorised.arrow_with_state import StateColumns
+from holdfast.spark_integration.vectorised.batch import ShardBatch, shown_keys
 from holdfast.spark_integration.vectorised.state import ShardState
+from tests.unit.spark_integration.vectorised.operator_shard import OperatorShard
 
 
 def too_much_text() -> pa.Array:
@@ -63,3 +67,19 @@ def test_chunks_that_arrow_cannot_hold_together_are_put(monkeypatch: pytest.Monk
     note = pa.chunked_array([["a" * 8], ["b" * 8]])
     ShardState(rows, pa.schema([("note", pa.string())])).put(pa.table({"note": note}), where=where)
     assert [(one.type, one.to_pylist()) for one in kept] == [(pa.large_string(), note.to_pylist())]
+
+
+@pytest.mark.parametrize("where", [None, [True, False]])
+def test_text_and_bytes_in_views_are_put(tmp_path: Path, where: object) -> None:
+    """Other libraries hand Arrow their text so, such as polars; Arrow takes no rows of it."""
+    types = pa.schema([("text", pa.string()), ("data", pa.binary()), ("names", pa.list_(pa.string()))])
+    text, data = pa.array(["a", "b"], pa.string_view()), pa.array([b"a", b"b"], pa.binary_view())
+    names = pa.ListArray.from_arrays([0, 1, 2], text)
+
+    def step(batch: ShardBatch) -> list[dict[str, Any]]:
+        batch.state.put(pa.table({"text": text, "data": data, "names": names}), where=where)
+        return batch.state.get().filter(batch.state.exists()).to_pylist()
+
+    found = OperatorShard(tmp_path / "shard", {STATE_TABLE: StateColumns(types, None)}, "None").run(["x", "y"], 0, step)
+    wanted = [{"text": "a", "data": b"a", "names": ["a"]}, {"text": "b", "data": b"b", "names": ["b"]}]
+    assert found == (wanted if where is None else wanted[:1])
