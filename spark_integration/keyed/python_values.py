@@ -11,14 +11,13 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -45,7 +44,7 @@ from pyspark.sql.types import (
 
 from holdfast.backends.arrow.rows import one_chunk, storage_type
 from holdfast.errors import SchemaMismatchError
-from holdfast.spark_integration import spark_versions
+from holdfast.spark_integration.keyed.shown_values import to_python
 from holdfast.spark_integration.spark_types import arrow_schema, require_utf8
 
 # The JVM's decimals have at most 38 digits and round half up.
@@ -107,7 +106,7 @@ class RowValues:
             A column has text that is not UTF-8, which a vectorised operator may have stored.
         """
         try:
-            return [_to_python(one_chunk(c), f.dataType) for c, f in zip(batch.columns, self._fields, strict=True)]
+            return [to_python(one_chunk(c), f.dataType) for c, f in zip(batch.columns, self._fields, strict=True)]
         except UnicodeDecodeError:
             require_utf8(batch, "the state")
             raise
@@ -134,55 +133,6 @@ class RowValues:
             _to_arrow(c, f, t.type, self._what) for c, f, t in zip(columns, self._fields, self.arrow, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.arrow)
-
-
-def make_row(names: Row, values: Iterable[Any]) -> Row:
-    """Return ``names(*values)`` at a third of the cost; `names` is as ``Row("a", "b")``, with a value for each."""
-    row: Row = tuple.__new__(Row, values)
-    row.__dict__["__fields__"] = names
-    return row
-
-
-def _to_python(column: pa.Array, data_type: DataType) -> list[Any]:
-    """Return the values as ``fromInternal`` would."""
-    made: list[Any]
-    if isinstance(data_type, StructType):
-        names = Row(*data_type.names)
-        parts = [_to_python(c, f.dataType) for c, f in zip(column.flatten(), data_type, strict=True)]
-        rows: Iterable[Any] = zip(*parts, strict=True) if parts else itertools.repeat((), len(column))
-        made = [make_row(names, values) for values in rows]
-    elif isinstance(data_type, ArrayType):
-        made = _stretches(column, _to_python(column.flatten(), data_type.elementType))
-    elif isinstance(data_type, MapType):
-        entries = column.cast(pa.large_list(pa.struct([column.type.key_field, column.type.item_field])))
-        keys, items = entries.flatten().flatten()
-        # A bytearray, which Spark 4.0 uses, cannot be a dict's key.
-        shown = _plain(keys) if isinstance(data_type.keyType, BinaryType) else _to_python(keys, data_type.keyType)
-        pairs = zip(shown, _to_python(items, data_type.valueType), strict=True)
-        made = [dict(some) for some in _stretches(entries, list(pairs))]
-    elif isinstance(data_type, BinaryType):
-        return spark_versions.state_binaries(_plain(column))
-    elif isinstance(data_type, TimestampType):
-        # Spark's own conversion, since it depends on this process's local time zone and its summer time.
-        return [data_type.fromInternal(micros) for micros in _plain(column.view(pa.int64()))]
-    else:
-        return _plain(column)
-    if column.null_count:
-        return [value if valid else None for value, valid in zip(made, _plain(column.is_valid()), strict=True)]
-    return made
-
-
-def _plain(column: pa.Array) -> list[Any]:
-    t = column.type
-    if not column.null_count and (pa.types.is_integer(t) or pa.types.is_floating(t)):
-        return column.to_numpy().tolist()
-    return column.to_pylist()
-
-
-def _stretches(column: pa.Array, flat: list[Any]) -> list[list[Any]]:
-    """Split the flat elements of a list column by row; a null row has none."""
-    ends = itertools.accumulate(pc.list_value_length(column).fill_null(0).to_pylist())
-    return [flat[start:end] for start, end in itertools.pairwise(itertools.chain((0,), ends))]
 
 
 def _to_arrow(values: Sequence[Any], field: StructField, arrow_type: pa.DataType, what: str) -> pa.Array:

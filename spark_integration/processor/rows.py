@@ -14,7 +14,7 @@ from holdfast.backends.arrow.rows import IntArray, one_chunk
 from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration.keyed.frames import in_zone
 from holdfast.spark_integration.keyed.group_state import copier
-from holdfast.spark_integration.keyed.python_values import make_row
+from holdfast.spark_integration.keyed.shown_values import make_row
 from holdfast.spark_integration.keyed.slabs import KeySlabs
 from holdfast.spark_integration.spark_types import arrow_schema, require_nulls_allowed, require_utf8
 

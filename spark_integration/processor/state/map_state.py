@@ -17,7 +17,7 @@ from pyspark.sql.types import Row
 
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.keyed.python_values import make_row
+from holdfast.spark_integration.keyed.shown_values import make_row
 from holdfast.spark_integration.processor.state.slab import MissingSlab, Slab
 from holdfast.spark_integration.processor.state.slab_entries import SlabEntries
 from holdfast.spark_integration.processor.state.state_rows import State, StateRows, UserKeys
