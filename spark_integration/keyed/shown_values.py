@@ -1,6 +1,6 @@
 """Arrow columns of state as the Python values that a function is shown: what ``fromInternal`` makes of Spark's rows.
 
-The first day of Python's calendar works here, and fails in Spark.
+Two things work here that fail in Spark: maps whose keys are or hold arrays, and the first day of Python's calendar.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def to_python(column: pa.Array, data_type: DataType) -> list[Any]:
     elif isinstance(data_type, MapType):
         entries = column.cast(pa.large_list(pa.struct([column.type.key_field, column.type.item_field])))
         keys, items = entries.flatten().flatten()
-        # A bytearray, which Spark 4.0 uses, cannot be a dict's key.
-        shown = _plain(keys) if isinstance(data_type.keyType, BinaryType) else to_python(keys, data_type.keyType)
+        shown = to_python(keys, data_type.keyType)
+        if isinstance(data_type.keyType, (ArrayType, BinaryType, StructType)):
+            shown = list(map(_as_key, shown))
         pairs = zip(shown, to_python(items, data_type.valueType), strict=True)
         made = [dict(some) for some in _stretches(entries, list(pairs))]
     elif isinstance(data_type, BinaryType):
@@ -66,6 +67,15 @@ def _stretches(column: pa.Array, flat: list[Any]) -> list[list[Any]]:
     """Split the flat elements of a list column by row; a null row has none."""
     ends = itertools.accumulate(pc.list_value_length(column).fill_null(0).to_pylist())
     return [flat[start:end] for start, end in itertools.pairwise(itertools.chain((0,), ends))]
+
+
+def _as_key(value: Any) -> Any:
+    """Return a value as a key of a dict, which neither a list nor a bytearray can be."""
+    if isinstance(value, Row):
+        return make_row(value.__fields__, map(_as_key, value))
+    if isinstance(value, list):
+        return tuple(map(_as_key, value))
+    return bytes(value) if isinstance(value, bytearray) else value
 
 
 def _local_time(micros: Any, data_type: TimestampType) -> Any:
