@@ -56,6 +56,7 @@ class ProcessorListState(ListState):
         self._appended: dict[int, list[State]] = {}
         self._replaced: set[int] = set()
         self._stored: dict[int, list[State] | None] = {}
+        self._empty: set[int] = set()
 
     def drop(self, name: str) -> None:
         """Refuse all use from now on: the variable of this name was deleted after it was declared."""
@@ -120,6 +121,7 @@ class ProcessorListState(ListState):
 
     def _fetch(self, at: int) -> None:
         window = self._windows.fetch(at)
+        self._stored = {}  # keys are called one after the other: the last window is done with
         if window is None:
             self._stored[at] = None
             return
@@ -128,6 +130,7 @@ class ProcessorListState(ListState):
         elements = self._rows.values.to_tuples(found.values)
         for i in range(window.end - window.first):
             self._stored[window.first + i] = elements[window.bounds[i] : window.bounds[i + 1]]
+        self._empty.update(at for at, stored in self._stored.items() if not stored)
 
     def _in_pieces(self, at: int) -> Iterator[State]:
         """Iterate over a list that is too large to be fetched: its numbers first, then its elements in their order."""
@@ -152,7 +155,7 @@ class ProcessorListState(ListState):
             An element does not fit its column; ``row`` is the place of its key in the slab.
         """
         keys = self._slab.keys
-        going = [at for at in self._replaced if self._stored.get(at, True) != []]
+        going = [at for at in self._replaced if at not in self._empty]
         self._entries.delete_all(keys.take(np.array(going, np.int64)))
         elements = list(chain.from_iterable(self._appended.values()))
         if elements:

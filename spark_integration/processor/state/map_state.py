@@ -127,8 +127,9 @@ class ProcessorMapState(MapState):
         self._changed: dict[int, dict[State, State | None]] = {}
         self._cleared: set[int] = set()
         # Of a map that is too large to be fetched: what was looked up, with None for an absent entry.
-        self._stored: dict[int, _FetchedMap | dict[State, State | None]] = {}
-        self._fetched: list[_Window] = []
+        self._looked_up: dict[int, dict[State, State | None]] = {}
+        self._window: _Window | None = None
+        self._fetched: dict[int, _FetchedMap] = {}
 
     def drop(self, name: str) -> None:
         """Refuse all use from now on: the variable of this name was deleted after it was declared."""
@@ -217,23 +218,26 @@ class ProcessorMapState(MapState):
             yield from zip(*self._user_keys_of(part.own_keys), self._rows.values.to_tuples(part.values), strict=True)
 
     def _stored_of(self, at: int) -> _FetchedMap | dict[State, State | None]:
-        if at not in self._stored:
-            self._stored[at] = self._fetch(at)
-        return self._stored[at]
+        if at in self._fetched:
+            return self._fetched[at]
+        if at in self._looked_up:
+            return self._looked_up[at]
+        if self._window is None or not self._window.first <= at < self._window.end:
+            # Keys are called one after the other: the last window is done with.
+            self._window, self._fetched = self._fetch(at), {}
+        if self._window is None:
+            return self._looked_up.setdefault(at, {})
+        return self._fetched.setdefault(at, _FetchedMap(self._window, at))
 
-    def _fetch(self, at: int) -> _FetchedMap | dict[State, State | None]:
-        for window in self._fetched:
-            if window.first <= at < window.end:
-                return _FetchedMap(window, at)
+    def _fetch(self, at: int) -> _Window | None:
         found = self._windows.fetch(at)
         if found is None:
-            return {}
+            return None
         user_keys, values = (
             self._user_keys_of(found.entries.own_keys),
             self._rows.values.to_columns(found.entries.values),
         )
-        self._fetched.append(_Window(found.first, found.bounds, *user_keys, values))
-        return _FetchedMap(self._fetched[-1], at)
+        return _Window(found.first, found.bounds, *user_keys, values)
 
     def _user_keys_of(self, own_keys: pa.RecordBatch) -> tuple[list[State], list[State]]:
         """Return user keys as they are compared, and as they are shown."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,35 @@ def test_lists_keep_their_order_over_micro_batches(shard: ProcessorShard) -> Non
         shard.each(["a", "b"], lambda states, key, _, n=n: states[1].appendList([(2 * n,), (2 * n + 1,)]))
     in_order = repr([(n,) for n in range(60)])
     assert shard.each(["a", "b"], lambda states, *_: list(states[1].get())) == {"a": in_order, "b": in_order}
+
+
+@pytest.mark.parametrize("kind", ["list", "map"])
+def test_what_was_fetched_for_keys_that_were_called_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A slab has up to 20,000 keys: all of their lists or maps at once may be more than a worker's memory."""
+    monkeypatch.setattr(slab_entries.SlabEntries.__init__, "__defaults__", (1 << 20,))
+    text = columns(text=StringType())
+
+    def declare(handle: Any) -> Any:
+        return handle.getListState("s", text) if kind == "list" else handle.getMapState("s", N, text)
+
+    def write(state: Any, *_: Any) -> None:
+        value = ("x" * 100_000,)
+        _ = state.appendValue(value) if kind == "list" else state.updateValue((1,), value)
+
+    shard = ProcessorShard(tmp_path / "shard", Scripted(declare))
+    keys = [f"k{i}" for i in range(200)]
+    for some in range(0, len(keys), 10):
+        shard.each(keys[some : some + 10], write)
+    tracemalloc.start()
+    try:
+        seen = shard.each(keys, lambda state, *_: state.exists())
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert set(seen.values()) == {"True"}
+    assert peak_bytes < 5 << 20, "all of it is 20 MB"
 
 
 @pytest.mark.parametrize("slab_keys", [1, 2, 20_000])
