@@ -31,7 +31,7 @@ from holdfast.backends.arrow.rows import BoolArray, IntArray, take
 from holdfast.backends.base import Found
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.tables.timers import DueTimers, Timers, is_by_time, timers_schema
+from holdfast.spark_integration.tables.timers import Timers, is_by_time, timers_schema
 
 if TYPE_CHECKING:
     # With it come pandas, and a second: who only looks at tables needs neither.
@@ -43,6 +43,10 @@ EXPIRES = "expires_ms"
 LONGEST_TTL_MS = 10_000 * 366 * 86_400_000
 STEPS = 64
 _EVICTED_AT_ONCE = 65_536
+#: Of rows that may have expired, how many are looked up at first, and how large those are that come together later.
+_LOOKED_UP_FIRST, _LOOKED_UP_BYTES = 1024, 32 << 20
+#: Times as many as before at most, since rows that are absent take no room.
+_LOOKED_UP_GROWTH = 4
 #: When a row expires that was written while its table had no time to live; later than all that is indexed.
 NEVER = np.iinfo(np.int64).max
 _GONE = -1
@@ -112,6 +116,7 @@ class Expiry:
         self.expires_ms = NEVER if ttl_ms is None else now_ms + ttl_ms
         self._step_ms = 1 << max(0, ((ttl_ms or 0) // STEPS).bit_length() - 1)
         self._first_ms = 0 if evicted_until_ms is None else evicted_until_ms + 1
+        self._looked_up_at_once = _LOOKED_UP_FIRST
 
     def place(self, transaction: Transaction, keys: Keys, expires_ms: IntArray) -> None:
         """Enter keys in the index, at most a step after their rows expire."""
@@ -120,10 +125,10 @@ class Expiry:
     def evict(self, transaction: Transaction) -> None:
         """Remove the rows that have expired."""
         index = Timers(transaction, self.index)
-        parts: list[tuple[DueTimers, IntArray]] = []
-        for due in index.due(self._first_ms, self.now_ms + 1, _EVICTED_AT_ONCE):
-            found = transaction.get(self.table, due.keys)
-            parts.append((due, np.where(found.exists, expires_of(found.values), _GONE)))
+        parts = [
+            (due, self._expire_at(transaction, due.keys))
+            for due in index.due(self._first_ms, self.now_ms + 1, _EVICTED_AT_ONCE)
+        ]
         if not parts:
             return
         # Written when all is looked up: each write that precedes a look-up is searched by it.
@@ -135,6 +140,19 @@ class Expiry:
         expired = np.flatnonzero((expires_ms != _GONE) & (expires_ms <= self.now_ms))
         if len(expired):
             transaction.delete(self.table, keys.take(expired))
+
+    def _expire_at(self, transaction: Transaction, keys: Keys) -> IntArray:
+        """Return when rows expire, `_GONE` for one that is absent; they come with their values, which may be large."""
+        found_ms = np.full(len(keys), _GONE)
+        start = 0
+        while start < len(keys):
+            rows = np.arange(start, min(start + self._looked_up_at_once, len(keys)))
+            found = transaction.get(self.table, keys.take(rows))
+            found_ms[rows] = np.where(found.exists, expires_of(found.values), _GONE)
+            start += len(rows)
+            fitting = _LOOKED_UP_BYTES * len(rows) // max(1, found.values.nbytes)
+            self._looked_up_at_once = max(1, min(fitting, _LOOKED_UP_GROWTH * self._looked_up_at_once))
+        return found_ms
 
     def earliest(self, transaction: Transaction) -> int | None:
         """Return when the next rows can be evicted, once `evict` has run; None where no row ever expires."""

@@ -12,6 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.backends.base import Found
+from holdfast.backends.run import Keys
+from holdfast.mvcc import Transaction
+from holdfast.spark_integration.tables import key_rows
 from holdfast.spark_integration.vectorised.arrow_with_state import StateColumns
 from holdfast.spark_integration.vectorised.batch import ShardBatch
 from tests.unit.spark_integration.vectorised.operator_shard import COUNT, OperatorShard, counts_of
@@ -57,6 +61,30 @@ def test_what_has_expired_is_removed_when_the_shard_is_called(shard: OperatorSha
     shard.run([], 3 * TTL_MS, lambda batch: None)
     assert shard.stored("state") == shard.stored("state.expiring") == []
     assert shard.earliest_ms is None
+
+
+def test_large_rows_that_expire_together_are_not_looked_up_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """65,536 of them are evicted at once: of 100 KB each, no worker holds them all."""
+    monkeypatch.setattr(key_rows, "_LOOKED_UP_FIRST", 4, raising=False)
+    monkeypatch.setattr(key_rows, "_LOOKED_UP_BYTES", 10_000, raising=False)
+    types = pa.schema([("text", pa.string())])
+    shard = OperatorShard(tmp_path, {"state": StateColumns(types, TTL_MS)}, "ProcessingTime")
+    users = [f"user {n}" for n in range(100)]
+    shard.run(users, 0, lambda batch: batch.state.put(text=["x" * 1000] * len(users)))
+    held: list[int] = []
+    get = Transaction.get
+
+    def watched(transaction: Transaction, table: str, keys: Keys) -> Found:
+        found = get(transaction, table, keys)
+        held.append(found.values.nbytes)
+        return found
+
+    monkeypatch.setattr(Transaction, "get", watched)
+    shard.run([], 2 * TTL_MS, lambda batch: None)
+    assert shard.stored("state") == shard.stored("state.expiring") == []
+    assert max(held) < 12_000, "all of them are 100,000"
 
 
 def refresh(batch: ShardBatch) -> None:
