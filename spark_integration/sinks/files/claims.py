@@ -9,10 +9,12 @@ The owner is the query that no other one has replaced. A claim stays for ever: i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from holdfast.backends import stored_file
 from holdfast.errors import ConflictError
+from holdfast.snapshotter.decisions import QUERY_ID, SINK
 from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
@@ -21,8 +23,8 @@ KIND = "sink-query"
 #: What holdfast keeps below a sink's URL; readers of files pass over names that begin so.
 FOLDER = "_holdfast"
 _QUERIES = f"{FOLDER}/queries"
-# In the key of a claim. A sink may be called queries, too: all that it keeps has fewer or more.
-_SLASHES = 3
+# A sink may be called queries, too: no key of what it keeps has as many parts.
+_CLAIM = re.compile(f"{_QUERIES}/({SINK.pattern})/({QUERY_ID.pattern})")
 
 
 def claim(storage: ObjectStorage, query: SinkQuery, *, alone: bool) -> None:
@@ -56,15 +58,16 @@ def claim(storage: ObjectStorage, query: SinkQuery, *, alone: bool) -> None:
 
 
 def read_claims(storage: ObjectStorage) -> dict[str, dict[str, str | None]]:
-    """Return by sink all queries that have written, and whom each replaced."""
+    """Return by sink all queries that have written, and whom each replaced; what others put there is no claim."""
     claims: dict[str, dict[str, str | None]] = {}
     for info in storage.list(f"{_QUERIES}/"):
-        if info.key.count("/") != _SLASHES:
+        named = _CLAIM.fullmatch(info.key)
+        if named is None:
             continue
         source = f"{storage.url}/{info.key}"
         stored = stored_file.decode(storage.get(info.key), source=source, kind=KIND, plain_bytes_max=0)
         fields = Fields(stored.header, source, "sink", "query_id", "replaces")
-        sink, query_id = info.key.split("/")[-2:]
+        sink, query_id = named.groups()
         if (fields.text("sink"), fields.text("query_id")) != (sink, query_id):
             fields.refuse("is of another query than its name says")
         claims.setdefault(sink, {})[query_id] = fields.text_or_none("replaces")

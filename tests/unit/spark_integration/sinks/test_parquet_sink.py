@@ -87,6 +87,17 @@ def test_manifests_are_merged_and_nothing_is_lost_or_doubled(writer: Writer, mon
     assert keys_of(read_parquet(writer.sink.url)) == list(range(70))
 
 
+def test_what_others_put_beside_claims_is_no_claim(writer: Writer) -> None:
+    """Hadoop marks folders in S3, file managers leave notes: no query could start any more, and nobody could read."""
+    writer.write(0, [1])
+    with open_storage(writer.sink.url) as storage:
+        for foreign in (".DS_Store", f"{writer.query.query_id}_$folder$", f"{writer.query.query_id}.part"):
+            storage.put(f"_holdfast/queries/out/{foreign}", b"not of holdfast")
+        storage.put("_holdfast/queries/.other/q-1", b"not of holdfast")
+    assert writer.sink.open(writer.query, SCHEMA) == 0
+    assert keys_of(read_parquet(writer.sink.url)) == [1]
+
+
 def test_a_merge_that_was_cut_off_changes_nothing(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver dies between the merged manifest and the deletes: both are there, and each row is read once."""
     monkeypatch.setattr(manifests_module, "MERGED", 4)
