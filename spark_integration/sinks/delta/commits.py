@@ -32,6 +32,7 @@ from holdfast.spark_integration.sinks.delta.features import (
     demands,
 )
 from holdfast.spark_integration.sinks.delta.partitions import columns_of
+from holdfast.spark_integration.sinks.delta.statistics import is_long_decimal
 from holdfast.spark_integration.sinks.delta.tables import kept_table
 from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
@@ -149,6 +150,8 @@ class TableCommits:
         """Put rows in the place of those with the same keys."""
         rows = _newest_rows(_staged(files, storage, attempts), self._keys)
         matches = " AND ".join(_is_same(name, has_nulls=rows[name].null_count > 0) for name in self._keys)
+        # Else `deltalake` passes over files whose bounds have none of the keys: its own are wrong for such decimals.
+        reads_all = any(map(is_long_decimal, rows.select(list(self._keys)).schema.types))
 
         def commit(table: DeltaTable, properties: CommitProperties) -> None:
             (
@@ -157,7 +160,7 @@ class TableCommits:
                     matches,
                     source_alias="s",
                     target_alias="t",
-                    streamed_exec=False,
+                    streamed_exec=reads_all,
                     commit_properties=properties,
                 )
                 .when_matched_update_all()

@@ -42,10 +42,15 @@ def statistics(rows: pa.Table, columns_max: int = COLUMNS_MAX) -> str:
     )
 
 
+def is_long_decimal(t: pa.DataType) -> bool:
+    """Tell whether a type has values that no floating-point number holds: JSON's, as many writers write them."""
+    return bool(pt.is_decimal(t) and t.precision > _DIGITS_MAX)
+
+
 def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
     """Return the least and the greatest value as JSON has them; None where they cannot be said."""
     t = column.type
-    if pt.is_boolean(t) or pt.is_binary(t) or (pt.is_decimal(t) and t.precision > _DIGITS_MAX):
+    if pt.is_boolean(t) or pt.is_binary(t) or is_long_decimal(t):
         return None
     if pt.is_floating(t) and pc.any(pc.is_nan(column)).as_py():
         return None

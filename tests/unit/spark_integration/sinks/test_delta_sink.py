@@ -248,6 +248,24 @@ def test_upserts_take_the_place_of_rows(url: str) -> None:
     assert not [path for path in Path(url, "_holdfast").rglob("*") if path.is_file() and "queries" not in path.parts]
 
 
+@pytest.mark.parametrize(
+    ("precision", "key"),
+    [(15, "9" * 15), (18, "12345678901234.5678"), (20, "18446744073709551615"), (38, "9" * 38)],
+)
+def test_an_upsert_finds_long_decimals(url: str, precision: int, key: str) -> None:
+    """`deltalake` bounds its files' decimals by floating-point numbers, which may leave out the one that is there."""
+    decimals = pa.decimal128(precision, len(key.partition(".")[2]))
+    schema = pa.schema([pa.field("key", decimals), pa.field("n", pa.int64())])
+    sink = DeltaSink("out", url, create=True, keys=["key"])
+    query = SinkQuery("out", clock.new_uuid())
+    sink.open(query, schema)
+    for batch in range(3):
+        transaction = sink.begin(SinkAttempt(query, batch, 0, clock.new_id() + clock.new_id()), schema)
+        transaction.write(pa.record_batch([pa.array([Decimal(key)], decimals), [batch]], schema=schema))
+        sink.commit(query, batch, [transaction.prepare()])
+    assert DeltaTable(url).to_pyarrow_table().to_pylist() == [{"key": Decimal(key), "n": 2}]
+
+
 @pytest.mark.parametrize("keys", [None, ["key"]])
 def test_what_a_commit_made_is_synced_before_staged_files_go(
     url: str, keys: list[str] | None, monkeypatch: pytest.MonkeyPatch
