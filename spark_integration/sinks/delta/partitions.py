@@ -41,17 +41,27 @@ def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
         raise InvalidArgumentError("a partitioned table needs a column besides those of its partitions")
 
 
-def described(partition_by: Sequence[str]) -> Callable[[pa.Table], Iterable[tuple[pa.Table, Mapping[str, Any]]]]:
-    """Return what takes rows apart into files and describes each, as a file sink's transaction wants it."""
+def described(
+    partition_by: Sequence[str], *, apart: bool
+) -> Callable[[pa.Table], Iterable[tuple[pa.Table, Mapping[str, Any]]]]:
+    """Return what makes files of rows and describes each, as a file sink's transaction wants it.
+
+    Parameters
+    ----------
+    partition_by : sequence of str
+    apart : bool
+        Whether each partition has a file of its own.
+    """
 
     def split(rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
-        parts = _parts(rows, partition_by)
+        rows = _without_empty(rows, partition_by)
+        parts = _parts(rows, partition_by if apart else ())
         columns_max = COLUMNS_MAX if len(parts) <= _DESCRIBED else COLUMNS_MAX // _DESCRIBED
         for number, (part, values) in enumerate(parts):
             details: dict[str, Any] = {"stats": statistics(part, columns_max)}
             if number == 0:
                 details["columns"] = columns_of(rows.schema)
-            if partition_by:
+            if values:
                 details["partition"] = values
             if nulls := [name for name in rows.column_names if _has_nulls(part, values, name)]:
                 details["nulls"] = nulls
@@ -63,6 +73,17 @@ def described(partition_by: Sequence[str]) -> Callable[[pa.Table], Iterable[tupl
 def columns_of(schema: pa.Schema) -> dict[str, str]:
     """Return names and types, by which a process that has not seen the rows compares them with the table."""
     return {field.name: plain_type(field.type) for field in schema}
+
+
+def _without_empty(rows: pa.Table, partition_by: Sequence[str]) -> pa.Table:
+    """Return rows whose partition columns have null for an empty text, as Delta's log has it: as a key, too."""
+    for name in partition_by:
+        column = rows[name]
+        if pt.is_string(column.type):
+            is_empty = pc.equal(column, "")
+            emptied = pc.if_else(is_empty, pa.scalar(None, column.type), column)
+            rows = rows.set_column(rows.schema.get_field_index(name), name, emptied)
+    return rows
 
 
 def _has_nulls(part: pa.Table, values: Mapping[str, str | None], name: str) -> bool:
@@ -93,9 +114,9 @@ def _parts(rows: pa.Table, partition_by: Sequence[str]) -> list[tuple[pa.Table, 
 
 
 def _text(value: pa.Scalar) -> str | None:
-    """Return a value as Delta's log has it, where an empty text is null."""
+    """Return a value as Delta's log has it."""
     if not value.is_valid:
         return None
     if pt.is_boolean(value.type):
         return "true" if value.as_py() else "false"
-    return str(pc.cast(value, pa.string()).as_py()) or None
+    return str(pc.cast(value, pa.string()).as_py())
