@@ -116,7 +116,7 @@ def _array(column: pa.Array) -> pa.Array:
     elements = column.flatten()
     kind = elements.type
     text = _text(elements)
-    if is_text(kind) or _is_binary(kind):
+    if _may_need_escapes(kind) and not is_list(kind):
         for plain, escaped in (("\\", "\\\\"), ('"', '\\"')):
             text = pc.replace_substring(text, plain, escaped)
         quote = pa.scalar('"', _TEXT)

@@ -1,0 +1,23 @@
+"""What COPY reads, byte by byte, where no server is needed to tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.spark_integration.sinks.postgres.encoding import encoded
+
+
+def copied(values: Any, kind: pa.DataType) -> str:
+    """Return a column as COPY reads it."""
+    rows = pa.record_batch([pa.array(values, kind)], names=["c"])
+    return b"".join(map(bytes, encoded(rows, frozenset()))).decode()
+
+
+def test_json_in_an_array_is_quoted() -> None:
+    """Its braces and commas would be the array's own: a column of jsonb[] refused it, and [{}] came empty."""
+    inner = pa.struct([("a", pa.int32()), ("b", pa.string())])
+    structs = [[{"a": 1, "b": 'q"'}, None], [], None]
+    assert copied(structs, pa.list_(inner)) == (r"""{"{\\"a\\": 1, \\"b\\": \\"q\\\\\\"\\"}",NULL}""" + "\n{}\n\\N\n")
+    assert copied([[[]]], pa.list_(pa.map_(pa.string(), pa.int32()))) == '{"{}"}\n'
