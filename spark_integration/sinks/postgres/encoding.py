@@ -135,10 +135,10 @@ def _array(column: pa.Array) -> pa.Array:
 def _json(column: pa.Array) -> pa.Array:
     try:
         return pa.array([_json_text(value) for value in column.to_pylist(maps_as_pydicts="strict")], _TEXT)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         problem = (
-            "JSON has no NaN and no infinity, and the keys of a map must be text or numbers, each there once; change "
-            "the column in the query, or write it as text by to_json"
+            "JSON has no NaN and no infinity, a year in it is from 1 to 9999, and the keys of a map must be text or "
+            "numbers, each there once; change the column in the query, or write it as text by to_json"
         )
     # Not from the error, which names a value.
     raise SchemaMismatchError(problem, type=column.type)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
+from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration.sinks.postgres.encoding import encoded
 
 
@@ -21,3 +23,15 @@ def test_json_in_an_array_is_quoted() -> None:
     structs = [[{"a": 1, "b": 'q"'}, None], [], None]
     assert copied(structs, pa.list_(inner)) == (r"""{"{\\"a\\": 1, \\"b\\": \\"q\\\\\\"\\"}",NULL}""" + "\n{}\n\\N\n")
     assert copied([[[]]], pa.list_(pa.map_(pa.string(), pa.int32()))) == '{"{}"}\n'
+
+
+@pytest.mark.parametrize(
+    ("kind", "far"),
+    [(pa.date32(), 2_932_897), (pa.timestamp("us"), 253_402_300_800_000_000), (pa.timestamp("us", "UTC"), -(1 << 60))],
+)
+def test_times_that_json_cannot_say_are_told(kind: pa.DataType, far: int) -> None:
+    """Spark has years beyond 9999, Python has none: its own error said neither what it was nor what to do."""
+    times = pa.array([far], pa.int32() if pa.types.is_date(kind) else pa.int64()).cast(kind)
+    rows = pa.record_batch([pa.StructArray.from_arrays([times], ["at"])], names=["c"])
+    with pytest.raises(SchemaMismatchError, match="year"):
+        list(encoded(rows, frozenset()))
