@@ -68,7 +68,7 @@ class ClientOptions:
             if name in options:
                 raise InvalidArgumentError("the Kafka sink sets this option itself; remove it", option=name)
         values = {SERVERS: servers, **options} if servers else dict(options)
-        if not values.get(SERVERS):
+        if not values.get(SERVERS, "").strip(", "):
             raise InvalidArgumentError(
                 "where are the brokers? give sinks.kafka servers, or set spark.holdfast.sink.<name>.bootstrap.servers"
             )

@@ -26,7 +26,7 @@ def test_the_option_goes_before_the_argument() -> None:
     ]
 
 
-@pytest.mark.parametrize("servers", ["", "host:port", ":9092", "host:0", "host:70000"])
+@pytest.mark.parametrize("servers", ["", " , ", "host:port", ":9092", "host:0", "host:70000"])
 def test_servers_that_cannot_be_are_refused(servers: str) -> None:
     with pytest.raises(InvalidArgumentError):
         ClientOptions.of({"bootstrap.servers": servers}, None).servers()
