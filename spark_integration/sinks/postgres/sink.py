@@ -190,6 +190,9 @@ class PostgresSink(TwoPhaseSink):
         return Marks(self.schema or found.schema)
 
     def _make_table(self, link: Link, schema: pa.Schema) -> None:
+        # IF NOT EXISTS alone looks in the first schema of the search path only, and wants the right to create there.
+        if link.run("SELECT to_regclass(%s) IS NOT NULL", [self.table])[0][0]:
+            return
         parts: list[sql.Composable] = []
         for field in schema:
             kind = made_for(field.type)
