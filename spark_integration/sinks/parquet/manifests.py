@@ -82,8 +82,8 @@ class Manifest:
         return f"{self.level}-{self.first:018}-{self.last:018}"
 
     def holds(self, other: Manifest) -> bool:
-        """Tell whether the other one's range lies in this one's, which is of a higher level."""
-        return self.level > other.level and self.first <= other.first and other.last <= self.last
+        """Tell whether the other one's range lies in this one's."""
+        return self.first <= other.first and other.last <= self.last
 
 
 def found(infos: Iterable[ObjectInfo]) -> list[Manifest]:
@@ -97,11 +97,18 @@ def found(infos: Iterable[ObjectInfo]) -> list[Manifest]:
             if first > last or (level == 0 and first != last):
                 raise CorruptionError("a manifest has an impossible name", key=info.key)
             manifests.append(Manifest(level, first, last, info.size_bytes))
-    return sorted(manifests, key=lambda manifest: (manifest.first, -manifest.level))
+    return sorted(manifests, key=place)
+
+
+def place(manifest: Manifest) -> tuple[int, int, int]:
+    """Return where a manifest stands in a list: in the order of micro-batches, before those inside of it."""
+    return manifest.first, -manifest.last, -manifest.level
 
 
 def in_force(manifests: Iterable[Manifest]) -> list[Manifest]:
-    """Return those that lie inside no other, in the order of their micro-batches.
+    """Return those that lie inside no other, in the order of their micro-batches; they are given in order of `place`.
+
+    One may lie inside another of its level: a merge that was given up, and whose put came late.
 
     Raises
     ------

@@ -31,7 +31,7 @@ from holdfast.spark_integration.sinks.files.claims import claim
 from holdfast.spark_integration.sinks.files.columns import check_columns, compare
 from holdfast.spark_integration.sinks.files.places import checked_url, storage_of
 from holdfast.spark_integration.sinks.files.writing import FileTransaction, check_files
-from holdfast.spark_integration.sinks.parquet.manifests import MERGED, Manifest, Manifests, found, in_force
+from holdfast.spark_integration.sinks.parquet.manifests import MERGED, Manifest, Manifests, found, in_force, place
 from holdfast.spark_integration.sinks.parquet.stored_schema import put_schema, read_schema
 from holdfast.spark_integration.sinks.two_phase_sink import (
     Handle,
@@ -162,6 +162,6 @@ class ParquetSink(TwoPhaseSink):
         if len(level) < MERGED:
             return
         try:
-            manifests.merge(sorted(there, key=lambda one: (one.first, -one.level)))
+            manifests.merge(sorted(there, key=place))
         except (UnavailableError, NotFoundError) as exc:
             _log.warning("the manifests of sink %r are not merged for now: %s", self.name, exc)

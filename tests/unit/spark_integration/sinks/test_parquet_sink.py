@@ -19,10 +19,11 @@ from holdfast.errors import (
     NotFoundError,
     SchemaMismatchError,
     StateLostError,
+    UnavailableError,
 )
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.parquet import manifests as manifests_module
-from holdfast.spark_integration.sinks.parquet.manifests import FILES, KIND, Manifest, found, in_force
+from holdfast.spark_integration.sinks.parquet.manifests import FILES, KIND, Manifest, Manifests, found, in_force
 from holdfast.spark_integration.sinks.parquet.reading import parquet_files, read_parquet
 from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery
@@ -113,6 +114,29 @@ def test_a_merge_that_was_cut_off_changes_nothing(writer: Writer, monkeypatch: p
         writer.write(batch, [batch])
     assert keys_of(read_parquet(writer.sink.url)) == list(range(12))
     assert len(list(writer.folder.iterdir())) < 7
+
+
+def test_a_merge_whose_put_comes_late_changes_nothing(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store did not answer in time, or its driver was asleep: meanwhile the next micro-batch has merged more."""
+    monkeypatch.setattr(manifests_module, "MERGED", 4)
+    monkeypatch.setattr("holdfast.spark_integration.sinks.parquet.sink.MERGED", 4)
+    put, late = Manifests._put, []
+
+    def put_late(self: Manifests, manifest: Manifest, files: pa.Table) -> None:
+        if manifest.level and not late:
+            late.append((self, manifest, files))
+            raise UnavailableError("no answer")
+        put(self, manifest, files)
+
+    monkeypatch.setattr(Manifests, "_put", put_late)
+    for batch in range(6):
+        writer.write(batch, [batch])
+    put(*late[0])
+    assert keys_of(read_parquet(writer.sink.url)) == list(range(6))
+    for batch in range(6, 12):
+        writer.write(batch, [batch])
+    assert keys_of(read_parquet(writer.sink.url)) == list(range(12))
+    assert not Path(writer.folder, late[0][1].name).exists()
 
 
 def test_manifests_that_overlap_are_refused() -> None:
