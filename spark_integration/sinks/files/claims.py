@@ -48,7 +48,8 @@ def claim(storage: ObjectStorage, query: SinkQuery, *, alone: bool) -> None:
     if query.query_id in claims.get(query.sink, {}):
         return
     key = f"{_QUERIES}/{query.sink}/{query.query_id}"
-    header = {"sink": query.sink, "query_id": query.query_id, "replaces": query.replaces}
+    replaces = query.replaces if query.replaces != query.query_id else None
+    header = {"sink": query.sink, "query_id": query.query_id, "replaces": replaces}
     storage.put(key, stored_file.encode(KIND, header)[0])
     try:
         _refuse_others(storage, query, read_claims(storage), alone=alone)

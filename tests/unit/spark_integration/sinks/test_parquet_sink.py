@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -97,6 +98,14 @@ def test_what_others_put_beside_claims_is_no_claim(writer: Writer) -> None:
         storage.put("_holdfast/queries/.other/q-1", b"not of holdfast")
     assert writer.sink.open(writer.query, SCHEMA) == 0
     assert keys_of(read_parquet(writer.sink.url)) == [1]
+
+
+def test_a_query_that_replaces_itself_replaces_nobody(tmp_path: Path) -> None:
+    """As for the other sinks: over Spark Connect a query's id is known before its first start."""
+    writer = Writer(ParquetSink("out", str(tmp_path / "target")))
+    writer.query = replace(writer.query, replaces=writer.query.query_id)
+    for _ in range(2):
+        assert writer.sink.open(writer.query, SCHEMA) == -1
 
 
 def test_a_merge_that_was_cut_off_changes_nothing(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
