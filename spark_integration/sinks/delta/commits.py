@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ from holdfast.spark_integration.sinks.delta.tables import kept_table
 from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
 
+_NO_FOLDER = re.compile("[\x00-\x1f\x7f:]")
 #: Each time the table is read anew; other writers of a busy table win some.
 _TRIES = 10
 
@@ -275,6 +277,9 @@ class TableCommits:
             # What `deltalake` cannot merge would be found after the decision, which stands for good.
             if "`" in name or name.lower().startswith("__delta_rs_"):
                 raise SchemaMismatchError("an upsert cannot have a column with this name: rename it", column=name)
+            # It names folders after partitions, and takes what is before a colon for a protocol.
+            if name in self._partition_by and _NO_FOLDER.search(name):
+                raise SchemaMismatchError("an upsert cannot have a partition of this name: rename it", column=name)
         for name in self._keys:
             if name not in schema.names:
                 raise InvalidArgumentError("the rows lack a key column", column=name)

@@ -197,10 +197,10 @@ def test_a_key_may_have_any_name(url: str, name: str) -> None:
     assert sorted(tuple(row.values()) for row in rows) == [(1, 2), (2, 3)]
 
 
-@pytest.mark.parametrize("name", ["a`b", "__delta_rs_source"])
-def test_a_name_that_cannot_be_merged_is_refused_at_the_start(url: str, name: str) -> None:
+@pytest.mark.parametrize(("name", "apart"), [("a`b", False), ("__delta_rs_source", False), ("a:b", True), ("\t", True)])
+def test_a_name_that_cannot_be_merged_is_refused_at_the_start(url: str, name: str, apart: bool) -> None:
     with pytest.raises(SchemaMismatchError, match="rename"):
-        DeltaSink("out", url, keys=["k"], create=True).open(
+        DeltaSink("out", url, keys=["k"], partition_by=[name] if apart else [], create=True).open(
             SinkQuery("out", clock.new_uuid()), pa.schema([("k", pa.int64()), (name, pa.int64())])
         )
     assert not Path(url).exists()
