@@ -12,6 +12,7 @@ import pyarrow.types as pt
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.sinks.delta.statistics import COLUMNS_MAX, statistics
+from holdfast.spark_integration.sinks.delta.years import require_years
 from holdfast.spark_integration.sinks.files.columns import plain_type
 
 #: Of so many files the driver keeps the statistics of all columns.
@@ -42,20 +43,21 @@ def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
 
 
 def described(
-    partition_by: Sequence[str], *, apart: bool
+    partition_by: Sequence[str], keys: Sequence[str]
 ) -> Callable[[pa.Table], Iterable[tuple[pa.Table, Mapping[str, Any]]]]:
     """Return what makes files of rows and describes each, as a file sink's transaction wants it.
 
     Parameters
     ----------
     partition_by : sequence of str
-    apart : bool
-        Whether each partition has a file of its own.
+    keys : sequence of str
+        Those of an upsert, whose files are merged later and are not taken apart.
     """
 
     def split(rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
+        require_years(rows, keys, partition_by)
         rows = _without_empty(rows, partition_by)
-        parts = _parts(rows, partition_by if apart else ())
+        parts = _parts(rows, () if keys else partition_by)
         columns_max = COLUMNS_MAX if len(parts) <= _DESCRIBED else COLUMNS_MAX // _DESCRIBED
         for number, (part, values) in enumerate(parts):
             details: dict[str, Any] = {"stats": statistics(part, columns_max)}

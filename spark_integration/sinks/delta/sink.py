@@ -113,7 +113,7 @@ class DeltaSink(TwoPhaseSink):
             self._attempts(storage, attempt.query),
             attempt,
             schema,
-            split=described(self.partition_by, apart=not self.keys),
+            split=described(self.partition_by, self.keys or ()),
             file_bytes=self.file_mb << 20,
             compression=self.compression,
         )
