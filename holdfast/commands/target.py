@@ -168,8 +168,8 @@ def opened(url: str, options: Mapping[str, str], operator: str | None) -> Iterat
 
 
 def a_console() -> Console:
-    """Return standard output."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)
+    """Return standard output, which shows text as it is: to rich, ``user:id:42`` holds an emoji."""
+    return Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)
 
 
 def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:

@@ -141,6 +141,21 @@ def test_values_that_python_does_not_have_are_shown(monkeypatch: pytest.MonkeyPa
     assert f"{2**62} timestamp[us]" in " ".join(result.output.split())
 
 
+@pytest.mark.parametrize(
+    "command",
+    [["get", "at", "op", "user=x"], ["history", "at", "op", "user=x"], ["diff", "at", "op", "1", "2"]],
+    ids=" ".join,
+)
+def test_text_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+    """In a cell, and in a line: what rich takes for an emoji, or for a tag."""
+    monkeypatch.setattr(ShownQuery, "text", pa.array(["user:id:42 [red]:100:"], pa.large_string()))
+    monkeypatch.setattr(ShownQuery, "held", {"a:id:b": pa.table({"n:m:o": ShownQuery.text})})
+    monkeypatch.setattr(lookup, "open_query", lambda *_: ShownQuery())
+    shown = CliRunner().invoke(group, [*command, "--checkpoint-dir", "there"], catch_exceptions=False).output
+    assert "user:id:42 [red]:100:" in shown
+    assert command[0] == "diff" or {"a:id:b:", "n:m:o"} <= set(shown.split())
+
+
 def test_a_key_is_printed_as_it_is_given() -> None:
     """So that one copied from an answer is found."""
     assert parse_key('{"k": "AP8="}') == json_value({"k": b"\0\xff"})
