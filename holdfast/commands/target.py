@@ -183,7 +183,10 @@ def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = (
 
 def plain(text: object) -> str:
     """Return text that the terminal shows as it is, without what markup or control characters would do."""
-    return escape(printable(text))
+    shown = printable(text)
+    before = shown.rstrip("\\")
+    # rich halves backslashes before a tag, and only there: so that those at the end always stand before one.
+    return escape(before) + (f"{shown[len(before) :] * 2}[none][/none]" if before != shown else "")
 
 
 def printable(text: object) -> str:

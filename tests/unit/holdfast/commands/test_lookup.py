@@ -7,6 +7,7 @@ import csv
 import datetime as dt
 import io
 import logging
+import re
 import subprocess
 import sys
 from decimal import Decimal
@@ -146,13 +147,14 @@ def test_values_that_python_does_not_have_are_shown(monkeypatch: pytest.MonkeyPa
     [["get", "at", "op", "user=x"], ["history", "at", "op", "user=x"], ["diff", "at", "op", "1", "2"]],
     ids=" ".join,
 )
-def test_text_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
-    """In a cell, and in a line: what rich takes for an emoji, or for a tag."""
-    monkeypatch.setattr(ShownQuery, "text", pa.array(["user:id:42 [red]:100:"], pa.large_string()))
+@pytest.mark.parametrize("text", ["user:id:42 [red]:100:", "C:\\new\\", "\\\\[red]\\\\", "\\\\\\"])
+def test_text_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch, command: list[str], text: str) -> None:
+    """In a cell, and in a line: what rich takes for an emoji, for a tag, or for what escapes one."""
+    monkeypatch.setattr(ShownQuery, "text", pa.array([text], pa.large_string()))
     monkeypatch.setattr(ShownQuery, "held", {"a:id:b": pa.table({"n:m:o": ShownQuery.text})})
     monkeypatch.setattr(lookup, "open_query", lambda *_: ShownQuery())
     shown = CliRunner().invoke(group, [*command, "--checkpoint-dir", "there"], catch_exceptions=False).output
-    assert "user:id:42 [red]:100:" in shown
+    assert re.search(rf"(^|=){re.escape(text)}( *$|:)", shown, re.MULTILINE), shown
     assert command[0] == "diff" or {"a:id:b:", "n:m:o"} <= set(shown.split())
 
 
