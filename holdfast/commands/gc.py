@@ -90,7 +90,7 @@ def gc(
             )
         now_ms = store_time_ms(PrefixedStorage(target.storage, next(iter(target.listing.operators))))
         before_ms = now_ms - int(grace_ms)
-        outcomes = _plans(target, retain, now_ms, before_ms)
+        outcomes, ours = _plans(target, retain, now_ms, before_ms)
         if not as_json:
             _show(target, outcomes, dry_run=dry_run)
         going = [outcome for outcome in outcomes if outcome.plan.delete]
@@ -100,7 +100,7 @@ def gc(
             with things_shown("deleting", sum(len(outcome.plan.delete) for outcome in going)) as on_done:
                 for outcome in target.executor.map(partial(_carry_out, target), going):
                     on_done(len(outcome.plan.delete))
-            folders = [*target.listing.operators, *([] if operator else [RESCALING])]
+            folders = [*ours, *([] if operator else [RESCALING])]
             aborted = _abort_uploads(target, folders, before_ms, outcomes)
         if as_json:
             target.show({"dry_run": dry_run, "now_ms": now_ms, **_document(outcomes, aborted)})
@@ -110,25 +110,26 @@ def gc(
         sys.exit(1)
 
 
-def _plans(target: Target, retain: int | None, now_ms: int, before_ms: int) -> list[Outcome]:
-    work, outcomes = [], _of_rescaling(target, before_ms)
+def _plans(target: Target, retain: int | None, now_ms: int, before_ms: int) -> tuple[list[Outcome], list[str]]:
+    """Return what may go, and the operators whose record can be read: without it a folder may be somebody else's."""
+    work, outcomes, ours = [], _of_rescaling(target, before_ms), []
     for name, operator in target.listing.operators.items():
-        outcomes.append(_beside_shards(operator, before_ms))
         try:
             record = read_operator(target.storage, name)
+            ours.append(name)
+            outcomes.append(_beside_shards(operator, before_ms))
             retained = retain or retained_versions(target.storage, record)
         except (CorruptionError, NotFoundError) as exc:
             outcomes.append(Outcome(Plan(name, 0), {}, exc))
             continue
         # A folder that only looks like a shard of this operator is left alone.
-        ours = [shard for prefix, shard in operator.shards.items() if _is_of(record, prefix)]
-        work += [(shard, retained) for shard in ours]
+        work += [(shard, retained) for prefix, shard in operator.shards.items() if _is_of(record, prefix)]
     outcome_of = partial(_outcome, target, now_ms=now_ms, grace_ms=now_ms - before_ms)
     with things_shown("looking at shards", len(work)) as on_done:
         for outcome in target.executor.map(lambda pair: outcome_of(pair[0], retain=pair[1]), work):
             outcomes.append(outcome)
             on_done(1)
-    return outcomes
+    return outcomes, ours
 
 
 def _is_of(record: OperatorRecord, prefix: str) -> bool:

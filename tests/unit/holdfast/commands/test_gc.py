@@ -214,6 +214,21 @@ def test_gc_removes_what_tests_of_the_storage_and_unfinished_writes_left(
     assert {key for key in files(root) if "probe" in key} == {"totals/probes/probe-2"}
 
 
+def test_gc_leaves_alone_a_folder_whose_record_is_none(root: Path, shard: ShardHistory) -> None:
+    """Somebody's file is called ``operator``, and their folders as ours are."""
+    strangers = {f"deploy/{name}" for name in ("operator", "probes/liveness.yaml", "announced/1.txt", "claims/now.x")}
+    for name in (*strangers, "deploy/.tmp-1-1"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"years of work")
+    age(root)
+    done = document("gc", root, "--retain", 5, "--yes", status=1)
+    (told,) = [one for one in done["shards"] if one["shard"] == "deploy"]
+    assert "is not a whole holdfast file" in told["error"]
+    assert {*strangers, "deploy/.tmp-1-1"} <= files(root)
+    assert done["objects"] == 9, "of the operator"
+    assert shard
+
+
 def test_gc_takes_what_a_killed_rescale_has_left(root: Path, shard: ShardHistory) -> None:
     """Once nobody has written to it for the time of grace, and nothing that is not a savepoint's."""
     killed, at_work = (f"_rescaling/{number}4c8d3a1-6c1e-4a39-9d0f-2f6b1c6a7e10" for number in (1, 2))
