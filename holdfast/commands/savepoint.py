@@ -12,6 +12,7 @@ from rich.console import Console
 
 from holdfast import savepoints
 from holdfast.commands.from_spark import from_spark
+from holdfast.commands.lookup import json_value
 from holdfast.commands.own_spark import CONF, pairs, started_spark
 from holdfast.commands.target import (
     a_console,
@@ -240,8 +241,8 @@ def compare_savepoints(
     """Print how a savepoint differs from another one, and exit with 1 if it does."""
     facts, tables = savepoints.diff(url, name, other, options, keys=keys, other_target=other_url)
     if as_json:
-        found = {"facts": facts, "tables": [asdict(one) for one in tables]}
-        click.echo(json.dumps(found, indent=2, default=str))
+        found = {"facts": facts, "tables": [json_value(asdict(one)) for one in tables]}
+        click.echo(json.dumps(found, indent=2))
     else:
         _show_diff(facts, tables)
     if facts or any(one.differs for one in tables):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.cli import group
 from holdfast.commands.savepoint import savepoint
 from holdfast.errors import InvalidArgumentError, NotFoundError
@@ -108,6 +112,21 @@ def test_what_differs_ends_with_1(target: ObjectStorage, tmp_path: Path) -> None
     target.put("other/savepoint", part.encode())
     shown = invoke("diff", tmp_path, "one", "other", "--keys", "1", status=1).output
     assert "removed in totals/state: {'user': " in shown
+
+
+def test_keys_that_differ_are_json_as_look_ups_print_it(target: ObjectStorage, tmp_path: Path) -> None:
+    """Binaries in base64 and times with a T, so that a key can be looked up; NaN, which JSON does not have, as text."""
+    key = {"b": b"\xfb\xff", "x": float("nan"), "at": dt.datetime(2026, 11, 25, 1, 2, 3, tzinfo=dt.UTC)}
+    types = {"b": pa.large_binary(), "x": pa.float64(), "at": pa.timestamp("us", "UTC")}
+    schema = TableSchema.of("state", pa.schema(types), STATE.value)
+    keys = Keys(np.array([7], np.uint64), pa.RecordBatch.from_pylist([key], schema.key))
+    run = Run.build(schema, keys, pa.record_batch([pa.array([1])], schema=schema.value))
+    before, _ = (a_savepoint(target, name, (schema,), run) for name in ("before", "after"))
+    target.delete(["before/savepoint"])
+    without = replace(before, operators=(replace(before.operators[0], pieces=()),))
+    target.put("before/savepoint", without.encode())
+    found = json.loads(invoke("diff", tmp_path, "before", "after", "--keys", "1", "--json", status=1).output)
+    assert found["tables"][0]["keys"]["added"] == [{"b": "+/8=", "x": "nan", "at": "2026-11-25T01:02:03+00:00"}]
 
 
 @pytest.mark.parametrize("given", [["totals", "sums"], ["0=totals", "0=sums"], ["first=totals"], ["0="]], ids=str)
