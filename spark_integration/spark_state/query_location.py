@@ -35,6 +35,8 @@ _VERSION = re.compile(r"v[0-9]{1,3}")
 #: Names of checksums, and of files that were being written.
 LEFTOVER = re.compile(r"(^|/)\.[^/]*$|\.(crc|tmp)$")
 _NAMED = re.compile(r"([A-Za-z0-9_]+):(.*)", re.DOTALL)
+# What others put there, as a mark of Hadoop's or a file manager's note, is in no folder of a source.
+_IN_SOURCE = re.compile(r"sources/([A-Za-z0-9_]+)/")
 #: The version of an offset log whose sources have names.
 NAMED_SOURCES = "v2"
 
@@ -227,8 +229,8 @@ class QueryLocation:
             return memoryview(file_source_log.cut(data, name, f"{self._storage.url}/{key}"))
 
     def _has_named_sources(self) -> bool:
-        folders = {info.key.split("/")[1] for info in self._storage.list("sources/")}
-        return any(not _NUMBER.fullmatch(name) for name in folders)
+        found = [_IN_SOURCE.match(info.key) for info in self._storage.list("sources/")]
+        return any(not _NUMBER.fullmatch(match[1]) for match in found if match)
 
     def _log_offset(self, offset: str) -> int | None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,6 +87,16 @@ def test_names_that_only_the_folders_tell(root: Path, location: QueryLocation) -
     """Spark 4.2 by default: nothing says which of them the first position belongs to."""
     (root / "sources/0").rename(root / "sources/left")
     with pytest.raises(InvalidArgumentError, match=r"offsetLog.formatVersion=2"):
+        location.source_logs("0", '{"logOffset":11}')
+
+
+def test_what_others_put_beside_sources_is_no_name(root: Path, location: QueryLocation) -> None:
+    """Nor is advice to begin anew with other settings, where files are missing."""
+    shutil.rmtree(root / "sources/0")
+    for foreign in ("0_$folder$", ".DS_Store", "README", "lost+found/x"):
+        (root / "sources" / foreign).parent.mkdir(exist_ok=True)
+        (root / "sources" / foreign).write_text("?")
+    with pytest.raises(UnavailableError, match="has a gap"):
         location.source_logs("0", '{"logOffset":11}')
 
 
