@@ -120,13 +120,16 @@ def take_directories(storage: ObjectStorage, origin: QueryOrigin) -> None:
     Raises
     ------
     ConflictError
-        Another query that was restored or cloned names one of them.
+        Another query that was restored or cloned names one of them, or is a clone of the same query: operators that
+        have had no rows yet begin in directories that nobody can name.
     """
     folder = PrefixedStorage(storage, FOLDER)
     for other in sorted(info.key for info in folder.list("")):
         found = find_origin(storage, other) if _ID.fullmatch(other) and other != origin.query_id else None
-        shared = origin.directories.keys() & found.directories.keys() if found else ()
-        if shared:
+        if found is None:
+            continue
+        shared = origin.directories.keys() & found.directories.keys()
+        if shared or (found.state_id == origin.state_id and (found.unnamed or origin.unnamed)):
             raise ConflictError(
                 "another query was cloned or restored into this checkpoint directory, or that is under way or was "
                 "interrupted: choose another directory, or finish that one first with the same command. If it is "

@@ -104,3 +104,19 @@ def test_only_the_clone_that_has_taken_directories_may_clear_them(storage: Objec
     declare_origin(storage, replace(killed, query_id="q-6", directories={"else": "q-1"}))
     forget_origin(storage, "q-3")
     take_directories(storage, restored)
+
+
+def test_two_clones_of_a_query_without_rows_take_no_directory_together(storage: ObjectStorage) -> None:
+    """Both would begin their operators under the id of the original, and each pass for a newer run of the other."""
+    one, other = (replace(ORIGIN, query_id=name, directories={}, unnamed=1) for name in ("q-3", "q-4"))
+    declare_origin(storage, one)
+    take_directories(storage, one)
+    declare_origin(storage, other)
+    with pytest.raises(ConflictError, match=r"choose another directory.*query=q-3"):
+        take_directories(storage, other)
+    with pytest.raises(ConflictError, match=r"operators='' query=q-3"):
+        take_directories(storage, replace(other, directories={"totals": "q-1"}, unnamed=0))
+    take_directories(storage, replace(other, state_id="q-5"))
+    forget_origin(storage, "q-3")
+    declare_origin(storage, replace(one, unnamed=0))  # without an operator of holdfast's
+    take_directories(storage, replace(other, unnamed=0))
