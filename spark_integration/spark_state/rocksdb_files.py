@@ -84,7 +84,7 @@ def read_rows(partition: ObjectStorage, at: Named, codec: str, family: str | Non
         Local storage is full or failing.
     """
     found = {info.key for info in partition.list("")}
-    base, changes = _begin(partition, at, codec, found, limit_bytes)
+    base, changes = _begin(partition, at, codec, found, limit_bytes, has_families=family is not None)
     rows, families = _database(partition, base, limit_bytes) if base is not None else ({}, {})
     for change in changes:
         stream_of(partition, f"{change}.changelog", codec, limit_bytes).apply_changelog_to(rows)
@@ -93,9 +93,12 @@ def read_rows(partition: ObjectStorage, at: Named, codec: str, family: str | Non
 
 
 def _begin(
-    partition: ObjectStorage, at: Named, codec: str, found: set[str], limit_bytes: int
+    partition: ObjectStorage, at: Named, codec: str, found: set[str], limit_bytes: int, *, has_families: bool
 ) -> tuple[Named | None, list[Named]]:
-    """Return the database to begin with, None for an empty one, and what has changed since, oldest first."""
+    """Return the database to begin with, None for an empty one, and what has changed since, oldest first.
+
+    Changes alone do not tell the numbers of families: so Spark stores a database with the version that first has them.
+    """
     if f"{at}.zip" in found or at.version == 0:
         return (at if at.version else None), []
     before: Iterable[Named]
@@ -110,7 +113,7 @@ def _begin(
         if older.version == 0 or f"{older}.changelog" not in found:
             break
         changes.append(older)
-    if changes[-1].version != 1:
+    if changes[-1].version != 1 or has_families:
         raise NotFoundError(
             "Spark has purged this version of its state, or has not made it", file=f"{partition.url}/{at}.zip"
         )
