@@ -23,9 +23,19 @@ def renumbered(run: Run, versions: int) -> Run:
     """Return elements, or the index of their expiry, with numbers of so many versions earlier; their order stays.
 
     A restored query counts its versions anew: elements that it appends must come after those that it was given.
+
+    Raises
+    ------
+    CorruptionError
+        There are no such numbers.
     """
     place = 1 + len(run.schema.key)  # the number is the last key column, behind hash and deletion mark
     if run.batch.column(place).type != pa.int64():
         raise CorruptionError("the table of a list has no element numbers", table=run.schema.name)
-    numbers = pc.subtract(run.batch.column(place), first_number(versions))
+    try:
+        numbers = pc.subtract_checked(run.batch.column(place), pa.scalar(first_number(versions), pa.int64()))
+    except (OverflowError, pa.ArrowInvalid) as exc:
+        raise CorruptionError(
+            "elements of a list have numbers that no query gives them", table=run.schema.name, versions=versions
+        ) from exc
     return Run(run.schema, run.batch.set_column(place, run.batch.schema.field(place), numbers))
