@@ -6,6 +6,7 @@ compared as their stored bytes: -0.0 is not 0.0.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,9 +22,10 @@ from holdfast.backends.rocksdb.codec.rows import encode_values
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import SchemaMismatchError
 from holdfast.snapshotter.savepoints.manifest import Savepoint
+from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.savepoints.restoring_shards import HashRange, may_have, rows_of
+from holdfast.spark_integration.savepoints.restoring_shards import HashRange, joined
 from holdfast.spark_integration.tables.timers import is_by_time
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
@@ -132,18 +134,49 @@ def _both(one: TableSchema, other: TableSchema) -> TableSchema:
 def _compare(found: TableDifference, before: Side, after: Side, schema: TableSchema, keys_each: int) -> None:
     sides = [(side, side.operators[found.operator]) for side in (before, after)]
     shards = max(operator.shards for _, operator in sides)
+    rows = [_Rows(side.folder, operator, schema) for side, operator in sides]
     for shard in range(shards):
         wanted = HashRange.of_shard(shard, shards)
-        one, other = (_rows(side, operator, schema, wanted) for side, operator in sides)
-        _count(found, one, other, keys_each)
+        one, other = (of_side.of(wanted) for of_side in rows)
+        if len(one) or len(other):
+            _count(found, one, other, keys_each)
 
 
-def _rows(side: Side, operator: SavedOperator, schema: TableSchema, wanted: HashRange) -> Run:
-    table = operator.tables.get(schema.name)
-    pieces = [piece for piece in operator.of_table(schema.name) if may_have(operator, piece, wanted)]
-    run = rows_of(side.folder, operator.name, pieces, table, wanted) if table is not None else None
-    no_rows = pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema.columns], schema=schema.columns)
-    return Run(schema, no_rows) if run is None else run.projected(schema)
+class _Rows:
+    """The rows of a table of one side, asked for range by range, ascending: a piece that ranges share is read once.
+
+    Parameters
+    ----------
+    folder : PrefixedStorage
+        The savepoint's.
+    operator : SavedOperator
+    schema : TableSchema
+        Of what is returned.
+    """
+
+    def __init__(self, folder: PrefixedStorage, operator: SavedOperator, schema: TableSchema) -> None:
+        self._folder, self._operator, self._schema = folder, operator.name, schema
+        self._stored = operator.tables.get(schema.name, schema)
+        self._pieces = sorted(operator.of_table(schema.name), key=lambda piece: piece.first_hash)
+        self._first_hashes = [piece.first_hash for piece in self._pieces]
+        # The first piece that may have rows of a range to come, and by key the pieces of the range before.
+        self._begin = 0
+        self._read: dict[str, Run] = {}
+        no_rows = [pa.array([], field.type) for field in schema.columns]
+        self._none = Run(schema, pa.RecordBatch.from_arrays(no_rows, schema=schema.columns))
+
+    def of(self, wanted: HashRange) -> Run:
+        """Return the rows whose hashes are in a range."""
+        while self._begin < len(self._pieces) and self._pieces[self._begin].last_hash < wanted.first:
+            self._begin += 1
+        end = bisect_right(self._first_hashes, wanted.last)
+        needed = [piece for piece in self._pieces[self._begin : end] if piece.last_hash >= wanted.first]
+        self._read = {piece.key: self._read[piece.key] for piece in needed if piece.key in self._read}
+        for piece in needed:
+            if piece.key not in self._read:
+                self._read[piece.key] = read_piece(self._folder, self._operator, piece, self._stored)
+        run = joined([self._read[piece.key].slice(wanted.first, wanted.last) for piece in needed], self._operator)
+        return self._none if run is None else run.projected(self._schema)
 
 
 def _count(found: TableDifference, one: Run, other: Run, keys_each: int) -> None:

@@ -275,7 +275,7 @@ class PieceRows:
                 run = merge_runs(runs, drop_deletes=True) if runs else None
             else:
                 mine = [self._piece(piece).slice(wanted.first, wanted.last) for piece in self._needed(table, shard)]
-                run = _joined(mine, self._name)
+                run = joined(mine, self._name)
             if run is not None:
                 yield table, run
 
@@ -328,24 +328,8 @@ def _by_shard(run: Run, shards: int, wanted: range) -> Iterator[tuple[int, Run]]
             yield shard, Run(run.schema, rows.slice(begin, end - begin))
 
 
-def rows_of(
-    folder: PrefixedStorage, operator: str, pieces: Sequence[Piece], schema: TableSchema, wanted: HashRange
-) -> Run | None:
-    """Return the rows of a table that is not by time whose hashes are in a range; None if there are none.
-
-    Parameters
-    ----------
-    folder : PrefixedStorage
-        The savepoint's.
-    pieces : sequence of Piece
-        Of the table, in order: all that may have such rows.
-    """
-    return _joined(
-        [read_piece(folder, operator, piece, schema).slice(wanted.first, wanted.last) for piece in pieces], operator
-    )
-
-
-def _joined(runs: Sequence[Run], operator: str) -> Run | None:
+def joined(runs: Sequence[Run], operator: str) -> Run | None:
+    """Return the rows of a table's pieces, which ascend, as one run; None if there are none."""
     found = [run for run in runs if len(run)]
     if not found:
         return None

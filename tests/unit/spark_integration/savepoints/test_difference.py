@@ -17,6 +17,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints.difference import Side, TableDifference, difference, facts_that_differ
 from holdfast.spark_integration.tables.timers import timers_schema
 from holdfast.spark_integration.transport.routes import shards_of
+from holdfast.testing.faulty_storage import FaultyStorage
 from tests.unit.snapshotter.savepoints.sample import a_savepoint
 
 STATE = TableSchema.of("state", pa.schema([("user", pa.int64())]), pa.schema([("n", pa.list_(pa.float64()))]))
@@ -60,6 +61,21 @@ def test_the_same_state_in_other_shards_is_equal(tmp_path: Path) -> None:
     found = only(before, after, 5)
     assert (found.equal, found.differs, found.keys) == (500, False, {"added": [], "removed": [], "changed": []})
     assert facts_that_differ(before.savepoint, after.savepoint) == ["shards of totals: 2, 5"]
+
+
+def test_each_piece_is_read_once_however_many_shards_share_it(tmp_path: Path) -> None:
+    """Few shards have large pieces: each was read again for each of the other savepoint's many shards."""
+    sides = [write(tmp_path, f"of-{shards}", VALUES, shards, STATE) for shards in (1, 60)]
+    watched = [FaultyStorage(open_storage(str(tmp_path))) for _ in sides]
+    before, after = (
+        replace(side, folder=savepoint_folder(storage, side.savepoint.name))
+        for side, storage in zip(sides, watched, strict=True)
+    )
+    for found in (only(before, after), only(after, before)):
+        assert (found.equal, found.differs) == (500, False)
+    for side, storage in zip(sides, watched, strict=True):
+        read = [key for operation in storage.operations if operation.action == "get" for key in operation.keys]
+        assert len(read) == 2 * len(side.savepoint.operators[0].pieces)
 
 
 def test_each_kind_of_change_is_counted_and_named(tmp_path: Path) -> None:
