@@ -15,6 +15,7 @@ nothing depends on the savepoint, or on the query that it is of.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -295,11 +296,13 @@ def _stub_operator(
 
 
 def _pointers(saved: SavedOperator, state: _State, shards: Mapping[int, _Restored]) -> Iterator[PointerRow]:
+    times = sorted(saved.times, key=lambda of: of.shard)
+    numbers = [of.shard for of in times]
     for shard, restored in sorted(shards.items()):
-        wanted = HashRange.of_shard(shard, state.plan.shards)
-        times = [of for of in saved.times if HashRange.of_shard(of.shard, saved.shards).overlaps(wanted)]
+        old = HashRange.of_shard(shard, state.plan.shards).shards(saved.shards)
         # What was evicted before it is known of all of them; nothing, if a table was left out for a while.
-        batch_ms = min((of.batch_ms for of in times), default=0) if saved.is_continuous else 0
+        before = times[bisect_left(numbers, old[0]) : bisect_right(numbers, old[-1])]
+        batch_ms = min((of.batch_ms for of in before), default=0) if saved.is_continuous else 0
         yield PointerRow(
             query=state.query_id,
             directory=state.directory,

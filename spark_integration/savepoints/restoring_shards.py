@@ -16,6 +16,7 @@ read twice, its timers and a piece of each table, adds up to a quarter of it at 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -83,16 +84,26 @@ class HashRange:
         """Tell whether a hash is in both."""
         return self.first <= other.last and other.first <= self.last
 
+    def shards(self, shards: int) -> range:
+        """Return which of so many shards have any of these hashes."""
+        first, last = ((end >> 32) * shards >> 32 for end in (self.first, self.last))
+        return range(first, last + 1)
+
 
 def rows_of_shards(operator: SavedOperator, shards: int) -> list[tuple[Any, ...]]:
     """Return what tasks are given of an operator's new shards, as `SHARDS` has it; none of shards that get no rows."""
-    rows = []
-    for first, last in _stretches(operator, shards):
-        wanted = HashRange(HashRange.of_shard(first, shards).first, HashRange.of_shard(last, shards).last)
-        pieces = [piece.to_json() for piece in operator.pieces if may_have(operator, piece, wanted)]
-        if pieces:
-            rows.append((operator.name, first, last, json.dumps(pieces)))
-    return rows
+    stretches = list(_stretches(operator, shards))
+    first_shards = [first for first, _ in stretches]
+    pieces: list[list[dict[str, Any]]] = [[] for _ in stretches]
+    for piece in operator.pieces:
+        new = _range_of(piece, operator.tables[piece.table], operator.shards).shards(shards)
+        for found in pieces[bisect_right(first_shards, new[0]) - 1 : bisect_right(first_shards, new[-1])]:
+            found.append(piece.to_json())
+    return [
+        (operator.name, first, last, json.dumps(found))
+        for (first, last), found in zip(stretches, pieces, strict=True)
+        if found
+    ]
 
 
 def _stretches(operator: SavedOperator, shards: int) -> Iterator[tuple[int, int]]:
@@ -116,11 +127,6 @@ def _tasks(operator: SavedOperator, pieces: Sequence[Piece]) -> int:
         twice[piece.table] = before + piece.size_bytes if by_time else max(before, piece.size_bytes)
     all_bytes = sum(piece.size_bytes for piece in pieces)
     return 1 + all_bytes // (4 * max(1, sum(twice.values())))
-
-
-def may_have(operator: SavedOperator, piece: Piece, wanted: HashRange) -> bool:
-    """Tell whether a piece may have rows of a range of hashes."""
-    return _range_of(piece, operator.tables[piece.table], operator.shards).overlaps(wanted)
 
 
 def _range_of(piece: Piece, schema: TableSchema, shards: int) -> HashRange:

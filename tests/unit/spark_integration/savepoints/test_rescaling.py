@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.snapshotter.version_rows import read_tables
-from holdfast.spark_integration.savepoints import restoring_shards, saving
+from holdfast.spark_integration.savepoints import restoring, restoring_shards, saving
 from holdfast.spark_integration.savepoints.restoring_shards import (
     FIRST_VERSION,
     HashRange,
@@ -239,6 +240,43 @@ def test_a_manifest_may_say_any_number_of_shards() -> None:
     pieces = (Piece("state", "state", 1 << 30, 1, 1, 1, "", 1 << 63, (1 << 63) + 1),)
     saved = SavedOperator("totals", 0, "host", False, (1 << 31) - 1, TABLES, TABLES, True, {}, (), pieces)
     assert [row[1:3] for row in rows_of_shards(saved, 4)] == [(2, 2)]
+
+
+@pytest.mark.parametrize(("old", "new"), [(800, 800), (800, 799), (1, 800), (800, 1), ((1 << 31) - 1, 800)])
+def test_shards_are_matched_at_the_cost_of_both_numbers(monkeypatch: pytest.MonkeyPatch, old: int, new: int) -> None:
+    """Not of their product: 65,536 shards took the driver hours, before it began a task."""
+    there = range(0, old, -(-old // 800))
+    ranges = [HashRange.of_shard(shard, old) for shard in there]
+    pieces = (
+        *(Piece(f"s{n}", "state", n, 1, 1, 1, "", of.first, of.last) for n, of in zip(there, ranges, strict=True)),
+        *(Piece(f"t{n}", "timers_by_due", n, 1, 1, 1, "", 0, 0) for n in there),
+    )
+    times = tuple(ShardTimes(n, None, 5 + n) for n in reversed(there))
+    saved = SavedOperator("totals", 0, "host", False, old, TABLES, TABLES, True, {}, times, pieces)
+    compared: list[HashRange] = []
+    of_shard = HashRange.of_shard
+
+    def counted(shard: int, shards: int) -> HashRange:
+        compared.append(of_shard(shard, shards))
+        return compared[-1]
+
+    monkeypatch.setattr(HashRange, "of_shard", counted)
+    monkeypatch.setattr(HashRange, "overlaps", lambda self, _: compared.append(self))
+    rows = rows_of_shards(saved, new)
+    state: Any = SimpleNamespace(query_id="q", directory="totals", plan=SimpleNamespace(shards=new))
+    restored: Any = {shard: SimpleNamespace(commit_id=f"{shard:016x}", earliest_timer_ms=None) for shard in range(new)}
+    pointers = list(restoring._pointers(saved, state, restored))
+    assert len(compared) < 5 * 800
+    monkeypatch.undo()
+    for _, first, last, found in rows[:: len(rows) // 7 or 1]:
+        wanted = HashRange(of_shard(first, new).first, of_shard(last, new).last)
+        keys = [kind + str(n) for kind in "st" for n, of in zip(there, ranges, strict=True) if of.overlaps(wanted)]
+        assert [piece["key"] for piece in json.loads(found)] == keys
+    for row in pointers[:: len(pointers) // 7 or 1]:
+        wanted = of_shard(row.shard, new)
+        assert row.batch_ms == min(
+            (5 + n for n, of in zip(there, ranges, strict=True) if of.overlaps(wanted)), default=0
+        )
 
 
 def test_a_new_shard_knows_when_its_first_timer_is_due(store: Store) -> None:
