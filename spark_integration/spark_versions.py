@@ -228,16 +228,19 @@ def state_binaries(values: list[bytes | None]) -> list[Any]:
 
 def prefers_nullable_integers(session: SparkSession) -> bool:
     """Return whether a session shows integers as pandas' nullable types."""
-    return _SPARK >= (4, 2) and _is_on(session, "spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype")
+    return _SPARK >= (4, 2) and is_on(session, "spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype", "false")
 
 
 def takes_integers_as_decimals(session: SparkSession) -> bool:
     """Return whether a session lets a function return integers where decimals are declared."""
-    return _SPARK >= (4, 1) and _is_on(session, "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled")
+    return _SPARK >= (4, 1) and is_on(
+        session, "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled", "false"
+    )
 
 
-def _is_on(session: SparkSession, name: str) -> bool:
-    return session.conf.get(name, "false") == "true"
+def is_on(session: SparkSession, name: str, *default: str) -> bool:
+    """Return whether a session has switched something on: ``True`` is ``true`` to Spark, which returns it as given."""
+    return str(session.conf.get(name, *default)).strip().lower() == "true"
 
 
 def arrow_to_pandas(batch: pa.RecordBatch, timezone: str, *, prefer_int_ext_dtype: bool) -> list[pd.Series[Any]]:

@@ -56,7 +56,7 @@ class FrameFormat:
         """Return a session's current settings."""
 
         def is_on(name: str) -> bool:
-            return session.conf.get(f"spark.sql.{name}") == "true"
+            return spark_versions.is_on(session, f"spark.sql.{name}")
 
         return cls(
             timezone=str(session.conf.get("spark.sql.session.timeZone")),

@@ -8,6 +8,7 @@ from pyspark.sql.types import StructField, StructType
 
 from holdfast.spark_integration.plan.session import name_folding
 from holdfast.spark_integration.spark_types import WATERMARK_METADATA
+from holdfast.spark_integration.spark_versions import is_on
 
 #: Behind "timeMode 'EventTime' …", what a step without a watermark is told.
 NEEDS_WATERMARK = (
@@ -29,7 +30,7 @@ def event_time_of(df: DataFrame) -> StructField | None:
     for field in df.schema:
         if WATERMARK_METADATA in (field.metadata or {}):
             marked.setdefault(fold(field.name), field)
-    if len(marked) > 1 and df.sparkSession.conf.get("spark.sql.streaming.statefulOperator.allowMultiple") == "true":
+    if len(marked) > 1 and is_on(df.sparkSession, "spark.sql.streaming.statefulOperator.allowMultiple"):
         names = ", ".join(field.name for field in marked.values())
         raise AnalysisException(
             "More than one event time columns are available. Please ensure there is at most one event time column per "

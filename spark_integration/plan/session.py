@@ -63,4 +63,4 @@ def rows_each(df: DataFrame) -> int:
 
 def name_folding(df: DataFrame) -> Callable[[str], str]:
     """Return a function that folds the case of names, if the DataFrame's session ignores it."""
-    return str if df.sparkSession.conf.get("spark.sql.caseSensitive") == "true" else str.lower
+    return str if spark_versions.is_on(df.sparkSession, "spark.sql.caseSensitive") else str.lower

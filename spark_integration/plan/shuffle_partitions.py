@@ -85,7 +85,7 @@ def _cores(configuration: Mapping[str, str], local_cores: int | None) -> int | N
         return local_cores if threads == "*" else int(threads)
     if cluster := _LOCAL_CLUSTER.fullmatch(master):
         return int(cluster[1]) * int(cluster[2])
-    is_dynamic = configuration.get("spark.dynamicAllocation.enabled") == "true"
+    is_dynamic = configuration.get("spark.dynamicAllocation.enabled", "").lower() == "true"
     limit = "spark.dynamicAllocation.maxExecutors" if is_dynamic else "spark.executor.instances"
     is_standalone = master.startswith("spark://")
     executors = _number(configuration, limit)

@@ -36,7 +36,7 @@ from holdfast.spark_integration.hosts.group_state import StateOfGroup
 from holdfast.spark_integration.hosts.stateful_processor import POINTER_SCHEMA, ValueOfGroup
 from holdfast.spark_integration.shard.pointer_row import POINTER_STATE, POINTER_VARIABLE, PointerRow
 from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
-from holdfast.spark_integration.spark_versions import is_classic
+from holdfast.spark_integration.spark_versions import is_classic, is_on
 from holdfast.spark_integration.transport.routes import route_of_hash
 from holdfast.spark_integration.transport.transport import ROUTE
 
@@ -161,7 +161,7 @@ def _set(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
 def _source(spark: SparkSession, rows: list[dict[str, Any]]) -> DataFrame:
     """Return the rows as a stream of one micro-batch."""
     reader = spark.readStream
-    if spark.conf.get(NAMED_SOURCES_SETTING, "false") == "true":
+    if is_on(spark, NAMED_SOURCES_SETTING, "false"):
         reader = reader.name("stub")  # then Spark wants a name of each source
     ticks = reader.format("rate-micro-batch").option("rowsPerBatch", max(1, len(rows))).load()
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -16,6 +18,8 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration import spark_versions
+from holdfast.spark_integration.keyed.frames import FrameFormat
+from holdfast.spark_integration.plan.session import name_folding
 
 pytestmark = pytest.mark.smoke
 
@@ -165,3 +169,17 @@ def test_frames_are_converted_as_spark_s_worker_does() -> None:
         int_to_decimal_coercion_enabled=False,
     )
     assert back.to_pydict() == batch.to_pydict()
+
+
+@pytest.mark.parametrize(("given", "is_on"), [("true", True), ("True", True), (" TRUE ", True), ("False", False)])
+def test_what_is_on_for_spark_is_on_here(given: str, is_on: bool) -> None:
+    """A session returns a setting as it was given, and Python writes ``True``.
+
+    Were it off here, output would overflow without a word, its columns would go by position, and ``A`` would be ``a``.
+    """
+    settings = {"spark.sql.session.timeZone": "UTC"}
+    session: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda name, *_: settings.get(name, given)))
+    found = FrameFormat.of_session(session)
+    assert (found.safecheck, found.assign_cols_by_name) == (is_on, is_on)
+    frame: Any = SimpleNamespace(sparkSession=session)
+    assert name_folding(frame)("A") == ("A" if is_on else "a")
