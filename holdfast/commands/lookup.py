@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import datetime as dt
 import io
 import json
 import re
@@ -17,7 +15,16 @@ import click
 import pyarrow as pa
 
 from holdfast.backends.arrow.python_rows import python_rows
-from holdfast.commands.target import a_console, batch_option, checkpoint_dir_option, moment, on_storage, plain, table
+from holdfast.commands.target import (
+    a_console,
+    batch_option,
+    checkpoint_dir_option,
+    json_value,
+    moment,
+    on_storage,
+    plain,
+    table,
+)
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.lookup.changes import TableChanges
 from holdfast.spark_integration.lookup.keys import parse_pairs
@@ -237,18 +244,3 @@ def _documents(tables: Mapping[str, pa.Table]) -> dict[str, list[dict[str, Any]]
 def _changes(one: TableChanges) -> dict[str, Any]:
     found: dict[str, Any] = json_value(asdict(one))
     return found
-
-
-def json_value(value: Any) -> Any:
-    """Return a value of state as JSON has it: times, decimals and binaries as text, as keys are given."""
-    if isinstance(value, Mapping):
-        return {str(name): json_value(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(inner) for inner in value]
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, dt.date | dt.time):  # and dt.datetime
-        return value.isoformat()
-    if isinstance(value, float) and not float("-inf") < value < float("inf"):
-        return str(value)
-    return value if value is None or isinstance(value, str | int | float) else str(value)

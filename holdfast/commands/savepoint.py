@@ -12,12 +12,12 @@ from rich.console import Console
 
 from holdfast import savepoints
 from holdfast.commands.from_spark import from_spark
-from holdfast.commands.lookup import json_value
 from holdfast.commands.own_spark import CONF, pairs, started_spark
 from holdfast.commands.target import (
     a_console,
     batch_option,
     checkpoint_dir_option,
+    json_value,
     moment,
     on_storage,
     plain,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time
 from typing import Any
 
 import click
@@ -209,3 +210,18 @@ def moment(at_ms: int) -> str:
         return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, ValueError, OSError):
         return f"{at_ms} ms"
+
+
+def json_value(value: Any) -> Any:
+    """Return a value of state as JSON has it: times, decimals and binaries as text, as keys are given."""
+    if isinstance(value, Mapping):
+        return {str(name): json_value(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(inner) for inner in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, date | time):  # and datetime
+        return value.isoformat()
+    if isinstance(value, float) and not float("-inf") < value < float("inf"):
+        return str(value)
+    return value if value is None or isinstance(value, str | int | float) else str(value)

@@ -22,7 +22,8 @@ from click.testing import CliRunner
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.cli import group, main
 from holdfast.commands import lookup
-from holdfast.commands.lookup import json_value, print_csv
+from holdfast.commands.lookup import print_csv
+from holdfast.commands.target import json_value
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.lookup.changes import TableChanges
 from holdfast.spark_integration.lookup.keys import parse_key
