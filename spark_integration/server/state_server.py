@@ -99,6 +99,8 @@ def _tidy_up_until_the_end(
     `lock` is the descriptor that holds the executor's lock.
     """
     while True:
+        with suppress(OSError):  # else programs that clean by age take its file, to which nobody writes
+            os.utime(lock)
         # executor_directory = <root>/holdfast-<user>/executor-…
         takeover.remove_dead_executors(executor_directory.parent.parent, clock.now_ms())
         server_files.remove_old_logs(clock.now_ms())

@@ -62,6 +62,12 @@ def test_it_works_until_its_executor_ends(directory: Path, lock: int) -> None:
     assert has_served_to_the_end(directory, lock, lambda: None)
 
 
+def test_its_lock_never_looks_old(directory: Path, lock: int) -> None:
+    """Who cleans /tmp by age leaves it alone: else a server of ten days would end, with what it has not flushed."""
+    assert has_served_to_the_end(directory, lock, lambda: os.utime(lock, (0, 0)))
+    assert (directory / server_files.LOCK_NAME).stat().st_mtime > 0
+
+
 def test_it_ends_where_another_server_may_run_beside_it(directory: Path, lock: int) -> None:
     """A program that cleans /tmp by age takes the lock's file after ten days: nobody writes to it.
 
