@@ -57,6 +57,7 @@ class ProcessorListState(ListState):
         self._replaced: set[int] = set()
         self._stored: dict[int, list[State] | None] = {}
         self._empty: set[int] = set()
+        self._windows.begin()
 
     def drop(self, name: str) -> None:
         """Refuse all use from now on: the variable of this name was deleted after it was declared."""
@@ -120,11 +121,11 @@ class ProcessorListState(ListState):
         return self._in_pieces(at) if stored is None else stored
 
     def _fetch(self, at: int) -> None:
-        window = self._windows.fetch(at)
-        self._stored = {}  # keys are called one after the other: the last window is done with
+        window = self._windows.fetch_once(at)
         if window is None:
             self._stored[at] = None
             return
+        self._stored = {}  # most keys are called one after the other: the last window is done with
         numbers = window.entries.own_keys.column(0).to_numpy()
         found = window.entries.take(np.lexsort((numbers, window.entries.places)))
         elements = self._rows.values.to_tuples(found.values)
@@ -133,9 +134,10 @@ class ProcessorListState(ListState):
         self._empty.update(at for at, stored in self._stored.items() if not stored)
 
     def _in_pieces(self, at: int) -> Iterator[State]:
-        """Iterate over a list that is too large to be fetched: its numbers first, then its elements in their order."""
+        """Iterate over a list that is not fetched: its numbers first, then its elements in their order."""
         key = self._slab.keys.take(np.array([at]))
-        numbers = np.concatenate([part.own_keys.column(0).to_numpy() for part in self._entries.scan(key)])
+        parts = (part.own_keys.column(0).to_numpy() for part in self._entries.scan(key))
+        numbers = np.concatenate([np.empty(0, np.int64), *parts])
         numbers.sort()
         for start in range(0, len(numbers), _READ_AT_ONCE):
             some = numbers[start : start + _READ_AT_ONCE]

@@ -126,10 +126,11 @@ class ProcessorMapState(MapState):
         """Forget the last slab; its changes were written."""
         self._changed: dict[int, dict[State, State | None]] = {}
         self._cleared: set[int] = set()
-        # Of a map that is too large to be fetched: what was looked up, with None for an absent entry.
+        # Of a map that is not fetched: what was looked up, with None for an absent entry.
         self._looked_up: dict[int, dict[State, State | None]] = {}
         self._window: _Window | None = None
         self._fetched: dict[int, _FetchedMap] = {}
+        self._windows.begin()
 
     def drop(self, name: str) -> None:
         """Refuse all use from now on: the variable of this name was deleted after it was declared."""
@@ -223,14 +224,15 @@ class ProcessorMapState(MapState):
         if at in self._looked_up:
             return self._looked_up[at]
         if self._window is None or not self._window.first <= at < self._window.end:
-            # Keys are called one after the other: the last window is done with.
-            self._window, self._fetched = self._fetch(at), {}
-        if self._window is None:
-            return self._looked_up.setdefault(at, {})
+            found = self._fetch(at)
+            if found is None:
+                return self._looked_up.setdefault(at, {})
+            # Most keys are called one after the other: the last window is done with.
+            self._window, self._fetched = found, {}
         return self._fetched.setdefault(at, _FetchedMap(self._window, at))
 
     def _fetch(self, at: int) -> _Window | None:
-        found = self._windows.fetch(at)
+        found = self._windows.fetch_once(at)
         if found is None:
             return None
         user_keys, values = (

@@ -2,7 +2,7 @@
 
 A window of the slab's keys, from the one being called on, is read by one scan. If it holds too much, a smaller window
 is tried; the next ones grow again. What a single key holds may be too much too: then it is not fetched at all, and the
-caller reads it piece by piece.
+caller reads it piece by piece. So it does with a key that is called again when its window was let go.
 """
 
 from __future__ import annotations
@@ -57,6 +57,25 @@ class SlabEntries:
         self._slab = slab
         self._limit_bytes = limit_bytes
         self._keys = SLAB_KEYS
+        self._passed = range(0)
+
+    def begin(self) -> None:
+        """Begin another slab, of which no window has passed a key."""
+        self._passed = range(0)
+
+    def fetch_once(self, at: int) -> Window | None:
+        """Return a window as `fetch` does, for who keeps only the last one; None also if one has passed key `at`.
+
+        Timers call a key again after others, if several are due. A window for each such call would bring what many keys
+        hold, for one of them.
+        """
+        passed = self._passed
+        if at in passed:
+            return None
+        found = self.fetch(at)
+        end = at + 1 if found is None else found.end
+        self._passed = range(min(at, passed.start), max(end, passed.stop)) if passed else range(at, end)
+        return found
 
     def fetch(self, at: int) -> Window | None:
         """Return a window that begins with key `at`; None if that one's entries alone are too much."""

@@ -138,6 +138,49 @@ def test_what_was_fetched_for_keys_that_were_called_is_let_go(
     assert peak_bytes < 5 << 20, "all of it is 20 MB"
 
 
+@pytest.mark.parametrize("kind", ["list", "map"])
+def test_keys_that_timers_call_in_turns_bring_no_window_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """After a pause several timers of each key are due: 32 MiB for each call of one would take hours."""
+    monkeypatch.setattr(slab_entries.SlabEntries.__init__, "__defaults__", (10_000,))
+    text = columns(text=StringType())
+    fetch, fetched = slab_entries.SlabEntries.fetch, []
+
+    def counted(windows: slab_entries.SlabEntries, at: int) -> slab_entries.Window | None:
+        fetched.append(at)
+        return fetch(windows, at)
+
+    monkeypatch.setattr(slab_entries.SlabEntries, "fetch", counted)
+
+    def declare(handle: Any) -> Any:
+        return handle.getListState("s", text) if kind == "list" else handle.getMapState("s", N, text)
+
+    def add(state: Any, number: int, value: str) -> None:
+        _ = state.appendValue((value,)) if kind == "list" else state.updateValue((number,), (value,))
+
+    def write(state: Any, key: Any, handle: Any) -> None:
+        n = int(key[0])
+        handle.registerTimer(100 + n)
+        handle.registerTimer(200 + 17 * n % 40)
+        if n:  # that of 0 is empty
+            add(state, n, "x" * 1000)
+
+    def expire(state: Any, _: Any, __: Any, due_ms: int) -> Any:
+        seen = sorted(len(value) for (value,) in (state.get() if kind == "list" else state.values()))
+        add(state, due_ms, "y")
+        return seen
+
+    shard = ProcessorShard(tmp_path / "shard", Scripted(declare), "EventTime")
+    shard.each([str(n) for n in range(40)], write)
+    Scripted.expired = expire  # type: ignore[assignment]
+    seen = shard.each([], expire, now=1000)
+    assert {key: shown for key, shown in seen.items() if key.startswith("0@")} == {"0@100": "[]", "0@200": "[1]"}
+    for n in range(1, 40):
+        assert (seen[f"{n}@{100 + n}"], seen[f"{n}@{200 + 17 * n % 40}"]) == ("[1000]", "[1, 1000]")
+    assert len(fetched) < 20, "of 80 calls"
+
+
 @pytest.mark.parametrize("slab_keys", [1, 2, 20_000])
 @pytest.mark.parametrize("limit_bytes", [1, 300, 32 << 20])
 def test_how_much_is_fetched_at_once_makes_no_difference(
