@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -30,6 +31,8 @@ _THREADS = 16
 # Of what goes into a file or a pipe, where rich would take 80 and cut names.
 _WIDTH_ELSEWHERE = 240
 _VARIABLE = "HOLDFAST_STORAGE_OPTIONS"
+# Those of which rich takes some away: before a bracket, and at the end, where a tag may follow.
+_BACKSLASHES = re.compile(r"(?<!\\)(\\+)(?=\[|$)")
 _Command = Callable[..., None]
 _URL = click.argument("url")
 
@@ -184,10 +187,9 @@ def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = (
 
 def plain(text: object) -> str:
     """Return text that the terminal shows as it is, without what markup or control characters would do."""
-    shown = printable(text)
-    before = shown.rstrip("\\")
-    # rich halves backslashes before a tag, and only there: so that those at the end always stand before one.
-    return escape(before) + (f"{shown[len(before) :] * 2}[none][/none]" if before != shown else "")
+    parts = _BACKSLASHES.split(printable(text))
+    # rich halves backslashes before a tag, and takes one before another bracket: so that they all stand before a tag.
+    return "".join(f"{part * 2}[none][/none]" if number % 2 else escape(part) for number, part in enumerate(parts))
 
 
 def printable(text: object) -> str:

@@ -148,7 +148,7 @@ def test_values_that_python_does_not_have_are_shown(monkeypatch: pytest.MonkeyPa
     [["get", "at", "op", "user=x"], ["history", "at", "op", "user=x"], ["diff", "at", "op", "1", "2"]],
     ids=" ".join,
 )
-@pytest.mark.parametrize("text", ["user:id:42 [red]:100:", "C:\\new\\", "\\\\[red]\\\\", "\\\\\\"])
+@pytest.mark.parametrize("text", ["user:id:42 [red]:100:", "C:\\new\\", "\\\\[red]\\\\", "\\\\\\", "\\[a-z"])
 def test_text_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch, command: list[str], text: str) -> None:
     """In a cell, and in a line: what rich takes for an emoji, for a tag, or for what escapes one."""
     monkeypatch.setattr(ShownQuery, "text", pa.array([text], pa.large_string()))
