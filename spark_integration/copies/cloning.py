@@ -134,16 +134,16 @@ def _copy_operators(
     for directory, record in records.items():
         for row in rows[directory]:
             row.require(operator_of(directory) or "", row.shard, record.shards)
-    if new.storage.url == storage.url:  # where the original may not have begun all of its directories yet
-        raise ConflictError(
-            "a clone needs its own checkpoint directory, and this one is the original's: choose another",
-            storage=new.storage.url,
-        )
     taken = [directory for directory in records if new.storage.list(f"{directory}/")]
     if taken:
         raise ConflictError(
             "a clone needs its own checkpoint directory, and this one has operators of these names: choose another",
             operators=", ".join(taken),
+            storage=new.storage.url,
+        )
+    if new.storage.url == storage.url:  # where the original may not have begun all of its directories yet
+        raise ConflictError(
+            "a clone needs its own checkpoint directory, and this one is the original's: choose another",
             storage=new.storage.url,
         )
     before = find_origin(storage, query_id)  # what is cloned may be a clone
