@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.errors import AnalysisException
-
 from holdfast.spark_integration.sink_source.formats import SINK_SOURCES
-from holdfast.spark_integration.state_source.reading import register as register_state
+from holdfast.spark_integration.state_source.reading import register_source
+from holdfast.spark_integration.state_source.source import StateSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,10 +21,5 @@ def register(spark: SparkSession) -> None:
 
     Where Spark finds them by itself, this changes nothing.
     """
-    register_state(spark)
-    for source in SINK_SOURCES:
-        try:
-            spark.dataSource.register(source)
-        except AnalysisException as exc:
-            if exc.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-                raise
+    for source in (StateSource, *SINK_SOURCES):
+        register_source(spark, source)

@@ -26,6 +26,7 @@ from holdfast.spark_integration.stored_pointers import configured
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import DataSource
 
 # What a source says in the process where Spark plans it stands in the middle of Spark's own words.
 _SAID = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
@@ -143,12 +144,12 @@ def load(
     return _frame(spark, f"{target}/{name}", given, columns, key, shards)
 
 
-def register(spark: SparkSession) -> None:
-    """Make ``format("holdfast")`` known to a session; where Spark finds it by itself, this changes nothing."""
+def register_source(spark: SparkSession, source: type[DataSource]) -> None:
+    """Make the format of a source known to a session; where Spark finds it by itself, this changes nothing."""
     from pyspark.errors import AnalysisException
 
     try:
-        spark.dataSource.register(StateSource)
+        spark.dataSource.register(source)
     except AnalysisException as exc:
         if exc.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
@@ -164,7 +165,7 @@ def _frame(
 ) -> DataFrame:
     from pyspark.errors import PySparkException
 
-    register(spark)
+    register_source(spark, StateSource)
     set_names = {k: v for k, v in dict(spark.conf.getAll).items() if k.startswith(STORAGE_PREFIX)}
     storage = storage_options({k.removeprefix(STORAGE_PREFIX): v for k, v in set_names.items()})
     reader = spark.read.format(NAME).options(**given, **storage)
