@@ -1,6 +1,6 @@
 # Everything runs in .venv, which `make setup` builds from requirements/lock.txt; every target that needs it
 # builds it by itself. Variables: PYTHON (3.11 or newer), SPARK (a version in requirements/spark.txt), BACKEND and
-# CHECKPOINT for demo, ARGS for demo, s3, hdfs, kafka, postgres, pytest and bench.
+# STATE_DIR for demo, ARGS for demo, s3, hdfs, kafka, postgres, pytest and bench.
 
 # Versions of PySpark: the oldest and the newest release of each minor version. The last one is the lock's.
 SPARKS := 4.0.0 4.0.5 4.1.0 4.1.4 4.2.0 4.2.1 4.3.0
@@ -45,8 +45,8 @@ $(STAMP): requirements/lock.txt requirements/uv.txt pyproject.toml requirements/
 	@PYTHON='$(PYTHON)' SPARK='$(SPARK)' requirements/setup.sh $(VENV)
 	@touch $@
 
-demo: $(STAMP) ## a year of flights through a stateful query that is killed half-way [BACKEND= CHECKPOINT= SPARK= ARGS=]
-	$(BIN)/holdfast demo $(if $(BACKEND),--backend '$(BACKEND)') $(if $(CHECKPOINT),--checkpoint '$(CHECKPOINT)') $(ARGS)
+demo: $(STAMP) ## a year of flights through a stateful query that is killed half-way [BACKEND= STATE_DIR= SPARK= ARGS=]
+	$(BIN)/holdfast demo $(if $(BACKEND),--backend '$(BACKEND)') $(if $(STATE_DIR),--state-dir '$(STATE_DIR)') $(ARGS)
 
 s3: $(STAMP) ## a local S3 to try the demo on, until Ctrl-C [ARGS=]
 	@$(BIN)/python -m tests.servers s3 $(ARGS)

@@ -43,7 +43,7 @@ def _location(value: str) -> str:
     if _holds_credentials(text):
         # Settings are pickled and displayed, and so is this error.
         raise InvalidArgumentError(
-            f"{PREFIX}checkpoint.dir holds credentials: remove them, and set {STORAGE_PREFIX}key and "
+            f"{PREFIX}state.dir holds credentials: remove them, and set {STORAGE_PREFIX}key and "
             f"{STORAGE_PREFIX}secret, or the environment's own credentials"
         )
     return text if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text) else os.path.abspath(text)
@@ -124,8 +124,8 @@ class Settings:
     ----------
     backend : str
         ``spark.holdfast.backend``: where working state lives.
-    checkpoint_dir : str or None
-        ``spark.holdfast.checkpoint.dir``: URL or path below which commits are durable; None keeps none.
+    state_dir : str or None
+        ``spark.holdfast.state.dir``: URL or path below which commits are durable; None keeps none.
     local_dir : str or None
         ``spark.holdfast.local.dir``: where executors put local state; None lets each choose.
     transport : {"packed", "rows"} or None
@@ -165,7 +165,7 @@ class Settings:
     """
 
     backend: str = _setting("backend", _text, "memory")
-    checkpoint_dir: str | None = _setting("checkpoint.dir", _location, None)
+    state_dir: str | None = _setting("state.dir", _location, None)
     local_dir: str | None = _setting("local.dir", _directory, None)
     transport: Transport | None = _setting("transport", _one_of("packed", "rows"), None)
     timeouts: TimeoutRule = _setting("timeouts", _one_of("documented", "spark"), "documented")

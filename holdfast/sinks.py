@@ -7,7 +7,7 @@
     sink = sinks.postgres("totals", table="totals", keys=["user"])
     totals.writeStream.outputMode("update").foreachBatch(sinks.exactly_once(sink)).start()
 
-Workers write and prepare, the driver stores the decision in ``spark.holdfast.checkpoint.dir``, and only then are the
+Workers write and prepare, the driver stores the decision in ``spark.holdfast.state.dir``, and only then are the
 rows made visible: docs/sinks.md. Servers and credentials are settings, ``spark.holdfast.sink.<name>.<option>``.
 """
 

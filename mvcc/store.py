@@ -233,8 +233,8 @@ class VersionedStore:
             if self._log is None:
                 raise StateLostError(
                     "the state was lost with the process that held it, or dropped because a query uses the "
-                    "operator's output twice, and no checkpoint directory is set: restart the query from the "
-                    "beginning, and set spark.holdfast.checkpoint.dir to keep state",
+                    "operator's output twice, and no state directory is set: restart the query from the "
+                    "beginning, and set spark.holdfast.state.dir to keep state",
                     version=pointer.version,
                     commit=pointer.commit_id,
                 ) from missing

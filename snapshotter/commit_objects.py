@@ -219,8 +219,8 @@ class CommitObjects:
             data = self.shard.get(key, self.limit_bytes)
         except NotFoundError as exc:
             raise StateLostError(
-                "the commit that the query's pointer names is not in the checkpoint directory: check that "
-                "spark.holdfast.checkpoint.dir is the one this query has used, and that nothing was deleted",
+                "the commit that the query's pointer names is not in the state directory: check that "
+                "spark.holdfast.state.dir is the one this query has used, and that nothing was deleted",
                 key=f"{self.shard.prefix}/{key}",
                 storage=self.shard.inner.url,
             ) from exc

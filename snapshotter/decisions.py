@@ -88,7 +88,7 @@ class Decisions:
     Parameters
     ----------
     storage : ObjectStorage
-        The checkpoint directory.
+        The state directory.
     sink, query_id : str
 
     Notes
@@ -222,7 +222,7 @@ class StoredSink:
 
 
 def stored_sinks(infos: Iterable[ObjectInfo]) -> tuple[StoredSink, ...]:
-    """Return what a listing of a checkpoint directory shows of sinks, by name and query."""
+    """Return what a listing of a state directory shows of sinks, by name and query."""
     found: dict[tuple[str, str], list[tuple[int | None, ObjectInfo]]] = {}
     for info in infos:
         parsed = parse_key(info.key)
@@ -242,7 +242,7 @@ def stored_sinks(infos: Iterable[ObjectInfo]) -> tuple[StoredSink, ...]:
 
 
 def parse_key(key: str) -> tuple[str, str, int | None] | None:
-    """Return sink, query and micro-batch of an object's key below the checkpoint directory; None if it is not ours.
+    """Return sink, query and micro-batch of an object's key below the state directory; None if it is not ours.
 
     The micro-batch is None for what says only that the query has begun.
     """

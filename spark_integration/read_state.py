@@ -46,7 +46,7 @@ _REQUESTS_AT_ONCE = 8
 
 def read_state(
     spark: SparkSession,
-    query_checkpoint: str | Path,
+    checkpoint_location: str | Path,
     operator: str,
     *,
     table: str = "state",
@@ -58,8 +58,8 @@ def read_state(
     Parameters
     ----------
     spark : SparkSession
-        Its ``spark.holdfast.checkpoint.dir`` and ``spark.holdfast.storage.*`` must be those of the query.
-    query_checkpoint : str or pathlib.Path
+        Its ``spark.holdfast.state.dir`` and ``spark.holdfast.storage.*`` must be those of the query.
+    checkpoint_location : str or pathlib.Path
         The query's own ``checkpointLocation``.
     operator : str
         The operator's name.
@@ -82,7 +82,7 @@ def read_state(
     Raises
     ------
     InvalidArgumentError
-        No checkpoint directory is configured, or `query_checkpoint` holds no query with state.
+        No state directory is configured, or `checkpoint_location` holds no query with state.
     NotFoundError
         The query has no operator of this name, or the operator no such table; or the micro-batch is not committed, or
         was purged.
@@ -95,18 +95,18 @@ def read_state(
     instead, which executors read.
     """
     settings, options = configured(spark)
-    assert settings.checkpoint_dir is not None
+    assert settings.state_dir is not None
     if keys is not None:
         try:
-            with opened_query(query_checkpoint, settings.checkpoint_dir, options) as query:
+            with opened_query(checkpoint_location, settings.state_dir, options) as query:
                 return query.get(operator, keys, table=table, batch_id=batchId).popitem()[1]
         except InvalidArgumentError as exc:
             if not isinstance(exc.__cause__, NotKnownError):
                 raise
             _log.warning("Spark reads the pointers, so all state is read: %s", exc)
-    with open_storage(settings.checkpoint_dir, options) as storage:
+    with open_storage(settings.state_dir, options) as storage:
         try:
-            rows = find_pointers(spark, str(query_checkpoint), operator, batchId)
+            rows = find_pointers(spark, str(checkpoint_location), operator, batchId)
         except (InvalidArgumentError, NotFoundError):
             read_operator(storage, operator)  # a clearer error if no query has an operator of this name
             raise
@@ -125,7 +125,9 @@ Pointers = dict[str, list[PointerRow]]
 """The shards' pointers, by the operator's directory that they name."""
 
 
-def find_pointers(spark: SparkSession, query_checkpoint: str, operator: str, batch_id: int | None = None) -> Pointers:
+def find_pointers(
+    spark: SparkSession, checkpoint_location: str, operator: str, batch_id: int | None = None
+) -> Pointers:
     """Return the pointers of an operator; shards without state have none.
 
     Parameters
@@ -140,7 +142,7 @@ def find_pointers(spark: SparkSession, query_checkpoint: str, operator: str, bat
     """
     if batch_id is not None and (type(batch_id) is not int or batch_id < 0):
         raise InvalidArgumentError("a micro-batch is a number, 0 or more", batchId=batch_id)
-    steps = stateful_steps(spark, query_checkpoint, batch_id)
+    steps = stateful_steps(spark, checkpoint_location, batch_id)
     for step in steps:
         ours = {name: of_name for name, of_name in step.pointers.items() if operator_of(name) == operator}
         if ours:
@@ -149,9 +151,9 @@ def find_pointers(spark: SparkSession, query_checkpoint: str, operator: str, bat
         return {}
     raise NotFoundError(
         "the query's checkpoint location holds no pointers to this operator's state: check the operator's name, that "
-        "the location is the query's own, and that the query has a checkpoint directory",
+        "the location is the query's own, and that the query has a state directory",
         operator=operator,
-        query_checkpoint=query_checkpoint,
+        checkpoint_location=checkpoint_location,
     )
 
 

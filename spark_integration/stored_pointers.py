@@ -2,7 +2,7 @@
 
 ::
 
-    Spark's checkpoint location              spark.holdfast.checkpoint.dir
+    Spark's checkpoint location              spark.holdfast.state.dir
         state store ──pointers──▶                <operator>/operator           schemas, number of shards
         (data source "statestore")               <operator>/shard-0003/…       each shard, restored at its pointer
 
@@ -120,18 +120,18 @@ def configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
     Raises
     ------
     InvalidArgumentError
-        A setting is wrong, or no checkpoint directory is set.
+        A setting is wrong, or no state directory is set.
     """
     configuration = dict(spark.conf.getAll)
     settings = Settings.parse(configuration, backend_names())
-    if settings.checkpoint_dir is None:
+    if settings.state_dir is None:
         raise InvalidArgumentError(
-            "only durable state can be read: set spark.holdfast.checkpoint.dir to the directory that the query uses"
+            "only durable state can be read: set spark.holdfast.state.dir to the directory that the query uses"
         )
     return settings, parse_storage_options(settings.storage_values(configuration))
 
 
-def stateful_steps(spark: SparkSession, query_checkpoint: str, batch_id: int | None = None) -> list[StatefulStep]:
+def stateful_steps(spark: SparkSession, checkpoint_location: str, batch_id: int | None = None) -> list[StatefulStep]:
     """Return the operators with state of a query, with their pointers.
 
     Parameters
@@ -147,22 +147,22 @@ def stateful_steps(spark: SparkSession, query_checkpoint: str, batch_id: int | N
     NotFoundError
         The micro-batch is not committed, or was purged.
     """
-    require_readable(query_checkpoint)
+    require_readable(checkpoint_location)
     spark_versions.start_state_coordinator(spark)
-    return [_step(spark, query_checkpoint, batch_id, *step) for step in _hosts(spark, query_checkpoint)]
+    return [_step(spark, checkpoint_location, batch_id, *step) for step in _hosts(spark, checkpoint_location)]
 
 
-def _hosts(spark: SparkSession, query_checkpoint: str) -> list[tuple[int, str, str]]:
+def _hosts(spark: SparkSession, checkpoint_location: str) -> list[tuple[int, str, str]]:
     """Return number, name and properties of Spark's operators; the latter are JSON, or empty."""
     from pyspark.errors import PySparkException
 
     try:
-        metadata = spark.read.format("state-metadata").load(query_checkpoint)
+        metadata = spark.read.format("state-metadata").load(checkpoint_location)
         known = metadata.select("operatorId", "operatorName", "operatorProperties").distinct().collect()
     except PySparkException as exc:
-        raise no_query(query_checkpoint) from exc
+        raise no_query(checkpoint_location) from exc
     if not known:
-        raise no_query(query_checkpoint)
+        raise no_query(checkpoint_location)
     return sorted({(number, host, str(properties or "")) for number, host, properties in known})
 
 
@@ -174,7 +174,7 @@ def _may_hold_pointers(host: str, properties: str) -> bool:
     return variable is None or re.search(rf"\b{variable}\b", properties) is not None
 
 
-def require_readable(query_checkpoint: str) -> None:
+def require_readable(checkpoint_location: str) -> None:
     """Check that Spark can read state at a location: its source ``statestore`` escapes the path as in a URL.
 
     It looks for ``a%20b`` instead of ``a b``, where another query may be.
@@ -184,12 +184,12 @@ def require_readable(query_checkpoint: str) -> None:
     InvalidArgumentError
         It cannot.
     """
-    escaped = sorted({one for one in query_checkpoint if not _is_as_it_is(one)})
+    escaped = sorted({one for one in checkpoint_location if not _is_as_it_is(one)})
     if escaped:
         raise InvalidArgumentError(
             "Spark cannot read the state of a query whose checkpointLocation has such characters: name it through a "
             "symbolic link without them, or mount the directory under another name",
-            query_checkpoint=query_checkpoint,
+            checkpoint_location=checkpoint_location,
             characters=escaped,
         )
 
@@ -198,16 +198,16 @@ def _is_as_it_is(one: str) -> bool:
     return one in _AS_IT_IS if one.isascii() else one.isprintable() and not one.isspace()
 
 
-def no_query(query_checkpoint: str) -> InvalidArgumentError:
+def no_query(checkpoint_location: str) -> InvalidArgumentError:
     """Return the error that a location is not one of a query with state."""
     return InvalidArgumentError(
         "this is not the checkpoint location of a query with state that has committed a micro-batch",
-        query_checkpoint=query_checkpoint,
+        checkpoint_location=checkpoint_location,
     )
 
 
 def _step(
-    spark: SparkSession, query_checkpoint: str, batch_id: int | None, number: int, host: str, properties: str
+    spark: SparkSession, checkpoint_location: str, batch_id: int | None, number: int, host: str, properties: str
 ) -> StatefulStep:
     from pyspark.errors import PySparkException
 
@@ -220,7 +220,7 @@ def _step(
     if batch_id is not None:
         source = source.option("batchId", batch_id)
     try:
-        state = source.load(query_checkpoint)
+        state = source.load(checkpoint_location)
         has_timeout = variable is None and _TIMEOUT in state.select("value.*").columns
         rows = state.select(columns)
         if rows.columns != [POINTER_COLUMN]:
@@ -228,10 +228,10 @@ def _step(
         found = rows.collect()
     except PySparkException as exc:
         if batch_id is None and exc.getCondition() == _NOTHING_COMMITTED:
-            raise no_query(query_checkpoint) from exc
+            raise no_query(checkpoint_location) from exc
         raise NotFoundError(
             "Spark's state cannot be read: it may have purged the micro-batch meanwhile",
-            query_checkpoint=query_checkpoint,
+            checkpoint_location=checkpoint_location,
             batch_id=batch_id,
             because=exc,
         ) from exc

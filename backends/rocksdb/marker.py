@@ -188,7 +188,7 @@ class Marker:
         if header.get("rows") != ROWS_FORMAT:
             raise SchemaMismatchError(
                 f"{source} has a format that this release of holdfast does not read: keep using the release that wrote "
-                "it, or remove the directory so that its versions are restored from the checkpoint directory",
+                "it, or remove the directory so that its versions are restored from the state directory",
                 format=header.get("rows"),
                 readable=ROWS_FORMAT,
             )

@@ -48,7 +48,7 @@ def snapshots(engines: str, **options: Any) -> None:
 @engines_option(Restore, "store-rocksdb,store-filesystem,store-memory")
 @options_of(Restore(), repeats=1, without="keys")
 def restore(engines: str, **options: Any) -> None:
-    """State that is in the storage only, against a plain download; S3: --serves true --checkpoint s3://bucket/bench."""
+    """State that is in the storage only, against a plain download; S3: --serves true --state-dir s3://bucket/bench."""
     compare("restore", Restore(), engines, options)
 
 
@@ -87,7 +87,7 @@ waiting_b = _waiting("waiting-b", DurableB())
 @engines_option(Savepoints, "store-memory")
 @options_of(Savepoints(), repeats=1, without="keys")
 def savepoints(engines: str, **options: Any) -> None:
-    """Savepoints in Spark, against a plain copy; S3: --serves true --checkpoint s3://bucket/bench."""
+    """Savepoints in Spark, against a plain copy; S3: --serves true --state-dir s3://bucket/bench."""
     compare("savepoints", Savepoints(), engines, options)
 
 

@@ -29,7 +29,7 @@ ENDPOINT = "AWS_ENDPOINT_URL"
 class DurableJob(SparkJob, ABC):
     """A query whose commits an engine may keep on S3; others keep them where they do."""
 
-    checkpoint: str = option("s3://bucket/bench", f"where state is durable; {ENDPOINT} may name the server")
+    state_dir: str = option("s3://bucket/bench", f"where state is durable; {ENDPOINT} may name the server")
     latency_ms: float = option(0.0, "ms that the server takes longer for each request", FiniteRange(min=0))
 
 

@@ -107,7 +107,7 @@ def _in_a_query(job: JobA, turns: int, warm_up: int, backend: str, folder: Path)
         "spark.sql.shuffle.partitions": str(job.partitions),
         "spark.holdfast.backend": backend,
         "spark.holdfast.transport": job.transport or "packed",
-        "spark.holdfast.checkpoint.dir": str(folder / "durable"),
+        "spark.holdfast.state.dir": str(folder / "durable"),
         "spark.holdfast.local.dir": str(folder / "local"),
     }
     builder = SparkSession.builder.appName("holdfast bench")

@@ -161,7 +161,7 @@ class HoldfastEngine(SparkEngine):
     def settings(self, job: StreamingJob, places: Places) -> dict[str, str]:
         settings = super().settings(job, places) | {
             "spark.holdfast.backend": self.backend,
-            "spark.holdfast.checkpoint.dir": f"file://{places.disk / 'holdfast'}",
+            "spark.holdfast.state.dir": f"file://{places.disk / 'holdfast'}",
             "spark.holdfast.local.dir": str(self._local(places)),
         }
         return settings | ({"spark.holdfast.transport": job.transport} if job.transport is not None else {})
@@ -224,11 +224,11 @@ class CountedEngine(HoldfastEngine):
     runs = DurableJob
 
     def settings(self, job: StreamingJob, places: Places) -> dict[str, str]:
-        return super().settings(job, places) | {"spark.holdfast.checkpoint.dir": self._checkpoint(job, places)}
+        return super().settings(job, places) | {"spark.holdfast.state.dir": self._checkpoint(job, places)}
 
     def _checkpoint(self, job: StreamingJob, places: Places) -> str:
         assert isinstance(job, DurableJob)
-        return f"{job.checkpoint.rstrip('/')}/{places.disk.parent.name}"
+        return f"{job.state_dir.rstrip('/')}/{places.disk.parent.name}"
 
     def durable_state(self, places: Places) -> list[Path]:
         return []

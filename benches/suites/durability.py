@@ -74,7 +74,7 @@ def _change_rates() -> Measurement:
 
 
 def _restore() -> Measurement:
-    job = Restore(batches=3, checkpoint=f"s3://{BUCKET}/bench", serves=True)
+    job = Restore(batches=3, state_dir=f"s3://{BUCKET}/bench", serves=True)
     return Measurement(
         suite=SUITE,
         name="restore",

@@ -33,7 +33,7 @@ _END_OF_TIME_MS = 1 << 52
 @click.command()
 @click.option("--backend", default="memory", show_default=True, help="Where working state lives.")
 @click.option(
-    "--checkpoint", metavar="URL", help="Where state is durable: a path, s3://bucket/… [default: the work dir]"
+    "--state-dir", metavar="URL", help="Where state is durable: a path, s3://bucket/… [default: the work dir]"
 )
 @click.option("--flights", type=click.IntRange(min=1000), metavar="N", help="Only the first N flights.")
 @click.option("--batches", type=click.IntRange(min=2), default=24, show_default=True, help="Number of micro-batches.")
@@ -57,7 +57,7 @@ _END_OF_TIME_MS = 1 << 52
 @click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of the Spark session; may be repeated.")
 def demo(
     backend: str,
-    checkpoint: str | None,
+    state_dir: str | None,
     flights: int | None,
     batches: int,
     kill: bool,
@@ -89,7 +89,7 @@ def demo(
     ensure_java()
     all_flights = data.load_flights(flights)
     with _work_directory(work_dir, keep) as folder:
-        durable = f"{checkpoint.rstrip('/')}/holdfast-demo-{clock.new_id()}" if checkpoint else str(folder / "state")
+        durable = f"{state_dir.rstrip('/')}/holdfast-demo-{clock.new_id()}" if state_dir else str(folder / "state")
         job = replace(_job(folder, durable, settings, restarts), sink=sink, run=clock.new_id())
         results = job.results()
         results.prepare()
@@ -126,7 +126,7 @@ def _how_to_look(job: Job, *, keep: bool) -> str:
     # By name only: a value may be a secret.
     options = [key.removeprefix(STORAGE_PREFIX) for key in sorted(job.configuration) if key.startswith(STORAGE_PREFIX)]
     given = "".join(f" --option {name}=…" for name in options)
-    places = f"{shlex.quote(job.checkpoint)} {shlex.quote(str(job.query))}"
+    places = f"{shlex.quote(job.state_dir)} {shlex.quote(str(job.query))}"
     return f"look into its state: {_program()} ui {places}{given}"
 
 
@@ -147,10 +147,10 @@ def _job(folder: Path, durable: str, settings: dict[str, str], restarts: int) ->
 
 def _moving(job: Job, settings: dict[str, str], stop_after: int) -> tuple[Job, Job]:
     """Return the job that stops with a savepoint, and the one that goes on from it, on another backend."""
-    savepoints = f"{job.checkpoint}/savepoints"
-    first = replace(job, checkpoint=f"{job.checkpoint}/first", savepoints=savepoints, stop_after=stop_after)
+    savepoints = f"{job.state_dir}/savepoints"
+    first = replace(job, state_dir=f"{job.state_dir}/first", savepoints=savepoints, stop_after=stop_after)
     other = "memory" if settings[BACKEND] == "filesystem" else "filesystem"
-    second = _job(job.folder, f"{job.checkpoint}/second", settings | {BACKEND: other}, job.restarts)
+    second = _job(job.folder, f"{job.state_dir}/second", settings | {BACKEND: other}, job.restarts)
     return first, replace(second, savepoints=savepoints, from_savepoint=True)
 
 
@@ -207,7 +207,7 @@ def _remove(job: Job, results: Results, console: Console) -> None:
         results.remove(query_id(job.query))
     except HoldfastError as exc:
         console.print(f"{results.where} could not be removed: {exc}", markup=False, soft_wrap=True)
-    if not Path(job.checkpoint).is_relative_to(job.folder):
+    if not Path(job.state_dir).is_relative_to(job.folder):
         with stored(job) as storage:
             storage.delete([found.key for found in storage.list("")])
             with suppress(HoldfastError):  # what may not be listed may stay: it is no object

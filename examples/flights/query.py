@@ -61,7 +61,7 @@ class Job:
     Attributes
     ----------
     work_dir : str
-    checkpoint : str
+    state_dir : str
         URL below which state is durable.
     configuration : dict of str to str
         Of the Spark session, beside what this module sets.
@@ -82,7 +82,7 @@ class Job:
     """
 
     work_dir: str
-    checkpoint: str
+    state_dir: str
     configuration: dict[str, str]
     restarts: int = 0
     savepoints: str | None = None
@@ -125,7 +125,7 @@ def start_spark(job: Job) -> SparkSession:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1g",
-        "spark.holdfast.checkpoint.dir": job.checkpoint,
+        "spark.holdfast.state.dir": job.state_dir,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(slots),
         "spark.sql.warehouse.dir": str(job.folder / "warehouse"),
@@ -250,8 +250,8 @@ def storage_values(job: Job) -> dict[str, str]:
 
 
 def stored(job: Job) -> ObjectStorage:
-    """Open what is stored below the job's checkpoint directory."""
-    return open_storage(job.checkpoint, parse_storage_options(storage_values(job)))
+    """Open what is stored below the job's state directory."""
+    return open_storage(job.state_dir, parse_storage_options(storage_values(job)))
 
 
 def encode(job: Job) -> bytes:

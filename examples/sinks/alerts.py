@@ -64,7 +64,7 @@ def main() -> None:
     """Make payments up, of which some are unusual, until Ctrl-C."""
     folder = os.environ.get("ALERTS_FOLDER") or tempfile.mkdtemp(prefix="holdfast-alerts-")
     with example_session() as spark:
-        spark.conf.set("spark.holdfast.checkpoint.dir", f"{folder}/durable")
+        spark.conf.set("spark.holdfast.state.dir", f"{folder}/durable")
         numbers = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
         payments = numbers.selectExpr(
             "concat('card-', value % 50) AS card", "CAST(if(value % 997 = 0, 5000, 10) AS long) AS amount"

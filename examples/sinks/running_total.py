@@ -61,7 +61,7 @@ def running_totals(spent: DataFrame) -> DataStreamWriter:
 def main(folder: Path) -> None:
     """Run two micro-batches, and print the table after them."""
     with example_session() as spark:
-        spark.conf.set("spark.holdfast.checkpoint.dir", f"{folder}/state")
+        spark.conf.set("spark.holdfast.state.dir", f"{folder}/state")
         rows = [("ann", 500), ("bob", 250), ("ann", 1000)], [("bob", 50), ("eve", 7)]
         for number, spent in enumerate(rows):
             path = f"{folder}/spent/{number}"

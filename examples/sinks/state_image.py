@@ -36,7 +36,7 @@ def running_total(key: Any, frames: Iterable[pd.DataFrame], state: GroupState) -
 
 def image_of_totals(spark: SparkSession, source: str, table: str, folder: str) -> DataStreamWriter:
     """Return the query; it is started by ``start()``."""
-    spark.conf.set("spark.holdfast.checkpoint.dir", f"{folder}/state")
+    spark.conf.set("spark.holdfast.state.dir", f"{folder}/state")
     amounts = spark.readStream.schema("account string, amount long").json(source)
     totals = (
         holdfast.stream(amounts)

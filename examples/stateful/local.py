@@ -40,7 +40,7 @@ def run_both(
     with tempfile.TemporaryDirectory() as folder, example_session() as spark:
         for query, its_end in ((by_key, ends), (vectorised, True)):
             print(query.__name__)
-            spark.conf.set("spark.holdfast.checkpoint.dir", f"{folder}/state-of-{query.__name__}")
+            spark.conf.set("spark.holdfast.state.dir", f"{folder}/state-of-{query.__name__}")
             for number, rows in enumerate(run(spark, query, columns, batches, Path(folder), ends=its_end)):
                 for row in rows:
                     print(f"  micro-batch {number}: {row.asDict()}")

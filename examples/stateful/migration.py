@@ -104,7 +104,7 @@ def migrate(spark: SparkSession, folder: Path) -> tuple[list[list[Row]], list[li
 def main() -> None:
     """Migrate, and print what both queries give."""
     with tempfile.TemporaryDirectory() as folder, example_session() as spark:
-        spark.conf.set("spark.holdfast.checkpoint.dir", f"{folder}/state")
+        spark.conf.set("spark.holdfast.state.dir", f"{folder}/state")
         for engine, batches in zip(("Spark", "holdfast"), migrate(spark, Path(folder)), strict=True):
             for row in (row for rows in batches for row in rows):
                 print(f"on {engine}: {row.asDict()}")

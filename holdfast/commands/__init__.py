@@ -1,1 +1,1 @@
-"""The commands that look after a checkpoint directory: ``holdfast gc``, ``verify``, ``log`` and ``inspect``."""
+"""The commands that look after a state directory: ``holdfast gc``, ``verify``, ``log`` and ``inspect``."""

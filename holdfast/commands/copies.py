@@ -6,30 +6,28 @@ import click
 
 from holdfast import savepoints
 from holdfast.commands.own_spark import CONF, pairs, started_spark
-from holdfast.commands.savepoint import PARTITIONS, QUERY_CHECKPOINT, RENAME, say_new_query
-from holdfast.commands.target import batch_option, checkpoint_dir_option, on_storage
+from holdfast.commands.savepoint import CHECKPOINT_LOCATION, PARTITIONS, RENAME, say_new_query
+from holdfast.commands.target import batch_option, on_storage, state_dir_option
 from holdfast.settings import PREFIX
 
-_ORIGINAL = click.argument("original", metavar="QUERY_CHECKPOINT")
+_ORIGINAL = click.argument("original", metavar="LOCATION")
 
 
 @click.command()
 @on_storage
 @_ORIGINAL
-@checkpoint_dir_option()
+@state_dir_option()
 @CONF
-@click.option(
-    "--to-checkpoint-dir", metavar="URL", help=f"The new query's {PREFIX}checkpoint.dir. Default: --checkpoint-dir."
-)
-@QUERY_CHECKPOINT
+@click.option("--to-state-dir", metavar="URL", help=f"The new query's {PREFIX}state.dir. Default: --state-dir.")
+@CHECKPOINT_LOCATION
 @click.option("--shards", required=True, type=click.IntRange(min=1), metavar="N", help="Of each operator.")
 @PARTITIONS
 @RENAME
 def rescale(
     original: str,
-    checkpoint_dir: str,
-    to_checkpoint_dir: str | None,
-    query_checkpoint: str,
+    state_dir: str,
+    to_state_dir: str | None,
+    checkpoint_location: str,
     shards: int,
     partitions: int | None,
     rename: tuple[str, ...],
@@ -39,38 +37,38 @@ def rescale(
 ) -> None:
     """Make a new query from another, with a different number of shards.
 
-    QUERY_CHECKPOINT is the checkpointLocation of the query, which may be running and is not changed. The new one begins
+    LOCATION is the checkpointLocation of the query, which may be running and is not changed. The new one begins
     at micro-batch 1, where the other one is. If the command is stopped, run it again.
     """
-    with started_spark(checkpoint_dir, options, conf) as spark:
+    with started_spark(state_dir, options, conf) as spark:
         query_id = savepoints.rescale(
             spark,
             original,
-            query_checkpoint,
+            checkpoint_location,
             shards=shards,
             partitions=partitions,
             rename=pairs(rename, "--rename"),
-            to_checkpoint_dir=to_checkpoint_dir,
+            to_state_dir=to_state_dir,
         )
-    where = to_checkpoint_dir or checkpoint_dir
-    say_new_query(original, f"rescaled to {shards} shards", query_id, query_checkpoint, where, as_json=as_json)
+    where = to_state_dir or state_dir
+    say_new_query(original, f"rescaled to {shards} shards", query_id, checkpoint_location, where, as_json=as_json)
 
 
 @click.command()
 @on_storage
 @_ORIGINAL
-@checkpoint_dir_option()
+@state_dir_option()
 @CONF
 @click.option(
-    "--to-checkpoint-dir", required=True, metavar="URL", help=f"The clone's {PREFIX}checkpoint.dir: not the original's."
+    "--to-state-dir", required=True, metavar="URL", help=f"The clone's {PREFIX}state.dir: not the original's."
 )
-@QUERY_CHECKPOINT
+@CHECKPOINT_LOCATION
 @batch_option()
 def clone(
     original: str,
-    checkpoint_dir: str,
-    to_checkpoint_dir: str,
-    query_checkpoint: str,
+    state_dir: str,
+    to_state_dir: str,
+    checkpoint_location: str,
     batch_id: int | None,
     conf: tuple[str, ...],
     options: dict[str, str],
@@ -78,12 +76,10 @@ def clone(
 ) -> None:
     """Copy a query as it is, to run a second one beside it.
 
-    QUERY_CHECKPOINT is the checkpointLocation of the query, which may be running and is not changed. The clone has its
+    LOCATION is the checkpointLocation of the query, which may be running and is not changed. The clone has its
     own id and continues the micro-batch numbers. State of Spark's own operators is copied, too. If the command is
     stopped, run it again.
     """
-    with started_spark(checkpoint_dir, options, conf) as spark:
-        query_id = savepoints.clone(
-            spark, original, query_checkpoint, to_checkpoint_dir=to_checkpoint_dir, batchId=batch_id
-        )
-    say_new_query(original, "cloned", query_id, query_checkpoint, to_checkpoint_dir, as_json=as_json)
+    with started_spark(state_dir, options, conf) as spark:
+        query_id = savepoints.clone(spark, original, checkpoint_location, to_state_dir=to_state_dir, batchId=batch_id)
+    say_new_query(original, "cloned", query_id, checkpoint_location, to_state_dir, as_json=as_json)

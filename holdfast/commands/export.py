@@ -13,7 +13,7 @@ from click.core import ParameterSource
 import holdfast
 from holdfast import savepoints
 from holdfast.commands.own_spark import CONF, started_spark
-from holdfast.commands.target import batch_option, checkpoint_dir_option, on_storage
+from holdfast.commands.target import batch_option, on_storage, state_dir_option
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.settings import PREFIX, STORAGE_PREFIX
 from holdfast.spark_integration.sinks.extras import needs_extra
@@ -35,7 +35,7 @@ _NOT_IN_CSV = {"array", "map", "struct", "binary"}
 @click.option("--operator", metavar="NAME", help="Required for a query, and if a savepoint has several.")
 @click.option("--table", default="state", show_default=True, help="A state table, a variable, or timers.")
 @click.option("--columns", metavar="A,B", help="Only these, in this order.")
-@checkpoint_dir_option(f"Of a query: its {PREFIX}checkpoint.dir.", required=False)
+@state_dir_option(f"Of a query: its {PREFIX}state.dir.", required=False)
 @batch_option("A query's micro-batch. Default: the last committed one.")
 @CONF
 @click.pass_context
@@ -47,7 +47,7 @@ def export(
     operator: str | None,
     table: str,
     columns: str | None,
-    checkpoint_dir: str | None,
+    state_dir: str | None,
     batch_id: int | None,
     conf: tuple[str, ...],
     options: dict[str, str],
@@ -55,17 +55,17 @@ def export(
 ) -> None:
     """Write a table of a savepoint, or of a query's state, as Parquet or CSV files, or as a Delta table.
 
-    LOCATION is a savepoint: its directory, a slash, and its name. With --checkpoint-dir, or if the variable is set and
+    LOCATION is a savepoint: its directory, a slash, and its name. With --state-dir, or if the variable is set and
     no savepoint is there, it is a query's checkpointLocation; the query may be running. Starts Spark, on this machine
     unless --conf says otherwise.
     """
     names = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
-    with started_spark(checkpoint_dir, options, conf) as spark, errors_of_spark():
+    with started_spark(state_dir, options, conf) as spark, errors_of_spark():
         if not is_of_query(context, dict(spark.conf.getAll)):
             frame = _saved(spark, location, operator, table, names, batch_id)
         elif operator is None:
             raise InvalidArgumentError(
-                "this is a query's location, not a savepoint, because a checkpoint directory is given: name the "
+                "this is a query's location, not a savepoint, because a state directory is given: name the "
                 "operator with --operator",
                 location=location,
             )
@@ -85,16 +85,16 @@ def _saved(
 ) -> DataFrame:
     if batch_id is not None:
         raise InvalidArgumentError(
-            "--batch selects a query's micro-batch, which needs --checkpoint-dir: a savepoint is one micro-batch"
+            "--batch selects a query's micro-batch, which needs --state-dir: a savepoint is one micro-batch"
         )
     return savepoints.load(spark, *_place(location), operator, table, columns=columns)
 
 
 def is_of_query(context: click.Context, settings: Mapping[str, str]) -> bool:
     """Tell whether LOCATION is that of a query, not a savepoint: the variable may be set for other commands."""
-    if context.params["checkpoint_dir"] is None:
+    if context.params["state_dir"] is None:
         return False
-    if context.get_parameter_source("checkpoint_dir") is not ParameterSource.ENVIRONMENT:
+    if context.get_parameter_source("state_dir") is not ParameterSource.ENVIRONMENT:
         return True
     storage = {name.removeprefix(STORAGE_PREFIX): v for name, v in settings.items() if name.startswith(STORAGE_PREFIX)}
     try:

@@ -15,7 +15,7 @@ from holdfast.spark_integration.shard.timeout import TimeoutConf
 
 @click.command("from-spark")
 @on_storage
-@click.argument("query_checkpoint")
+@click.argument("checkpoint_location", metavar="LOCATION")
 @CONF
 @click.option("--to", "target", required=True, metavar="URL", help="The directory of savepoints.")
 @click.option("--name", required=True, help="The savepoint's name.")
@@ -41,7 +41,7 @@ from holdfast.spark_integration.shard.timeout import TimeoutConf
 )
 @click.option("--comment", default="", metavar="TEXT", help="A comment to show with the savepoint.")
 def from_spark(
-    query_checkpoint: str,
+    checkpoint_location: str,
     target: str,
     name: str,
     operators: tuple[str, ...],
@@ -55,14 +55,14 @@ def from_spark(
 ) -> None:
     """Save a query that runs on Spark's own operators, to continue it on holdfast.
 
-    QUERY_CHECKPOINT is the query's checkpointLocation, which is only read. Stop the query first. Its operators must be
+    LOCATION is the query's checkpointLocation, which is only read. Stop the query first. Its operators must be
     applyInPandasWithState, transformWithState or transformWithStateInPandas: docs/migrate.md.
     """
     names = _names(operators)
     with started_spark(None, options, conf) as spark:
         made = savepoints.from_spark(
             spark,
-            query_checkpoint,
+            checkpoint_location,
             target,
             name,
             names,

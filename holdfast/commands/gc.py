@@ -73,7 +73,7 @@ def gc(
 ) -> None:
     """Delete objects that no version a query may return to needs.
 
-    URL is the checkpoint directory, as in spark.holdfast.checkpoint.dir. Running queries clean up by themselves; this
+    URL is the state directory, as in spark.holdfast.state.dir. Running queries clean up by themselves; this
     cleans up after queries that have ended, executors that died, and uploads that were never finished. It is safe
     beside a running query, and keeps what a stopped one needs to start again.
     """

@@ -1,4 +1,4 @@
-"""``holdfast inspect``: what lies in a checkpoint directory: operators, their tables, shards and sizes."""
+"""``holdfast inspect``: what lies in a state directory: operators, their tables, shards and sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TROUBLES_SHOWN = 20
 @on_checkpoint
 @click.option("--shards", "with_shards", is_flag=True, help="Also list each shard.")
 def inspect(url: str, operator: str | None, options: dict[str, str], as_json: bool, with_shards: bool) -> None:
-    """Show what a checkpoint directory holds: operators with their query, tables, size and failures, and sinks.
+    """Show what a state directory holds: operators with their query, tables, size and failures, and sinks.
 
     Costs one listing, and one small request for each operator, sink and failure shown (at most 20 failures).
     """

@@ -18,11 +18,11 @@ from holdfast.backends.arrow.python_rows import python_rows
 from holdfast.commands.target import (
     a_console,
     batch_option,
-    checkpoint_dir_option,
     json_value,
     moment,
     on_storage,
     plain,
+    state_dir_option,
     table,
 )
 from holdfast.errors import InvalidArgumentError
@@ -46,7 +46,7 @@ def _on_query(command: _Command) -> _Command:
     for option in (
         on_storage,
         _TABLE,
-        checkpoint_dir_option(),
+        state_dir_option(),
     ):
         command = option(command)
     return command
@@ -68,7 +68,7 @@ def get(
     location: str,
     operator: str,
     key: tuple[str, ...],
-    checkpoint_dir: str,
+    state_dir: str,
     table: str | None,
     batch_id: int | None,
     as_csv: bool,
@@ -80,7 +80,7 @@ def get(
     LOCATION is the query's checkpointLocation; the query may be running. A key is user=ann for each column that
     OPERATOR is grouped by, or JSON: '{"user": null}'. Reads only what holds the key.
     """
-    with open_query(location, checkpoint_dir, options) as query:
+    with open_query(location, state_dir, options) as query:
         found = query.get(operator, parse_pairs(key), table=table, batch_id=batch_id)
     if as_csv:
         print_csv(found)
@@ -102,7 +102,7 @@ def history(
     location: str,
     operator: str,
     key: tuple[str, ...],
-    checkpoint_dir: str,
+    state_dir: str,
     table: str | None,
     limit: int,
     options: dict[str, str],
@@ -110,7 +110,7 @@ def history(
 ) -> None:
     """Show what a key held, newest first, as far back as the query could return."""
     found: list[KeyVersion] = []
-    with open_query(location, checkpoint_dir, options) as query:
+    with open_query(location, state_dir, options) as query:
         for one in query.history(operator, parse_pairs(key), table=table):
             found.append(one)
             if len(found) == limit:
@@ -130,12 +130,12 @@ def history(
 @click.command()
 @on_storage
 @_TABLE
-@checkpoint_dir_option(required=False)
+@state_dir_option(required=False)
 @click.argument("compared", nargs=-1, required=True, metavar="{LOCATION OPERATOR BEFORE AFTER | A B}")
 @click.option("--rows", type=click.IntRange(min=0), default=20, show_default=True, metavar="N", help="Of each table.")
 def diff(
     compared: tuple[str, ...],
-    checkpoint_dir: str | None,
+    state_dir: str | None,
     table: str | None,
     rows: int,
     options: dict[str, str],
@@ -159,10 +159,10 @@ def diff(
         raise click.UsageError(
             "give LOCATION OPERATOR BEFORE AFTER, numbers of micro-batches; or two savepoints as URL/NAME"
         )
-    if not checkpoint_dir:
-        raise click.UsageError("Missing option '--checkpoint-dir': where the query's state is")
+    if not state_dir:
+        raise click.UsageError("Missing option '--state-dir': where the query's state is")
     location, operator, before, after = compared
-    with open_query(location, checkpoint_dir, options) as query:
+    with open_query(location, state_dir, options) as query:
         found = query.diff(operator, int(before), int(after), table=table, rows_each=rows)
     if as_json:
         click.echo(json.dumps({"operator": operator, "tables": [_changes(one) for one in found]}, indent=2))

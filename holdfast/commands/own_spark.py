@@ -27,7 +27,7 @@ _MASTER = "spark.master"
 
 
 @contextmanager
-def started_spark(checkpoint_dir: str | None, options: dict[str, str], conf: tuple[str, ...]) -> Iterator[SparkSession]:
+def started_spark(state_dir: str | None, options: dict[str, str], conf: tuple[str, ...]) -> Iterator[SparkSession]:
     """Start a Spark, on this machine unless `conf` names another master; tasks are repeated there, too.
 
     A master in spark-defaults.conf does not count: only the JVM reads that file, and it starts with the environment
@@ -41,8 +41,8 @@ def started_spark(checkpoint_dir: str | None, options: dict[str, str], conf: tup
     builder = SparkSession.builder.appName("holdfast").config("spark.ui.enabled", "false")
     # Its own bar is shown in files, too, and does not say how long yet.
     builder = builder.config("spark.ui.showConsoleProgress", "false")
-    if checkpoint_dir is not None:
-        builder = builder.config(f"{PREFIX}checkpoint.dir", checkpoint_dir)
+    if state_dir is not None:
+        builder = builder.config(f"{PREFIX}state.dir", state_dir)
     settings = {_MASTER: "local[*,4]"} | pairs(conf, "--conf")
     use_own_python(settings)
     for name, value in settings.items():

@@ -16,12 +16,12 @@ from holdfast.commands.own_spark import CONF, pairs, started_spark
 from holdfast.commands.target import (
     a_console,
     batch_option,
-    checkpoint_dir_option,
     json_value,
     moment,
     on_storage,
     plain,
     size,
+    state_dir_option,
     table,
 )
 from holdfast.errors import InvalidArgumentError
@@ -40,8 +40,8 @@ def savepoint() -> None:
 savepoint.add_command(from_spark)
 
 
-QUERY_CHECKPOINT = click.option(
-    "--query-checkpoint", required=True, metavar="URL", help="The new query's checkpointLocation."
+CHECKPOINT_LOCATION = click.option(
+    "--checkpoint-location", required=True, metavar="URL", help="The new query's checkpointLocation."
 )
 PARTITIONS = click.option(
     "--partitions",
@@ -54,8 +54,8 @@ RENAME = click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give a
 
 @savepoint.command()
 @on_storage
-@click.argument("query_checkpoint")
-@checkpoint_dir_option()
+@click.argument("checkpoint_location", metavar="LOCATION")
+@state_dir_option()
 @CONF
 @click.option("--to", "target", required=True, metavar="URL", help="The directory of savepoints.")
 @click.option("--name", required=True, help="The savepoint's name.")
@@ -63,8 +63,8 @@ RENAME = click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give a
 @click.option("--without", multiple=True, metavar="OPERATOR", help="Leave out this operator; repeatable.")
 @click.option("--comment", default="", metavar="TEXT", help="A comment to show with the savepoint.")
 def create(
-    query_checkpoint: str,
-    checkpoint_dir: str,
+    checkpoint_location: str,
+    state_dir: str,
     target: str,
     name: str,
     batch_id: int | None,
@@ -76,12 +76,12 @@ def create(
 ) -> None:
     """Save the state of a query, running or not.
 
-    QUERY_CHECKPOINT is the query's own checkpointLocation. Starts Spark, on this machine unless --conf says otherwise,
+    LOCATION is the query's own checkpointLocation. Starts Spark, on this machine unless --conf says otherwise,
     to read the pointers from Spark's state.
     """
-    with started_spark(checkpoint_dir, options, conf) as spark:
+    with started_spark(state_dir, options, conf) as spark:
         made = savepoints.create(
-            spark, query_checkpoint, target, name, batchId=batch_id, without=without, comment=comment
+            spark, checkpoint_location, target, name, batchId=batch_id, without=without, comment=comment
         )
     _print(made, as_json)
 
@@ -90,9 +90,9 @@ def create(
 @on_storage
 @_TARGET
 @_NAME
-@checkpoint_dir_option()
+@state_dir_option()
 @CONF
-@QUERY_CHECKPOINT
+@CHECKPOINT_LOCATION
 @click.option(
     "--shards",
     type=click.IntRange(min=1),
@@ -115,8 +115,8 @@ def create(
 def restore(
     url: str,
     name: str,
-    checkpoint_dir: str,
-    query_checkpoint: str,
+    state_dir: str,
+    checkpoint_location: str,
     shards: int | None,
     partitions: int | None,
     rename: tuple[str, ...],
@@ -132,12 +132,12 @@ def restore(
     Start the query with them, with the same operators by name. It begins with micro-batch 1 where the
     savepoint was made, and does not depend on the savepoint afterwards. If the command is stopped, run it again.
     """
-    with started_spark(checkpoint_dir, options, conf) as spark:
+    with started_spark(state_dir, options, conf) as spark:
         query_id = savepoints.restore(
             spark,
             url,
             name,
-            query_checkpoint,
+            checkpoint_location,
             shards=shards,
             partitions=partitions,
             rename=pairs(rename, "--rename"),
@@ -145,20 +145,20 @@ def restore(
             reset=reset,
             sources=sources,
         )
-    say_new_query(name, "restored", query_id, query_checkpoint, checkpoint_dir, as_json=as_json)
+    say_new_query(name, "restored", query_id, checkpoint_location, state_dir, as_json=as_json)
 
 
 def say_new_query(
-    what: str, done: str, query_id: str, query_checkpoint: str, checkpoint_dir: str, *, as_json: bool
+    what: str, done: str, query_id: str, checkpoint_location: str, state_dir: str, *, as_json: bool
 ) -> None:
     """Say how to start a query that was made: both its places are new, or may be."""
-    made = {"query_id": query_id, "query_checkpoint": query_checkpoint, "checkpoint_dir": checkpoint_dir}
+    made = {"query_id": query_id, "checkpoint_location": checkpoint_location, "state_dir": state_dir}
     if as_json:
         click.echo(json.dumps({"name": what} | made))
     else:
         click.echo(
-            f"{what} is {done}: start the query with checkpointLocation {query_checkpoint} and "
-            f"{PREFIX}checkpoint.dir {checkpoint_dir} (id {query_id})"
+            f"{what} is {done}: start the query with checkpointLocation {checkpoint_location} and "
+            f"{PREFIX}state.dir {state_dir} (id {query_id})"
         )
 
 

@@ -1,4 +1,4 @@
-"""What the commands share: the checkpoint directory, its options, and the output."""
+"""What the commands share: the state directory, its options, and the output."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _URL = click.argument("url")
 
 @dataclass(frozen=True)
 class Target:
-    """An open checkpoint directory.
+    """An open state directory.
 
     Attributes
     ----------
@@ -115,21 +115,21 @@ def on_storage(command: _Command) -> _Command:
 
 
 def on_checkpoint(command: _Command) -> _Command:
-    """Give a command the URL of a checkpoint directory, and the options that all commands have."""
+    """Give a command the URL of a state directory, and the options that all commands have."""
     for option in (on_storage, click.option("--operator", metavar="NAME", help="Only this operator."), _URL):
         command = option(command)
     return command
 
 
-def checkpoint_dir_option(
-    text: str = f"The query's {PREFIX}checkpoint.dir.", *, required: bool = True
+def state_dir_option(
+    text: str = f"The query's {PREFIX}state.dir.", *, required: bool = True
 ) -> Callable[[_Command], _Command]:
-    """Return a decorator that gives a command ``--checkpoint-dir``, which a variable may set for all commands."""
+    """Return a decorator that gives a command ``--state-dir``, which a variable may set for all commands."""
     return click.option(
-        "--checkpoint-dir",
+        "--state-dir",
         required=required,
         metavar="URL",
-        envvar="HOLDFAST_CHECKPOINT_DIR",
+        envvar="HOLDFAST_STATE_DIR",
         show_envvar=True,
         help=text,
     )
@@ -153,7 +153,7 @@ def retain_option(text: str) -> Callable[[_Command], _Command]:
 
 @contextmanager
 def opened(url: str, options: Mapping[str, str], operator: str | None) -> Iterator[Target]:
-    """Open and list a checkpoint directory.
+    """Open and list a state directory.
 
     Raises
     ------

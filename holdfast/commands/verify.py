@@ -25,7 +25,7 @@ _RANGES_SHOWN = 6
 @on_checkpoint
 @retain_option("Versions before the newest one that a query may return to; objects of older ones may be missing.")
 def verify(url: str, operator: str | None, options: dict[str, str], as_json: bool, retain: int | None) -> None:
-    """Read everything in a checkpoint directory and compare checksums.
+    """Read everything in a state directory and compare checksums.
 
     Names each damaged or missing object, the versions that are lost with it, and those that are restored around it,
     from an older snapshot and the commits since. The exit status is 1 if there is any.

@@ -19,8 +19,8 @@ from holdfast.ui.inquiry import Dated, Inquiry, Patience, answers
 from holdfast.ui.named_query import NamedQuery, Pointers
 
 _POINTERS_ONLY = (
-    "This is the checkpoint location of a query, which holds only pointers: start the page with the checkpoint "
-    "directory, too (spark.holdfast.checkpoint.dir)."
+    "This is the checkpoint location of a query, which holds only pointers: start the page with the state "
+    "directory, too (spark.holdfast.state.dir)."
 )
 Join = Callable[[Directory, Directory], StoredQuery]
 
@@ -157,6 +157,6 @@ def _is_there(storage: ObjectStorage, directory: str, query_id: str) -> bool:
 
 def _elsewhere(named: Iterable[str]) -> str:
     return (
-        "no checkpoint directory that was named holds the state of this query: name the one that it uses "
-        f"(spark.holdfast.checkpoint.dir), which has the operator {', '.join(sorted(named))}"
+        "no state directory that was named holds the state of this query: name the one that it uses "
+        f"(spark.holdfast.state.dir), which has the operator {', '.join(sorted(named))}"
     )

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from holdfast import clock
-from holdfast.commands.target import a_console, checkpoint_dir_option, printable, storage_option
+from holdfast.commands.target import a_console, printable, state_dir_option, storage_option
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX
 from holdfast.ui.site import Site, looks_at_once, open_site
@@ -44,7 +44,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
     metavar="PATH",
     help="What queries on this machine set as spark.holdfast.local.dir: their last micro-batches are shown live.",
 )
-@checkpoint_dir_option(f"The queries' {PREFIX}checkpoint.dir, where no LOCATION is such a directory.", required=False)
+@state_dir_option(f"The queries' {PREFIX}state.dir, where no LOCATION is such a directory.", required=False)
 @storage_option
 def ui(
     locations: tuple[str, ...],
@@ -52,12 +52,12 @@ def ui(
     port: int,
     also: tuple[str, ...],
     local_dir: str | None,
-    checkpoint_dir: str | None,
+    state_dir: str | None,
     options: dict[str, str],
 ) -> None:
     """Show state as a web page, read-only, on this machine.
 
-    LOCATION is a checkpoint directory, as in spark.holdfast.checkpoint.dir, or the checkpointLocation of a query whose
+    LOCATION is a state directory, as in spark.holdfast.state.dir, or the checkpointLocation of a query whose
     state lies in such a directory: name both to see rows and keys, and to go back in time. Queries may be running, and
     what is still empty is shown once a query has committed to it.
     """
@@ -75,7 +75,7 @@ def ui(
                 requests,
                 surveys,
                 stack,
-                checkpoint_dir=checkpoint_dir,
+                state_dir=state_dir,
                 local_dir=local_dir,
             )
         for one in site.awaited():

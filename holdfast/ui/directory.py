@@ -1,4 +1,4 @@
-"""A location that was named, a checkpoint directory as far as is known, with the queries whose state lies there."""
+"""A location that was named, a state directory as far as is known, with the queries whose state lies there."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from holdfast.ui.views.growth import GrowthReader
 from holdfast.ui.views.row_counts import RowCounter
 
 _EMPTY = (
-    "Empty, or it does not exist: check the spelling. A checkpoint directory fills when a query commits with "
-    "spark.holdfast.checkpoint.dir set to it, and a checkpointLocation when its query starts."
+    "Empty, or it does not exist: check the spelling. A state directory fills when a query commits with "
+    "spark.holdfast.state.dir set to it, and a checkpointLocation when its query starts."
 )
 
 
@@ -41,7 +41,7 @@ class Awaited:
 
 @dataclass(frozen=True)
 class Directory:
-    """A location that was named: a checkpoint directory, as far as is known.
+    """A location that was named: a state directory, as far as is known.
 
     Attributes
     ----------

@@ -1,10 +1,10 @@
-"""What the page shows: checkpoint directories, each with its latest survey, and the queries whose state lies there.
+"""What the page shows: state directories, each with its latest survey, and the queries whose state lies there.
 
-Whoever starts the page names directories of both kinds, in any order: those of ``spark.holdfast.checkpoint.dir``, and
+Whoever starts the page names directories of both kinds, in any order: those of ``spark.holdfast.state.dir``, and
 Spark's own checkpoint locations of queries. Which is which stands in them, and may not be known yet::
 
     empty  ──metadata──▶  a query's location  ──its first commit──▶  belongs to a directory
-      └────operator────▶  a checkpoint directory
+      └────operator────▶  a state directory
 
 So each view looks again at what is awaited, and which query a location is of. It waits a moment for what is awaited,
 never for queries that are known: of these it shows what was said last.
@@ -73,7 +73,7 @@ class Site:
         Returns
         -------
         list of Directory
-            The checkpoint directories, and what is empty or cannot be listed, each with its queries.
+            The state directories, and what is empty or cannot be listed, each with its queries.
         list of Awaited
             The queries that belong to no directory.
         """
@@ -152,7 +152,7 @@ def open_site(
     surveys: Executor,
     stack: ExitStack,
     *,
-    checkpoint_dir: str | None = None,
+    state_dir: str | None = None,
     local_dir: str | None = None,
 ) -> Site:
     """Open what was named, and look at each location once.
@@ -160,7 +160,7 @@ def open_site(
     Parameters
     ----------
     urls : iterable of str
-        Checkpoint directories, and checkpoint locations of queries whose state lies there. Either may be empty yet.
+        State directories, and checkpoint locations of queries whose state lies there. Either may be empty yet.
     options : mapping
         Of the storage of all of them, as a query sets them below ``spark.holdfast.storage``.
     requests, surveys : concurrent.futures.Executor
@@ -168,7 +168,7 @@ def open_site(
         keeps a thread of `surveys`, so it needs `looks_at_once`.
     stack : contextlib.ExitStack
         Closes what was opened.
-    checkpoint_dir : str, optional
+    state_dir : str, optional
         Of the queries, where none of the locations is such a directory yet.
     local_dir : str, optional
         Where queries on this machine have their local state, if that is set.
@@ -188,13 +188,13 @@ def open_site(
     for url in urls:
         add(url)
     surveys_of = [one.surveyor.latest(_UNLIMITED).found for one in named]
-    if checkpoint_dir and all(one.query_id or one.is_empty for one in surveys_of):
-        add(checkpoint_dir)
+    if state_dir and all(one.query_id or one.is_empty for one in surveys_of):
+        add(state_dir)
         named[-1].surveyor.latest(_UNLIMITED)
     elif all(one.query_id for one in surveys_of):
         raise InvalidArgumentError(
-            "these are queries' checkpoint locations, which hold only pointers: name their checkpoint directory, too "
-            "(spark.holdfast.checkpoint.dir)",
+            "these are queries' checkpoint locations, which hold only pointers: name their state directory, too "
+            "(spark.holdfast.state.dir)",
             given=", ".join(one.location for one in named),
         )
 
@@ -205,5 +205,5 @@ def open_site(
     stack.callback(site.close)
     for one in site.awaited(_UNLIMITED):
         if one.is_wrong:
-            raise NotFoundError(one.what, query_checkpoint=one.location)
+            raise NotFoundError(one.what, checkpoint_location=one.location)
     return site

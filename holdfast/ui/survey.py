@@ -1,4 +1,4 @@
-"""What a checkpoint directory holds, listed and kept as columns; or whose query's checkpoint location it is."""
+"""What a state directory holds, listed and kept as columns; or whose query's checkpoint location it is."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class SinkSurvey:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a checkpoint directory holds.
+    """What a state directory holds.
 
     Attributes
     ----------
@@ -107,12 +107,12 @@ class Survey:
             There is none of this name.
         """
         if name not in self.operators:
-            raise NotFoundError("the checkpoint directory holds no operator of this name", operator=name)
+            raise NotFoundError("the state directory holds no operator of this name", operator=name)
         return self.operators[name]
 
 
 def survey(storage: ObjectStorage) -> Survey:
-    """List a checkpoint directory, perhaps an empty one; or tell that it is a query's checkpoint location.
+    """List a state directory, perhaps an empty one; or tell that it is a query's checkpoint location.
 
     Raises
     ------

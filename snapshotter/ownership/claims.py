@@ -297,7 +297,7 @@ class Claims:
         return error(
             "another application is running this query: its checkpoint location was copied, or is in use twice. Stop "
             f"that application, or wait {-(-wait_ms // 1000)} s if it has ended; to run a copy on purpose, copy "
-            "spark.holdfast.checkpoint.dir too, and set it to the copy",
+            "spark.holdfast.state.dir too, and set it to the copy",
             **self._where,
             **self._described(claim),
             run=claim.run_id,
@@ -333,7 +333,7 @@ class Claims:
         if newest is not None and self._lives(newest):
             raise ConflictError(
                 f"another query uses this directory, or did so within {ALIVE_MS // 60_000} minutes: stop it, give "
-                "this operator another name, or set spark.holdfast.checkpoint.dir to another directory",
+                "this operator another name, or set spark.holdfast.state.dir to another directory",
                 **self._where,
                 **self._described(newest),
                 query=me.query_id,
@@ -341,7 +341,7 @@ class Claims:
         if stored is not None:
             raise ConflictError(
                 "this directory holds the state of another query, which is not running: give the operator another "
-                "name, or set spark.holdfast.checkpoint.dir to another directory (delete the old one if that query "
+                "name, or set spark.holdfast.state.dir to another directory (delete the old one if that query "
                 "is gone for good)",
                 **self._where,
                 owner=stored.query_id,

@@ -1,6 +1,6 @@
 """The record that ties an operator's directory to one query.
 
-``<checkpoint directory>/<operator>/operator`` is written once, by whichever shard commits first, and every worker reads
+``<state directory>/<operator>/operator`` is written once, by whichever shard commits first, and every worker reads
 it before it uses the directory: without a record there is no state. So two queries, or two operators of one name,
 cannot write into each other's state, and state is never read with another number of shards. What tables it holds now
 is in the record and in what later runs have added: `holdfast.snapshotter.ownership.stored_tables`.
@@ -110,7 +110,7 @@ def described(tables: Mapping[str, TableSchema]) -> dict[str, dict[str, Columns]
 
 
 def shard_prefix(operator: str, shard: int) -> str:
-    """Return where a shard's objects lie below the checkpoint directory."""
+    """Return where a shard's objects lie below the state directory."""
     return f"{operator}/shard-{shard:04d}"
 
 
@@ -129,7 +129,7 @@ def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> Operator
             with suppress(ConflictError):  # another record came first, and decides
                 PrefixedStorage(storage, record.operator).put_if_absent(_KEY, data)
         except (InvalidArgumentError, UnavailableError) as exc:
-            exc.add_note("no state was written: check that spark.holdfast.checkpoint.dir is writable")
+            exc.add_note("no state was written: check that spark.holdfast.state.dir is writable")
             raise
         stored = find_operator(storage, record.operator) or record
     check_operator(stored, record, storage.url)
@@ -157,7 +157,7 @@ def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> 
     if stored.query_id != record.query_id:
         raise ConflictError(
             "this directory holds the state of another query: give the operator another name, or set "
-            "spark.holdfast.checkpoint.dir to another directory (delete the old one if that query is gone for good)",
+            "spark.holdfast.state.dir to another directory (delete the old one if that query is gone for good)",
             **where,
             owner=stored.query_id,
             query=record.query_id,
@@ -195,8 +195,8 @@ def read_operator(storage: ObjectStorage, operator: str) -> OperatorRecord:
     record = find_operator(storage, operator)
     if record is None:
         raise NotFoundError(
-            "the checkpoint directory holds no operator of this name: check the name, and that "
-            "spark.holdfast.checkpoint.dir is the one the query uses",
+            "the state directory holds no operator of this name: check the name, and that "
+            "spark.holdfast.state.dir is the one the query uses",
             operator=operator,
             storage=storage.url,
         )

@@ -5,7 +5,7 @@
     _queries/<query id>
     _queries/<query id>.fills       of a clone: no other query fills its directories
 
-Whoever restores or clones writes it before anything else in the checkpoint directory, so that what a stopped attempt
+Whoever restores or clones writes it before anything else in the state directory, so that what a stopped attempt
 leaves there can be told from what others own. A query that has no such object began by itself.
 
 The records of a restored query name it, but those of all clones of a query name the same one. So a clone looks for
@@ -131,7 +131,7 @@ def take_directories(storage: ObjectStorage, origin: QueryOrigin) -> None:
         shared = origin.directories.keys() & found.directories.keys()
         if shared or (found.state_id == origin.state_id and (found.unnamed or origin.unnamed)):
             raise ConflictError(
-                "another query was cloned or restored into this checkpoint directory, or that is under way or was "
+                "another query was cloned or restored into this state directory, or that is under way or was "
                 "interrupted: choose another directory, or finish that one first with the same command. If it is "
                 f"gone for good, and its operators' directories with it, delete {FOLDER}/{other}",
                 operators=", ".join(sorted(shared)),
@@ -157,7 +157,7 @@ def require_directories(storage: ObjectStorage, query_id: str) -> None:
         if record is None or record.query_id != owner:
             raise ConflictError(
                 "another query has taken the directory of an operator meanwhile: run one restore at a time into a "
-                "checkpoint directory",
+                "state directory",
                 operator=directory,
                 owner=record and record.query_id,
                 storage=storage.url,

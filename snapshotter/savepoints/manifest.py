@@ -10,7 +10,7 @@
 Invariants
 ----------
 * **last**: the manifest is stored after all objects that it names: without it there is no savepoint.
-* **self-contained**: keys are below the savepoint's folder; nothing names a checkpoint directory, a commit or a
+* **self-contained**: keys are below the savepoint's folder; nothing names a state directory, a commit or a
   pointer. So it can be copied and moved, and outlives its query.
 * **independent**: pieces are runs of the state tables (FORMAT.md section 2), whatever backend the state was in.
 """

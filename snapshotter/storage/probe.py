@@ -26,7 +26,7 @@ def probe_storage(
     folder: str,
     new_id: Callable[[], str] = clock.new_id,
     *,
-    checked: str = "spark.holdfast.checkpoint.dir failed the check at query start",
+    checked: str = "spark.holdfast.state.dir failed the check at query start",
 ) -> None:
     """Put, get, list and delete a small object below a folder.
 

@@ -1,4 +1,4 @@
-"""What a checkpoint directory holds: every object and its kind.
+"""What a state directory holds: every object and its kind.
 
 ::
 
@@ -160,7 +160,7 @@ class OperatorListing:
 
 @dataclass(frozen=True)
 class CheckpointListing:
-    """The objects of a checkpoint directory.
+    """The objects of a state directory.
 
     Attributes
     ----------
@@ -220,7 +220,7 @@ def _shard(prefix: str, infos: Iterable[ObjectInfo]) -> ShardListing:
 
 
 def list_checkpoint(storage: ObjectStorage, operator: str | None = None) -> CheckpointListing:
-    """List a checkpoint directory, or one operator of it.
+    """List a state directory, or one operator of it.
 
     Raises
     ------
@@ -235,7 +235,7 @@ def list_checkpoint(storage: ObjectStorage, operator: str | None = None) -> Chec
 
 
 def list_begun(storage: ObjectStorage) -> CheckpointListing:
-    """List a checkpoint directory in which no operator may have committed yet, or some are half-deleted.
+    """List a state directory in which no operator may have committed yet, or some are half-deleted.
 
     What a query stores of an operator before its record is not unknown there.
 
@@ -295,12 +295,12 @@ def _is_version(info: ObjectInfo) -> bool:
 
 def _nothing_found(storage: ObjectStorage, operator: str | None, infos: Collection[ObjectInfo]) -> NotFoundError:
     if operator:
-        message = "the checkpoint directory holds no operator of this name: check name and URL"
+        message = "the state directory holds no operator of this name: check name and URL"
         return NotFoundError(message, operator=operator, storage=storage.url)
     if not infos:
         message = (
-            "the checkpoint directory is empty or does not exist: check that the URL is what "
-            "spark.holdfast.checkpoint.dir says, and that a query has committed to it"
+            "the state directory is empty or does not exist: check that the URL is what "
+            "spark.holdfast.state.dir says, and that a query has committed to it"
         )
         return NotFoundError(message, storage=storage.url)
     if any(info.key == "operator" for info in infos):
@@ -308,5 +308,5 @@ def _nothing_found(storage: ObjectStorage, operator: str | None, infos: Collecti
     elif below := next((info.key for info in infos if _is_record(info)), None):
         hint = f"one of its folders does: give {storage.url}/{below.rsplit('/', 2)[0]}"
     else:
-        hint = "check that the URL is what spark.holdfast.checkpoint.dir says"
+        hint = "check that the URL is what spark.holdfast.state.dir says"
     return NotFoundError(f"the directory holds no holdfast state; {hint}", storage=storage.url, objects=len(infos))

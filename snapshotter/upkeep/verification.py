@@ -44,7 +44,7 @@ class Damage:
     Attributes
     ----------
     key : str
-        Below the checkpoint directory.
+        Below the state directory.
     problem : str
     lost : tuple of str
         The versions that cannot be restored without it.

@@ -216,7 +216,7 @@ class Committed:
         The new version, which the query may still drop.
     prefix : str
         Of the shard in durable storage.
-    checkpoint_dir : str or None
+    state_dir : str or None
     storage_options : mapping of str to str
         As configured. They cross a socket that only this user can open, and are never stored.
     policy : SnapshotPolicy
@@ -236,7 +236,7 @@ class Committed:
     accepted: Pointer | None
     committed: Pointer
     prefix: str
-    checkpoint_dir: str | None
+    state_dir: str | None
     storage_options: Mapping[str, str]
     policy: SnapshotPolicy
     retained_versions: int
@@ -275,7 +275,7 @@ class Committed:
             accepted=pointer_field(message, "accepted"),
             committed=committed,
             prefix=field(message, "prefix", str),
-            checkpoint_dir=None if message.get("checkpoint_dir") is None else field(message, "checkpoint_dir", str),
+            state_dir=None if message.get("state_dir") is None else field(message, "state_dir", str),
             storage_options=_texts_field(message, "storage_options"),
             policy=_policy_field(message),
             retained_versions=field(message, "retained_versions", int),

@@ -2,13 +2,13 @@
 
 ::
 
-    state's directories, records, columns        driver         checkpoint directory of the clone
-    what each shard's version is made of         tasks          checkpoint directory of the clone
+    state's directories, records, columns        driver         state directory of the clone
+    what each shard's version is made of         tasks          state directory of the clone
     Spark's state, logs and positions            driver         checkpoint location of the clone
     metadata, with an id of its own              driver         last
 
 Pointers lie in Spark's state, which nobody but Spark writes, and name the query and the operator's directory. So a
-clone keeps both: its checkpoint directory is another one, and in it the clone writes under the original's id, which
+clone keeps both: its state directory is another one, and in it the clone writes under the original's id, which
 `holdfast.snapshotter.ownership.query_origin` tells its new shards. Nothing of the clone names the original's places.
 """
 
@@ -43,9 +43,9 @@ _log = logging.getLogger(__name__)
 def clone(
     spark: SparkSession,
     original: str | Path,
-    query_checkpoint: str | Path,
+    checkpoint_location: str | Path,
     *,
-    to_checkpoint_dir: str | Path,
+    to_state_dir: str | Path,
     batchId: int | None = None,
 ) -> str:
     """Copy a query as of a micro-batch; the clone has its own id and continues the micro-batch numbers.
@@ -53,13 +53,13 @@ def clone(
     Parameters
     ----------
     spark : SparkSession
-        Its ``spark.holdfast.checkpoint.dir`` must be the original query's.
+        Its ``spark.holdfast.state.dir`` must be the original query's.
     original : str or pathlib.Path
         The original's ``checkpointLocation``. It may keep running and is not changed.
-    query_checkpoint : str or pathlib.Path
+    checkpoint_location : str or pathlib.Path
         The clone's ``checkpointLocation``: new, or left by an attempt that was stopped.
-    to_checkpoint_dir : str or pathlib.Path
-        The clone's ``spark.holdfast.checkpoint.dir``, not the original's.
+    to_state_dir : str or pathlib.Path
+        The clone's ``spark.holdfast.state.dir``, not the original's.
     batchId : int, optional
         The micro-batch; by default the last committed one.
 
@@ -71,7 +71,7 @@ def clone(
     Raises
     ------
     ConflictError
-        The location is not empty, or the checkpoint directory has operators of these names.
+        The location is not empty, or the state directory has operators of these names.
     InvalidArgumentError
         The original is not a query with state, or its state is not durable.
     NotFoundError
@@ -88,7 +88,7 @@ def clone(
     settings, options = configured(spark)
     with (
         open_storage(str(original), options) as location,
-        open_storage(str(settings.checkpoint_dir), options) as storage,
+        open_storage(str(settings.state_dir), options) as storage,
     ):
         query = QueryLocation(location)
         query_id = query.query_id()
@@ -96,7 +96,7 @@ def clone(
 
         def cloned() -> str:
             steps = stateful_steps(spark, str(original), batch.batch_id)
-            with new_query(spark, settings, options, query_checkpoint, to_checkpoint_dir) as new:
+            with new_query(spark, settings, options, checkpoint_location, to_state_dir) as new:
                 _copy_operators(new, settings, storage, steps, query_id, batch.batch_id)
                 new.require()  # copying may have taken long
                 copy_location(location, new.location, query, batch)
@@ -126,7 +126,7 @@ def _copy_operators(
     rows = {directory: of for step in steps for directory, of in step.pointers.items()}
     if "" in rows:
         raise InvalidArgumentError(
-            "the query has state that is not durable, because it runs without spark.holdfast.checkpoint.dir: it "
+            "the query has state that is not durable, because it runs without spark.holdfast.state.dir: it "
             "cannot be copied",
             query=query_id,
         )
@@ -137,13 +137,13 @@ def _copy_operators(
     taken = [directory for directory in records if new.storage.list(f"{directory}/")]
     if taken:
         raise ConflictError(
-            "a clone needs its own checkpoint directory, and this one has operators of these names: choose another",
+            "a clone needs its own state directory, and this one has operators of these names: choose another",
             operators=", ".join(taken),
             storage=new.storage.url,
         )
     if new.storage.url == storage.url:  # where the original may not have begun all of its directories yet
         raise ConflictError(
-            "a clone needs its own checkpoint directory, and this one is the original's: choose another",
+            "a clone needs its own state directory, and this one is the original's: choose another",
             storage=new.storage.url,
         )
     before = find_origin(storage, query_id)  # what is cloned may be a clone
@@ -161,7 +161,7 @@ def _copy_operators(
     for record in records.values():
         _copy_record(storage, new.storage, record)
     shards = [shard_row(directory, row) for directory, of in rows.items() for row in of if row.pointer is not None]
-    run_tasks(new.spark, shards, SHARD, ShardCopier(settings, str(new.settings.checkpoint_dir)), COPIED)
+    run_tasks(new.spark, shards, SHARD, ShardCopier(settings, str(new.settings.state_dir)), COPIED)
 
 
 def _copy_record(source: ObjectStorage, target: ObjectStorage, record: OperatorRecord) -> None:

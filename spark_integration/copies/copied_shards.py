@@ -1,6 +1,6 @@
 """What a task does for a clone: it copies what a shard's version is made of, byte by byte.
 
-Names of objects say nothing of the checkpoint directory or the query, so they stay as they are. Copied are the commits
+Names of objects say nothing of the state directory or the query, so they stay as they are. Copied are the commits
 and snapshots up to the version, whether it builds on them or not: so the clone can do without a damaged snapshot as
 the original can, and knows as much of what was cleaned up. What the version builds on is checked, byte by byte, and so
 are the parts of all snapshots: one with a damaged part is left out. What is later, or an attempt at the version that
@@ -40,7 +40,7 @@ class ShardCopier:
     Attributes
     ----------
     settings : Settings
-        Of the session, without credentials; their checkpoint directory is the original's.
+        Of the session, without credentials; their state directory is the original's.
     target : str
         URL of the clone's.
     """
@@ -54,10 +54,9 @@ class ShardCopier:
 
     def _copied(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         prefix = shard_prefix(row["directory"], row["shard"])
-        assert self.settings.checkpoint_dir is not None
+        assert self.settings.state_dir is not None
         source, target = (
-            PrefixedStorage(storage_at(url, self.settings), prefix)
-            for url in (self.settings.checkpoint_dir, self.target)
+            PrefixedStorage(storage_at(url, self.settings), prefix) for url in (self.settings.state_dir, self.target)
         )
         carried = None if row["carried"] is None else bytes(row["carried"])
         objects = copy_shard(source, target, Pointer(row["version"], row["commit"]), carried)

@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 def rescale(
     spark: SparkSession,
     original: str | Path,
-    query_checkpoint: str | Path,
+    checkpoint_location: str | Path,
     *,
     shards: int,
     partitions: int | None = None,
     rename: Mapping[str, str] | None = None,
-    to_checkpoint_dir: str | Path | None = None,
+    to_state_dir: str | Path | None = None,
 ) -> str:
     """Make a new query that continues from another, with a different number of shards.
 
     Parameters
     ----------
     spark : SparkSession
-        Its ``spark.holdfast.checkpoint.dir`` must be the original query's.
+        Its ``spark.holdfast.state.dir`` must be the original query's.
     original : str or pathlib.Path
         The original's ``checkpointLocation``. It may keep running and is not changed.
-    query_checkpoint : str or pathlib.Path
+    checkpoint_location : str or pathlib.Path
         The new query's ``checkpointLocation``: new, or left by an attempt that was stopped.
     shards : int
         Shards per operator.
     partitions, rename
         As in `holdfast.savepoints.restore`.
-    to_checkpoint_dir : str or pathlib.Path, optional
-        The new query's ``spark.holdfast.checkpoint.dir``; by default the original's.
+    to_state_dir : str or pathlib.Path, optional
+        The new query's ``spark.holdfast.state.dir``; by default the original's.
 
     Returns
     -------
@@ -64,11 +64,11 @@ def rescale(
     Notes
     -----
     Cost: the state is read and written twice, because it is sorted in between: once into a savepoint in the new
-    checkpoint directory, which is deleted before the query can start, and once out of it.
+    state directory, which is deleted before the query can start, and once out of it.
     """
     changes = Changes(shards, partitions, dict(rename or {}))
     settings, options = configured(spark)
-    with new_query(spark, settings, options, query_checkpoint, to_checkpoint_dir) as new:
+    with new_query(spark, settings, options, checkpoint_location, to_state_dir) as new:
         create(spark, original, new.rescaling_url, new.query_id)
         new.require()  # saving may have taken long
         with open_storage(new.rescaling_url, options) as savepoints:

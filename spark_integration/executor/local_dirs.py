@@ -183,17 +183,17 @@ def _executor_name(executor: ProcessId | None = None) -> str:
     return f"{_EXECUTOR}{executor or executor_process()}"
 
 
-def state_directory(executor_directory: Path, *, in_memory: bool) -> Path:
+def shards_directory(executor_directory: Path, *, in_memory: bool) -> Path:
     """Return the directory of all shards of an executor whose backends keep state in RAM, or on disk."""
     return private_directory(executor_directory / (IN_MEMORY if in_memory else ON_DISK))
 
 
-def shard_name(shard: int, shards: int, backend: str, checkpoint_dir: str | None) -> str:
+def shard_name(shard: int, shards: int, backend: str, state_dir: str | None) -> str:
     """Return the name of a shard's directory.
 
     It includes a digest of everything that invalidates local versions when it changes: another backend has other
-    files, another number of shards has other rows, and another checkpoint directory lacks the commits that the next
+    files, another number of shards has other rows, and another state directory lacks the commits that the next
     one would build on.
     """
-    kind = xxhash.xxh32_hexdigest("\n".join([backend, str(shards), checkpoint_dir or ""]).encode())
+    kind = xxhash.xxh32_hexdigest("\n".join([backend, str(shards), state_dir or ""]).encode())
     return f"{SHARD_PREFIX}{shard:04d}-{kind}"

@@ -64,7 +64,7 @@ class QueryOperators:
         for row in held.rows:
             if row.directory is None:
                 raise InvalidArgumentError(
-                    "the query has state that is not durable, because it runs without spark.holdfast.checkpoint.dir",
+                    "the query has state that is not durable, because it runs without spark.holdfast.state.dir",
                     location=self._pointers.url,
                 )
             by_name.setdefault(operator_of(row.directory) or "", {}).setdefault(row.directory, []).append(row)

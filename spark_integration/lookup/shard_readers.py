@@ -34,7 +34,7 @@ class ShardReaders:
     Parameters
     ----------
     storage : ObjectStorage
-        The checkpoint directory.
+        The state directory.
     executor : concurrent.futures.Executor
         Must not run the caller.
     monotonic_ms : callable, optional

@@ -36,7 +36,7 @@ class StoredOperator:
     tables : mapping of str to TableSchema
         Those that users see, with the columns that are declared by now.
     pointers : mapping of str to tuple of PointerRow
-        By directory below the checkpoint directory, ascending by shard. A shard that never had rows has none; the
+        By directory below the state directory, ascending by shard. A shard that never had rows has none; the
         attribute ``pointer`` of one without state is None.
     """
 

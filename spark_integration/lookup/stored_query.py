@@ -2,7 +2,7 @@
 
 ::
 
-    checkpointLocation                          spark.holdfast.checkpoint.dir
+    checkpointLocation                          spark.holdfast.state.dir
         offsets/7, commits/7                        <operator>/operator, schemas/…
         state/0/3/…  ──pointer──▶                   <operator>/shard-0003/commits/…, snapshots/…, files/…
         └─ read without Spark ─┘                    └─ only what holds the wanted keys ─┘
@@ -58,7 +58,7 @@ class StoredQuery:
     location : ObjectStorage
         Its root is the query's checkpoint location; closed with this.
     storage : ObjectStorage
-        The checkpoint directory; closed with this.
+        The state directory; closed with this.
     executor : concurrent.futures.ThreadPoolExecutor
         Runs requests; shut down with this.
 
@@ -360,17 +360,15 @@ def _is_gone(exc: BaseException) -> bool:
     return isinstance(exc, (NotFoundError, StateLostError)) or isinstance(exc.__cause__, NotFoundError)
 
 
-def open_query(
-    location: str | Path, checkpoint_dir: str | Path, options: Mapping[str, str] | None = None
-) -> StoredQuery:
+def open_query(location: str | Path, state_dir: str | Path, options: Mapping[str, str] | None = None) -> StoredQuery:
     """Open the state of a query for reading, without Spark.
 
     Parameters
     ----------
     location : str or pathlib.Path
         The query's ``checkpointLocation``: a path, or a URL of any storage that holdfast knows.
-    checkpoint_dir : str or pathlib.Path
-        Its ``spark.holdfast.checkpoint.dir``.
+    state_dir : str or pathlib.Path
+        Its ``spark.holdfast.state.dir``.
     options : mapping of str to str, optional
         What the query sets as ``spark.holdfast.storage.<name>``; used for both.
 
@@ -389,14 +387,14 @@ def open_query(
     >>> with holdfast.open_query("s3://bucket/queries/totals", "s3://bucket/app") as query:
     ...     query.get("totals", {"user": "ann"})["state"].to_pylist()
     """
-    return opened_query(location, checkpoint_dir, parse_storage_options(dict(options or {})))
+    return opened_query(location, state_dir, parse_storage_options(dict(options or {})))
 
 
-def opened_query(location: str | Path, checkpoint_dir: str | Path, options: Mapping[str, object]) -> StoredQuery:
+def opened_query(location: str | Path, state_dir: str | Path, options: Mapping[str, object]) -> StoredQuery:
     """Open the state of a query with what `parse_storage_options` returned; raises as `open_query`."""
     opened = open_storage(str(location), options)
     try:
-        storage = open_storage(str(checkpoint_dir), options)
+        storage = open_storage(str(state_dir), options)
     except HoldfastError:
         opened.close()
         raise

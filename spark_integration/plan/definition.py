@@ -102,9 +102,9 @@ class Definition:
             be remembered.
         """
         self.rows.function.tables()
-        if self._is_streaming and self.settings.checkpoint_dir is None and self.rows.function.changes():
+        if self._is_streaming and self.settings.state_dir is None and self.rows.function.changes():
             raise InvalidArgumentError(
-                "stateChanges are remembered with the state: set spark.holdfast.checkpoint.dir, or leave them out",
+                "stateChanges are remembered with the state: set spark.holdfast.state.dir, or leave them out",
                 operator=self.name,
             )
         session, stored = self._session, self._stored()
@@ -174,7 +174,7 @@ class Definition:
 
     def _stored(self) -> StoredState:
         """Return what is stored under the operator's name, as far as it can matter."""
-        if self.settings.checkpoint_dir is None or not self._is_streaming:
+        if self.settings.state_dir is None or not self._is_streaming:
             return StoredState(None, None, None)
         return stored_state(self._session, self.settings, self.name, self.rows.function)
 

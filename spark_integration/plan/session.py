@@ -36,10 +36,10 @@ def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
     if df.isStreaming and not is_remote:  # a client's versions are not those of the server's workers
         spark_versions.require_fitting_arrow(pa.__version__)
     _check_storage(settings, configuration, is_remote=is_remote)
-    if settings.checkpoint_dir is None and df.isStreaming:
+    if settings.state_dir is None and df.isStreaming:
         warnings.warn(
             "this query's state is not durable: losing an executor loses its state, and the query fails; set "
-            "spark.holdfast.checkpoint.dir to a directory that all executors reach",
+            "spark.holdfast.state.dir to a directory that all executors reach",
             stacklevel=stacklevel + 1,
         )
     return settings
@@ -50,9 +50,9 @@ def _check_storage(settings: Settings, configuration: Mapping[str, str], *, is_r
 
     A Spark Connect client may lack the executors' packages and credentials, so it opens nothing.
     """
-    if settings.checkpoint_dir is not None and not is_remote:
+    if settings.state_dir is not None and not is_remote:
         options = parse_storage_options(settings.storage_values(configuration))
-        open_storage(settings.checkpoint_dir, options).close()
+        open_storage(settings.state_dir, options).close()
 
 
 def rows_each(df: DataFrame) -> int:

@@ -3,7 +3,7 @@
 ::
 
     Spark's location ──▶ logs of micro-batch N, pointers to the state after it           driver
-    checkpoint directory ──▶ each shard at its pointer ──▶ pieces                        tasks
+    state directory ──▶ each shard at its pointer ──▶ pieces                        tasks
     what Spark keeps of sources ──▶ copies                                               driver
     manifest                                                                             driver, last
 
@@ -64,7 +64,7 @@ _Found = TypeVar("_Found")
 
 def create(
     spark: SparkSession,
-    query_checkpoint: str | Path,
+    checkpoint_location: str | Path,
     target: str | Path,
     name: str,
     *,
@@ -77,11 +77,11 @@ def create(
     Parameters
     ----------
     spark : SparkSession
-        Its ``spark.holdfast.checkpoint.dir`` and ``spark.holdfast.storage.*`` must be those of the query.
-    query_checkpoint : str or pathlib.Path
+        Its ``spark.holdfast.state.dir`` and ``spark.holdfast.storage.*`` must be those of the query.
+    checkpoint_location : str or pathlib.Path
         The query's own ``checkpointLocation``, as a URL that `holdfast.settings` allows for storage.
     target : str or pathlib.Path
-        The directory for savepoints: any storage that ``spark.holdfast.checkpoint.dir`` may be.
+        The directory for savepoints: any storage that ``spark.holdfast.state.dir`` may be.
     name : str
         The savepoint's name: up to 100 letters, digits, dots, dashes and underscores.
     batchId : int, optional
@@ -116,11 +116,11 @@ def create(
     """
     settings, options = _checked(spark, without, comment)
     with (
-        open_storage(str(query_checkpoint), options) as logs,
+        open_storage(str(checkpoint_location), options) as logs,
         open_storage(str(target), options) as targets,
         making(targets, name) as new,
     ):
-        of = _Saving(spark, settings, options, QueryLocation(logs), str(query_checkpoint), str(target), name)
+        of = _Saving(spark, settings, options, QueryLocation(logs), str(checkpoint_location), str(target), name)
         query_id = of.location.query_id()
         batch, (operators, left_out, sources) = of.of_batch(batchId, lambda batch: of.parts(batch, without, new))
         query = saved_query(query_id, batch, sources)
@@ -132,7 +132,7 @@ def create(
 def stop(
     spark: SparkSession,
     query: StreamingQuery,
-    query_checkpoint: str | Path,
+    checkpoint_location: str | Path,
     target: str | Path,
     name: str,
     *,
@@ -147,27 +147,27 @@ def stop(
     Parameters
     ----------
     query : pyspark.sql.streaming.StreamingQuery
-    spark, query_checkpoint, target, name, without, comment
+    spark, checkpoint_location, target, name, without, comment
         As in `create`, which also says what is returned and raised. Before it stops the query, it checks everything
         that does not depend on the last micro-batch: a name that is taken, a target that cannot be written, another
         query's location, an operator that cannot be saved, one in `without` that the query does not have.
     """
     settings, options = _checked(spark, without, comment)
-    with open_storage(str(target), options) as targets, open_storage(str(query_checkpoint), options) as logs:
+    with open_storage(str(target), options) as targets, open_storage(str(checkpoint_location), options) as logs:
         require_free(targets, name)
-        of = _Saving(spark, settings, options, QueryLocation(logs), str(query_checkpoint), str(target), name)
+        of = _Saving(spark, settings, options, QueryLocation(logs), str(checkpoint_location), str(target), name)
         query_id = of.location.query_id()
         if query_id != str(query.id):
             raise InvalidArgumentError(
                 "this is another query's checkpoint location: the query keeps running",
-                query_checkpoint=query_checkpoint,
+                checkpoint_location=checkpoint_location,
                 query=query.id,
                 of=query_id,
             )
         probe_storage(targets, name, checked="the directory for savepoints failed the check before the query stops")
         of.look(without)
     query.stop()
-    return create(spark, query_checkpoint, target, name, without=without, comment=comment)
+    return create(spark, checkpoint_location, target, name, without=without, comment=comment)
 
 
 def _checked(spark: SparkSession, without: Collection[str], comment: str) -> tuple[Settings, dict[str, object]]:
@@ -186,7 +186,7 @@ class _Saving:
     settings: Settings
     options: dict[str, object]
     location: QueryLocation
-    query_checkpoint: str
+    checkpoint_location: str
     target: str
     name: str
 
@@ -215,7 +215,7 @@ class _Saving:
                 "the query moved past two micro-batches while its state was read: stop it first, or restart it with "
                 "a higher spark.sql.streaming.minBatchesToRetain",
                 batch_id=batch.batch_id,
-                query_checkpoint=self.query_checkpoint,
+                checkpoint_location=self.checkpoint_location,
             ) from exc
 
     def _has_left(self, batch: LoggedBatch, error: HoldfastError) -> bool:
@@ -228,8 +228,8 @@ class _Saving:
         """Save everything after a micro-batch: operators, the names of those that are left out, and sources."""
         steps, left_out = self.steps(batch.batch_id, without)
         new.require()  # before the tasks read and store all state, which they may do twice
-        assert self.settings.checkpoint_dir is not None
-        with open_storage(self.settings.checkpoint_dir, self.options) as storage:
+        assert self.settings.state_dir is not None
+        with open_storage(self.settings.state_dir, self.options) as storage:
             known = {
                 name: self._described(storage, name, step) if step.pointers else _without_rows(name, step, batch)
                 for name, step in steps.items()
@@ -240,14 +240,14 @@ class _Saving:
 
     def steps(self, batch_id: int, without: Collection[str]) -> tuple[dict[str, StatefulStep], tuple[str, ...]]:
         """Return the operators to save by name, and the names of those that are left out."""
-        return self._chosen(stateful_steps(self.spark, self.query_checkpoint, batch_id), batch_id, without)
+        return self._chosen(stateful_steps(self.spark, self.checkpoint_location, batch_id), batch_id, without)
 
     def look(self, without: Collection[str]) -> None:
         """Raise what a save fails with for its operators; nothing, if the query twice leaves behind what is read."""
         for _ in range(2):
             batch = self.location.batch()
             try:
-                steps = stateful_steps(self.spark, self.query_checkpoint, batch.batch_id)
+                steps = stateful_steps(self.spark, self.checkpoint_location, batch.batch_id)
             except HoldfastError as exc:
                 if not self._has_left(batch, exc):
                     raise
@@ -282,7 +282,7 @@ class _Saving:
             raise NotFoundError(
                 "the query has no holdfast state to save after this micro-batch",
                 batch_id=batch_id,
-                query_checkpoint=self.query_checkpoint,
+                checkpoint_location=self.checkpoint_location,
             )
         return found, tuple(left_out)
 
@@ -388,7 +388,7 @@ def _names_of(step: StatefulStep) -> list[str]:
         return [step.host]
     if "" in step.pointers:
         raise InvalidArgumentError(
-            "the query has state that is not durable, because it runs without spark.holdfast.checkpoint.dir: a "
+            "the query has state that is not durable, because it runs without spark.holdfast.state.dir: a "
             "savepoint cannot hold it",
             number=step.number,
         )

@@ -3,7 +3,7 @@
 ::
 
     checkpoint location                    holdfast-restoring-<id>        somebody makes a query here, with this id
-    checkpoint directory                   _queries/<id>                  the operators' directories that it fills
+    state directory                   _queries/<id>                  the operators' directories that it fills
                                            _rescaling/<id>/…              its savepoint, while it is rescaled
     beside the location                    …-restoring-<id>/…             its stub
 
@@ -57,13 +57,13 @@ class NewQuery:
     ----------
     spark : SparkSession
     settings : Settings
-        Their checkpoint directory is the new query's.
+        Their state directory is the new query's.
     options : mapping of str to object
         Of the storage.
     url : str
         Of its checkpoint location.
     location, storage : ObjectStorage
-        Its checkpoint location, and its checkpoint directory.
+        Its checkpoint location, and its state directory.
     query_id : str
     is_finishing : bool
         Whether its last step has begun: from then on it may be whole.
@@ -122,30 +122,30 @@ def new_query(
     spark: SparkSession,
     settings: Settings,
     options: Mapping[str, object],
-    query_checkpoint: str | Path,
-    checkpoint_dir: str | Path | None = None,
+    checkpoint_location: str | Path,
+    state_dir: str | Path | None = None,
 ) -> Iterator[NewQuery]:
     """Begin a query in an empty checkpoint location, or in one that somebody has left who was stopped.
 
     Parameters
     ----------
-    query_checkpoint : str or pathlib.Path
+    checkpoint_location : str or pathlib.Path
         Its checkpoint location.
-    checkpoint_dir : str or pathlib.Path, optional
-        Its checkpoint directory; by default that of the settings.
+    state_dir : str or pathlib.Path, optional
+        Its state directory; by default that of the settings.
 
     Raises
     ------
     ConflictError
         The location holds something else.
     """
-    if checkpoint_dir is not None:
-        given = Settings.parse({f"{PREFIX}checkpoint.dir": str(checkpoint_dir)})
-        settings = replace(settings, checkpoint_dir=given.checkpoint_dir)
-    url, query_id = str(query_checkpoint), clock.new_uuid()
+    if state_dir is not None:
+        given = Settings.parse({f"{PREFIX}state.dir": str(state_dir)})
+        settings = replace(settings, state_dir=given.state_dir)
+    url, query_id = str(checkpoint_location), clock.new_uuid()
     with (
         open_storage(url, options) as location,
-        open_storage(str(settings.checkpoint_dir), options) as storage,
+        open_storage(str(settings.state_dir), options) as storage,
     ):
         stopped = seeding.begin(location, query_id)
         for other in stopped:
@@ -204,7 +204,7 @@ def _remove(new: NewQuery) -> None:
 
 
 def _clear(storage: ObjectStorage, query_id: str) -> None:
-    """Delete what a query has left in the checkpoint directory whose making was stopped: none can have used it."""
+    """Delete what a query has left in the state directory whose making was stopped: none can have used it."""
     origin = find_origin(storage, query_id)
     if origin is None:
         return
@@ -218,7 +218,7 @@ def _clear(storage: ObjectStorage, query_id: str) -> None:
 
 
 def _rescaling_url(settings: Settings) -> str:
-    return f"{str(settings.checkpoint_dir).rstrip('/')}/{RESCALING}"
+    return f"{str(settings.state_dir).rstrip('/')}/{RESCALING}"
 
 
 def _stub_url(url: str, query_id: str) -> str:

@@ -2,8 +2,8 @@
 
 ::
 
-    the operators' records                            driver         checkpoint directory
-    pieces ──▶ version 1 of each new shard            tasks          checkpoint directory
+    the operators' records                            driver         state directory
+    pieces ──▶ version 1 of each new shard            tasks          state directory
     pointers to these ──▶ stub query ──▶ state/       Spark          beside the new location
     positions, watermark, settings, state/            driver         new location
     metadata                                          driver         new location, last
@@ -66,7 +66,7 @@ def restore(
     spark: SparkSession,
     target: str | Path,
     name: str,
-    query_checkpoint: str | Path,
+    checkpoint_location: str | Path,
     *,
     shards: int | None = None,
     partitions: int | None = None,
@@ -81,11 +81,11 @@ def restore(
     Parameters
     ----------
     spark : SparkSession
-        Its ``spark.holdfast.checkpoint.dir`` is where the state goes, and must be the new query's.
+        Its ``spark.holdfast.state.dir`` is where the state goes, and must be the new query's.
     target : str or pathlib.Path
     name : str
         The savepoint's name in that directory.
-    query_checkpoint : str or pathlib.Path
+    checkpoint_location : str or pathlib.Path
         The new query's ``checkpointLocation``: new, or left by a restore that was stopped.
     shards : int, optional
         Shards per operator; by default as many as in the savepoint.
@@ -135,7 +135,7 @@ def restore(
     with open_storage(str(target), options) as savepoints:
         savepoint = read_savepoint(savepoints, name)
         plans_of(savepoint, changes)  # refuses what cannot be, before anything is written
-        with new_query(spark, settings, options, query_checkpoint) as new:
+        with new_query(spark, settings, options, checkpoint_location) as new:
             restore_into(new, savepoints, str(target), savepoint, changes)
             new.finish()
             return new.query_id
@@ -239,12 +239,12 @@ def _advise_of_shards(states: Collection[_State]) -> None:
     numbers = {state.plan.shards for state in states}
     if len(numbers) > 1:
         raise InvalidArgumentError(
-            "the checkpoint directory has operators of these names with other numbers of shards, and a session can set "
-            "only one: rename the operators, choose another checkpoint directory, or the same number of shards for all",
+            "the state directory has operators of these names with other numbers of shards, and a session can set "
+            "only one: rename the operators, choose another state directory, or the same number of shards for all",
             operators=", ".join(state.plan.name for state in misled),
         )
     _log.warning(
-        "the checkpoint directory has operators of these names with other numbers of shards (%s): set "
+        "the state directory has operators of these names with other numbers of shards (%s): set "
         "spark.holdfast.shards=%d where the restored query is defined",
         ", ".join(state.plan.name for state in misled),
         min(numbers),

@@ -143,7 +143,7 @@ class ShardRestorer:
     Attributes
     ----------
     settings : Settings
-        Of the session, without credentials; its checkpoint directory is where state goes.
+        Of the session, without credentials; its state directory is where state goes.
     source : str
         URL of the directory of savepoints.
     name : str
@@ -178,7 +178,7 @@ class ShardRestorer:
 
     def _commit(self, name: str, shard: int, read: PieceRows) -> tuple[str | None, int | None]:
         """Store a shard's rows; return the commit's id, None if it has no rows, and when its first timer is due."""
-        assert self.settings.checkpoint_dir is not None
+        assert self.settings.state_dir is not None
         operator = self.operators[name]
         runs = {}
         for table, run in read.of_shard(shard):
@@ -186,7 +186,7 @@ class ShardRestorer:
             runs[table] = renumbered(changed, operator.versions) if is_of_elements(table) else changed
         if not runs:
             return None, None
-        storage = storage_at(self.settings.checkpoint_dir, self.settings)
+        storage = storage_at(self.settings.state_dir, self.settings)
         pointer = Pointer(FIRST_VERSION, clock.new_id())
         with own_directory(self.settings.local_dir) as home:
             held = {**read.tables, **{table: of.after for table, of in operator.migrations.items()}}
@@ -210,7 +210,7 @@ class RestoredOperator:
     Attributes
     ----------
     directory : str
-        Below the checkpoint directory.
+        Below the state directory.
     shards, old_shards : int
         Now, and in the savepoint.
     schemas : mapping of str to list of str

@@ -1,6 +1,6 @@
 """What a task does for a savepoint: it reads shards at their pointers and stores their rows as pieces.
 
-State goes from the checkpoint directory to the savepoint through the executors, never through the driver. Tasks may be
+State goes from the state directory to the savepoint through the executors, never through the driver. Tasks may be
 repeated, and may run twice at a time: each writes objects of its own names, and only those count that the manifest
 names.
 """
@@ -90,8 +90,8 @@ class ShardSaver:
             yield {"operator": row["operator"], "shard": row["shard"], "piece": json.dumps(piece)}
 
     def _pieces(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        assert self.settings.checkpoint_dir is not None
-        storage = storage_at(self.settings.checkpoint_dir, self.settings)
+        assert self.settings.state_dir is not None
+        storage = storage_at(self.settings.state_dir, self.settings)
         savepoint = savepoint_folder(storage_at(self.target, self.settings), self.name)
         stored = self.stored[row["directory"]]
         tables, held = decode_schemas(self.tables[row["operator"]]), decode_schemas(stored.held)

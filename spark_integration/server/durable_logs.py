@@ -146,6 +146,6 @@ class DurableLogs:
 
 
 def _place_of(message: Committed) -> _Place | None:
-    if message.checkpoint_dir is None:
+    if message.state_dir is None:
         return None
-    return message.checkpoint_dir, tuple(sorted(message.storage_options.items()))
+    return message.state_dir, tuple(sorted(message.storage_options.items()))

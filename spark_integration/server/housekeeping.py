@@ -83,7 +83,7 @@ class Housekeeping:
     def _handle(self, message: Committed) -> None:
         try:
             with self._shards.use_announced(message) as backend:
-                if message.checkpoint_dir is not None:
+                if message.state_dir is not None:
                     in_memory = find_backend(message.shard.backend).in_memory
                     self._use.called(message.shard.directory, in_memory=in_memory)
                 self._keep(message, backend)

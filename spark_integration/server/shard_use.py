@@ -13,7 +13,7 @@ restored. So of N calls at most N / `IDLE_ROUNDS` pay for a restore that keeping
 An operator that is not called here at all has ended, has moved away as a whole, or waits for rows. Its shards in RAM go
 after `SILENT_MS`; those on disk stay for a day, like those of a dead executor.
 
-Only durable state is dropped. Without a checkpoint directory nothing is: there is no other copy. A file in the shard's
+Only durable state is dropped. Without a state directory nothing is: there is no other copy. A file in the shard's
 directory says that it is durable, to a later server that nobody announces it to: its query may have ended since.
 """
 
@@ -142,7 +142,7 @@ class ShardUse:
 
 
 def _kind(shard: Path) -> str:
-    """Return the digest in a shard's name, of its checkpoint directory among others: it tells what is durable."""
+    """Return the digest in a shard's name, of its state directory among others: it tells what is durable."""
     return shard.name.rpartition("-")[2]
 
 

@@ -127,7 +127,7 @@ class Snapshotting:
 
         What one attempt at a micro-batch is told, the next one is told too.
         """
-        if message.checkpoint_dir is None:
+        if message.state_dir is None:
             return SnapshotNews()
         progress = self._progress_of(message)
         batch_ms = None if message.measured is None else message.measured.batch_ms
@@ -271,7 +271,7 @@ class Snapshotting:
                     troubles = Troubles(log.objects)
                     troubles.tell(what, exc, in_a_row, socket.gethostname(), self._now_ms())
         except HoldfastError as unheard:
-            _log.warning("the failure cannot be recorded in %s either: %s", message.checkpoint_dir, unheard)
+            _log.warning("the failure cannot be recorded in %s either: %s", message.state_dir, unheard)
         return in_a_row
 
     # Clean-ups.

@@ -38,7 +38,7 @@ def announcement(
         accepted=accepted,
         committed=committed,
         prefix=opened.prefix,
-        checkpoint_dir=settings.checkpoint_dir,
+        state_dir=settings.state_dir,
         storage_options=storage_options(settings),
         policy=opened.policy,
         retained_versions=opened.retained_versions,
@@ -126,7 +126,7 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
         if opened.policy.is_full(lineage):
             raise UnavailableError(
                 f"no snapshot can be written, and {len(lineage.commits)} commits have been made since the last one: "
-                f"free space in spark.holdfast.checkpoint.dir, or speed it up, then restart the query ({exc.message})",
+                f"free space in spark.holdfast.state.dir, or speed it up, then restart the query ({exc.message})",
                 shard=opened.prefix,
             ) from exc
         _log.warning("%s continues without a snapshot: %s", opened.prefix, exc)

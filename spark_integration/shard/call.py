@@ -215,13 +215,13 @@ def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> No
     Raises
     ------
     SchemaMismatchError
-        The operator was defined for another number, and neither a setting nor a checkpoint directory fixes it.
+        The operator was defined for another number, and neither a setting nor a state directory fixes it.
     """
     settings, pinned = operator.settings, streaming.partitions
-    if settings.shards is None and settings.checkpoint_dir is None and pinned not in (None, operator.shards):
+    if settings.shards is None and settings.state_dir is None and pinned not in (None, operator.shards):
         raise SchemaMismatchError(
             "the query began with a different number of shuffle partitions, and so of shards: set "
-            f"spark.holdfast.shards to {pinned}, or set spark.holdfast.checkpoint.dir, which remembers the number",
+            f"spark.holdfast.shards to {pinned}, or set spark.holdfast.state.dir, which remembers the number",
             operator=operator.name,
             began_with=pinned,
             defined_for=operator.shards,
@@ -249,7 +249,7 @@ def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
 
 
 def require_own_state(operator: Operator, streaming: StreamingTask, remembered: PointerRow) -> None:
-    """Check that a query which goes on with another's pointers is a clone, and in the clone's checkpoint directory.
+    """Check that a query which goes on with another's pointers is a clone, and in the clone's state directory.
 
     In the original's it would pass for a newer run of the original, and write over its state.
 

@@ -171,7 +171,7 @@ def require_clone_once(storage: ObjectStorage, query_id: str, state_id: str, dir
     Raises
     ------
     ConflictError
-        The query was not cloned into this checkpoint directory.
+        The query was not cloned into this state directory.
     """
     of, done = (storage.url, query_id, state_id, directory), _done()
     if of in done.clones:
@@ -183,7 +183,7 @@ def require_clone_once(storage: ObjectStorage, query_id: str, state_id: str, dir
         if stored is None or stored.query_id != state_id or not state_id.startswith(stored.run_id):
             raise ConflictError(
                 "this query is a copy of the one whose state its pointers name, and was not cloned into this "
-                "checkpoint directory: set spark.holdfast.checkpoint.dir to the directory that it was cloned into",
+                "state directory: set spark.holdfast.state.dir to the directory that it was cloned into",
                 query=query_id,
                 original=state_id,
                 directory=directory,

@@ -1,8 +1,8 @@
-"""Chooses the directory of one operator of one query below the checkpoint directory.
+"""Chooses the directory of one operator of one query below the state directory.
 
 ::
 
-    spark.holdfast.checkpoint.dir
+    spark.holdfast.state.dir
         totals/                 the first query that uses the name
         totals@<query id>/      any other query with an operator of this name: a DataFrame started twice, a query whose
                                 checkpoint location was deleted

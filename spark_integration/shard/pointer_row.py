@@ -44,7 +44,7 @@ class PointerRow(NamedTuple):
     query : str
         The query's id, as known when the shard began; see `holdfast.spark_integration.shard.streaming_task`.
     directory : str or None
-        The operator's directory below the checkpoint directory; None without a checkpoint directory.
+        The operator's directory below the state directory; None without a state directory.
     shard, shards : int
         Which shard, of how many.
     pointer : Pointer or None
@@ -101,7 +101,7 @@ class PointerRow(NamedTuple):
             It belongs to another number of shards, another shard, or another operator.
         """
         if self.shards != shards:
-            # Without a checkpoint directory there is nothing that a rescale could read.
+            # Without a state directory there is nothing that a rescale could read.
             rescaled = "" if self.directory is None else ", or rescale the query (holdfast rescale)"
             raise SchemaMismatchError(
                 "the state was written with a different number of shards: set spark.holdfast.shards to "

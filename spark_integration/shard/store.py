@@ -47,7 +47,7 @@ class ShardStore:
 
     @property
     def operator_directory(self) -> str | None:
-        """The name of the operator's directory below the checkpoint directory; None without one."""
+        """The name of the operator's directory below the state directory; None without one."""
         return None if self.record is None else self.record.operator
 
     def begin(self, pointer: Pointer | None, version: int | None) -> Transaction:
@@ -93,7 +93,7 @@ class ShardStore:
                 "Spark's state has no pointer to this shard, which has state of earlier micro-batches: start the query "
                 "from its own, complete checkpoint location. Only if it was rewound to a micro-batch before the shard "
                 "began, or a failed micro-batch was repeated over other input: delete the shard's files in the "
-                "checkpoint directory and on the executors",
+                "state directory and on the executors",
                 shard=self.prefix,
                 on_executors=self.shard.directory,
                 micro_batch=batch_id,
@@ -121,7 +121,7 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     Raises
     ------
     InvalidArgumentError
-        The shard's state is durable, and no checkpoint directory is set.
+        The shard's state is durable, and no state directory is set.
     HoldfastError
         The state was lost or is damaged, or belongs to others.
     """
@@ -132,8 +132,8 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     backend_class = find_backend(settings.backend)
     root = local_dirs.choose_root(settings.local_dir, in_memory=backend_class.in_memory)
     executor_directory = local_dirs.executor_directory(root)
-    state_directory = local_dirs.state_directory(executor_directory, in_memory=backend_class.in_memory)
-    of_query = state_directory / streaming.query_id
+    shards_directory = local_dirs.shards_directory(executor_directory, in_memory=backend_class.in_memory)
+    of_query = shards_directory / streaming.query_id
     claiming.require_one_definition(of_query / operator.name, streaming.run_id, operator.definition_id)
     storage = task_storage.checkpoint_storage(settings)
     name, record, retained_versions = operator.name, None, settings.retained_versions
@@ -143,9 +143,7 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
         stored = claiming.tables_once(storage, record, operator.function)
         if tenure is not None and remembered is not None and remembered.pointer is not None:
             retained_versions = tenure.retained(retained_versions, remembered.pointer.version)
-    directory = (
-        of_query / name / local_dirs.shard_name(shard, operator.shards, settings.backend, settings.checkpoint_dir)
-    )
+    directory = of_query / name / local_dirs.shard_name(shard, operator.shards, settings.backend, settings.state_dir)
     tables = stored.held
     address = ShardAddress.of(directory, settings.backend, settings.backend_options, tables)
     backend: Backend
@@ -181,11 +179,11 @@ def require_directory_set(settings: Settings, remembered: PointerRow) -> None:
     Raises
     ------
     InvalidArgumentError
-        No checkpoint directory is set.
+        No state directory is set.
     """
-    if settings.checkpoint_dir is None and remembered.directory:
+    if settings.state_dir is None and remembered.directory:
         raise InvalidArgumentError(
-            "the query has durable state, and no checkpoint directory is set: set spark.holdfast.checkpoint.dir to the "
+            "the query has durable state, and no state directory is set: set spark.holdfast.state.dir to the "
             "directory that holds it, before the query is defined",
             operator_directory=remembered.directory,
             shard=remembered.shard,

@@ -45,7 +45,7 @@ def local_dir_of_session() -> str | None:
 
 def checkpoint_storage(settings: Settings) -> ObjectStorage | None:
     """Return the durable storage of this task, shared by the tasks of this process."""
-    return None if settings.checkpoint_dir is None else storage_at(settings.checkpoint_dir, settings)
+    return None if settings.state_dir is None else storage_at(settings.state_dir, settings)
 
 
 def storage_at(url: str, settings: Settings) -> ObjectStorage:

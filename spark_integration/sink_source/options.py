@@ -27,7 +27,7 @@ from holdfast.spark_integration.state_source.options import in_json as parsed_js
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-CHECKPOINT_DIR = PREFIX + "checkpoint.dir"
+STATE_DIR = PREFIX + "state.dir"
 #: Spark hands names over in lower case, so those of a sink's options that have others stand in a JSON object.
 SINK_IN_JSON = "sink"
 _LOCATION, _REPLACES = "checkpointlocation", "replaces"
@@ -70,7 +70,7 @@ class SourceOptions:
             The query's checkpoint location, or the place of decisions, is not among them; or one is of another sink.
         """
         values = {name.lower(): value for name, value in given.items()}
-        location, directory = values.pop(_LOCATION, ""), values.pop(CHECKPOINT_DIR, "")
+        location, directory = values.pop(_LOCATION, ""), values.pop(STATE_DIR, "")
         if not location:
             raise InvalidArgumentError(
                 "the sink must know its query: give the query's location as the option checkpointLocation of this "
@@ -79,11 +79,11 @@ class SourceOptions:
             )
         if not directory:
             raise InvalidArgumentError(
-                f"a sink needs a place for its decisions: give the option {CHECKPOINT_DIR}, best with all others "
+                f"a sink needs a place for its decisions: give the option {STATE_DIR}, best with all others "
                 "through .options(**holdfast.sinks.source_options(spark, sink))",
                 sink=sink.name,
             )
-        settings = {CHECKPOINT_DIR: directory}
+        settings = {STATE_DIR: directory}
         retained = values.pop(RETAINED.lower(), None)
         if retained is not None:
             settings[RETAINED] = retained
@@ -152,7 +152,7 @@ def options_of(values: Mapping[str, str], sink: TwoPhaseSink) -> dict[str, str]:
         key.removeprefix(STORAGE_PREFIX): value for key, value in values.items() if key.startswith(STORAGE_PREFIX)
     }
     return {
-        **{key: values[key] for key in (CHECKPOINT_DIR, RETAINED) if key in values},
+        **{key: values[key] for key in (STATE_DIR, RETAINED) if key in values},
         **storage_options(storage),
         **{f"{SINK_PREFIX}{sink.name}.{name}": value for name, value in own.items()},
         **({SINK_IN_JSON: json.dumps(in_json)} if in_json else {}),

@@ -16,7 +16,7 @@ a decision, a later batch    Spark has ended it, so it was committed, unless a u
                              error: commit again. A target that forgets what it committed long ago, as Kafka does, may
                              say that it is gone, unless the target shows no more than an earlier one
 a decision, an earlier one   Spark's checkpoint location was turned back, or is an older copy: refused
-target shows a later one     the checkpoint directory is another, or was deleted: refused, unless Spark has ended it
+target shows a later one     the state directory is another, or was deleted: refused, unless Spark has ended it
 target shows an earlier one  the target was emptied, or restored from a backup: refused
 ===========================  =========================================================================================
 """
@@ -69,7 +69,7 @@ class Coordinator:
     sink : TwoPhaseSink
     query : SinkQuery
     storage : ObjectStorage
-        The checkpoint directory.
+        The state directory.
     retained : int
         How many decisions are kept.
 
@@ -286,7 +286,7 @@ class Coordinator:
             except StateLostError as exc:
                 raise StateLostError(
                     f"the last decision of the replaced query can no longer be committed: {exc.message}. If its "
-                    f"results are complete, delete {FOLDER}/{decisions.sink}/{decisions.query_id} in the checkpoint "
+                    f"results are complete, delete {FOLDER}/{decisions.sink}/{decisions.query_id} in the state "
                     "directory",
                     **exc.facts,
                 ) from exc
@@ -306,9 +306,9 @@ class Coordinator:
             return
         if shown > newest and batch_id <= shown:
             raise StateLostError(
-                "the target shows a micro-batch that this checkpoint directory does not know, and Spark is about to "
+                "the target shows a micro-batch that this state directory does not know, and Spark is about to "
                 "repeat it: the directory is not the one used before, or its contents were deleted. Set "
-                f"spark.holdfast.checkpoint.dir to the original directory. {_ANOTHER_NAME}",
+                f"spark.holdfast.state.dir to the original directory. {_ANOTHER_NAME}",
                 **facts,
                 shown=shown,
             )

@@ -72,7 +72,7 @@ def exactly_once(sink: TwoPhaseSink, *, replaces: str | None = None, query_name:
 
     Notes
     -----
-    Exactly once: a micro-batch is visible if and only if its decision is stored in ``spark.holdfast.checkpoint.dir``,
+    Exactly once: a micro-batch is visible if and only if its decision is stored in ``spark.holdfast.state.dir``,
     which must be set. A decided micro-batch has the rows of the decided attempt, whatever a repeated attempt computes.
 
     Threads: as Spark calls it; queries may share one function.
@@ -241,15 +241,15 @@ def tell_of_other_sinks(configuration: Mapping[str, str], sink: str) -> None:
 
 
 def decisions_storage(settings: Settings, configuration: Mapping[str, str]) -> ObjectStorage:
-    """Open the checkpoint directory, where decisions are kept.
+    """Open the state directory, where decisions are kept.
 
     Raises
     ------
     InvalidArgumentError
         None is set.
     """
-    if settings.checkpoint_dir is None:
+    if settings.state_dir is None:
         raise InvalidArgumentError(
-            f"a sink needs a place for its decisions: set {PREFIX}checkpoint.dir to a directory that outlives the query"
+            f"a sink needs a place for its decisions: set {PREFIX}state.dir to a directory that outlives the query"
         )
-    return open_storage(settings.checkpoint_dir, parse_storage_options(settings.storage_values(configuration)))
+    return open_storage(settings.state_dir, parse_storage_options(settings.storage_values(configuration)))

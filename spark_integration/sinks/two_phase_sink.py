@@ -131,7 +131,7 @@ class TwoPhaseSink(ABC):
     Attributes
     ----------
     name : str
-        Identifies the sink's decisions in the checkpoint directory, and its marks in the target: letters, digits, ``_``
+        Identifies the sink's decisions in the state directory, and its marks in the target: letters, digits, ``_``
         and ``-``. One query writes under one name.
     credentials : sequence of str
         Names of options that hold credentials. Spark Connect omits such settings from its lists, so they are fetched by

@@ -39,7 +39,7 @@ _FLAGS = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class Place:
-    """A directory of savepoints, or a checkpoint directory, and what opens it."""
+    """A directory of savepoints, or a state directory, and what opens it."""
 
     url: str
     options: Mapping[str, str] = field(repr=False)
@@ -64,7 +64,7 @@ class ReadOptions:
     Attributes
     ----------
     path : str
-        Of a savepoint: its directory, a slash, and its name. Of a query: the checkpoint directory.
+        Of a savepoint: its directory, a slash, and its name. Of a query: the state directory.
     operator : str or None
         Of a savepoint: its name, needed where there are several. Of a query: the directory that has the stored read.
     table : str
@@ -120,7 +120,7 @@ class ReadOptions:
         changes_from = _changes_from(values)
         if changes_from is not None and "read" not in values:
             raise InvalidArgumentError(
-                "a savepoint is one version, in which nothing changes: use holdfast.state(spark, query_checkpoint, "
+                "a savepoint is one version, in which nothing changes: use holdfast.state(spark, checkpoint_location, "
                 "operator, readChangeFeed=True, changeStartBatchId=…) for a query, or holdfast savepoint diff"
             )
         return cls(
@@ -140,7 +140,7 @@ class ReadOptions:
 def _unknown(name: str) -> InvalidArgumentError:
     if name in _OF_STATE:
         return InvalidArgumentError(
-            "the state of a query is read by holdfast.state(spark, query_checkpoint, operator, …), which takes this: "
+            "the state of a query is read by holdfast.state(spark, location, operator, …), which takes this: "
             "a savepoint is one micro-batch",
             option=_OF_STATE[name],
         )

@@ -53,7 +53,7 @@ class QueryTable(ReadableTable):
     Attributes
     ----------
     place : Place
-        Of the checkpoint directory.
+        Of the state directory.
     held : mapping of str to mapping
         By directory all tables that the state may hold, with all their columns.
     names : mapping of str to mapping of str to str

@@ -34,7 +34,7 @@ _SAID = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
 
 def state(
     spark: SparkSession,
-    query_checkpoint: str | Path,
+    checkpoint_location: str | Path,
     operator: str,
     *,
     table: str = "state",
@@ -51,8 +51,8 @@ def state(
     Parameters
     ----------
     spark : SparkSession
-        Its ``spark.holdfast.checkpoint.dir`` and ``spark.holdfast.storage.*`` must be those of the query.
-    query_checkpoint : str or pathlib.Path
+        Its ``spark.holdfast.state.dir`` and ``spark.holdfast.storage.*`` must be those of the query.
+    checkpoint_location : str or pathlib.Path
         The query's own ``checkpointLocation``.
     operator : str
         The operator's name.
@@ -81,7 +81,7 @@ def state(
     Raises
     ------
     InvalidArgumentError
-        No checkpoint directory is configured, `query_checkpoint` holds no query with state, or arguments do not go
+        No state directory is configured, `checkpoint_location` holds no query with state, or arguments do not go
         together.
     NotFoundError
         There is no such operator, table or column, or the query cannot return to the micro-batch any more. Or a change
@@ -96,13 +96,13 @@ def state(
     ``batch_id`` of the last one, and all of it is shown if that is in the range.
     """
     first, last = _range(batchId, readChangeFeed, changeStartBatchId, changeEndBatchId)
-    directory, read_id = _stored_read(spark, str(query_checkpoint), operator, first, last)
+    directory, read_id = _stored_read(spark, str(checkpoint_location), operator, first, last)
     given = {"operator": directory, "read": read_id, "table": table}
     if first is not None:
         given |= {"readChangeFeed": "true", "changeStartBatchId": str(first)}
-    checkpoint_dir = configured(spark)[0].checkpoint_dir
-    assert checkpoint_dir is not None
-    return _frame(spark, checkpoint_dir, given, columns, key, shards)
+    state_dir = configured(spark)[0].state_dir
+    assert state_dir is not None
+    return _frame(spark, state_dir, given, columns, key, shards)
 
 
 def load(
@@ -197,14 +197,14 @@ def said_by_holdfast(error: PySparkException) -> HoldfastError | None:
 
 
 def _stored_read(
-    spark: SparkSession, query_checkpoint: str, operator: str, first: int | None, last: int | None
+    spark: SparkSession, checkpoint_location: str, operator: str, first: int | None, last: int | None
 ) -> tuple[str, str]:
     """Store where an operator's shards were, and return in which directory and under which id."""
     settings, options = configured(spark)
-    assert settings.checkpoint_dir is not None
-    with open_storage(settings.checkpoint_dir, options) as storage:
+    assert settings.state_dir is not None
+    with open_storage(settings.state_dir, options) as storage:
         try:
-            pointers = find_pointers(spark, query_checkpoint, operator, last)
+            pointers = find_pointers(spark, checkpoint_location, operator, last)
         except (InvalidArgumentError, NotFoundError):
             read_operator(storage, operator)  # a clearer error if no query has an operator of this name
             raise
@@ -237,7 +237,7 @@ def _read_of(storage: ObjectStorage, operator: str, pointers: Pointers) -> Store
     # An operator that never had rows has no pointers, but may have a record of its own.
     if "" in pointers:
         raise InvalidArgumentError(
-            "the query has state that is not durable, because it runs without spark.holdfast.checkpoint.dir",
+            "the query has state that is not durable, because it runs without spark.holdfast.state.dir",
             operator=operator,
         )
     directories, shards = {}, []

@@ -68,7 +68,7 @@ class SavedTable(ReadableTable):
                 savepoint = read_savepoint(storage, name)
             except NotFoundError as exc:
                 raise NotFoundError(
-                    f"{exc.message}; to read a query's state, use holdfast.state(spark, query_checkpoint, operator)",
+                    f"{exc.message}; to read a query's state, use holdfast.state(spark, checkpoint_location, operator)",
                     **exc.facts,
                 ) from exc
             operator = savepoint.find_operator(options.operator)

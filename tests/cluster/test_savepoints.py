@@ -92,10 +92,10 @@ def test_an_executor_is_killed(lab: Lab, what: str) -> None:
     kill_one(lab, what, chance)
     assert saved(lab)
     if what == "create":
-        lab.configure({"checkpoint.dir": str(lab.folder / "durable-again")})
+        lab.configure({"state.dir": str(lab.folder / "durable-again")})
         savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "again", shards=3)
     feed(lab, 1)
     for query, durable in (("query", "durable"), ("again", "durable-again")):
-        lab.configure({"checkpoint.dir": str(lab.folder / durable)})
+        lab.configure({"state.dir": str(lab.folder / durable)})
         lab.run(totals(lab.spark, lab.folder), query)
         assert lab.state(query=query) == expected(range(lab.files))

@@ -96,11 +96,11 @@ def require_exact(spark: SparkSession, run: Killings) -> None:
     """Require state and output as of a query that nobody disturbed."""
     folder = run.job.path
     state, output = expected(micro_batches(folder))
-    spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / "durable"))
+    spark.conf.set("spark.holdfast.state.dir", str(folder / "durable"))
     try:
         stored = holdfast.read_state(spark, folder / "query", OPERATOR).to_pylist()
     finally:
-        spark.conf.unset("spark.holdfast.checkpoint.dir")
+        spark.conf.unset("spark.holdfast.state.dir")
     assert {row["key"]: (row["n"], row["total"], row["last"]) for row in stored} == state, run.describe()
     assert found_output(folder) == output, run.describe()
 

@@ -1,4 +1,4 @@
-"""The test of a checkpoint directory at the start names what is not allowed, and leaves nothing behind."""
+"""The test of a state directory at the start names what is not allowed, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_failure_that_may_pass_stays_one(memory: ObjectStorage, action: Action
 @pytest.mark.parametrize("action", PERMISSIONS)
 def test_s3_permission_that_is_missing(server: S3Server, action: str) -> None:
     url = f"s3://{BUCKET}/probe/{next(_PLACES)}"
-    message = rf"checkpoint\.dir failed.*access denied.*action={action} .*key=totals/probes/.*permission="
+    message = rf"state\.dir failed.*access denied.*action={action} .*key=totals/probes/.*permission="
     with server.user_without(PERMISSIONS[action]) as options, open_storage(url, options) as storage:
         with pytest.raises(InvalidArgumentError, match=message + PERMISSIONS[action]) as raised:
             probe_storage(storage, "totals/probes")

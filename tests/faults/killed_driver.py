@@ -28,7 +28,7 @@ ROWS_MAX = 40
 
 @dataclass(frozen=True)
 class Job:
-    """What the driver is to do: `folder` holds input, output and both checkpoint directories.
+    """What the driver is to do: `folder` holds input, output and both state directories.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ def start_spark(job: Job) -> SparkSession:
         "spark.executor.cores": "1",
         "spark.executor.memory": "512m",
         "spark.holdfast.backend": job.backend,
-        "spark.holdfast.checkpoint.dir": str(job.path / "durable"),
+        "spark.holdfast.state.dir": str(job.path / "durable"),
         # Some commits are objects, and others travel with the pointer.
         "spark.holdfast.commit.carriedBytes": "6k",
         "spark.holdfast.snapshot.maxCommits": "5",

@@ -56,11 +56,11 @@ def check_result(run: Killings, spark: SparkSession) -> None:
     batches = micro_batches(folder)
     assert sum(len(batch.files) for batch in batches) == run.files
     state, output = expected(batches)
-    spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / "durable"))
+    spark.conf.set("spark.holdfast.state.dir", str(folder / "durable"))
     try:
         stored = holdfast.read_state(spark, folder / "query", OPERATOR).to_pylist()
     finally:
-        spark.conf.unset("spark.holdfast.checkpoint.dir")
+        spark.conf.unset("spark.holdfast.state.dir")
     found = {row["key"]: (row["n"], row["total"], row["last"]) for row in stored}
     story = f"{run.job}: {run.describe()}"
     assert len(found) == len(stored), story

@@ -63,11 +63,11 @@ def check_result(run: Killings, spark: SparkSession, time_mode: str) -> None:
     assert sorted(written, key=repr) == sorted(plain.output, key=repr), story
     told = [row[0] for row in plain.output]
     assert min(told.count("idle"), told.count("gone")) > 20, "hardly a timer has fired: this shows nothing"
-    spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / "durable"))
+    spark.conf.set("spark.holdfast.state.dir", str(folder / "durable"))
     try:
         check_state(spark, folder, plain, batches[-1].time_ms, story)
     finally:
-        spark.conf.unset("spark.holdfast.checkpoint.dir")
+        spark.conf.unset("spark.holdfast.state.dir")
     run.stop_servers()
     shutil.rmtree(folder)
 

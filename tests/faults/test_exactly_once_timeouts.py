@@ -45,11 +45,11 @@ def check_result(run: Killings, spark: SparkSession) -> None:
     assert sum(len(batch.files) for batch in batches) == run.files
     open_sessions, closed = expected(batches)
     story = f"{run.job}: {run.describe()}"
-    spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / "durable"))
+    spark.conf.set("spark.holdfast.state.dir", str(folder / "durable"))
     try:
         tables = [holdfast.read_state(spark, folder / "query", OPERATOR, table=name) for name in ("state", "timers")]
     finally:
-        spark.conf.unset("spark.holdfast.checkpoint.dir")
+        spark.conf.unset("spark.holdfast.state.dir")
     state, timers = ({row.pop("user"): tuple(row.values()) for row in table.to_pylist()} for table in tables)
     assert [table.num_rows for table in tables] == [len(state), len(timers)], story
     assert state == {user: session[:3] for user, session in open_sessions.items()}, story

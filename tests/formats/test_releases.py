@@ -24,7 +24,7 @@ from holdfast.testing.state_rows import COUNTS
 from tests.fuzz.forge import digest_of, put_together, resealed, take_apart
 from tests.fuzz.hostile_files import SHARD, Shard
 from tests.model.shard_history import ShardHistory
-from tests.unit.holdfast.commands.checkpoint import age, document, files, put_record
+from tests.unit.holdfast.commands.state_dir import age, document, files, put_record
 from tests.unit.snapshotter.commits.shard import Shard as SmallShard
 
 TABLES = {"counts": COUNTS}

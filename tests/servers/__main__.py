@@ -37,7 +37,7 @@ def serve_s3(outage_every: float | None, outage: float) -> None:
     """versitygw with one bucket."""
     with _folder() as folder, s3.versitygw(folder) as server:
         variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in server.environment().items())
-        print(f"export {variables}\nmake demo CHECKPOINT=s3://{s3.BUCKET}/demo", flush=True)
+        print(f"export {variables}\nmake demo STATE_DIR=s3://{s3.BUCKET}/demo", flush=True)
         _serve(server.kill, server.start, outage_every, outage)
 
 
@@ -49,7 +49,7 @@ def serve_hdfs(outage_every: float | None, outage: float) -> None:
     from holdfast.spark_integration.java import ensure_java
 
     with _folder() as folder, hdfs.hdfs(folder, ensure_java()) as server:
-        print(f"make demo CHECKPOINT={server.url}/demo", flush=True)
+        print(f"make demo STATE_DIR={server.url}/demo", flush=True)
         victims = itertools.cycle(["namenode", "datanode"])
         _serve(lambda: getattr(server, next(victims)).kill(), server.revive, outage_every, outage)
 

@@ -90,7 +90,7 @@ class ClockedStorage(ObjectStorage):
 
 
 class Place:
-    """A checkpoint directory: when its objects were stored, and what was asked of it."""
+    """A state directory: when its objects were stored, and what was asked of it."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
@@ -201,7 +201,7 @@ class Query:
                 accepted=accepted,
                 committed=committed,
                 prefix=prefix,
-                checkpoint_dir=str(self.place.path),
+                state_dir=str(self.place.path),
                 storage_options={"token": self.token},
                 policy=self.policy,
                 retained_versions=self.retained_versions,

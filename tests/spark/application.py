@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 def settings_of(folder: Path) -> dict[str, str]:
     """Return what an application needs to keep its state below a folder, and to start fast."""
     return {
-        "spark.holdfast.checkpoint.dir": str(folder / "durable"),
+        "spark.holdfast.state.dir": str(folder / "durable"),
         "spark.holdfast.local.dir": str(folder / "local"),
         # Workers are forked from a process that has imported the libraries: six seconds of CPU time less.
         "spark.python.daemon.module": "tests.spark_daemon",

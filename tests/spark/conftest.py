@@ -120,7 +120,7 @@ def lab(spark: SparkSession, tmp_path: Path, local_state: Path) -> Iterator[Lab]
 @contextmanager
 def configured(lab: Lab) -> Iterator[None]:
     """Give the session the places of a lab, and take back afterwards what was configured."""
-    lab.configure({"checkpoint.dir": str(lab.folder / "durable"), "local.dir": str(lab.local)})
+    lab.configure({"state.dir": str(lab.folder / "durable"), "local.dir": str(lab.local)})
     try:
         yield
     finally:

@@ -23,7 +23,7 @@ def main(folder: Path, before: str, after: str) -> None:
     for file in (folder / "later").iterdir():
         file.rename(folder / "input" / file.name)
     original = outputs(spark, folder, "query")
-    spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / "durable-again"))
+    spark.conf.set("spark.holdfast.state.dir", str(folder / "durable-again"))
     spark.conf.set("spark.holdfast.backend", after)
     savepoints.restore(spark, folder / "savepoints", "one", folder / "again", shards=3)
     print("RESULT", json.dumps([original, outputs(spark, folder, "again")]))

@@ -57,16 +57,14 @@ class Savepoints(StoreJob):
     value_bytes: int = option(92, "bytes of a value")
     partitions: int = option(2, "shards of the state")
     more_shards: int = option(64, "shards of the state when it is rescaled")
-    checkpoint: str | None = option(None, "where all of it is, as s3://bucket/bench; by default on local disk")
+    state_dir: str | None = option(None, "where all of it is, as s3://bucket/bench; by default on local disk")
     serves: bool = option(False, "starts an S3 server with s3://bucket, unless the environment names one")
 
     def measure(self, backend_name: str, options: Mapping[str, str], places: Places) -> Measured:
         """Make a savepoint of rows; then restore, create, rescale and copy it, again and again."""
         phases_ms, watch = [], StoreWatch()
         with serving(self.serves), session(places) as spark:
-            root = (
-                f"{self.checkpoint.rstrip('/')}/{places.disk.parent.name}" if self.checkpoint else f"{places.disk}/all"
-            )
+            root = f"{self.state_dir.rstrip('/')}/{places.disk.parent.name}" if self.state_dir else f"{places.disk}/all"
             turns = _Turns(self, spark, root, places)
             size_bytes = turns.write()
             for batch in range(self.batches):
@@ -106,12 +104,12 @@ class _Turns:
         return taken_ms
 
     def _restored_ms(self, name: str, shards: int | None) -> float:
-        self._spark.conf.set(f"{PREFIX}checkpoint.dir", f"{self._root}/state-{name}")
+        self._spark.conf.set(f"{PREFIX}state.dir", f"{self._root}/state-{name}")
         location = self._places.disk / f"query-{name}"
         return timed_ms(lambda: savepoints.restore(self._spark, self._target, _NAME, location, shards=shards))
 
     def _create(self) -> None:
-        self._spark.conf.set(f"{PREFIX}checkpoint.dir", f"{self._root}/state-same")
+        self._spark.conf.set(f"{PREFIX}state.dir", f"{self._root}/state-same")
         location = self._places.disk / "query-same"
         self._require_whole(savepoints.create(self._spark, location, self._target, "again"))
 

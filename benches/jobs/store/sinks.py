@@ -59,7 +59,7 @@ class Sinks(StoreJob):
         """Write micro-batches in all ways, by turns."""
         phases_ms, watch, chance = [], StoreWatch(), random.Random(7)
         with session(places) as spark, ExitStack() as stack:
-            spark.conf.set(f"{PREFIX}checkpoint.dir", str(places.disk / "decisions"))
+            spark.conf.set(f"{PREFIX}state.dir", str(places.disk / "decisions"))
             many, few = (_held(spark, rows, self) for rows in (self.rows, self.few))
             ways = _ways(self, places)
             queries = stack.enter_context(sink_queries.running(spark, many, places.disk))

@@ -95,7 +95,7 @@ class Restore(StoreJob):
     warmup: int = option(1, "first of these, which are not counted")
     memory_mb: int | None = option(512, "MiB of memory for the rocksdb backend", click.IntRange(1))
     value_bytes: int = option(92, "bytes of a value")
-    checkpoint: str | None = option(None, "where the state is durable, as s3://bucket/bench; by default on local disk")
+    state_dir: str | None = option(None, "where the state is durable, as s3://bucket/bench; by default on local disk")
     serves: bool = option(False, "starts an S3 server with s3://bucket, unless the environment names one")
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Restore(StoreJob):
     def measure(self, backend_name: str, options: Mapping[str, str], places: Places) -> Measured:
         """Restore again and again, each time in a new directory."""
         chance, watch = np.random.default_rng(0), StoreWatch()
-        with serving(self.serves), _shard(self, backend_name, options, places, self.checkpoint) as shard:
+        with serving(self.serves), _shard(self, backend_name, options, places, self.state_dir) as shard:
             pointer = shard.commit(shard.store, shard.fill(self.keys, chance), np.arange(1), chance)
             _, manifest = shard.log.write_snapshot(shard.backend, pointer)
             watch.look(shard.backend.statistics().local_bytes)

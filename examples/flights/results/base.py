@@ -84,7 +84,7 @@ class Results(ABC):
         query : pathlib.Path
             Spark's checkpoint location.
         open_checkpoint : callable
-            Opens the checkpoint directory.
+            Opens the state directory.
         """
         return None
 

@@ -68,7 +68,7 @@ _NO_TIMEOUT = -1
 
 def from_spark(
     spark: SparkSession,
-    query_checkpoint: str | Path,
+    checkpoint_location: str | Path,
     target: str | Path,
     name: str,
     operators: str | Mapping[int, str],
@@ -86,7 +86,7 @@ def from_spark(
     Parameters
     ----------
     spark : SparkSession
-    query_checkpoint : str or pathlib.Path
+    checkpoint_location : str or pathlib.Path
         The query's ``checkpointLocation``. Stop the query first, or what it does from then on is not saved.
     target : str or pathlib.Path
         The directory for savepoints.
@@ -126,14 +126,14 @@ def from_spark(
     settings = Settings.parse(configuration, backend_names())
     options = parse_storage_options(settings.storage_values(configuration))
     with (
-        open_storage(str(query_checkpoint), options) as logs,
+        open_storage(str(checkpoint_location), options) as logs,
         open_storage(str(target), options) as targets,
         making(targets, name) as new,
     ):
         location = QueryLocation(logs)
         query_id, batch = location.query_id(), location.batch(batchId)
         wanted = shards if shards is not None else partitions_of(batch)
-        steps = _named(_steps(spark, str(query_checkpoint), batch), operators)
+        steps = _named(_steps(spark, str(checkpoint_location), batch), operators)
         writer = TableSetWriter(spark, settings, str(target), name)
         saved = []
         for operator, step in steps:

@@ -30,19 +30,17 @@ SECRET = "sEcReT-42"
 class Shard:
     """A shard of an executor; a commit is announced as `announce` does it."""
 
-    def __init__(self, executor: Executor, client: StateClient, checkpoint_dir: str | None = None, **more: Any) -> None:
+    def __init__(self, executor: Executor, client: StateClient, state_dir: str | None = None, **more: Any) -> None:
         self.directory = executor.directory / "query" / "totals" / "shard-0000"
         self.client = client
         self.tables = {"counts": COUNTS}
         self.backend = MemoryBackend(self.directory, self.tables, new_id)
         self.threads = ThreadPoolExecutor(2)
         log = None
-        if checkpoint_dir is not None:
-            log = ObjectCommitLog(
-                open_storage(checkpoint_dir), PREFIX, self.tables, self.threads, self.directory, "memory"
-            )
+        if state_dir is not None:
+            log = ObjectCommitLog(open_storage(state_dir), PREFIX, self.tables, self.threads, self.directory, "memory")
         self.store = VersionedStore(self.backend, log)
-        self.checkpoint_dir = checkpoint_dir
+        self.state_dir = state_dir
         self.pointer: Pointer | None = None
         self.more = {"storage_options": {}, "policy": SnapshotPolicy(max_commits=3), "retained_versions": 100, **more}
 
@@ -58,7 +56,7 @@ class Shard:
             accepted=accepted,
             committed=self.pointer,
             prefix=PREFIX,
-            checkpoint_dir=self.checkpoint_dir,
+            state_dir=self.state_dir,
             **self.more,
         )
 

@@ -44,7 +44,7 @@ def good_message(executor: Executor) -> dict[str, Any]:
         "accepted": None,
         "committed": "1-aa",
         "prefix": PREFIX,
-        "checkpoint_dir": None,
+        "state_dir": None,
         "storage_options": {"secret": SECRET},
         "policy": {"max_commits": 3, "max_bytes": None, "interval_seconds": None},
         "retained_versions": 100,
@@ -72,7 +72,7 @@ def test_garbage_gets_an_error_and_the_server_lives(executor: Executor) -> None:
         {"shard": {**shard, "backend": "pigeon"}},
         {"shard": {**shard, "tables": {"counts": ["AAAA", "AAAA"]}}},
         {"shard": {**shard, "directory": str(executor.root)}},
-        {"accepted": "1-aa", "committed": "2-bb", "checkpoint_dir": "pigeon://x"},
+        {"accepted": "1-aa", "committed": "2-bb", "state_dir": "pigeon://x"},
     ):
         client.call("committed", json.dumps({**message, **change}).encode())
         done = counters(client)

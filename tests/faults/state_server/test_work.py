@@ -134,7 +134,7 @@ def operator_and_store(executor: Executor, shard: Shard, policy: SnapshotPolicy)
     """What a worker has in hand during a shard call."""
     from holdfast.spark_integration.shard.store import ShardStore
 
-    operator = defined(checkpoint_dir=shard.checkpoint_dir)
+    operator = defined(state_dir=shard.state_dir)
     address = ShardAddress.of(shard.directory, "memory", {}, shard.tables)
     log = shard.store._log
     tables = StoredTables.of_first_run(shard.tables)

@@ -186,7 +186,7 @@ def test_a_broken_commit_object_stops_the_query_until_it_is_back(
     assert lab.state() == AFTER_BOTH
 
 
-@pytest.mark.parametrize("setting", ["checkpoint.dir", "local.dir"])
+@pytest.mark.parametrize("setting", ["state.dir", "local.dir"])
 def test_a_directory_that_cannot_be_written(lab: Lab, setting: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     lab.configure({setting: str(tmp_path / "file" / "state")})
@@ -195,12 +195,12 @@ def test_a_directory_that_cannot_be_written(lab: Lab, setting: str, tmp_path: Pa
     fails(lab, rf"(?s){said}.*(UnavailableError|InvalidArgumentError)")
 
 
-def test_without_a_checkpoint_directory_state_is_not_durable_and_that_is_said(
+def test_without_a_state_directory_state_is_not_durable_and_that_is_said(
     lab: Lab,
 ) -> None:
-    lab.spark.conf.unset("spark.holdfast.checkpoint.dir")
+    lab.spark.conf.unset("spark.holdfast.state.dir")
     lab.feed(FIRST)
-    with pytest.warns(UserWarning, match=r"not durable.*spark\.holdfast\.checkpoint\.dir"):
+    with pytest.warns(UserWarning, match=r"not durable.*spark\.holdfast\.state\.dir"):
         totals = lab.totals()
     lab.run(totals)
     lab.feed(SECOND)
@@ -208,5 +208,5 @@ def test_without_a_checkpoint_directory_state_is_not_durable_and_that_is_said(
     assert {row["key"]: row["n"] for rows in output for row in rows} == {"a": 3, "c": 1, None: 2, "": 1}
     lab.feed(SECOND)
     lab.lose_local_state()
-    with pytest.raises(StreamingQueryException, match=r"(?s)StateLostError.*spark\.holdfast\.checkpoint\.dir"):
+    with pytest.raises(StreamingQueryException, match=r"(?s)StateLostError.*spark\.holdfast\.state\.dir"):
         lab.run(totals)

@@ -247,7 +247,7 @@ def test_keys_of_every_kind(lab: Lab) -> None:
 
 def command(lab: Lab, *arguments: object) -> Any:
     name, *rest = arguments
-    where = ["--checkpoint-dir", str(lab.folder / "durable"), str(lab.folder / "query")]
+    where = ["--state-dir", str(lab.folder / "durable"), str(lab.folder / "query")]
     return CliRunner().invoke(group, [str(name), *where, *map(str, rest)], catch_exceptions=True)
 
 

@@ -22,7 +22,7 @@ from tests.repetitions import sample
 from tests.servers import downloads
 from tests.servers.programs import wait_until
 from tests.spark.conftest import Lab, configured
-from tests.unit.holdfast.commands.checkpoint import put_record
+from tests.unit.holdfast.commands.state_dir import put_record
 from tests.unit.holdfast.ui.serving import TOKEN, opened, served
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def test_a_query_of_another_directory(query: Lab, tmp_path: Path) -> None:
     with open_storage(str(tmp_path / "other")) as storage:
         put_record(storage, "totals")
     with (
-        pytest.raises(NotFoundError, match="no checkpoint directory that was named holds the state of this query"),
+        pytest.raises(NotFoundError, match="no state directory that was named holds the state of this query"),
         opened(tmp_path / "other", query.folder / "query"),
     ):
         pass

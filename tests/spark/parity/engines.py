@@ -221,7 +221,7 @@ def trial(
         Further settings.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    places = {"spark.holdfast.checkpoint.dir": str(folder / "durable"), "spark.holdfast.local.dir": str(local)}
+    places = {"spark.holdfast.state.dir": str(folder / "durable"), "spark.holdfast.local.dir": str(local)}
     with configured(session, {**({} if engine.is_spark else places), **engine.settings, **(conf or {})}):
         yield Trial(session, engine, folder)
 

@@ -59,7 +59,7 @@ def shown_by(demo: subprocess.Popen[str], folder: Path) -> str:
 def run_demo(folder: Path, environment: dict[str, str], *arguments: str) -> str:
     """Run the demo with its files and its durable state below `folder`; return what it shows."""
     durable = folder / "durable"
-    with running_demo(folder, environment, "--checkpoint", str(durable), *arguments) as demo:
+    with running_demo(folder, environment, "--state-dir", str(durable), *arguments) as demo:
         shown = shown_by(demo, folder)
     assert not [path for path in durable.rglob("*") if path.is_file()]
     return shown
@@ -155,7 +155,7 @@ def test_a_topic_of_kafka_holds_what_the_state_holds(kafka: Kafka, tmp_path: Pat
 class Store:
     """A storage server that can be away for a while, and how the demo reaches it."""
 
-    checkpoint: str
+    state_dir: str
     environment: dict[str, str]
     kill: Callable[[], None]
     start: Callable[[], None]
@@ -187,7 +187,7 @@ def store(request: pytest.FixtureRequest) -> Store:
 @pytest.mark.turn(2, 7)
 def test_a_machine_is_lost_and_its_storage_is_killed_once_more(store: Store, tmp_path: Path) -> None:
     """Nothing but Spark's checkpoint and the storage is left; then that one is away for a while, and comes back."""
-    arguments = ["--checkpoint", store.checkpoint, "--backend", "filesystem", "--lose-local", "--restarts", "2"]
+    arguments = ["--state-dir", store.state_dir, "--backend", "filesystem", "--lose-local", "--restarts", "2"]
     # Large enough that each micro-batch must write to the storage, and several are left when it is killed.
     size = ["--flights", "24000", "--batches", "8"]
     with running_demo(tmp_path, store.environment, *size, *arguments) as demo:

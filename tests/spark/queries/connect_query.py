@@ -255,7 +255,7 @@ def by_savepoint(spark: SparkSession, folder: Path) -> dict[str, Any]:
     source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
 
     def run(query: str, durable: str) -> list[dict[str, Any]]:
-        spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / durable))
+        spark.conf.set("spark.holdfast.state.dir", str(folder / durable))
         counts = (
             holdfast.stream(source.parquet(str(folder / "input")))
             .groupBy("key")
@@ -268,7 +268,7 @@ def by_savepoint(spark: SparkSession, folder: Path) -> dict[str, Any]:
     run("query", "durable")
     savepoints.create(spark, folder / "query", folder / "savepoints", "one")
     saved = savepoints.load(spark, folder / "savepoints", "one").drop("shard").toArrow().to_pylist()
-    spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / "durable-again"))
+    spark.conf.set("spark.holdfast.state.dir", str(folder / "durable-again"))
     savepoints.restore(spark, folder / "savepoints", "one", folder / "again", shards=3)
     for path in (folder / "more").iterdir():
         path.rename(folder / "input" / path.name)

@@ -39,7 +39,7 @@ def test_the_quickstart_of_the_readme_gives_right_totals(spark: SparkSession, tm
             query.awaitTermination(120)
         rows = {tuple(row) for row in spark.table("quickstart").collect()}
     finally:
-        spark.conf.unset("spark.holdfast.checkpoint.dir")
+        spark.conf.unset("spark.holdfast.state.dir")
     assert rows == {("AA", 2, 7.0), ("UA", 1, None)}
 
 
@@ -49,7 +49,7 @@ def test_the_function_by_key_of_the_guide_gives_right_totals(spark: SparkSession
     events.coalesce(1).write.parquet(str(tmp_path / "events"))
     names: dict[str, Any] = {"pd": pd, "holdfast": holdfast}
     names["df"] = spark.readStream.schema(events.schema).parquet(str(tmp_path / "events"))
-    spark.conf.set("spark.holdfast.checkpoint.dir", str(tmp_path / "app"))
+    spark.conf.set("spark.holdfast.state.dir", str(tmp_path / "app"))
     try:
         exec(block_with("docs/operators.md", "def running("), names)  # the document is ours
         writer = names["out"].writeStream.outputMode("update").format("memory").queryName("by_key")
@@ -59,7 +59,7 @@ def test_the_function_by_key_of_the_guide_gives_right_totals(spark: SparkSession
         reading = block_with("docs/operators.md", "read_state").replace("/data/app-spark", location)
         exec(reading.replace('"totals"', '"running"'), names | {"spark": spark}, names)
     finally:
-        spark.conf.unset("spark.holdfast.checkpoint.dir")
+        spark.conf.unset("spark.holdfast.state.dir")
     assert rows == {("ann", 2, 12.0), ("bob", 1, 1.0)}
     assert {row["user"]: row["n"] for row in names["table"].to_pylist()} == {"ann": 2, "bob": 1}
 

@@ -71,7 +71,7 @@ def threads_only(rows: DataFrame) -> Iterator[tuple[str, list[tuple[Any, ...]]]]
 def test_a_micro_batch_may_be_evaluated_in_any_way(lab: Lab, durable: bool) -> None:
     """Each evaluation begins at the same state, and one of them is kept: all of this works with Spark's own."""
     if not durable:
-        lab.spark.conf.unset("spark.holdfast.checkpoint.dir")
+        lab.spark.conf.unset("spark.holdfast.state.dir")
         warnings.filterwarnings("ignore", "this query's state is not durable")
     for _ in range(2):
         lab.feed([("a", 1), ("b", 2)])
@@ -97,7 +97,7 @@ def test_a_micro_batch_may_be_evaluated_in_any_way(lab: Lab, durable: bool) -> N
 @pytest.mark.filterwarnings("ignore:this query's state is not durable")
 def test_other_partitions_may_be_set_where_nothing_is_durable(lab: Lab) -> None:
     """For a write, say: on Spark 4.0 that hides the number that the query began with, which its shards have too."""
-    lab.spark.conf.unset("spark.holdfast.checkpoint.dir")
+    lab.spark.conf.unset("spark.holdfast.state.dir")
     for _ in range(3):
         lab.feed([("a", 1), ("b", 2)])
 
@@ -120,7 +120,7 @@ def test_other_partitions_may_be_set_where_nothing_is_durable(lab: Lab) -> None:
 def test_one_data_frame_may_be_started_as_two_queries(lab: Lab, durable: bool) -> None:
     """Each has its checkpoint location, so each has its state; both go on, at once and after a restart."""
     if not durable:
-        lab.spark.conf.unset("spark.holdfast.checkpoint.dir")
+        lab.spark.conf.unset("spark.holdfast.state.dir")
     lab.feed([("a", 1), ("b", 2)])
     frame = lab.totals()
     for n in (1, 2):

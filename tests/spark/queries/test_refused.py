@@ -173,26 +173,26 @@ def test_backends_and_their_options(
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"checkpoint.dir": "gs://bucket/app"}, r"gcsfs"),
-        ({"checkpoint.dir": "s4://bucket/app"}, r"unknown storage scheme; known are .*s3.*scheme=s4"),
-        ({"checkpoint.dir": "s3:/bucket/app"}, r"storage URL must be scheme://root"),
-        ({"checkpoint.dir": "s3://bucket/app", "storage.secrett": CANARY}, r"did you mean secret\?.*option=secrett"),
+        ({"state.dir": "gs://bucket/app"}, r"gcsfs"),
+        ({"state.dir": "s4://bucket/app"}, r"unknown storage scheme; known are .*s3.*scheme=s4"),
+        ({"state.dir": "s3:/bucket/app"}, r"storage URL must be scheme://root"),
+        ({"state.dir": "s3://bucket/app", "storage.secrett": CANARY}, r"did you mean secret\?.*option=secrett"),
         (
-            {"checkpoint.dir": "s3://bucket/app", "storage.secret": CANARY},
+            {"state.dir": "s3://bucket/app", "storage.secret": CANARY},
             r"set both, or neither.*options='key secret'",
         ),
         (
-            {"checkpoint.dir": "s3://bucket/app", "storage.key": "k", "storage.secret": CANARY, "storage.anon": "true"},
+            {"state.dir": "s3://bucket/app", "storage.key": "k", "storage.secret": CANARY, "storage.anon": "true"},
             r"contradict each other.*options='key secret anon'",
         ),
-        ({"checkpoint.dir": "s3://bucket/app", "storage.anon": "maybe"}, r"must be true or false.*option=anon"),
+        ({"state.dir": "s3://bucket/app", "storage.anon": "maybe"}, r"must be true or false.*option=anon"),
         (
-            {"checkpoint.dir": "hdfs://namenode/app", "storage.user": "me"},
+            {"state.dir": "hdfs://namenode/app", "storage.user": "me"},
             r"unknown option for hdfs storage.*option=user",
         ),
     ],
 )
-def test_checkpoint_directories_that_cannot_be(lab: Lab, settings: dict[str, str], expected: str) -> None:
+def test_state_directories_that_cannot_be(lab: Lab, settings: dict[str, str], expected: str) -> None:
     """The definition says so, before a query is started; no value is repeated."""
     lab.configure(settings)
     lab.feed([("a", 1)])
@@ -205,7 +205,7 @@ def never_called(batch: holdfast.ShardBatch) -> None:
     raise AssertionError("the function was called")
 
 
-def test_a_checkpoint_directory_that_is_a_file(lab: Lab) -> None:
+def test_a_state_directory_that_is_a_file(lab: Lab) -> None:
     (lab.folder / "durable").write_bytes(b"precious")
     lab.feed([("a", 1)])
     with pytest.raises(
@@ -220,11 +220,11 @@ def test_a_directory_that_the_query_has_not_used(lab: Lab) -> None:
     lab.configure({"commit.carriedBytes": "0"})
     lab.feed([("a", 1)])
     lab.run(lab.totals())
-    lab.configure({"checkpoint.dir": str(lab.folder / "elsewhere")})
+    lab.configure({"state.dir": str(lab.folder / "elsewhere")})
     lab.feed([("a", 10)])
-    with pytest.raises(StreamingQueryException, match=r"(?s)StateLostError.*is not in the checkpoint directory"):
+    with pytest.raises(StreamingQueryException, match=r"(?s)StateLostError.*is not in the state directory"):
         lab.run(lab.totals(func=never_called))
-    lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
+    lab.configure({"state.dir": str(lab.folder / "durable")})
     lab.run(lab.totals())
     assert lab.state() == {"a": (2, 11)}
 
@@ -262,8 +262,8 @@ def test_reading_state_that_is_not_there(lab: Lab) -> None:
         lab.state(query="no-such-query")
     with pytest.raises(NotFoundError, match=r"no such table.*table=timers"):
         holdfast.read_state(lab.spark, lab.folder / "query", "totals", table="timers")
-    lab.spark.conf.unset("spark.holdfast.checkpoint.dir")
-    with pytest.raises(InvalidArgumentError, match=r"set spark\.holdfast\.checkpoint\.dir"):
+    lab.spark.conf.unset("spark.holdfast.state.dir")
+    with pytest.raises(InvalidArgumentError, match=r"set spark\.holdfast\.state\.dir"):
         lab.state()
 
 
@@ -282,10 +282,10 @@ def test_a_query_with_durable_state_needs_its_directory(lab: Lab) -> None:
     lab.feed([("a", 1)])
     lab.run(lab.totals())
     lab.feed([("a", 1)])
-    lab.spark.conf.unset("spark.holdfast.checkpoint.dir")
+    lab.spark.conf.unset("spark.holdfast.state.dir")
     with pytest.warns(UserWarning, match="not durable"):
         totals = lab.totals()
-    with pytest.raises(StreamingQueryException, match=r"set spark\.holdfast\.checkpoint\.dir to the directory"):
+    with pytest.raises(StreamingQueryException, match=r"set spark\.holdfast\.state\.dir to the directory"):
         lab.run(totals)
 
 

@@ -40,7 +40,7 @@ def test_both_forms_give_the_same(lab: Lab, example: tuple[ModuleType, Any, Any,
     forms = [(by_key, module is not deduplication), (vectorised, True)]
     found = []
     for query, ends in forms:
-        lab.configure({"checkpoint.dir": str(lab.folder / f"state-of-{query.__name__}")})
+        lab.configure({"state.dir": str(lab.folder / f"state-of-{query.__name__}")})
         batches = local.run(lab.spark, query, columns, module.BATCHES, lab.folder, ends=ends)
         found.append([sorted(rows, key=repr) for rows in batches])
     longest = max(map(len, found))

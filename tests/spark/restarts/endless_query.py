@@ -44,7 +44,7 @@ def start(spark: SparkSession, folder: Path) -> StreamingQuery:
         rows.collect()
         print("READY", folder.name, flush=True)
 
-    spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / "durable"))
+    spark.conf.set("spark.holdfast.state.dir", str(folder / "durable"))
     function = hang if folder.name == "hangs" else add_up
     source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
     totals = (

@@ -34,7 +34,7 @@ class Case:
     shards : int or None
         ``spark.holdfast.shards``, where it is set.
     durable : bool
-        Whether there is a checkpoint directory.
+        Whether there is a state directory.
     """
 
     first: int
@@ -50,7 +50,7 @@ class Case:
         if self.shards is not None:
             lab.configure({"shards": str(self.shards)})
         if not self.durable:
-            lab.spark.conf.unset("spark.holdfast.checkpoint.dir")
+            lab.spark.conf.unset("spark.holdfast.state.dir")
             warnings.filterwarnings("ignore", "this query's state is not durable")
 
 

@@ -91,7 +91,7 @@ def test_columns_are_renamed_and_dropped_by_consent(lab: Lab, backend: str) -> N
     facts, tables = savepoints.diff(lab.folder / "savepoints", "one", "one")
     assert (facts, [found.differs for found in tables]) == ([], [False])
     lab.configure({"backend": sample([name for name in BACKENDS if name != backend])[0]})
-    lab.configure({"checkpoint.dir": str(lab.folder / "elsewhere")})
+    lab.configure({"state.dir": str(lab.folder / "elsewhere")})
     savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "restored")
     found = start(lab, again, f"{now}, m string", {"rename": {"n": "total"}}, query="restored")
     assert the_row(found) == (5, {"kept": "kept", "m": "again"})
@@ -139,7 +139,7 @@ def test_what_no_restart_may_do_is_done_to_a_savepoint(lab: Lab) -> None:
     lab.feed([("quiet", 1)])
     start(lab, counted("n", m="old"), "n long, m string")
     savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
-    lab.configure({"checkpoint.dir": str(lab.folder / "elsewhere"), "backend": sample(BACKENDS)[0]})
+    lab.configure({"state.dir": str(lab.folder / "elsewhere"), "backend": sample(BACKENDS)[0]})
 
     def restore(function: Any) -> None:
         migrate = {"totals": function}

@@ -132,10 +132,10 @@ def test_a_copy_is_refused_and_an_older_run_stops_when_it_sees_a_newer_one(appli
         application.wait_for("READY copied", 3)
         assert objects(lab) >= before
         shutil.copytree(lab.folder / "durable", lab.folder / "own", ignore=shutil.ignore_patterns("claims"))
-        lab.configure({"checkpoint.dir": str(lab.folder / "own")})
+        lab.configure({"state.dir": str(lab.folder / "own")})
         lab.run(lab.totals(), query="copy-with-state")
         assert lab.state(query="copy-with-state") == {"a": (3, 111)}
-        lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
+        lab.configure({"state.dir": str(lab.folder / "durable")})
         age(claims(lab), ALIVE_MS)
         lab.run(lab.totals(), query="copy")
         age(application.local.glob("*/executor-*/*/*/totals/runs/*-claim"), RENEW_EVERY_MS)

@@ -33,7 +33,7 @@ def main(folder: Path, what: str, settings: str) -> None:
         assert query is not None
         savepoints.stop(spark, query, folder / "query", target, "one")
     else:
-        spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / "durable-again"))
+        spark.conf.set("spark.holdfast.state.dir", str(folder / "durable-again"))
         savepoints.restore(spark, target, "one", folder / "again", shards=SHARDS)
     (folder / ENDED).touch()
     print("END", flush=True)

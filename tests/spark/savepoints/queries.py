@@ -219,13 +219,13 @@ def rows(batches: list[list[dict[str, Any]]]) -> list[list[str]]:
 
 
 def run(lab: Lab, case: Case, query: str = "query", durable: str = "durable") -> list[list[str]]:
-    lab.configure({"checkpoint.dir": str(lab.folder / durable)})
+    lab.configure({"state.dir": str(lab.folder / durable)})
     return rows(lab.run(case.query(lab.source(case.schema)), query, case.mode))
 
 
 def state(lab: Lab, case: Case, query: str, durable: str) -> dict[str, list[str]]:
     """Return the rows by table, timers too."""
-    lab.configure({"checkpoint.dir": str(lab.folder / durable)})
+    lab.configure({"state.dir": str(lab.folder / durable)})
     found = {}
     for table in (case.table, *(["timers"] if case.has_timers else [])):
         rows = holdfast.read_state(lab.spark, lab.folder / query, case.operator, table=table).to_pylist()
@@ -246,5 +246,5 @@ def saved(lab: Lab, case: Case) -> list[pa.Table]:
 
 
 def restored(lab: Lab, query: str = "again", **options: Any) -> str:
-    lab.configure({"checkpoint.dir": str(lab.folder / f"durable-{query}")})
+    lab.configure({"state.dir": str(lab.folder / f"durable-{query}")})
     return savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / query, **options)

@@ -37,14 +37,14 @@ def begun(lab: Lab, case: Case) -> list[pa.Table]:
 
 
 def clone(lab: Lab, query: str = "again", original: str = "query", durable: str = "durable", **options: Any) -> str:
-    lab.configure({"checkpoint.dir": str(lab.folder / durable)})
+    lab.configure({"state.dir": str(lab.folder / durable)})
     where = lab.folder / f"durable-{query}"
-    return savepoints.clone(lab.spark, lab.folder / original, lab.folder / query, to_checkpoint_dir=where, **options)
+    return savepoints.clone(lab.spark, lab.folder / original, lab.folder / query, to_state_dir=where, **options)
 
 
 def rescale(lab: Lab, shards: int, query: str = "again", **options: Any) -> str:
-    lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
-    where = {"to_checkpoint_dir": lab.folder / f"durable-{query}"} | options
+    lab.configure({"state.dir": str(lab.folder / "durable")})
+    where = {"to_state_dir": lab.folder / f"durable-{query}"} | options
     return savepoints.rescale(lab.spark, lab.folder / "query", lab.folder / query, shards=shards, **where)
 
 
@@ -113,7 +113,7 @@ def test_a_running_query_is_cloned_and_goes_on(lab: Lab) -> None:
         running.processAllAvailable()
         clone(lab, "later")
         clone(lab, "earlier", batchId=1)
-        lab.configure({"checkpoint.dir": str(lab.folder / "durable-again")})
+        lab.configure({"state.dir": str(lab.folder / "durable-again")})
         batches = lab.run(case.query(lab.source(case.schema)), "again")
         lab.feed(files[3])
         running.processAllAvailable()
@@ -141,7 +141,7 @@ def test_a_clone_can_be_cloned_and_its_new_shards_begin_in_it(lab: Lab) -> None:
     second = clone(lab, "third", "again", "durable-again")
     for folder in ("query", "durable", "again", "durable-again"):
         shutil.rmtree(lab.folder / folder)
-    lab.configure({"checkpoint.dir": str(lab.folder / "durable-third")})
+    lab.configure({"state.dir": str(lab.folder / "durable-third")})
     lab.feed([(key, 1) for key in "abcdefgh"])
     lab.run(lab.totals(), "third")
     assert lab.state(query="third") == {"a": (2, 2), **dict.fromkeys("bcdefgh", (1, 1))}
@@ -151,7 +151,7 @@ def test_a_clone_can_be_cloned_and_its_new_shards_begin_in_it(lab: Lab) -> None:
     assert made.operators[0].rows == {"state": 8}
 
 
-def test_a_clone_in_the_originals_checkpoint_directory_is_refused(lab: Lab) -> None:
+def test_a_clone_in_the_originals_state_directory_is_refused(lab: Lab) -> None:
     """A setting that is easily forgotten: the original would lose its state to it."""
     lab.configure({"commit.carriedBytes": "0"})
     lab.feed([("a", 1), ("b", 1)])
@@ -163,10 +163,10 @@ def test_a_clone_in_the_originals_checkpoint_directory_is_refused(lab: Lab) -> N
         lab.run(lab.totals(), "again")
     assert {path for path in (lab.folder / "durable").rglob("*") if path.is_file()} == before
     lab.run(lab.totals())
-    lab.configure({"checkpoint.dir": str(lab.folder / "durable-again")})
+    lab.configure({"state.dir": str(lab.folder / "durable-again")})
     lab.run(lab.totals(), "again")
     assert lab.state(query="again") == {"a": (2, 2), "b": (2, 2)}
-    lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
+    lab.configure({"state.dir": str(lab.folder / "durable")})
     assert lab.state() == {"a": (2, 2), "b": (2, 2)}
 
 
@@ -187,7 +187,7 @@ def test_a_clone_does_without_a_damaged_snapshot_as_the_original_does(lab: Lab) 
     for snapshot in sorted((copied / "snapshots").glob("*"))[-1:]:
         snapshot.write_bytes(b"damaged")
     lab.feed([("a", 100)])
-    lab.configure({"checkpoint.dir": str(lab.folder / "durable-again")})
+    lab.configure({"state.dir": str(lab.folder / "durable-again")})
     lab.run(lab.totals(), "again")
     assert lab.state(query="again") == {"a": (7, 115)}
 
@@ -204,9 +204,9 @@ def test_what_cannot_be_copied(lab: Lab) -> None:
     refused(lab, NotFoundError, "not committed, or Spark has purged it", batchId=7)
     refused(lab, InvalidArgumentError, "not the checkpoint location of a query", original="nowhere")
     refused(lab, NotFoundError, "holds no operator of this name", durable="elsewhere")
-    lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
-    where: Mapping[str, Any] = {"to_checkpoint_dir": lab.folder / "durable"}
-    with pytest.raises(ConflictError, match=r"needs its own checkpoint directory.*operators=totals"):
+    lab.configure({"state.dir": str(lab.folder / "durable")})
+    where: Mapping[str, Any] = {"to_state_dir": lab.folder / "durable"}
+    with pytest.raises(ConflictError, match=r"needs its own state directory.*operators=totals"):
         savepoints.clone(lab.spark, lab.folder / "query", lab.folder / "again", **where)
     with pytest.raises(ConflictError, match="must be new"):
         savepoints.clone(lab.spark, lab.folder / "query", lab.folder / "query", **where)
@@ -218,11 +218,11 @@ def test_what_cannot_be_copied(lab: Lab) -> None:
     assert not list(lab.folder.glob("durable*/_*/*"))
 
 
-def test_a_query_is_rescaled_within_its_checkpoint_directory(lab: Lab) -> None:
+def test_a_query_is_rescaled_within_its_state_directory(lab: Lab) -> None:
     """Without another directory, state goes to one of the new query's own beside the original's."""
     case = CASES[0]
     later = begun(lab, case)
-    query_id = rescale(lab, 4, to_checkpoint_dir=None)
+    query_id = rescale(lab, 4, to_state_dir=None)
     lab.feed(later[0])
     original = run(lab, case)
     lab.configure({"shards": "4"})

@@ -54,7 +54,7 @@ def test_a_query_with_several_operators_begins_with_edited_state(lab: Lab) -> No
         changes = lab.spark.createDataFrame([("ZRH", 77)], "origin string, n long")
         savepoints.edit(pairs, target, "one", "half", "pairs")
         savepoints.edit(changes, target, "half", "begin", "changes")
-        lab.configure({"checkpoint.dir": str(lab.folder / "durable-again")})
+        lab.configure({"state.dir": str(lab.folder / "durable-again")})
         savepoints.restore(lab.spark, target, "begin", lab.folder / "again", sources="fresh")
         lab.run(TWO.query(lab.source(TWO.schema)), "again", TWO.mode)
     first = TWO.files()[:2]

@@ -135,8 +135,8 @@ def require_one_query(lab: Lab, durable: str) -> None:
 
 
 def copied(lab: Lab, how: str, query: str = "again") -> str:
-    where = {"to_checkpoint_dir": lab.folder / f"durable-{query}"}
-    lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
+    where = {"to_state_dir": lab.folder / f"durable-{query}"}
+    lab.configure({"state.dir": str(lab.folder / "durable")})
     if how == "clone":
         return savepoints.clone(lab.spark, lab.folder / "query", lab.folder / query, **where)
     return savepoints.rescale(lab.spark, lab.folder / "query", lab.folder / query, shards=3, **where)

@@ -25,7 +25,7 @@ TRIES = 8
 
 def run_on(lab: Lab, query: str, durable: str) -> dict[str, tuple[int]]:
     """Run a query over what it has not read yet, and return its state."""
-    lab.configure({"checkpoint.dir": str(lab.folder / durable)})
+    lab.configure({"state.dir": str(lab.folder / durable)})
     lab.run(totals(lab.spark, lab.folder), query)
     return lab.state(query=query)
 
@@ -59,7 +59,7 @@ def test_an_application_is_killed(lab: Lab, what: str, number: int) -> None:
         savepoints.create(lab.spark, lab.folder / "query", target, "one")
     kill(lab, what, chance)
     finished = {found.name for found in savepoints.listed(target) if found.savepoint}
-    lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
+    lab.configure({"state.dir": str(lab.folder / "durable")})
     if "one" in finished and what != "restore":
         with pytest.raises(ConflictError):
             savepoints.create(lab.spark, lab.folder / "query", target, "one")

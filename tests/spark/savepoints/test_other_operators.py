@@ -200,7 +200,7 @@ def test_a_name_that_another_query_has_is_said_with_its_remedy(lab: Lab, caplog:
     """A query is defined before Spark says which one it is: so its shards are those of the name."""
     (later, *_) = saved(lab, ONE)
     lab.feed(later)
-    lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
+    lab.configure({"state.dir": str(lab.folder / "durable")})
     with caplog.at_level(logging.WARNING):
         query_id = savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "again", shards=3)
     assert "set spark.holdfast.shards=3" in caplog.text

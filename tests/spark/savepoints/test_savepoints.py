@@ -62,7 +62,7 @@ def test_a_savepoint_outlives_its_query(lab: Lab) -> None:
     shutil.rmtree(lab.folder / "durable")
     (lab.folder / "savepoints").rename(lab.folder / "moved")
     assert savepoints.verify(lab.folder / "moved", "one") == []
-    lab.configure({"checkpoint.dir": str(lab.folder / "durable-again")})
+    lab.configure({"state.dir": str(lab.folder / "durable-again")})
     savepoints.restore(lab.spark, lab.folder / "moved", "one", lab.folder / "again")
     shutil.rmtree(lab.folder / "moved")
     lab.feed(later[0])
@@ -197,7 +197,7 @@ def test_a_savepoint_in_the_directory_of_other_queries(lab: Lab) -> None:
     """The operator's name is taken there, by the original: state goes into a directory of the new query's own."""
     case = CASES[0]
     later = saved(lab, case)
-    lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
+    lab.configure({"state.dir": str(lab.folder / "durable")})
     query_id = savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "again")
     assert (lab.folder / f"durable/totals@{query_id}/operator").exists()
     lab.feed(later[0])

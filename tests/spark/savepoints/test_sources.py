@@ -46,7 +46,7 @@ def topic(lab: Lab, kafka: Kafka) -> Iterator[Topic]:
 
 
 def run(lab: Lab, source: Source, query: str = "query", durable: str = "durable") -> list[list[str]]:
-    lab.configure({"checkpoint.dir": str(lab.folder / durable)})
+    lab.configure({"state.dir": str(lab.folder / durable)})
     return rows(lab.run(open_sessions(source.numbers()), query, "append"))
 
 
@@ -60,7 +60,7 @@ def ends(lab: Lab, query: str) -> tuple[list[str], int]:
 
 
 def state(lab: Lab, query: str, durable: str) -> list[str]:
-    lab.configure({"checkpoint.dir": str(lab.folder / durable)})
+    lab.configure({"state.dir": str(lab.folder / durable)})
     tables = [holdfast.read_state(lab.spark, lab.folder / query, "sessions", table=name) for name in TABLES]
     return sorted(repr(row) for table in tables for row in table.to_pylist())
 
@@ -109,11 +109,11 @@ def test_a_topic_of_kafka_is_read_on(lab: Lab, topic: Topic) -> None:
     require_the_same(lab, topic)
     topic.forget(0, 9)
     restored(lab, "later")
-    lab.configure({"checkpoint.dir": str(lab.folder / "durable-later")})
+    lab.configure({"state.dir": str(lab.folder / "durable-later")})
     with pytest.raises(StreamingQueryException):  # Spark's words for it are lost with classes that were added later
         lab.run(open_sessions(topic.numbers()), "later", "append")
     restored(lab, "lossy")
-    lab.configure({"checkpoint.dir": str(lab.folder / "durable-lossy")})
+    lab.configure({"state.dir": str(lab.folder / "durable-lossy")})
     assert lab.run(open_sessions(topic.numbers(failOnDataLoss="false")), "lossy", "append")
 
 
@@ -123,7 +123,7 @@ def test_sources_of_two_kinds_begin_anew(lab: Lab) -> None:
     source = Two(lab.spark, lab.folder / "source")
 
     def by_user(query: str, durable: str) -> dict[str, int]:
-        lab.configure({"checkpoint.dir": str(lab.folder / durable)})
+        lab.configure({"state.dir": str(lab.folder / durable)})
         lab.run(counts(clicks(source.numbers()), ["user"], "clicks"), query)
         found = holdfast.read_state(lab.spark, lab.folder / query, "clicks").to_pylist()
         return {row["user"]: row["n"] for row in found}

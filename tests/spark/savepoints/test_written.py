@@ -165,7 +165,7 @@ def test_one_key_is_edited(lab: Lab) -> None:
     facts, (table,) = savepoints.diff(lab.folder / "savepoints", "one", "edited")
     assert (facts, table.changed, table.added, table.removed) == ([], 1, 0, 0)
     savepoints.delete(lab.folder / "savepoints", "one")
-    lab.configure({"checkpoint.dir": str(lab.folder / "durable-again")})
+    lab.configure({"state.dir": str(lab.folder / "durable-again")})
     savepoints.restore(lab.spark, lab.folder / "savepoints", "edited", lab.folder / "again")
     lab.feed(later[0])
     (batch,) = run(lab, TOTALS, "again", "durable-again")
@@ -229,7 +229,7 @@ def test_lists_and_timers_of_a_processor_are_edited(lab: Lab) -> None:
         timers = savepoints.load(lab.spark, target, "one", table="timers")
         cut = opened.where("user != 'bob'"), timers.where("user != 'bob'")
         savepoints.edit({"open": cut[0], "timers": cut[1]}, target, "one", "edited")
-        lab.configure({"checkpoint.dir": str(lab.folder / "durable-again")})
+        lab.configure({"state.dir": str(lab.folder / "durable-again")})
         savepoints.restore(lab.spark, target, "edited", lab.folder / "again", shards=3)
         for file in later:
             lab.feed(file)

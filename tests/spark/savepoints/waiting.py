@@ -158,7 +158,7 @@ def feed(lab: Lab, keys: str, second: int) -> None:
 
 def run_once(lab: Lab, case: Case, query: str, durable: str, source: DataFrame | None = None) -> list[str]:
     """Run exactly one micro-batch, which availableNow would not do in processing time; return its rows."""
-    lab.configure({"checkpoint.dir": str(lab.folder / durable)})
+    lab.configure({"state.dir": str(lab.folder / durable)})
     found: list[dict[str, Any]] = []
     frame = case.query(lab.source("key string, at timestamp") if source is None else source)
     writer = frame.writeStream.foreachBatch(lambda frame, _: found.extend(frame.toArrow().to_pylist()))
@@ -170,7 +170,7 @@ def run_once(lab: Lab, case: Case, query: str, durable: str, source: DataFrame |
 
 def state(lab: Lab, case: Case, query: str, durable: str) -> dict[str, list[str]]:
     """Return the rows by table; with the times at which they expire, but for key z, which came later."""
-    lab.configure({"checkpoint.dir": str(lab.folder / durable)})
+    lab.configure({"state.dir": str(lab.folder / durable)})
     found = {}
     for table in case.tables:
         stored = holdfast.read_state(lab.spark, lab.folder / query, "waiting", table=table).to_pylist()

@@ -137,7 +137,7 @@ def test_a_restart_by_the_same_function_takes_frame_and_settings_as_they_are_now
     with pytest.raises(StreamingQueryException, match="other columns"):
         shown.run()
     shown.frame = rows.selectExpr("key", "1L as n", "v as total")
-    shown.lab.configure({"checkpoint.dir": str(shown.lab.folder / "elsewhere")})
+    shown.lab.configure({"state.dir": str(shown.lab.folder / "elsewhere")})
     shown.run()
     assert list(shown.lab.folder.glob("elsewhere/_sinks/csv/*/decided-1"))
 
@@ -309,8 +309,8 @@ def test_what_cannot_be_is_said_before_anything_is_written(shown: Shown) -> None
     """No place for decisions, no sink, no name of a query where nothing tells it."""
     shown.feed(FED[0])
     shown.frame = shown.lab.source().selectExpr("key", "1L as n", "v as total")
-    shown.lab.spark.conf.unset("spark.holdfast.checkpoint.dir")
-    with pytest.raises(StreamingQueryException, match=r"set spark\.holdfast\.checkpoint\.dir"):
+    shown.lab.spark.conf.unset("spark.holdfast.state.dir")
+    with pytest.raises(StreamingQueryException, match=r"set spark\.holdfast\.state\.dir"):
         shown.run()
     assert not Path(shown.folder).exists()
     with pytest.raises(ValueError, match="TwoPhaseSink"):

@@ -42,9 +42,9 @@ TYPES = (
 
 @pytest.fixture
 def session(spark: SparkSession, tmp_path: Path) -> Any:
-    spark.conf.set("spark.holdfast.checkpoint.dir", str(tmp_path / "durable"))
+    spark.conf.set("spark.holdfast.state.dir", str(tmp_path / "durable"))
     yield spark
-    spark.conf.unset("spark.holdfast.checkpoint.dir")
+    spark.conf.unset("spark.holdfast.state.dir")
 
 
 class Appending:

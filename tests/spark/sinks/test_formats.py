@@ -32,7 +32,7 @@ ROWS = 10
 @pytest.fixture
 def session(spark: SparkSession, tmp_path: Path) -> Iterator[SparkSession]:
     before = dict(spark.conf.getAll)
-    spark.conf.set("spark.holdfast.checkpoint.dir", str(tmp_path / "durable"))
+    spark.conf.set("spark.holdfast.state.dir", str(tmp_path / "durable"))
     yield spark
     for name in dict(spark.conf.getAll).keys() - before.keys():
         spark.conf.unset(name)

@@ -26,9 +26,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow(60)]
 
 @pytest.fixture
 def session(spark: SparkSession, tmp_path: Path) -> Iterator[SparkSession]:
-    spark.conf.set("spark.holdfast.checkpoint.dir", str(tmp_path / "durable"))
+    spark.conf.set("spark.holdfast.state.dir", str(tmp_path / "durable"))
     yield spark
-    spark.conf.unset("spark.holdfast.checkpoint.dir")
+    spark.conf.unset("spark.holdfast.state.dir")
 
 
 def numbers(session: SparkSession, folder: Path) -> DataFrame:
@@ -99,9 +99,7 @@ def test_a_repeated_micro_batch_shows_the_rows_that_were_decided(
         session.conf.unset(f"spark.holdfast.sink.{name}.{option}")
 
 
-def test_a_deleted_checkpoint_directory_is_noticed_by_the_mark(
-    session: SparkSession, kafka: Kafka, tmp_path: Path
-) -> None:
+def test_a_deleted_state_directory_is_noticed_by_the_mark(session: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
     """Spark would repeat a micro-batch that Kafka already shows."""
     topic = kafka.add_topic()
     feed(tmp_path, 0, [("a", 1)])

@@ -31,10 +31,10 @@ ROWS = 10
 
 @pytest.fixture
 def session(spark: SparkSession, tmp_path: Path) -> Iterator[SparkSession]:
-    spark.conf.set("spark.holdfast.checkpoint.dir", str(tmp_path / "durable"))
+    spark.conf.set("spark.holdfast.state.dir", str(tmp_path / "durable"))
     spark.dataSource.register(CsvSource)
     yield spark
-    spark.conf.unset("spark.holdfast.checkpoint.dir")
+    spark.conf.unset("spark.holdfast.state.dir")
 
 
 class Stream:
@@ -128,12 +128,12 @@ def test_a_commit_that_failed_gives_up_nothing_that_may_be_decided(
     assert given_up == ["all"]
 
 
-@pytest.mark.parametrize("left_out", ["checkpointLocation", "spark.holdfast.checkpoint.dir"])
+@pytest.mark.parametrize("left_out", ["checkpointLocation", "spark.holdfast.state.dir"])
 def test_what_is_missing_is_named(left_out: str, tmp_path: Path) -> None:
     """Spark hands a source no settings: an option that is left out is asked for, before anything is written."""
     given = {
         "checkpointLocation": str(tmp_path / "query"),
-        "spark.holdfast.checkpoint.dir": str(tmp_path / "durable"),
+        "spark.holdfast.state.dir": str(tmp_path / "durable"),
         "path": str(tmp_path / "shown"),
     }
     del given[left_out]
@@ -179,7 +179,7 @@ def test_credentials_do_not_travel_to_the_workers(stream: Stream, tmp_path: Path
     stream.run_to(0)
     given = {
         "checkpointLocation": str(tmp_path / "query"),
-        "spark.holdfast.checkpoint.dir": str(tmp_path / "durable"),
+        "spark.holdfast.state.dir": str(tmp_path / "durable"),
         "path": stream.sink.folder,
         "password": "not-to-be-seen",
         "delta.azure_storage_account_key": "not-to-be-seen",

@@ -175,7 +175,7 @@ def test_a_key_is_read_from_its_shard(lab: Lab) -> None:
     assert state(key={"key": "nobody's"}, shards=[row["shard"]]).collect() == []
     assert row in (found := state(shards=[row["shard"]]).collect())
     assert {one["shard"] for one in found} == {row["shard"]}
-    with pytest.raises(PySparkException, match="not in the checkpoint directory"):
+    with pytest.raises(PySparkException, match="not in the state directory"):
         everything.collect()
     with configured(lab.spark, {PUSHDOWN: "true"}):
         assert filtered("key = 'k7'") == [row]
@@ -185,7 +185,7 @@ def test_a_key_is_read_from_its_shard(lab: Lab) -> None:
         assert filtered(f"shard in ({row['shard']}, 99) and n < 0") == []
         assert filtered("shard = 77") == []
         # Without a filter the same reader reads all.
-        with pytest.raises(PySparkException, match="not in the checkpoint directory"):
+        with pytest.raises(PySparkException, match="not in the state directory"):
             filtered("true")
     for key in ({"k": "k7"}, {"key": "k7", "n": 1}, {"key": 7}):
         with pytest.raises(InvalidArgumentError, match="key"):

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.hdfs]
 
 
 def test_state_on_hdfs_outlives_local_state_and_its_daemons(lab: Lab, hdfs: Hdfs) -> None:
-    lab.configure({"checkpoint.dir": f"{hdfs.url}/app", "storage.dfs.client.socket-timeout": "3000"})
+    lab.configure({"state.dir": f"{hdfs.url}/app", "storage.dfs.client.socket-timeout": "3000"})
     lab.feed([("a", 1), ("b", 2), (None, 3)])
     lab.run(lab.totals())
     lab.lose_local_state()

@@ -25,7 +25,7 @@ def server(request: pytest.FixtureRequest) -> S3Server:
 def use(lab: Lab, server: S3Server, options: dict[str, object], folder: str = "app") -> None:
     lab.configure(
         {
-            "checkpoint.dir": f"s3://{BUCKET}/{folder}",
+            "state.dir": f"s3://{BUCKET}/{folder}",
             "storage.key": str(options["key"]),
             "storage.secret": str(options["secret"]),
             "storage.client_kwargs.endpoint_url": server.url,
@@ -57,7 +57,7 @@ def test_places_that_cannot_be_used(lab: Lab, server: S3Server) -> None:
     """Absent, or not to be written to: the first micro-batch names the action, the key and the remedy."""
     lab.feed([("a", 1)])
     use(lab, server, server.options(), "places")
-    lab.configure({"checkpoint.dir": "s3://no-such-bucket/app"})
+    lab.configure({"state.dir": "s3://no-such-bucket/app"})
     with pytest.raises(StreamingQueryException, match=r"(?s)no such bucket: create it.*action=get key=totals/operator"):
         lab.run(lab.totals())
     with server.user_without("s3:PutObject") as limited:

@@ -26,9 +26,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 ELSEWHERE = "another-bucket"
 
 
-def run(lab: Lab, case: Case, location: str, checkpoint_dir: str) -> list[list[str]]:
+def run(lab: Lab, case: Case, location: str, state_dir: str) -> list[list[str]]:
     """Run a query over the files that it has not read yet; return its rows by micro-batch."""
-    lab.configure({"checkpoint.dir": checkpoint_dir})
+    lab.configure({"state.dir": state_dir})
     batches: list[list[dict[str, Any]]] = []
     frame = case.query(lab.source(case.schema))
     writer = frame.writeStream.foreachBatch(lambda found, _: batches.append(found.toArrow().to_pylist()))
@@ -44,25 +44,25 @@ def copied(lab: Lab, case: Case, places: Mapping[str, str], how: str) -> list[li
         lab.feed(file)
     run(lab, case, places["query"], places["state"])
     if how == "clone":
-        savepoints.clone(lab.spark, places["query"], places["again"], to_checkpoint_dir=places["state-again"])
+        savepoints.clone(lab.spark, places["query"], places["again"], to_state_dir=places["state-again"])
     else:
-        options = {"shards": 3, "to_checkpoint_dir": places["state-again"]}
+        options = {"shards": 3, "to_state_dir": places["state-again"]}
         savepoints.rescale(lab.spark, places["query"], places["again"], **options)
     for file in files[2:]:
         lab.feed(file)
     return run(lab, case, places["query"], places["state"])
 
 
-def saved(lab: Lab, case: Case, location: str, checkpoint_dir: str, target: str) -> list[list[str]]:
+def saved(lab: Lab, case: Case, location: str, state_dir: str, target: str) -> list[list[str]]:
     """Run a query over the first files, save it, and return what it makes of the others."""
     files = case.files()
     for file in files[:2]:
         lab.feed(file)
-    run(lab, case, location, checkpoint_dir)
+    run(lab, case, location, state_dir)
     savepoints.create(lab.spark, location, target, "one")
     for file in files[2:]:
         lab.feed(file)
-    return run(lab, case, location, checkpoint_dir)
+    return run(lab, case, location, state_dir)
 
 
 def settings_of(server: Versitygw) -> dict[str, str]:
@@ -87,7 +87,7 @@ def test_a_savepoint_on_s3_is_copied_to_another_bucket(lab: Lab, versitygw: Vers
             plain.delete_object(Bucket=BUCKET, Key=entry["Key"])
     shutil.rmtree(location)
     lab.lose_local_state()
-    lab.configure({"checkpoint.dir": f"s3://{BUCKET}/again"})
+    lab.configure({"state.dir": f"s3://{BUCKET}/again"})
     again = str(lab.folder / "again")
     savepoints.restore(lab.spark, f"s3://{ELSEWHERE}/archive/2026", "one", again, shards=3)
     assert run(lab, case, again, f"s3://{BUCKET}/again") == original
@@ -161,7 +161,7 @@ def test_a_query_on_hdfs_is_saved_and_restored(lab: Lab, hdfs: Hdfs, case: Case)
         for name in ("query", "state"):
             hdfs.client().delete(f"{root}/{name}", True)
         lab.lose_local_state()
-        lab.configure({"checkpoint.dir": places["state-again"]})
+        lab.configure({"state.dir": places["state-again"]})
         savepoints.restore(lab.spark, places["savepoints"], "one", places["again"], shards=3)
         assert not [path for path in hdfs.files(root) if "restoring" in path]
         assert run(lab, case, places["again"], places["state-again"]) == original

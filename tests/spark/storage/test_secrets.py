@@ -30,7 +30,7 @@ settings = {
     "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2", "spark.python.daemon.module": "tests.spark_daemon",
     "spark.eventLog.enabled": "true", "spark.eventLog.compress": "false", "spark.eventLog.dir": f"file://{folder}/events",
-    "spark.holdfast.checkpoint.dir": "s3://bucket/secrets", "spark.holdfast.local.dir": f"{folder}/local",
+    "spark.holdfast.state.dir": "s3://bucket/secrets", "spark.holdfast.local.dir": f"{folder}/local",
     "spark.holdfast.storage.key": "AKIACANARYCANARY", "spark.holdfast.storage.secret": secret,
     "spark.holdfast.storage.token": token,
     "spark.holdfast.storage.client_kwargs.endpoint_url": endpoint,
@@ -46,7 +46,7 @@ def run(name):
     writer = totals.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
     writer.option("checkpointLocation", f"{folder}/{name}").start().awaitTermination()
 run("fine")
-spark.conf.set("spark.holdfast.checkpoint.dir", "s3://no-such-bucket/secrets")
+spark.conf.set("spark.holdfast.state.dir", "s3://no-such-bucket/secrets")
 try:
     run("broken")
 except StreamingQueryException as exc:

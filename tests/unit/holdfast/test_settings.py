@@ -17,14 +17,14 @@ SECRET = "sEcReT-42"
 
 
 def test_defaults_need_no_configuration() -> None:
-    assert Settings.parse({}) == Settings() == Settings(backend="memory", checkpoint_dir=None, snapshot_max_commits=20)
+    assert Settings.parse({}) == Settings() == Settings(backend="memory", state_dir=None, snapshot_max_commits=20)
 
 
 def test_each_key_sets_its_value_and_others_are_not_ours() -> None:
     parsed = Settings.parse(
         {
             "spark.holdfast.backend": " memory ",
-            "spark.holdfast.checkpoint.dir": "s3://bucket/app",
+            "spark.holdfast.state.dir": "s3://bucket/app",
             "spark.holdfast.local.dir": "/fast",
             "spark.holdfast.transport": "rows",
             "spark.holdfast.timeouts": "spark",
@@ -70,7 +70,7 @@ def test_every_setting_has_a_key_in_this_test() -> None:
     assert keys == {
         "timeouts",
         "backend",
-        "checkpoint.dir",
+        "state.dir",
         "local.dir",
         "transport",
         "shards",
@@ -96,7 +96,7 @@ def test_sizes_are_written_as_spark_writes_them(text: str, size_bytes: int) -> N
     ("key", "near"),
     [
         ("spark.holdfast.backnd", "spark.holdfast.backend"),
-        ("spark.holdfast.checkpointDir", "spark.holdfast.checkpoint.dir"),
+        ("spark.holdfast.stateDir", "spark.holdfast.state.dir"),
         ("spark.holdfast.snapshot.maxcommits", "spark.holdfast.snapshot.maxCommits"),
         ("spark.holdfast.Shards", "spark.holdfast.shards"),
         ("spark.holdfast.storge.secret", "spark.holdfast.storage.secret"),
@@ -153,7 +153,7 @@ def test_a_key_like_no_other_gets_the_list() -> None:
         ("transport", "pigeon", "'packed' or 'rows'"),
         ("transport", "", "'packed' or 'rows'"),
         ("backend", " ", "empty"),
-        ("checkpoint.dir", "", "empty"),
+        ("state.dir", "", "empty"),
         ("local.dir", "relative/path", "absolute"),
     ],
 )
@@ -163,11 +163,11 @@ def test_a_value_that_does_not_fit_names_key_value_and_reason(key: str, value: s
     assert str(caught.value).startswith(f"{PREFIX}{key} cannot be {value!r}")
 
 
-def test_a_bare_checkpoint_path_becomes_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bare_state_path_becomes_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers run in other directories."""
-    assert Settings.parse({"spark.holdfast.checkpoint.dir": "app/state"}).checkpoint_dir == os.path.abspath("app/state")
+    assert Settings.parse({"spark.holdfast.state.dir": "app/state"}).state_dir == os.path.abspath("app/state")
     for url in ("memory://x", "hdfs://host:8020/app", "file:/data", "s3a://bucket", "abfs://box@account/app"):
-        assert Settings.parse({"spark.holdfast.checkpoint.dir": url}).checkpoint_dir == url
+        assert Settings.parse({"spark.holdfast.state.dir": url}).state_dir == url
 
 
 def test_storage_options_are_kept_by_name_only() -> None:
@@ -190,7 +190,7 @@ def test_storage_options_are_kept_by_name_only() -> None:
 def test_credentials_in_the_checkpoint_url_are_refused_unseen(url: str) -> None:
     """They would travel in the operator's pickle; the refusal must not show them either."""
     with pytest.raises(InvalidArgumentError, match=r"spark\.holdfast\.storage\.secret") as caught:
-        Settings.parse({"spark.holdfast.checkpoint.dir": url})
+        Settings.parse({"spark.holdfast.state.dir": url})
     seen: BaseException | None = caught.value
     while seen is not None:
         assert SECRET not in str(seen)

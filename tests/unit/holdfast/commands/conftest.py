@@ -1,4 +1,4 @@
-"""A checkpoint directory on a local disk, with the history of one shard."""
+"""A state directory on a local disk, with the history of one shard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from tests.model.shard_history import ShardHistory
-from tests.unit.holdfast.commands.checkpoint import put_record
+from tests.unit.holdfast.commands.state_dir import put_record
 
 
 @pytest.fixture

@@ -38,8 +38,8 @@ def test_the_variable_makes_no_query_of_a_savepoint(
         return is_of_query(export.make_context("export", given), {})
 
     assert not is_query("one")
-    monkeypatch.setenv("HOLDFAST_CHECKPOINT_DIR", "/data/app")
+    monkeypatch.setenv("HOLDFAST_STATE_DIR", "/data/app")
     assert not is_query("one")
     assert is_query("query")
     assert is_query("query of ours")
-    assert is_query("one", "--checkpoint-dir", "/data/app")
+    assert is_query("one", "--state-dir", "/data/app")

@@ -16,7 +16,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.model.shard_history import ShardHistory
-from tests.unit.holdfast.commands.checkpoint import age, document, files, put_record, run
+from tests.unit.holdfast.commands.state_dir import age, document, files, put_record, run
 
 
 def test_gc_deletes_what_it_said_it_would(root: Path, shard: ShardHistory) -> None:

@@ -10,7 +10,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import Troubles
 from tests.model.shard_history import ShardHistory
-from tests.unit.holdfast.commands.checkpoint import age, document, files, run
+from tests.unit.holdfast.commands.state_dir import age, document, files, run
 
 
 def test_log_lists_versions_and_snapshots_newest_first(root: Path, shard: ShardHistory) -> None:

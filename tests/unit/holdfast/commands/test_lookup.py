@@ -61,7 +61,7 @@ def test_an_error_does_nothing_to_a_terminal(
 ) -> None:
     """It may name what somebody else has written, as the columns of a key."""
     monkeypatch.setattr(lookup, "open_query", lambda *_: contextlib.nullcontext(NamesColumns()))
-    monkeypatch.setattr(sys, "argv", ["holdfast", "get", "at", "op", "user=x", "--checkpoint-dir", "there"])
+    monkeypatch.setattr(sys, "argv", ["holdfast", "get", "at", "op", "user=x", "--state-dir", "there"])
     with pytest.raises(SystemExit, match="2"):
         main()
     assert capsys.readouterr().err == "holdfast: name\\x1b[31m\\u202e\nas this says, columns=\\x1b]0;\\x07\n"
@@ -74,7 +74,7 @@ def test_a_warning_does_nothing_to_a_terminal(
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     monkeypatch.setattr(logging.lastResort, "formatter", None)
     monkeypatch.setattr(lookup, "open_query", lambda *_: contextlib.nullcontext(WarnsOfDamage()))
-    monkeypatch.setattr(sys, "argv", ["holdfast", "get", "at", "op", "user=x", "--checkpoint-dir", "there"])
+    monkeypatch.setattr(sys, "argv", ["holdfast", "get", "at", "op", "user=x", "--state-dir", "there"])
     with pytest.raises(SystemExit, match="2"):
         main()
     warned, _ = capsys.readouterr().err.split("holdfast: ")
@@ -138,7 +138,7 @@ class ShownQuery(contextlib.nullcontext[None]):
 def test_values_that_python_does_not_have_are_shown(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
     """They hide nothing else that the key holds."""
     monkeypatch.setattr(lookup, "open_query", lambda *_: ShownQuery())
-    result = CliRunner().invoke(group, [*command, "--checkpoint-dir", "there"], catch_exceptions=False)
+    result = CliRunner().invoke(group, [*command, "--state-dir", "there"], catch_exceptions=False)
     assert "xffa" in result.output
     assert f"{2**62} timestamp[us]" in " ".join(result.output.split())
 
@@ -154,7 +154,7 @@ def test_text_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch, command: list[s
     monkeypatch.setattr(ShownQuery, "text", pa.array([text], pa.large_string()))
     monkeypatch.setattr(ShownQuery, "held", {"a:id:b": pa.table({"n:m:o": ShownQuery.text})})
     monkeypatch.setattr(lookup, "open_query", lambda *_: ShownQuery())
-    shown = CliRunner().invoke(group, [*command, "--checkpoint-dir", "there"], catch_exceptions=False).output
+    shown = CliRunner().invoke(group, [*command, "--state-dir", "there"], catch_exceptions=False).output
     assert re.search(rf"(^|=){re.escape(text)}( *$|:)", shown, re.MULTILINE), shown
     assert command[0] == "diff" or {"a:id:b:", "n:m:o"} <= set(shown.split())
 

@@ -151,7 +151,7 @@ def test_diff_takes_savepoints_by_their_places(target: ObjectStorage, tmp_path: 
     assert "two savepoints as URL/NAME" in said("diff", tmp_path, "totals", "9" * 5000, "5")
     assert "is URL/NAME" in said("diff", "s3://bucket", f"{tmp_path}/one")
     assert "all tables are compared" in said("diff", f"{tmp_path}/one", f"{tmp_path}/same", "--table", "state")
-    assert "'--checkpoint-dir'" in said("diff", tmp_path, "totals", "4", "5")
+    assert "'--state-dir'" in said("diff", tmp_path, "totals", "4", "5")
 
 
 def said(*arguments: object) -> str:

@@ -10,7 +10,7 @@ from holdfast.errors import NotFoundError
 from holdfast.snapshotter.decisions import Decision, Decisions
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from tests.model.shard_history import ShardHistory
-from tests.unit.holdfast.commands.checkpoint import document, files, run
+from tests.unit.holdfast.commands.state_dir import document, files, run
 
 
 @pytest.fixture

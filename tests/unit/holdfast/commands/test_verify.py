@@ -15,7 +15,7 @@ from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from tests.fuzz.forge import put_together, take_apart
 from tests.model.shard_history import ShardHistory
-from tests.unit.holdfast.commands.checkpoint import age, document, files, put_record, run
+from tests.unit.holdfast.commands.state_dir import age, document, files, put_record, run
 
 Harm = Callable[[Path], object]
 

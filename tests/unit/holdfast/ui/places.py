@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.ui.site import Site
-from tests.unit.holdfast.commands.checkpoint import put_record
+from tests.unit.holdfast.commands.state_dir import put_record
 
 SiteOf = Callable[..., Site]
 
@@ -56,7 +56,7 @@ class Stored:
 
 
 def directory(root: Path, operator: str = "totals", *faults: Fault) -> FaultyStorage:
-    """Return a checkpoint directory with an operator of the query that `Stored` is."""
+    """Return a state directory with an operator of the query that `Stored` is."""
     storage = FaultyStorage(open_storage(str(root)))
     put_record(storage, operator)
     storage.faults += faults

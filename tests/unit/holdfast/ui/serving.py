@@ -24,11 +24,11 @@ def _site(stack: ExitStack, locations: Iterable[Path], **places: str | None) -> 
 
 
 @contextmanager
-def opened(*locations: Path, local_dir: str | None = None, checkpoint_dir: Path | None = None) -> Iterator[FlaskClient]:
+def opened(*locations: Path, local_dir: str | None = None, state_dir: Path | None = None) -> Iterator[FlaskClient]:
     """Open the page of some directories and queries; yields what asks for it, below `TOKEN`."""
     with ExitStack() as stack:
-        of_queries = str(checkpoint_dir) if checkpoint_dir else None
-        site = _site(stack, locations, local_dir=local_dir, checkpoint_dir=of_queries)
+        of_queries = str(state_dir) if state_dir else None
+        site = _site(stack, locations, local_dir=local_dir, state_dir=of_queries)
         yield make_app(site, TOKEN, ["localhost"]).test_client()
 
 

@@ -14,7 +14,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.ui import inquiry
 from holdfast.ui.directory import Awaited
 from holdfast.ui.site import Site
-from tests.unit.holdfast.commands.checkpoint import put_record, run
+from tests.unit.holdfast.commands.state_dir import put_record, run
 from tests.unit.holdfast.ui.sample_state import QUERY
 from tests.unit.holdfast.ui.serving import TOKEN, opened
 
@@ -75,9 +75,9 @@ def test_a_query_alone_is_shown_with_its_directory(tmp_path: Path) -> None:
     with opened(tmp_path / "query") as page:
         assert "Empty" in page.get(FIRST).text
         begin(tmp_path / "query")
-        assert "start the page with the checkpoint directory, too" in said(page.get(FIRST).text)
+        assert "start the page with the state directory, too" in said(page.get(FIRST).text)
     (tmp_path / "query/metadata").unlink()
-    with opened(tmp_path / "query", checkpoint_dir=tmp_path / "state") as page:
+    with opened(tmp_path / "query", state_dir=tmp_path / "state") as page:
         assert said(page.get(FIRST).text).count("Empty, or it does not exist") == 2
         begin(tmp_path / "query")
         assert "waiting for its first commit" in said(page.get(FIRST).text)
@@ -87,9 +87,9 @@ def test_a_query_alone_is_shown_with_its_directory(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_a_query(tmp_path: Path) -> None:
-    """Of two locations of queries none is the other's checkpoint directory."""
+    """Of two locations of queries none is the other's state directory."""
     one, other = begin(tmp_path / "one"), begin(tmp_path / "other")
-    with pytest.raises(NotFoundError, match="holds only pointers"), opened(one, checkpoint_dir=other):
+    with pytest.raises(NotFoundError, match="holds only pointers"), opened(one, state_dir=other):
         pass
 
 
@@ -155,7 +155,7 @@ def test_a_damaged_log_is_told_at_the_start(tmp_path: Path) -> None:
 def test_the_directory_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for look-ups; the command says what it awaits."""
     monkeypatch.setattr("waitress.server.BaseWSGIServer.run", lambda _server: None)
-    monkeypatch.setenv("HOLDFAST_CHECKPOINT_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "state"))
     result = run("ui", begin(tmp_path / "query"), "--port", "0")
     assert result.exit_code == 0
     assert f"waiting for {tmp_path}/query: The query has not planned a micro-batch yet" in result.stderr

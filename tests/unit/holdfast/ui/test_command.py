@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.snapshotter.storage.opening import open_storage
-from tests.unit.holdfast.commands.checkpoint import put_record, run
+from tests.unit.holdfast.commands.state_dir import put_record, run
 
 
 def said(*arguments: object) -> str:
@@ -65,7 +65,7 @@ def test_a_directory_that_is_none(tmp_path: Path) -> None:
 def test_the_location_of_a_query_alone(tmp_path: Path) -> None:
     """Spark's checkpoint location holds pointers only: the error names what is missing."""
     (tmp_path / "metadata").write_text(json.dumps({"id": "0f1e2d3c-0000-4000-8000-000000000001"}))
-    assert "name their checkpoint directory, too" in said(tmp_path)
+    assert "name their state directory, too" in said(tmp_path)
 
 
 def test_a_port_that_is_taken(sample: Path) -> None:

@@ -19,7 +19,7 @@ from holdfast.ui import inquiry
 from holdfast.ui.app import make_app
 from holdfast.ui.site import Site
 from tests.servers.programs import wait_until
-from tests.unit.holdfast.commands.checkpoint import put_record
+from tests.unit.holdfast.commands.state_dir import put_record
 from tests.unit.holdfast.ui.conftest import TOKEN
 from tests.unit.holdfast.ui.places import SiteOf, Stored, directory, location
 from tests.unit.holdfast.ui.test_awaited import plan, said

@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from holdfast.errors import HoldfastError
 from holdfast.snapshotter.storage.opening import open_storage
 from tests.model.shard_history import ShardHistory
-from tests.unit.holdfast.commands.checkpoint import put_record
+from tests.unit.holdfast.commands.state_dir import put_record
 from tests.unit.holdfast.ui.conftest import TOKEN
 from tests.unit.holdfast.ui.serving import TOKEN as SERVED_TOKEN
 from tests.unit.holdfast.ui.serving import opened

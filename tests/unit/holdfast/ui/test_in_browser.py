@@ -13,7 +13,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from tests.browser import DESKTOP, PHONE, accessibility_findings, chromium, shown
 from tests.repetitions import sample
 from tests.servers import downloads
-from tests.unit.holdfast.commands.checkpoint import put_record
+from tests.unit.holdfast.commands.state_dir import put_record
 from tests.unit.holdfast.ui.serving import served
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow(30)]

@@ -17,7 +17,7 @@ from holdfast.ui.directory import Directory
 from holdfast.ui.inquiry import Patience
 from holdfast.ui.views.overview import overview
 from tests.servers.programs import wait_until
-from tests.unit.holdfast.commands.checkpoint import put_record
+from tests.unit.holdfast.commands.state_dir import put_record
 from tests.unit.holdfast.ui.places import SiteOf, Stored, directory, location
 
 

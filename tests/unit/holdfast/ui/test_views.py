@@ -15,7 +15,7 @@ from flask.testing import FlaskClient
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.ui.survey import survey
 from holdfast.ui.views.upkeep import VERIFY_MS, upkeep
-from tests.unit.holdfast.commands.checkpoint import put_record
+from tests.unit.holdfast.commands.state_dir import put_record
 from tests.unit.holdfast.ui import sample_state
 from tests.unit.holdfast.ui.conftest import TOKEN
 

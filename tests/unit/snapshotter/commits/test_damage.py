@@ -35,7 +35,7 @@ def test_a_commit_that_is_not_there_is_lost_state(shard: Shard, elsewhere: Shard
     """Never an empty state: the error names the object, and the setting to check."""
     base = shard.grow(None, 1)
     storage.delete([f"{PREFIX}/commits/{base}"])
-    with pytest.raises(StateLostError, match=r"spark\.holdfast\.checkpoint\.dir") as caught:
+    with pytest.raises(StateLostError, match=r"spark\.holdfast\.state\.dir") as caught:
         elsewhere.store.begin(base)
     assert caught.value.facts["key"] == f"{PREFIX}/commits/{base}"
 

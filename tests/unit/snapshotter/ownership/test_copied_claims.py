@@ -50,7 +50,7 @@ def test_a_copy_is_refused_while_the_other_application_is_at_work(
     declare_operator(storage, record())
     before = everything(storage)
     message = (
-        r"another application is running.*location was copied.*or wait (30\d|29\d) s.*copy\s+spark.holdfast.checkpoint"
+        r"another application is running.*location was copied.*or wait (30\d|29\d) s.*copy\s+spark.holdfast.state"
         rf".dir.*name='name of q1' started={STARTED} host=host-1 run=r1 batch=7 own_run=r2 own_batch={batch_id}"
     )
     for _ in range(2):

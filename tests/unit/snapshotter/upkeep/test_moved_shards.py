@@ -151,12 +151,12 @@ def _come_and_go(executor: Executor, message: Committed, shards: list[ShardAddre
         known.pop(shard.directory, None)
 
 
-def test_without_a_checkpoint_directory_nothing_is_let_go(bench: Bench) -> None:
+def test_without_a_state_directory_nothing_is_let_go(bench: Bench) -> None:
     """It is the only copy."""
     executor, query = bench.executor(), bench.query()
     bench.run(query, executor, 2)
     (message,) = executor.housekeeping._known.values()
-    lone = message.__class__(**{**vars(message), "checkpoint_dir": None})
+    lone = message.__class__(**{**vars(message), "state_dir": None})
     executor.use.forget(message.shard.directory)
     executor.announce(lone)
     executor.drain()

@@ -1,4 +1,4 @@
-"""Executors on one checkpoint directory, with their real components, on a clock that the test turns."""
+"""Executors on one state directory, with their real components, on a clock that the test turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOUR_MS = 60 * 60_000
 
 
 class Bench:
-    """Executors on one checkpoint directory."""
+    """Executors on one state directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

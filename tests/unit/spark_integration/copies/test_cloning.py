@@ -14,7 +14,7 @@ from holdfast.spark_integration.copies import cloning
 from holdfast.spark_integration.stored_pointers import StatefulStep
 
 
-def test_the_originals_checkpoint_directory_is_refused_though_no_operator_has_rows(
+def test_the_originals_state_directory_is_refused_though_no_operator_has_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both queries would begin their operators there under the original's id."""
@@ -25,9 +25,9 @@ def test_the_originals_checkpoint_directory_is_refused_though_no_operator_has_ro
     step = StatefulStep(0, "applyInPandasWithState", True, False, {})
     monkeypatch.setattr(cloning, "stateful_steps", lambda *_: [step])
     durable = tmp_path / "durable"
-    spark: Any = SimpleNamespace(conf=SimpleNamespace(getAll={"spark.holdfast.checkpoint.dir": str(durable)}))
+    spark: Any = SimpleNamespace(conf=SimpleNamespace(getAll={"spark.holdfast.state.dir": str(durable)}))
     with pytest.raises(ConflictError, match="this one is the original's"):
-        cloning.clone(spark, tmp_path / "query", tmp_path / "clone", to_checkpoint_dir=f"{durable}/")
+        cloning.clone(spark, tmp_path / "query", tmp_path / "clone", to_state_dir=f"{durable}/")
     assert not [path for folder in ("clone", "durable") for path in (tmp_path / folder).rglob("*") if path.is_file()]
-    cloning.clone(spark, tmp_path / "query", tmp_path / "clone", to_checkpoint_dir=tmp_path / "green")
+    cloning.clone(spark, tmp_path / "query", tmp_path / "clone", to_state_dir=tmp_path / "green")
     assert (tmp_path / "clone/metadata").is_file()

@@ -175,9 +175,9 @@ def test_an_executor_keeps_its_state_in_ram_where_it_began(
     for free in (enough, too_little, enough) if began_in == "shared memory" else (too_little, enough, too_little):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: Usage(1 << 41, 0, free))
         chosen.append(local_dirs.choose_root(None, in_memory=True))
-        local_dirs.state_directory(local_dirs.executor_directory(chosen[-1], DEAD), in_memory=True)
+        local_dirs.shards_directory(local_dirs.executor_directory(chosen[-1], DEAD), in_memory=True)
         # State on disk decides nothing.
-        local_dirs.state_directory(local_dirs.executor_directory(disk, DEAD), in_memory=False)
+        local_dirs.shards_directory(local_dirs.executor_directory(disk, DEAD), in_memory=False)
     assert chosen == [shared_memory if began_in == "shared memory" else disk] * 3
 
 
@@ -186,7 +186,7 @@ def test_an_executor_keeps_its_state_in_ram_where_it_began(
 
 def test_state_in_ram_and_on_disk_lies_apart(tmp_path: Path) -> None:
     """One goes with the executor, the other is kept."""
-    memory, disk = (local_dirs.state_directory(tmp_path, in_memory=in_memory) for in_memory in (True, False))
+    memory, disk = (local_dirs.shards_directory(tmp_path, in_memory=in_memory) for in_memory in (True, False))
     assert (memory.name, disk.name) == ("memory", "disk")
     assert [stat.S_IMODE(p.stat().st_mode) for p in (memory, disk)] == [0o700, 0o700]
 

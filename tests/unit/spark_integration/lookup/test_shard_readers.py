@@ -29,7 +29,7 @@ STATE = TableSchema.of("state", pa.schema([("user", pa.string())]), pa.schema([(
 ROW = PointerRow("q-1", "totals", 0, 1, Pointer(7, "aa"), None, None, 0)
 
 
-def killed_looking_up(checkpoint_dir: Path, temporary: Path) -> None:
+def killed_looking_up(state_dir: Path, temporary: Path) -> None:
     os.environ.pop("SPARK_LOCAL_DIRS", None)
     tempfile.tempdir = str(temporary)
     lineage = SimpleNamespace(commits=(), snapshot=ChainEntry("snapshot", Pointer(7, "aa"), 100, "0" * 32))
@@ -37,7 +37,7 @@ def killed_looking_up(checkpoint_dir: Path, temporary: Path) -> None:
     changed[0].newest = lambda *_: SimpleNamespace(lineage=lineage, run_of=lambda _: None)
     changed[1].read_manifest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     stored = StoredTables.of_first_run({"state": STATE})
-    with ThreadPoolExecutor(1) as threads, open_storage(str(checkpoint_dir)) as storage:
+    with ThreadPoolExecutor(1) as threads, open_storage(str(state_dir)) as storage:
         ShardReaders(storage, threads).first_rows("totals", ROW, stored, STATE, 0, 1)
 
 

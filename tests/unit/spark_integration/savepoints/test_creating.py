@@ -49,7 +49,7 @@ class Ground:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.spark: Any = SimpleNamespace(
-            conf=SimpleNamespace(getAll={"spark.holdfast.checkpoint.dir": str(folder / "durable")})
+            conf=SimpleNamespace(getAll={"spark.holdfast.state.dir": str(folder / "durable")})
         )
         self.query: Any = Query()
         self._monkeypatch = monkeypatch
@@ -173,7 +173,7 @@ def test_what_was_read_of_a_fast_query_counts(ground: Ground, reads_purged: tupl
 
 def test_state_that_cannot_be_read_stops_no_query(ground: Ground) -> None:
     ground.has_state(lost(ground, moves_on=False))
-    with pytest.raises(StateLostError, match="is not in the checkpoint directory"):
+    with pytest.raises(StateLostError, match="is not in the state directory"):
         ground.stop()
     assert ground.query.is_running
 
@@ -187,7 +187,7 @@ def lost(ground: Ground, *, moves_on: bool) -> Callable[[], list[StatefulStep]]:
         batch_id += 1
         if moves_on:
             ground.move_on(batch_id)
-        raise StateLostError("the commit is not in the checkpoint directory: check spark.holdfast.checkpoint.dir")
+        raise StateLostError("the commit is not in the state directory: check spark.holdfast.state.dir")
 
     return steps
 
@@ -202,7 +202,7 @@ def test_a_query_that_is_too_fast_is_named_as_the_cause(ground: Ground) -> None:
 
 def test_state_that_is_lost_is_named_as_such(ground: Ground) -> None:
     ground.has_state(lost(ground, moves_on=False))
-    with pytest.raises(StateLostError, match="is not in the checkpoint directory"):
+    with pytest.raises(StateLostError, match="is not in the state directory"):
         ground.create()
 
 

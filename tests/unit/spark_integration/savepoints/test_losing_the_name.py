@@ -116,11 +116,9 @@ def test_before_the_next_part_of_a_new_query(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(restoring, "plans_of", lambda *_: [])
     monkeypatch.setattr(restoring, "_stub", stub)
     monkeypatch.setattr(seeding, "seed", go_on)
-    spark: Any = SimpleNamespace(
-        conf=SimpleNamespace(getAll={"spark.holdfast.checkpoint.dir": str(tmp_path / "durable")})
-    )
+    spark: Any = SimpleNamespace(conf=SimpleNamespace(getAll={"spark.holdfast.state.dir": str(tmp_path / "durable")}))
     work: dict[str, Callable[[], object]] = {
-        CLONE: lambda: cloning.clone(spark, tmp_path / "query", location, to_checkpoint_dir=tmp_path / "green"),
+        CLONE: lambda: cloning.clone(spark, tmp_path / "query", location, to_state_dir=tmp_path / "green"),
         RESCALE: lambda: rescaling.rescale(spark, tmp_path / "query", location, shards=3),
         RESTORE: lambda: restoring.restore(spark, tmp_path / "savepoints", "one", location),
     }

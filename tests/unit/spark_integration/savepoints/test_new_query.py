@@ -43,8 +43,8 @@ def filled(storage: ObjectStorage) -> None:
 
 
 def repeat(folder: Path, query_id: str) -> set[str]:
-    """Begin again in the location of a stopped clone; return what the checkpoint directory holds then."""
-    settings = Settings.parse({"spark.holdfast.checkpoint.dir": str(folder / "green")})
+    """Begin again in the location of a stopped clone; return what the state directory holds then."""
+    settings = Settings.parse({"spark.holdfast.state.dir": str(folder / "green")})
     with (
         new_query(NO_SPARK, settings, {}, folder / query_id),
         open_storage(str(folder / "green")) as storage,
@@ -75,7 +75,7 @@ def test_a_killed_clone_that_is_repeated_clears_what_it_filled(tmp_path: Path) -
 
 def begun(folder: Path, error: BaseException, *faults: Fault) -> list[str]:
     """Make a query up to its last step, and fail; return what was deleted, in order."""
-    settings = Settings.parse({"spark.holdfast.checkpoint.dir": str(folder / "green")})
+    settings = Settings.parse({"spark.holdfast.state.dir": str(folder / "green")})
     deleted: list[str] = []
 
     class Watched(FaultyStorage):
@@ -140,13 +140,13 @@ def test_what_leaves_tasks_keeps_what_lets_the_next_attempt_clean_up(
     )
     with open_storage(str(tmp_path / "green")) as storage:
         storage.put("totals/shard-0001/commits/1-bb", b"state of a task that went on")
-    settings = Settings.parse({"spark.holdfast.checkpoint.dir": str(tmp_path / "green")})
+    settings = Settings.parse({"spark.holdfast.state.dir": str(tmp_path / "green")})
     with new_query(NO_SPARK, settings, {}, tmp_path / "location") as new:
         assert left(tmp_path) == [f"location/holdfast-restoring-{new.query_id}"]
 
 
 def test_ctrl_c_after_all_is_done_keeps_the_query(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings = Settings.parse({"spark.holdfast.checkpoint.dir": str(tmp_path / "green")})
+    settings = Settings.parse({"spark.holdfast.state.dir": str(tmp_path / "green")})
 
     def make() -> None:
         with new_query(NO_SPARK, settings, {}, tmp_path / "location") as new:
@@ -172,7 +172,7 @@ def test_a_clean_up_that_fails_says_what_deletes_the_rest(
     begun(tmp_path, error, Fault("fail", "delete", key, times=None))
     assert f"run the same command again with the checkpoint location {tmp_path / 'location'}" in caplog.text
     there = left(tmp_path)
-    settings = Settings.parse({"spark.holdfast.checkpoint.dir": str(tmp_path / "green")})
+    settings = Settings.parse({"spark.holdfast.state.dir": str(tmp_path / "green")})
     again = new_query(NO_SPARK, settings, {}, tmp_path / "location")
     if "location/metadata" in there:
         assert {"green/totals/operator", "green/totals/shard-0000/commits/1-aa", "location/offsets/0"} <= {*there}
@@ -190,7 +190,7 @@ def finished(folder: Path, *faults: Fault, before: Callable[[ObjectStorage], obj
         storage = open_storage(url, options)
         return FaultyStorage(storage, faults) if url == str(folder / "location") else storage
 
-    settings = Settings.parse({"spark.holdfast.checkpoint.dir": str(folder / "green")})
+    settings = Settings.parse({"spark.holdfast.state.dir": str(folder / "green")})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "open_storage", opened)
         with new_query(NO_SPARK, settings, {}, folder / "location") as new:

@@ -83,11 +83,11 @@ def as_stored(directory: str) -> tuple[dict[str, Any], dict[str, StoredNames]]:
 
 
 class Store:
-    """Checkpoint directory and savepoints of one test."""
+    """State directory and savepoints of one test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.settings = Settings.parse({"spark.holdfast.checkpoint.dir": str(folder / "durable")})
+        self.settings = Settings.parse({"spark.holdfast.state.dir": str(folder / "durable")})
         self.threads = ThreadPoolExecutor(4)
 
     def log(self, storage: ObjectStorage, directory: str, shard: int) -> ObjectCommitLog:

@@ -89,7 +89,7 @@ def test_a_probe_that_failed_is_made_again(storage: FaultyStorage, tmp_path: Pat
         Fault("fail", action="delete", times=2, error=lambda: InvalidArgumentError("denied", action="delete"))
     )
     for _ in range(2):
-        with pytest.raises(InvalidArgumentError, match=r"checkpoint\.dir failed the check.*denied.*action=delete"):
+        with pytest.raises(InvalidArgumentError, match=r"state\.dir failed the check.*denied.*action=delete"):
             claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
         assert not [info for info in storage.list("") if info.key.endswith("/operator")]
     claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
@@ -227,7 +227,7 @@ def test_a_note_of_a_killed_process_or_a_damaged_one_is_no_claim(
 
 
 def test_only_a_clone_goes_on_under_another_id_and_only_in_its_directory(storage: FaultyStorage) -> None:
-    """In the original's checkpoint directory it would pass for a newer run of the original."""
+    """In the original's state directory it would pass for a newer run of the original."""
     declare_operator(storage, RECORD)
     declare_origin(storage, QueryOrigin("other", "query-0", "query-0", 7, {"pairs": "query-0"}))
     for query_id in ("clone", "other"):

@@ -14,10 +14,10 @@ from holdfast.spark_integration.shard.streaming_task import StreamingTask
 
 
 def test_another_number_than_spark_keeps_is_refused_where_nothing_else_keeps_one() -> None:
-    """Without a checkpoint directory a restart in another session would begin keys anew."""
+    """Without a state directory a restart in another session would begin keys anew."""
 
-    def require(shards: int | None, checkpoint_dir: str | None, partitions: int | None) -> None:
-        settings = SimpleNamespace(shards=shards, checkpoint_dir=checkpoint_dir)
+    def require(shards: int | None, state_dir: str | None, partitions: int | None) -> None:
+        settings = SimpleNamespace(shards=shards, state_dir=state_dir)
         operator: Any = SimpleNamespace(name="op", shards=4, settings=settings)
         require_number_of_shards(operator, StreamingTask("query", "run", True, None, partitions))
 

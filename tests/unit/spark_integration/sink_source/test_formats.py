@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.sinks import SinkSource, TwoPhaseSink
 
 _AS_SPARK_HAS_THEM = {"url": "path", "partition_by": "partitionBy"}
-_QUERY = {"checkpointLocation": "/nowhere/query", "spark.holdfast.checkpoint.dir": "/nowhere/durable"}
+_QUERY = {"checkpointLocation": "/nowhere/query", "spark.holdfast.state.dir": "/nowhere/durable"}
 
 
 @pytest.mark.parametrize(

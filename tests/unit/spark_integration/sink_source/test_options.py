@@ -16,7 +16,7 @@ RETAINED = "spark.sql.streaming.minBatchesToRetain"
 def parsed(tmp_path: Path, **settings: str) -> SourceOptions:
     """Return what a data source makes of a session's settings, in lower case as Spark hands them over."""
     sink = sinks.parquet("out", tmp_path / "target")
-    session = {"spark.holdfast.checkpoint.dir": str(tmp_path / "durable"), **settings}
+    session = {"spark.holdfast.state.dir": str(tmp_path / "durable"), **settings}
     given = options_of(session, sink) | {"checkpointLocation": str(tmp_path / "query")}
     return SourceOptions.parse({name.lower(): value for name, value in given.items()}, sink, ["name", "path"])
 
@@ -46,7 +46,7 @@ def test_an_option_of_another_sink_is_refused(tmp_path: Path, name: str) -> None
     sink = sinks.parquet("Out", tmp_path / "target")
     given = {
         "checkpointlocation": str(tmp_path / "query"),
-        "spark.holdfast.checkpoint.dir": str(tmp_path / "durable"),
+        "spark.holdfast.state.dir": str(tmp_path / "durable"),
         "spark.holdfast.sink.out.key": "a",
         "secret": "b",
     }

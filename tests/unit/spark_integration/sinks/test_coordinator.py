@@ -144,7 +144,7 @@ def test_stories_that_agree_go_on(url: str, batch_id: int, newest: int) -> None:
 
 
 def test_a_lost_directory_of_decisions_is_no_loss_once_spark_has_ended_all(url: str) -> None:
-    """The checkpoint directory was deleted; the target's mark and Spark agree, so nothing is doubled."""
+    """The state directory was deleted; the target's mark and Spark agree, so nothing is doubled."""
     target = Target(has_mark=True)
     show(url, target, QUERY, 0, 1)
     target.last.clear()

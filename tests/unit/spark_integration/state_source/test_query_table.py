@@ -26,10 +26,10 @@ READ = StoredRead(
 )
 
 
-def killed_reading(checkpoint_dir: Path, local: Path, read_id: str) -> None:
+def killed_reading(state_dir: Path, local: Path, read_id: str) -> None:
     os.environ["SPARK_LOCAL_DIRS"] = str(local)
     query_table.read_tables = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment, return-value]
-    source = StateSource({"path": str(checkpoint_dir), "operator": "totals", "read": read_id})
+    source = StateSource({"path": str(state_dir), "operator": "totals", "read": read_id})
     reader = source.reader(source.schema())
     list(reader.read(reader.partitions()[0]))
 

@@ -138,7 +138,7 @@ def test_a_streaming_query_loses_nothing(spark: SparkSession, tmp_path: Path, tr
         "spark.sql.execution.arrow.maxRecordsPerBatch": "2",
         "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
         "spark.holdfast.transport": transport,
-        "spark.holdfast.checkpoint.dir": str(tmp_path / "durable"),
+        "spark.holdfast.state.dir": str(tmp_path / "durable"),
         "spark.holdfast.local.dir": str(tmp_path / "local"),
     }
     before = {key: spark.conf.get(key, None) for key in settings}

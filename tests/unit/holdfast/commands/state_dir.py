@@ -1,4 +1,4 @@
-"""A checkpoint directory, and commands run on it."""
+"""A state directory, and commands run on it."""
 
 from __future__ import annotations
 
