@@ -69,7 +69,7 @@ def test_errors_end_the_program_without_a_traceback(root: Path) -> None:
 
 
 def test_the_state_directory_is_said_in_one_way() -> None:
-    """Whoever has set the variable need not name the directory; benches and the demo make one of their own in theirs."""
+    """Whoever has set the variable need not name the directory; benches and the demo make their own below it."""
     found = {}
     for path, command in _all_commands(group):
         if path.split()[0] in {"bench", "demo"}:
