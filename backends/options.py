@@ -51,6 +51,12 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return what an error about an unknown name ends with: the known one that is meant, or nothing."""
+    near = nearest_name(name, known)
+    return f"; did you mean {near!r}?" if near else ""
+
+
 def parse_size(text: str) -> int:
     """Return bytes from a size as Spark writes it: ``512m``, ``2g``, ``65536``; units are powers of 1024."""
     found = re.fullmatch(r"\s*(\d+)\s*([bkmgt]?)b?\s*", text.lower())

@@ -14,7 +14,8 @@ import sys
 import click
 
 from holdfast import __version__
-from holdfast.errors import HoldfastError
+from holdfast.backends.options import did_you_mean
+from holdfast.errors import HoldfastError, InvalidArgumentError
 
 # Command: the module and the click command in it.
 _COMMANDS = {
@@ -35,6 +36,10 @@ _COMMANDS = {
 }
 
 
+# Commands with packages that only an extra of the same name installs.
+_EXTRAS = {"bench"}
+
+
 class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)
@@ -43,8 +48,49 @@ class _LazyGroup(click.Group):
         if name not in _COMMANDS:
             return None
         module, _, attribute = _COMMANDS[name].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        try:
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as exc:
+            if name not in _EXTRAS:
+                raise
+            return _not_installed(name, _needs_packages(name, exc))
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _COMMANDS and args[0][:1].isalpha():
+            ctx.fail(f"no such command: {args[0]!r}{did_you_mean(args[0], _COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as exc:  # of what a command imports when it needs it
+            if ctx.invoked_subcommand not in _EXTRAS:
+                raise
+            raise _needs_packages(ctx.invoked_subcommand, exc) from exc
+
+
+def _needs_packages(name: str, missing: ModuleNotFoundError) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"holdfast {name} needs packages that are not installed: pip install 'holdfast[{name}]'", missing=missing.name
+    )
+
+
+def _not_installed(name: str, error: InvalidArgumentError) -> click.Command:
+    """Return what stands for a command whose packages are missing: it is listed, and says so whatever it is given."""
+
+    def say(**_: object) -> None:
+        raise error
+
+    return click.Command(
+        name,
+        callback=say,
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        context_settings={"ignore_unknown_options": True, "help_option_names": []},
+        help=f"Not installed: needs holdfast[{name}].",
+    )
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

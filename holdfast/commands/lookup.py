@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from decimal import Decimal
@@ -13,6 +14,9 @@ from typing import Any
 
 import click
 import pyarrow as pa
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
 from holdfast.backends.arrow.python_rows import python_rows
 from holdfast.commands.target import (
@@ -35,7 +39,8 @@ _Command = Callable[..., None]
 #: A cell that begins with one of these is a formula to a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")  # noqa: RUF001
 _CELL_MAX = 200
-
+#: As wide as no row is: where a table is measured, not shown.
+_MEASURING = Console(width=1 << 20)
 
 #: Of a micro-batch: a long, as Spark counts them.
 _NUMBER = re.compile("[0-9]{1,18}")
@@ -78,16 +83,22 @@ def get(
     """Show what a key holds: its rows in all state tables, when they expire, and its timers.
 
     LOCATION is the query's checkpointLocation; the query may be running. A key is user=ann for each column that
-    OPERATOR is grouped by, or JSON: '{"user": null}'. Reads only what holds the key.
+    OPERATOR is grouped by, or JSON: '{"user": null}'. Reads only what holds the key. The exit status is 1 if the key
+    holds nothing.
     """
     with open_query(location, state_dir, options) as query:
         found = query.get(operator, parse_pairs(key), table=table, batch_id=batch_id)
+    is_held = any(rows.num_rows for rows in found.values())
     if as_csv:
         print_csv(found)
     elif as_json:
         click.echo(json.dumps({"operator": operator, "tables": _documents(found)}, indent=2))
+    elif not is_held:
+        a_console().print(f"{plain(operator)} holds nothing under this key")
     else:
         _show(found)
+    if not is_held:
+        sys.exit(1)
 
 
 @click.command()
@@ -200,10 +211,21 @@ def _show(tables: Mapping[str, pa.Table]) -> None:
             console.print(f"{plain(name)}: nothing")
             continue
         console.print(f"{plain(name)}:")
-        shown = table(*map(plain, rows.column_names))
-        for row in python_rows(rows):
-            shown.add_row(*(_cell(value) for value in row.values()))
-        console.print(shown)
+        console.print(_shown(rows, console.width))
+
+
+def _shown(rows: pa.Table, width: int) -> Table:
+    """Return rows one below the other; a single row that is wider than the terminal as a line for each column."""
+    cells = [[_cell(value) for value in row.values()] for row in python_rows(rows)]
+    shown = table(*map(plain, rows.column_names))
+    for row in cells:
+        shown.add_row(*row)
+    if len(cells) > 1 or Measurement.get(_MEASURING, _MEASURING.options, shown).maximum <= width:
+        return shown
+    standing = table("column", "value", whole=("column",))
+    for name, cell in zip(rows.column_names, cells[0], strict=True):
+        standing.add_row(plain(name), cell)
+    return standing
 
 
 def _cell(value: object) -> str:

@@ -24,7 +24,7 @@ from holdfast.commands.target import (
     state_dir_option,
     table,
 )
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.savepoints import Listed, Savepoint, TableDifference
 from holdfast.settings import PREFIX
 
@@ -168,6 +168,10 @@ def say_new_query(
 def list_(url: str, options: dict[str, str], as_json: bool) -> None:
     """List a directory's savepoints, including unfinished and damaged ones."""
     found = savepoints.listed(url, options)
+    if not found:
+        raise NotFoundError(
+            "no savepoint is here: check the URL, which is the directory of savepoints that --to named", url=url
+        )
     if as_json:
         click.echo(json.dumps({"savepoints": [_listed(one) for one in found]}, indent=2))
         return

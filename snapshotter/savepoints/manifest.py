@@ -26,6 +26,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.backends import stored_file
+from holdfast.backends.options import did_you_mean
 from holdfast.errors import NotFoundError
 from holdfast.snapshotter.fields import DIGEST, NUMBER_LIMIT, Fields
 from holdfast.snapshotter.savepoints.saved_operator import NAME, SavedOperator, read_key
@@ -197,7 +198,9 @@ class Savepoint:
         if name not in names:
             what = "no such operator" if name else "the savepoint has several operators"
             raise NotFoundError(
-                f"{what}: choose one with the option operator", operator=name, operators=", ".join(names)
+                f"{what}: choose one with the option operator{did_you_mean(name or '', names)}",
+                operator=name,
+                operators=", ".join(names),
             )
         return self.operators[names.index(name)]
 

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from holdfast.backends.base import Pointer
+from holdfast.backends.options import did_you_mean
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.decisions import StoredSink, parse_key, stored_sinks
 from holdfast.snapshotter.ownership.query_origin import FOLDER as QUERIES
@@ -295,7 +296,8 @@ def _is_version(info: ObjectInfo) -> bool:
 
 def _nothing_found(storage: ObjectStorage, operator: str | None, infos: Collection[ObjectInfo]) -> NotFoundError:
     if operator:
-        message = "the state directory holds no operator of this name: check name and URL"
+        near = did_you_mean(operator, _listing(storage.list("")).operators)
+        message = f"the state directory holds no operator of this name: check name and URL{near}"
         return NotFoundError(message, operator=operator, storage=storage.url)
     if not infos:
         message = (

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from holdfast.backends.options import did_you_mean
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.lookup.spark_hash import hash_of_key
@@ -144,8 +145,9 @@ def keys_of(table: TableSchema, grouping: Sequence[str], keys: Sequence[Mapping[
     rows, hashes = [], []
     for key in keys:
         if set(key) != set(grouping):
+            unknown = next((name for name in key if name not in grouping), "")
             raise InvalidArgumentError(
-                "a key has a value for each column that the operator is grouped by",
+                f"a key has a value for each column that the operator is grouped by{did_you_mean(unknown, grouping)}",
                 given=", ".join(map(str, key)) or None,
                 columns=", ".join(grouping) or None,
             )

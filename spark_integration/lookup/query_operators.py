@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from holdfast.backends.options import did_you_mean
 from holdfast.backends.run import TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.spark_integration.lookup.keys import keys_of
@@ -109,10 +110,11 @@ class QueryOperators:
         for held in all_held:
             if not held.rows and (found := self._without_rows(name, batch_id, held)) is not None:
                 return found
+        known = sorted({one for held in all_held for one in self._rows_by_name(held)})
         raise NotFoundError(
             "the query's checkpoint location holds no pointers to state of such an operator: check its name, and that "
-            "the operator has had rows",
+            f"the operator has had rows{did_you_mean(name, known)}",
             operator=name,
-            operators=", ".join(sorted({one for held in all_held for one in self._rows_by_name(held)})) or "none",
+            operators=", ".join(known) or "none",
             location=self._pointers.url,
         )

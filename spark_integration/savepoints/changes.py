@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from holdfast.backends.options import did_you_mean
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.settings import MOST_SHARDS
 from holdfast.snapshotter.savepoints.manifest import Savepoint
@@ -128,7 +129,7 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
         unknown = set(given) - known
         if unknown:
             raise NotFoundError(
-                f"the savepoint has no operator of this name to {what}",
+                f"the savepoint has no operator of this name to {what}{did_you_mean(min(unknown), known)}",
                 operator=min(unknown),
                 operators=", ".join(sorted(known)),
             )

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from holdfast import clock
 from holdfast.backends.evolution import evolved
+from holdfast.backends.options import did_you_mean
 from holdfast.backends.schema import TableSchema
 from holdfast.backends.stored_schema import encode_schemas
 from holdfast.errors import (
@@ -277,7 +278,10 @@ class _Saving:
                     )
         unknown = set(without) - set(left_out)
         if unknown:
-            raise NotFoundError("the query has no operator with state of this name", operator=min(unknown))
+            name = min(unknown)
+            raise NotFoundError(
+                f"the query has no operator with state of this name{did_you_mean(name, named)}", operator=name
+            )
         if not found:
             raise NotFoundError(
                 "the query has no holdfast state to save after this micro-batch",

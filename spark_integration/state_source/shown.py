@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from holdfast.backends.arrow.values import cast
+from holdfast.backends.options import did_you_mean
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.spark_integration.lookup.shown import free_name, shown_columns
@@ -82,7 +83,11 @@ class ShownTable:
         names = [field.name for field in every]
         unknown = [name for name in wanted if name not in names]
         if unknown:
-            raise NotFoundError("no such column; name some of these", column=unknown[0], columns=", ".join(names))
+            raise NotFoundError(
+                f"no such column: name some of these{did_you_mean(unknown[0], names)}",
+                column=unknown[0],
+                columns=", ".join(names),
+            )
         return cls(every, tuple(wanted) or tuple(names), own[-1], tuple(own[:-1]))
 
     @property

@@ -10,6 +10,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from holdfast.backends.options import did_you_mean
 from holdfast.backends.run import TableSchema
 from holdfast.errors import NotFoundError
 from holdfast.spark_integration.tables.key_timers import TIMERS
@@ -57,7 +58,8 @@ def find_shown(tables: Mapping[str, TableSchema], name: str) -> str:
             return table
     if not shown:
         raise NotFoundError("the operator has no tables, because it has had no rows", table=name)
-    raise NotFoundError("no such table: choose one with the option table", table=name, tables=", ".join(shown))
+    near = did_you_mean(name, [*shown, *(table.partition(".")[2] for table in shown)])
+    raise NotFoundError(f"no such table: choose one with the option table{near}", table=name, tables=", ".join(shown))
 
 
 def grouping_columns(tables: Mapping[str, TableSchema], name: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.backends.options import nearest_name, parse_options, parse_size
+from holdfast.backends.options import did_you_mean, nearest_name, parse_options, parse_size
 from holdfast.errors import InvalidArgumentError
 
 
@@ -43,3 +43,5 @@ def test_the_nearest_name_is_suggested_and_nothing_far() -> None:
     assert nearest_name("memroy", ["rocksdb", "memory"]) == "memory"
     assert nearest_name("zzz", ["rocksdb", "memory"]) is None
     assert nearest_name("memory", []) is None
+    assert did_you_mean("memroy", ["rocksdb", "memory"]) == "; did you mean 'memory'?"
+    assert did_you_mean("zzz", ["rocksdb", "memory"]) == ""

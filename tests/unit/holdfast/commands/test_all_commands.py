@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -22,6 +23,36 @@ from tests.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, Moto, S3Server, Ver
 from tests.unit.holdfast.commands.state_dir import age, document, files, put_record, run
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"), [("gett", "get"), ("savepiont", "savepoint"), ("exprot", "export"), ("xyzzy", None)]
+)
+def test_a_misspelt_command_is_recognised(given: str, meant: str | None) -> None:
+    """The commands are imported when they run, so click does not know their names."""
+    refused = run(given, "--json")
+    assert refused.exit_code == 2
+    assert (f"did you mean {meant!r}?" in refused.output) == (meant is not None)
+    assert repr(given) in refused.output
+
+
+@pytest.mark.parametrize("package", ["scipy", "jsonschema"])
+def test_a_bench_without_its_packages_says_which_extra_it_needs(package: str) -> None:
+    """Whether they are imported with the command or when they are needed; and the list of all commands goes on."""
+    program = (
+        f"import sys; sys.modules[{package!r}] = None; from holdfast.cli import main; "
+        "sys.argv = ['holdfast', *sys.argv[1:]]; main()"
+    )
+
+    def said(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+
+    done = said("bench", "compare", ".", ".")
+    assert done.returncode == 2, done.stderr
+    assert re.fullmatch(r"holdfast: holdfast bench needs packages .*\[bench\]', missing=\S+\n", done.stderr)
+    listed = said("--help")
+    assert listed.returncode == 0, listed.stderr
+    assert "bench" in listed.stdout
+
+
 def test_one_operator_of_several(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
     """Also where the name of one begins another's."""
     put_record(storage, "totals2")
@@ -31,7 +62,7 @@ def test_one_operator_of_several(root: Path, shard: ShardHistory, storage: Objec
     assert only["operator"] == "totals"
     refused = run("inspect", root, "--operator", "total").exception
     assert isinstance(refused, NotFoundError)
-    assert "no operator of this name" in str(refused)
+    assert "no operator of this name: check name and URL; did you mean 'totals'?" in str(refused)
     assert shard
 
 

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.cli import group, main
-from holdfast.commands import lookup
+from holdfast.commands import lookup, target
 from holdfast.commands.lookup import print_csv
 from holdfast.commands.target import json_value
 from holdfast.errors import InvalidArgumentError
@@ -157,6 +157,47 @@ def test_text_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch, command: list[s
     shown = CliRunner().invoke(group, [*command, "--state-dir", "there"], catch_exceptions=False).output
     assert re.search(rf"(^|=){re.escape(text)}( *$|:)", shown, re.MULTILINE), shown
     assert command[0] == "diff" or {"a:id:b:", "n:m:o"} <= set(shown.split())
+
+
+WIDE = pa.table({f"a_column_with_a_long_name_{i}": ["a value of some length"] for i in range(8)})
+
+
+class HoldsAWideRow(ShownQuery):
+    """A query whose rows are wider than a terminal."""
+
+    held = MappingProxyType({"state": WIDE})
+
+
+class HoldsNothing(ShownQuery):
+    """A query that knows the operator and its tables, but not the key."""
+
+    held = MappingProxyType({"state": WIDE.slice(0, 0), "timers": WIDE.slice(0, 0)})
+
+
+def getting(monkeypatch: pytest.MonkeyPatch, query: Any, *how: str) -> Any:
+    monkeypatch.setattr(lookup, "open_query", lambda *_: query)
+    monkeypatch.setattr(target, "_WIDTH_ELSEWHERE", 80)
+    return CliRunner().invoke(group, ["get", "at", "op", "user=x", "--state-dir", "there", *how])
+
+
+def test_a_row_that_is_wider_than_the_terminal_stands_upright(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for each column: side by side they would be cut into pieces that nobody can read."""
+    shown = getting(monkeypatch, HoldsAWideRow()).output.splitlines()
+    assert [line.split(None, 1) for line in shown[2:]] == [
+        [name, "a value of some length"] for name in WIDE.schema.names
+    ]
+    monkeypatch.setattr(HoldsAWideRow, "held", {"state": WIDE.select([0])})
+    shown = getting(monkeypatch, HoldsAWideRow()).output.splitlines()
+    assert [line.strip() for line in shown[1:]] == [WIDE.schema.names[0], "a value of some length"]
+
+
+@pytest.mark.parametrize("how", [[], ["--json"], ["--csv", "--table", "state"]], ids=" ".join)
+def test_a_key_that_holds_nothing_is_no_success(monkeypatch: pytest.MonkeyPatch, how: list[str]) -> None:
+    """A script sees it by the exit status, whatever it reads, and people in words."""
+    monkeypatch.setattr(HoldsNothing, "held", {"state": WIDE.slice(0, 0)})
+    found = getting(monkeypatch, HoldsNothing(), *how)
+    assert found.exit_code == 1, found.output
+    assert how or found.output == "op holds nothing under this key\n"
 
 
 def test_a_key_is_printed_as_it_is_given() -> None:

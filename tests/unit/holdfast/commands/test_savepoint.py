@@ -52,6 +52,23 @@ def test_what_is_there(target: ObjectStorage, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("how", [[], ["--json"]], ids=" ".join)
+def test_a_directory_without_savepoints_is_said_to_be_none(
+    target: ObjectStorage, tmp_path: Path, how: list[str]
+) -> None:
+    """Misspelt, or one of something else: an empty table would pass for a directory without savepoints yet."""
+    target.put("notes/text", b"?")
+    for url in (tmp_path, tmp_path / "misspelt"):
+        with pytest.raises(NotFoundError, match="no savepoint is here: check the URL"):
+            invoke("list", url, *how)
+
+
+def test_a_misspelt_operator_is_recognised(target: ObjectStorage) -> None:
+    """By whoever reads a savepoint's table."""
+    with pytest.raises(NotFoundError, match="did you mean 'totals'"):
+        a_savepoint(target).find_operator("totls")
+
+
 def test_what_a_savepoint_holds(target: ObjectStorage, tmp_path: Path) -> None:
     a_savepoint(target)
     shown = invoke("show", tmp_path, "one").output
