@@ -33,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo s3 hdfs kafka postgres test test-fast test-long smoke matrix check types bench bench-micro docs links results dist \
+.PHONY: help setup demo s3 hdfs kafka postgres test test-fast test-all test-long smoke matrix check types bench bench-micro docs links results dist \
         lock clean
 
 help: ## this list
@@ -60,14 +60,17 @@ kafka: $(STAMP) ## a local Kafka to try the sink on, until Ctrl-C [ARGS=]
 postgres: $(STAMP) ## a local PostgreSQL to try the sink on, until Ctrl-C [ARGS=]
 	@$(BIN)/python -m tests.servers postgres $(ARGS)
 
-test: $(STAMP) ## all tests, few repetitions; only the Spark tests with SPARK=4.0.5 [SPARK= PYTHON= ARGS=]
+test: $(STAMP) ## every promise once, in ten minutes; only the Spark tests with SPARK=4.0.5 [SPARK= PYTHON= ARGS=]
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(if $(SPARK),-m 'spark or cluster or smoke') $(ARGS)
 
-test-fast: $(STAMP) ## unit and contract tests without Spark, servers or anything slow [ARGS=]
+test-fast: $(STAMP) ## of these what needs neither Spark nor servers, in one minute [ARGS=]
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(FAST) $(ARGS)
 
-test-long: $(STAMP) ## all tests, many repetitions; stops at the first failure [ARGS=]
-	HOLDFAST_TEST_PROFILE=long $(BIN)/pytest $(SIDE_BY_SIDE) --timeout 1800 --exitfirst $(ARGS)
+test-all: $(STAMP) ## every case once, in hours [PART=7/20: a part of them] [ARGS=]
+	HOLDFAST_TEST_TIER=all HOLDFAST_TEST_PART=$(PART) $(BIN)/pytest $(SIDE_BY_SIDE) --timeout 1800 $(ARGS)
+
+test-long: $(STAMP) ## every case, many times; stops at the first failure [PART= ARGS=]
+	HOLDFAST_TEST_TIER=long HOLDFAST_TEST_PART=$(PART) $(BIN)/pytest $(SIDE_BY_SIDE) --timeout 1800 --exitfirst $(ARGS)
 
 smoke: $(STAMP) ## the few tests that tell whether a version of Spark or Python works: demo, kill, drop-in [SPARK= PYTHON= ARGS=]
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m smoke $(ARGS)

@@ -1,4 +1,4 @@
-"""What all tests share: profiles, the Spark session, servers, an environment without Java, and two rules of the run.
+"""What all tests share: tiers, the Spark session, servers, an environment without Java, and two rules of the run.
 
 The rules: a run in which not one test ran is a failure, also when all were skipped; and after
 ``HOLDFAST_TEST_BUDGET_S`` seconds, where that is set, the remaining tests are skipped and counted.
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from tests import spark_classes
-from tests.repetitions import LONG, examples, has_turn, seed
+from tests import parts, spark_classes
 from tests.servers import downloads
+from tests.tiers import ALL, LONG, TIER, examples
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,17 +29,13 @@ if TYPE_CHECKING:
     from tests.servers.postgres import Postgres
     from tests.servers.s3 import Moto, Versitygw
 
-hypothesis.settings.register_profile("quick", max_examples=examples(), deadline=None)
-hypothesis.settings.register_profile("long", max_examples=examples(), deadline=None, print_blob=True)
-hypothesis.settings.load_profile("long" if LONG else "quick")
+# The same examples each time; the long tier draws new ones, and prints how to draw one again.
+hypothesis.settings.register_profile(
+    TIER, max_examples=examples(), derandomize=not LONG, print_blob=True, deadline=None
+)
+hypothesis.settings.load_profile(TIER)
 
 spark_classes.use_defaults()
-# Asked for here, so that the processes of a run inherit it and collect the same tests.
-seed()
-
-# Seconds that a test takes at a guess, by its marker: enough to say which files take longest. A test says it better by
-# `slow(60)`.
-_WEIGHTS = {"slow": 20, "cluster": 20, "kafka": 10, "postgres": 5, "spark": 4, "hdfs": 2, "s3": 1}
 
 _STARTED_S = time.monotonic()
 _BUDGET_S = float(os.environ.get("HOLDFAST_TEST_BUDGET_S", "inf"))
@@ -143,7 +139,8 @@ def environment_without_java(tmp_path: Path) -> dict[str, str]:
 
 
 def pytest_report_header() -> str:
-    return f"holdfast: {'long' if LONG else 'quick'} profile, HOLDFAST_TEST_SEED={seed()}"
+    part = f", part {parts.PART}" if parts.PART else ""
+    return f"holdfast: make test-{TIER}{part}".replace("test-test", "test")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -171,31 +168,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for since in item.iter_markers("since"):
             if minor_version(__version__) < minor_version(since.args[0]):
                 item.add_marker(pytest.mark.skip(reason=f"needs Spark {since.args[0]} or newer"))
-    if not LONG:
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="only in the long profile: make test-long"))
-            turn = item.get_closest_marker("turn")
-            # The smoke tests of another Spark leave nothing out.
-            if turn and config.option.markexpr != "smoke" and not has_turn(*turn.args):
-                item.add_marker(pytest.mark.skip(reason="its turn comes in another quick run: tests/repetitions.py"))
-    _longest_files_first(items)
+    # The smoke tests of another Spark leave nothing out.
+    runs = {"all": ALL or config.option.markexpr == "smoke", "long": LONG}
+    _deselect(
+        config, items, {item for item in items if any(item.get_closest_marker(name) for name in runs if not runs[name])}
+    )
+    parts.longest_files_first(items)
+    _deselect(config, items, parts.of_other_parts(items))
 
 
-def _longest_files_first(items: list[pytest.Item]) -> None:
-    """Sort the files, so that side by side no process is left alone with a long one at the end."""
-    weights: dict[Path, float] = {}
-    for item in items:
-        if not item.get_closest_marker("skip"):
-            weights[item.path] = weights.get(item.path, 0) + _guessed_s(item)
-    items.sort(key=lambda item: -weights.get(item.path, 0))
-
-
-def _guessed_s(item: pytest.Item) -> float:
-    slow = item.get_closest_marker("slow")
-    if slow is not None and slow.args:
-        return float(slow.args[0])
-    return max((_WEIGHTS[mark.name] for mark in item.iter_markers() if mark.name in _WEIGHTS), default=0)
+def _deselect(config: pytest.Config, items: list[pytest.Item], left_out: set[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish() -> None:

@@ -17,10 +17,10 @@ import pytest
 from holdfast import savepoints
 from tests.cluster.standalone import EXECUTOR, cluster
 from tests.faults.killings import RUN_MARK
-from tests.repetitions import sample, seed
 from tests.spark.conftest import Lab, configured
 from tests.spark.savepoints.killed import application, has_ended, undo
 from tests.spark.savepoints.totals import expected, feed, saved, totals
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,10 +81,10 @@ def kill_one(lab: Lab, what: str, chance: random.Random) -> None:
     raise AssertionError(f"{what} was over each time before an executor could be killed")
 
 
-@pytest.mark.turn(1, 6)
-@pytest.mark.parametrize("what", sample(["create", "restore"]))
+@pytest.mark.all
+@pytest.mark.parametrize("what", cases(["create", "restore"]))
 def test_an_executor_is_killed(lab: Lab, what: str) -> None:
-    chance = random.Random(f"{seed()} {what}")
+    chance = random.Random(what)
     feed(lab)
     if what == "restore":
         lab.run(totals(lab.spark, lab.folder))

@@ -13,14 +13,13 @@ from tests.cluster.standalone import cluster
 from tests.faults.sinks.killed_query import Job
 from tests.faults.sinks.killing import SinkKillings
 from tests.faults.sinks.targets import target_of
-from tests.repetitions import kills, sample
 from tests.spark.application import run_program
+from tests.tiers import cases, kills
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow(90), pytest.mark.timeout(1800)]
 
 
-@pytest.mark.turn(0, 3)
-@pytest.mark.parametrize("target", sample(["parquet", "postgres", "postgres upsert"]))
+@pytest.mark.parametrize("target", cases(["parquet", "postgres", "postgres upsert"]))
 def test_executors_are_killed_under_a_sink(target: str, java_home: Path, tmp_path: Path) -> None:
     """What they had prepared and nobody knows of is ended; another executor's attempt counts."""
     with cluster(tmp_path) as master, target_of(target).served(tmp_path) as place:
@@ -32,8 +31,8 @@ def test_executors_are_killed_under_a_sink(target: str, java_home: Path, tmp_pat
     assert found.is_right, f"{found}; {run.describe()}"
 
 
-@pytest.mark.turn(1, 3)
-@pytest.mark.parametrize("target", sample(["csv", "parquet", "postgres", "postgres upsert"]))
+@pytest.mark.all
+@pytest.mark.parametrize("target", cases(["csv", "parquet", "postgres", "postgres upsert"]))
 def test_two_attempts_at_a_task_show_one(target: str, java_home: Path, tmp_path: Path) -> None:
     """With speculation both write and may prepare: the rows are those of one, and nothing of the other is left."""
     with cluster(tmp_path, hosts=2) as master, target_of(target).served(tmp_path) as place:

@@ -16,9 +16,9 @@ import holdfast
 from tests.cluster.standalone import EXECUTOR, START_S, cluster
 from tests.faults.killed_driver import OPERATOR, Job
 from tests.faults.killings import Killings, expected, found_output, micro_batches
-from tests.repetitions import LONG, sample
 from tests.spark.application import run_program
 from tests.spark.processors import speculating
+from tests.tiers import ALL, LONG, cases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,10 +31,9 @@ SPECULATING = Path(speculating.__file__)
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(900)
-@pytest.mark.turn(0, 3)
 def test_an_executor_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     with cluster(tmp_path) as master:
-        run = Killings(Job(str(tmp_path), "packed", master=master, compiles=LONG), random.Random(0))
+        run = Killings(Job(str(tmp_path), "packed", master=master, compiles=ALL), random.Random(0))
         with run.cleaned_up():
             executors = executors_at_work(run)
             directories = {path.name.split("-")[1]: path for path in (tmp_path / "local").glob("*/executor-*")}
@@ -56,11 +55,11 @@ def test_an_executor_is_killed(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(900)
-@pytest.mark.turn(1, 3)
+@pytest.mark.all
 def test_an_executor_without_a_local_directory_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     """Local state then lies among the executor's own files, and goes with them."""
     with cluster(tmp_path) as master:
-        job = Job(str(tmp_path), "packed", "filesystem", master, names_local_dir=False, compiles=LONG)
+        job = Job(str(tmp_path), "packed", "filesystem", master, names_local_dir=False, compiles=ALL)
         run = Killings(job, random.Random(0))
         with run.cleaned_up():
             executors = executors_at_work(run)
@@ -109,8 +108,8 @@ def require_exact(spark: SparkSession, run: Killings) -> None:
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(600)
-@pytest.mark.turn(2, 3)
-@pytest.mark.parametrize("backend", sample(["memory", "filesystem", "rocksdb"]))
+@pytest.mark.all
+@pytest.mark.parametrize("backend", cases(["memory", "filesystem", "rocksdb"]))
 def test_two_attempts_at_a_shard_at_once(backend: str, tmp_path: Path) -> None:
     """With speculation both run, on two hosts; Spark takes one, and each row counts once in each micro-batch."""
     with cluster(tmp_path, hosts=2) as master:

@@ -1,15 +1,17 @@
-"""The contract of a sink where a kill takes seconds: a quick run takes a few of the cases that kill, the long one all.
+"""The contract of a sink where a kill takes seconds: ``make test`` takes a few of the cases that kill.
 
 Tests that kill once and by name (`test_prepared_survives…`) run always.
 """
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 
 from holdfast.testing import SinkContract
 from holdfast.testing.sinks import kills
-from tests.repetitions import LONG, sample, turn_of
+from tests.tiers import ALL, cases
 
 _CASES = {"delay_ms": kills.DELAYS_MS, "moment": kills.WORKER_DIES}
 
@@ -18,13 +20,13 @@ class SampledContract(SinkContract):
     """See the module; one case of each test that has several, and one kill of those that a case has."""
 
     @pytest.fixture(autouse=True)
-    def _has_its_turn(self, request: pytest.FixtureRequest) -> None:
+    def _runs_in_this_tier(self, request: pytest.FixtureRequest) -> None:
         callspec = getattr(request.node, "callspec", None)
-        for name, cases in _CASES.items():
-            if not LONG and callspec is not None and name in callspec.params:
-                turn = turn_of(f"{request.cls.__name__} {request.node.originalname}") % len(cases)
-                if callspec.params[name] != cases[turn]:
-                    pytest.skip("its turn comes in another quick run: tests/repetitions.py")
+        for name, every in _CASES.items():
+            if not ALL and callspec is not None and name in callspec.params:
+                which = zlib.crc32(f"{request.cls.__name__} {request.node.originalname}".encode())
+                if callspec.params[name] != every[which % len(every)]:
+                    pytest.skip("only in make test-all")
 
     def _delays(self, moment: str) -> tuple[int, ...]:
-        return tuple(sample(super()._delays(moment)))
+        return tuple(cases(super()._delays(moment)))

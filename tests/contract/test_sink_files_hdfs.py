@@ -1,6 +1,6 @@
 """The Parquet sink keeps the contract of two-phase sinks on a real HDFS, whose daemons are killed and started again.
 
-A quick run has `tests/spark/sinks/test_file_sinks.py::test_parquet_on_hdfs_shows_each_micro_batch_once`.
+``make test`` has `tests/spark/sinks/test_file_sinks.py::test_parquet_on_hdfs_shows_each_micro_batch_once`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from holdfast.testing.sink_contract import SinkContract
 from tests.servers.hdfs import Hdfs
 
-pytestmark = [pytest.mark.hdfs, pytest.mark.long, pytest.mark.slow(600)]
+pytestmark = [pytest.mark.hdfs, pytest.mark.all, pytest.mark.slow(600)]
 _PLACES = itertools.count()
 
 

@@ -17,7 +17,7 @@ from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from holdfast.testing.sink_contract import SinkContract
 from tests.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, Versitygw
 
-pytestmark = [pytest.mark.s3, pytest.mark.long, pytest.mark.slow(600)]
+pytestmark = [pytest.mark.s3, pytest.mark.all, pytest.mark.slow(600)]
 _PLACES = itertools.count()
 
 

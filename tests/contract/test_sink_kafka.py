@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 
 import pyarrow as pa
@@ -12,8 +13,8 @@ from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from tests.contract.sampled_contract import SampledContract
 from tests.read_kafka import committed
-from tests.repetitions import LONG, turn_of
 from tests.servers.kafka import Kafka
+from tests.tiers import ALL
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow(90)]
 
@@ -53,5 +54,5 @@ class TestKafka(SampledContract):
 
     def restart_target(self) -> None:
         # It takes ten seconds on a machine that does other things, too.
-        if LONG or turn_of(self.name) % 3 == 0:
+        if ALL or zlib.crc32(self.name.encode()) % 3 == 0:
             self.kafka.restart()

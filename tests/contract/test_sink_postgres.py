@@ -56,14 +56,13 @@ class TestPrepared(PostgresContract):
     """Rows are appended by prepared transactions."""
 
 
-@pytest.mark.turn(0, 2)
 class TestStaged(PostgresContract):
     """Rows are appended through staging tables, as a unique index is in the way."""
 
     columns = f"{COLUMNS}, UNIQUE (key, word)"
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.all
 class TestUpserted(PostgresContract):
     """Rows are updated by a key."""
 

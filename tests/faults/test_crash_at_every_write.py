@@ -24,7 +24,7 @@ from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 from tests.faults.stopped_process import kills, traced  # noqa: F401  a fixture
 from tests.model.built_in import BUILT_IN, copy_directory, open_backend
 from tests.model.steps import STEPS, TABLES, commit_log, look_after, state_after, step_of, take_step, version_of
-from tests.repetitions import LONG, sample
+from tests.tiers import LONG, cases
 
 
 def work(backend_name: str, folder: Path) -> None:
@@ -104,9 +104,9 @@ def check_with_log(backend_name: str, folder: Path, told: dict[Pointer, int]) ->
 @pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 @pytest.mark.timeout(3600 if LONG else 300)
-@pytest.mark.parametrize("backend_name", sample(BUILT_IN))
+@pytest.mark.parametrize("backend_name", cases(BUILT_IN))
 def test_a_process_killed_at_any_write_loses_nothing(backend_name: str, ram_path: Path) -> None:
-    """Evenly chosen system calls of every kind; all of them in the long profile."""
+    """Evenly chosen system calls of every kind; all of them in the long tier."""
     killed: Counter[str] = Counter()
     folders: Counter[str] = Counter()
     held: Counter[str] = Counter()

@@ -31,7 +31,7 @@ from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from tests.model.built_in import BUILT_IN, copy_at_rest, copy_directory, open_backend
 from tests.model.steps import TABLES, commit_log, look_after, step_of, take_step, write
-from tests.repetitions import LONG, sample
+from tests.tiers import ALL, LONG, cases
 
 STEPS = 7  # no step, nor the next one, begins at another than the one before
 _TRAILER_BYTES = 5  # of a block: how it is compressed, and its checksum
@@ -61,7 +61,7 @@ class Shard(NamedTuple):
         return list(self.steps)[-1]
 
 
-@pytest.fixture(params=sample(list(itertools.product(BUILT_IN, ["closed", "killed"])), quick=2), ids="-".join)
+@pytest.fixture(params=cases(list(itertools.product(BUILT_IN, ["closed", "killed"])), quick=2), ids="-".join)
 def shard(request: pytest.FixtureRequest, ram_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shard]:
     """Make a shard with several versions, merges and frozen files, closed cleanly or as a kill leaves it."""
     backend_name, end = request.param
@@ -149,7 +149,7 @@ def damages(shard: Shard, chance: random.Random) -> Iterator[Damage]:
             size = file.stat().st_size
             flips = {0, size - 1, *(chance.randrange(size) for _ in range(FLIPS - 2))}
             cuts = {0, 1, size // 2, size - 1} - {size}
-            if kind not in STATE[shard.has_one_owner] and not LONG:
+            if kind not in STATE[shard.has_one_owner] and not ALL:
                 flips, cuts = {size // 2}, {0}  # logs, locks, copies of options: of no consequence
             ignored = filter_of(file.read_bytes()) if file.suffix == ".sst" else range(0)
             for offset in sorted(flips):

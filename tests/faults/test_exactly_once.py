@@ -13,22 +13,21 @@ import pytest
 import holdfast
 from tests.faults.killed_driver import OPERATOR, Job
 from tests.faults.killings import Killings, expected, found_output, micro_batches
-from tests.repetitions import LONG, kills, repetitions
+from tests.tiers import ALL, kills, repetitions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # At least one of each: driver, worker, server.
 KILLS = kills(quick=3)
-# By turns with test_exactly_once_timeouts and test_exactly_once_processor, which kill other pairs.
+# test_exactly_once_timeouts and test_exactly_once_processor kill other pairs.
 PAIRS = [pytest.param("rows", "memory", marks=pytest.mark.smoke)]
 ALL_PAIRS = list(itertools.product(["packed", "rows"], ["memory", "filesystem", "rocksdb"]))
 
 pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
 
 
-@pytest.mark.turn(0, 3)
-@pytest.mark.parametrize(("transport", "backend"), ALL_PAIRS if LONG else PAIRS)
+@pytest.mark.parametrize(("transport", "backend"), ALL_PAIRS if ALL else PAIRS)
 @pytest.mark.parametrize("seed", repetitions(1, 2))
 def test_kills_change_nothing(transport: str, backend: str, seed: int, spark: SparkSession, tmp_path: Path) -> None:
     run = Killings(Job(str(tmp_path), transport, backend), random.Random(f"{seed} {transport} {backend}"))
@@ -37,11 +36,11 @@ def test_kills_change_nothing(transport: str, backend: str, seed: int, spark: Sp
     print(f"\n{transport}, {backend}, seed {seed}: killed {run.done}, the query failed {run.failures} times")
 
 
-@pytest.mark.long
+@pytest.mark.all
 def test_a_query_outlives_its_state_server(spark: SparkSession, tmp_path: Path) -> None:
     """Spark in local mode gives a task one attempt, and each shard of a batch loses its owner in the middle.
 
-    `tests/spark/executor/test_begins_again.py` shows the same at chosen moments, in every run.
+    `tests/spark/executor/test_begins_again.py` shows the same at chosen moments.
     """
     job = Job(str(tmp_path), "packed", "rocksdb", master="local[2]")
     run = Killings(job, random.Random("server"), victims=("server",), once_a_batch=True)

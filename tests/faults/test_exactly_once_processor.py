@@ -19,7 +19,7 @@ from tests.faults.killed_processor import OPERATOR, ProcessorJob, Visits
 from tests.faults.killings import Killings, MicroBatch, micro_batches, rows_of
 from tests.faults.plain_processing import PlainRun
 from tests.plain_states import NEVER, Plain
-from tests.repetitions import LONG, kills, sample
+from tests.tiers import ALL, cases, kills
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,12 +39,12 @@ KINDS = {"total": "v", "seen": "l", "kinds": "m"}
 pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
 
 
-@pytest.mark.turn(2, 3)
-@pytest.mark.parametrize(("transport", "backend", "time_mode"), sample(RUNS))
+@pytest.mark.all
+@pytest.mark.parametrize(("transport", "backend", "time_mode"), cases(RUNS))
 def test_kills_change_nothing(
     transport: str, backend: str, time_mode: str, spark: SparkSession, tmp_path: Path
 ) -> None:
-    job = ProcessorJob(str(tmp_path), transport, backend, time_mode=time_mode, compiles=LONG)
+    job = ProcessorJob(str(tmp_path), transport, backend, time_mode=time_mode, compiles=ALL)
     run = Killings(job, random.Random(f"{transport} {backend} {time_mode}"), program=killed_processor.__name__)
     run.run(KILLS)
     check_result(run, spark, time_mode)

@@ -14,24 +14,24 @@ from tests.faults import killed_sessions
 from tests.faults.killed_driver import Job
 from tests.faults.killed_sessions import OPERATOR, expected
 from tests.faults.killings import Killings, micro_batches
-from tests.repetitions import LONG, kills, repetitions
+from tests.tiers import ALL, kills, repetitions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KILLS = kills(quick=3)
-# By turns with test_exactly_once and test_exactly_once_processor, which kill other pairs.
+# test_exactly_once and test_exactly_once_processor kill other pairs.
 PAIRS = [("packed", "rocksdb")]
 ALL_PAIRS = [*PAIRS, ("rows", "memory"), ("rows", "filesystem"), ("rows", "rocksdb"), ("packed", "memory")]
 
 pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
 
 
-@pytest.mark.turn(1, 3)
-@pytest.mark.parametrize(("transport", "backend"), ALL_PAIRS if LONG else PAIRS)
+@pytest.mark.all
+@pytest.mark.parametrize(("transport", "backend"), ALL_PAIRS if ALL else PAIRS)
 @pytest.mark.parametrize("seed", repetitions(1, 2))
 def test_kills_change_nothing(transport: str, backend: str, seed: int, spark: SparkSession, tmp_path: Path) -> None:
-    job = Job(str(tmp_path), transport, backend, compiles=LONG)
+    job = Job(str(tmp_path), transport, backend, compiles=ALL)
     run = Killings(job, random.Random(f"{seed} {transport} {backend} timeouts"), program=killed_sessions.__name__)
     run.run(KILLS)
     check_result(run, spark)

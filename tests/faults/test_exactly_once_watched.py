@@ -13,8 +13,8 @@ from tests.faults.killed_driver import METRICS, Job
 from tests.faults.killings import FILE_ROWS, Killings, State, expected, micro_batches
 from tests.faults.test_exactly_once import KILLS, check_result
 from tests.faults.watching import Watcher
-from tests.repetitions import LONG
 from tests.servers.programs import free_ports
+from tests.tiers import ALL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,8 +24,8 @@ PAIRS = [("packed", "filesystem"), ("rows", "rocksdb")]
 pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
 
 
-@pytest.mark.turn(3, 6)
-@pytest.mark.parametrize(("transport", "backend"), PAIRS if LONG else PAIRS[1:])
+@pytest.mark.all
+@pytest.mark.parametrize(("transport", "backend"), PAIRS if ALL else PAIRS[1:])
 def test_looking_changes_nothing(transport: str, backend: str, spark: SparkSession, tmp_path: Path) -> None:
     """The result is the undisturbed one, each look-up was right for its micro-batch, and each view a page."""
     job = Job(str(tmp_path), transport, backend, metrics_port=free_ports(1)[0])

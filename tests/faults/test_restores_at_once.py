@@ -22,7 +22,7 @@ from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
-from tests.repetitions import repetitions
+from tests.tiers import repetitions
 
 TABLES = {"counts": COUNTS}
 COMMITS = 3

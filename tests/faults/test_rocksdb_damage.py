@@ -38,7 +38,7 @@ from holdfast.testing.state_rows import (
     run_of,
     users,
 )
-from tests.repetitions import repetitions, sample
+from tests.tiers import cases, repetitions
 
 ROWS = 3000
 OPTIONS = {"blockSize": "1k", "compression": "none"}
@@ -170,8 +170,7 @@ def files_of(shard: Path) -> list[Path]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.turn(0, 2)
-@pytest.mark.parametrize("verify", sample([False, True]), ids=lambda verify: "verified" if verify else "read")
+@pytest.mark.parametrize("verify", cases([False, True]), ids=lambda verify: "verified" if verify else "read")
 def test_a_flipped_byte_is_noticed_or_harmless(shard: Path, tmp_path: Path, verify: bool) -> None:
     """In every kind of file, at sampled offsets: right answers, or an error that names the file; then restored.
 
@@ -197,7 +196,7 @@ def test_a_flipped_byte_is_noticed_or_harmless(shard: Path, tmp_path: Path, veri
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1, 2)
+@pytest.mark.all
 def test_a_lost_or_cut_file_is_noticed(shard: Path, tmp_path: Path) -> None:
     """Of every kind that a database needs."""
     noticed: Counter[str] = Counter()

@@ -28,7 +28,7 @@ from holdfast.backends.stored_file import writing
 from holdfast.mvcc import VersionedStore
 from holdfast.testing.state_rows import COUNTS, TABLES, contents, counts, keys_of, users, values_of
 from tests.faults.elsewhere import finish, run_elsewhere
-from tests.repetitions import LONG, seed
+from tests.tiers import LONG
 
 STEPS = 4
 
@@ -88,14 +88,13 @@ def die_at(operation: int) -> None:
     sys.addaudithook(count)
 
 
-# Of which operations a process dies at: each in the long profile, else each so many, from another one in each run.
+# A process dies at each so many of the operations.
 STRIDE = 1 if LONG else 9
-FIRST = 1 + seed() % STRIDE
 
 
 def victims(root: Path) -> None:
     """Run the work in forked processes that die ever later, until one survives."""
-    for operation in itertools.count(FIRST, STRIDE):
+    for operation in itertools.count(1, STRIDE):
         pid = os.fork()
         if pid == 0:
             directory = root / f"{operation:04d}"
@@ -134,7 +133,7 @@ def check_survivor(directory: Path, pointers: list[Pointer]) -> None:
 
 @pytest.mark.slow
 def test_a_process_killed_at_any_operation_loses_nothing(tmp_path: Path) -> None:
-    """File-system operations of commits, merges and retention are places to die: all of them in the long profile."""
+    """File-system operations of commits, merges and retention are places to die: all of them in the long tier."""
     finish(run_elsewhere(victims, tmp_path))
     recorded = sorted(tmp_path.glob("*.pointers"))
     assert len(recorded) > 100 / STRIDE, "the work has so many operations"
@@ -163,7 +162,7 @@ def record_syncs(record: Path) -> None:
 
 def losing_power(root: Path, kind: str) -> None:
     """Run the work in forked processes that die ever later, noting what was synced, until one survives."""
-    for operation in itertools.count(FIRST, STRIDE):
+    for operation in itertools.count(1, STRIDE):
         pid = os.fork()
         if pid == 0:
             directory = root / f"{operation:04d}"

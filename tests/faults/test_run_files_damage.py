@@ -22,7 +22,7 @@ from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.state_rows import COUNTS, P1, P2, P3, TABLES, contents, counts, keys_of, values_of
-from tests.repetitions import LONG
+from tests.tiers import LONG
 
 KINDS = ("merge", "merged run", "version", "run of one version", "run of two versions")
 EXPECTED = {

@@ -18,7 +18,7 @@ from holdfast.errors import NotFoundError, StateLostError
 from holdfast.mvcc import VersionedStore
 from holdfast.testing.state_rows import COUNTS, TABLES, contents, counts, keys_of, users, values_of
 from tests.faults.elsewhere import finish, run_elsewhere
-from tests.repetitions import LONG
+from tests.tiers import LONG
 
 
 def open_backend(directory: Path) -> MemoryBackend:

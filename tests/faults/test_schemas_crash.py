@@ -30,7 +30,7 @@ from holdfast.testing.state_rows import contents, keys_of, values_of
 from tests.faults.elsewhere import run_elsewhere
 from tests.model.built_in import BUILT_IN, copy_directory, open_backend
 from tests.model.declaring import Declaring
-from tests.repetitions import sample
+from tests.tiers import cases
 
 KEY = pa.schema([("k", pa.string())])
 
@@ -95,7 +95,7 @@ def victim(folder: Path, backend_name: str, pointer: Pointer, kind: Kind, nth: i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend_name", "how"), sample([(b, how) for b in BUILT_IN for how in HOW], quick=2))
+@pytest.mark.parametrize(("backend_name", "how"), cases([(b, how) for b in BUILT_IN for how in HOW], quick=2))
 def test_a_kill_while_schemas_change(backend_name: str, how: str, tmp_path: Path) -> None:
     """Before and after each request: both processors read what the last accepted pointer names, and write on.
 

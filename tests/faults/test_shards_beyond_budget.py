@@ -23,7 +23,7 @@ from holdfast.spark_integration.server.open_shards import OpenShards
 from holdfast.testing.state_rows import P1, TABLES, contents, counts, users
 from tests.faults.executor_process import OWNED, Executor, StartExecutor, started_executors
 from tests.faults.owned_backend import OwnedBackend
-from tests.repetitions import repetitions
+from tests.tiers import repetitions
 
 #: The budget keeps 17 shards open.
 SMALL = {"memory": "298m"}

@@ -21,8 +21,8 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from tests.faults.interrupted import interrupt_once
 from tests.faults.rpc_proxy import RpcProxy
-from tests.repetitions import sample
 from tests.servers.hdfs import Hdfs
+from tests.tiers import cases
 
 pytestmark = pytest.mark.hdfs
 
@@ -184,7 +184,7 @@ def test_namenode_that_is_gone(hdfs: Hdfs, root: str) -> None:
         assert storage.get("folder/object") == b"1"
 
 
-@pytest.mark.parametrize("which", sample(["namenode", "datanode"]))
+@pytest.mark.parametrize("which", cases(["namenode", "datanode"]))
 def test_killed_and_started_again_while_objects_are_written(
     hdfs: Hdfs, storage: ObjectStorage, root: str, which: str
 ) -> None:

@@ -23,7 +23,7 @@ from holdfast.errors import CorruptionError, UnavailableError
 from holdfast.testing.state_rows import P1, P2, P3, TABLES, contents, counts
 from tests.faults.stopped_process import kills, traced  # noqa: F401  a fixture
 from tests.model.built_in import BUILT_IN, open_backend
-from tests.repetitions import LONG, sample
+from tests.tiers import LONG, cases
 
 MANY = {(f"user {i}",): (i,) for i in range(2000)}
 
@@ -68,7 +68,7 @@ def thaw_and_go_on(backend_name: str, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 @pytest.mark.timeout(3600 if LONG else 300)
-@pytest.mark.parametrize("backend_name", sample([*BUILT_IN[1:], *BUILT_IN[:1]]))
+@pytest.mark.parametrize("backend_name", cases([*BUILT_IN[1:], *BUILT_IN[:1]]))
 def test_a_process_killed_while_it_thaws_leaves_a_whole_version_or_none(backend_name: str, ram_path: Path) -> None:
     """And what it was told is there is there: a thawed version needs no flush."""
     write_frozen(backend_name, ram_path)

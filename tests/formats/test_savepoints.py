@@ -12,11 +12,11 @@ import pytest
 
 from holdfast import savepoints
 from tests.formats.savepoint_samples import CASES, keys
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
 from tests.spark.conftest import configured as placed
 from tests.spark.parity.engines import configured
 from tests.spark.savepoints import waiting
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +56,7 @@ def test_an_old_savepoint_is_whole_and_opens_with_pyarrow(folder: Path, name: st
 
 @pytest.mark.spark
 @pytest.mark.smoke
-@pytest.mark.parametrize(("folder", "name"), sample(SAMPLES), ids=ids)
+@pytest.mark.parametrize(("folder", "name"), cases(SAMPLES), ids=ids)
 def test_a_query_goes_on_from_an_old_savepoint(spark: SparkSession, tmp_path: Path, folder: Path, name: str) -> None:
     """Each key's timer, which was overdue, fires with the key's state."""
     copied = shutil.copytree(folder, tmp_path / "savepoints")

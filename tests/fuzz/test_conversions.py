@@ -17,11 +17,11 @@ from holdfast.spark_integration.keyed.output_frames import OutputFrames
 from holdfast.spark_integration.transport.output import RowsOutput
 from tests.fuzz.output_values import COLUMNS, OF_ARROW, TYPES
 from tests.fuzz.spark_worker import returned_by_spark
-from tests.repetitions import LONG, repetitions
+from tests.tiers import LONG, repetitions
 
 _SAFE, _UNSAFE = FrameFormat("America/New_York"), FrameFormat("America/New_York", safecheck=False)
 _PAIRS = sorted((data_type, name) for data_type in TYPES for name in COLUMNS)
-# The quick profile takes one of so many; a prime, so that all types and all columns have their turn.
+# All but the long tier take one of so many; a prime, so that all types and all columns have their turn.
 _ONE_OF = 1 if LONG else 17
 
 

@@ -23,7 +23,7 @@ from holdfast.backends.run import Run
 from holdfast.errors import CorruptionError
 from holdfast.testing.state_rows import COUNTS, counts
 from tests.fuzz.forge import frame_that_claims, put_together, take_apart
-from tests.repetitions import LONG, repetitions
+from tests.tiers import LONG, repetitions
 
 FILES = 2000 if LONG else 60
 

@@ -18,7 +18,7 @@ from holdfast.backends.run import TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.vectorised.batch import group_rows
 from holdfast.spark_integration.vectorised.groups import Groups
-from tests.repetitions import repetitions
+from tests.tiers import repetitions
 
 Draw = Callable[[random.Random], Any]
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

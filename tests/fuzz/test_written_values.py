@@ -22,7 +22,7 @@ from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage.opening import open_storage
 from tests.fuzz.arrow_columns import exact, random_column, random_type
-from tests.repetitions import repetitions
+from tests.tiers import repetitions
 
 BACKENDS = ("memory", "filesystem", "rocksdb")
 ROWS = 40

@@ -9,7 +9,7 @@ import pytest
 from holdfast.snapshotter.ownership.claims import Tenure
 from holdfast.snapshotter.upkeep.retention import run_retention
 from tests.model.shard_history import ShardHistory, TimedStorage, Version
-from tests.repetitions import repetitions
+from tests.tiers import repetitions
 
 RETAINED = 10
 

@@ -23,8 +23,8 @@ from holdfast.snapshotter.ownership.operator_record import OperatorRecord, decla
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage, Kind
-from tests.repetitions import sample
 from tests.storage_in_ram import storage_in_ram
+from tests.tiers import cases
 
 KEY = pa.schema([("k", pa.string())])
 Tables = dict[str, TableSchema]
@@ -125,7 +125,7 @@ def at_once(
 
 
 def plans() -> Sequence[tuple[int, ...]]:
-    return sample(list(itertools.product(range(REQUESTS + 1), repeat=3)), quick=80)
+    return cases(list(itertools.product(range(REQUESTS + 1), repeat=3)), quick=80)
 
 
 def left_behind(storage: ObjectStorage) -> list[str]:

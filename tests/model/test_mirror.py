@@ -37,8 +37,8 @@ from holdfast.snapshotter.commits import ObjectCommitLog
 from tests.model.built_in import BUILT_IN, copy_directory, open_backend, ram_directory
 from tests.model.transactions import Open, Writes, prefixes_to, writes_to
 from tests.model.universe import COLLIDING, TYPED, State, Table, check_reads
-from tests.repetitions import LONG, sample
 from tests.storage_in_ram import storage_in_ram
+from tests.tiers import LONG, cases
 
 
 class Side:
@@ -312,7 +312,7 @@ _settings = settings(max_examples=100 if LONG else 12, stateful_step_count=50 if
 @pytest.mark.slow
 # Hypothesis may look for a shorter example for five minutes.
 @pytest.mark.timeout(3600 if LONG else 600)
-@pytest.mark.parametrize("tables", sample([pytest.param(COLLIDING, id="colliding"), pytest.param(TYPED, id="typed")]))
+@pytest.mark.parametrize("tables", cases([pytest.param(COLLIDING, id="colliding"), pytest.param(TYPED, id="typed")]))
 def test_all_backends_agree(tables: Sequence[Table]) -> None:
     """The mirror; see the module."""
     run_state_machine_as_test(lambda: Mirror(tables), settings=_settings)

@@ -29,7 +29,7 @@ from holdfast.snapshotter.upkeep.verification import verify_shard
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 from tests.model.built_in import ram_directory
 from tests.model.shard_history import PREFIX, TimedStorage
-from tests.repetitions import repetitions
+from tests.tiers import repetitions
 
 TABLES = {"counts": COUNTS}
 STEPS = 90

@@ -31,7 +31,7 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_t
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.state_rows import keys_of
 from tests.model.built_in import BUILT_IN, open_backend, ram_directory
-from tests.repetitions import LONG, sample
+from tests.tiers import LONG, cases
 
 KEY = pa.schema([("k", pa.string())])
 KEYS = [None, "", *"abcde"]
@@ -306,7 +306,7 @@ _settings = settings(max_examples=400 if LONG else 25, stateful_step_count=30, d
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600 if LONG else 600)
-@pytest.mark.parametrize("backend_name", sample(BUILT_IN, quick=2))
+@pytest.mark.parametrize("backend_name", cases(BUILT_IN, quick=2))
 def test_rows_of_any_age_are_read_as_declared_now(backend_name: str) -> None:
     """After any sequence of restarts, micro-batches, merges, snapshots, restores and moves."""
     run_state_machine_as_test(lambda: ChangingTables(backend_name), settings=_settings)

@@ -17,8 +17,8 @@ from holdfast.errors import UnavailableError
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
 from tests.model.sink_target import SCHEMA, Crash, CrashingStorage, Killed, ModelSink, Target
-from tests.repetitions import LONG
 from tests.storage_in_ram import storage_in_ram
+from tests.tiers import LONG
 
 _numbers = itertools.count()
 

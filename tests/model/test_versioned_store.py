@@ -30,8 +30,8 @@ from holdfast.testing import state_rows
 from tests.model.built_in import BUILT_IN, open_backend, ram_directory
 from tests.model.transactions import Open, Writes, prefixes_to, writes_to
 from tests.model.universe import COLLIDING, State, Table, check_reads
-from tests.repetitions import LONG, sample
 from tests.storage_in_ram import storage_in_ram
+from tests.tiers import LONG, cases
 
 TABLES = {table.name: table.schema for table in COLLIDING}
 
@@ -367,12 +367,12 @@ _settings = settings(max_examples=150 if LONG else 15, stateful_step_count=60 if
 _fewer = _settings if LONG else settings(_settings, max_examples=8)
 
 
-# A quick run has three of the six, each backend once.
+# ``make test`` has three of the six, each backend once.
 @pytest.mark.slow
 # Hypothesis may look for a shorter example for five minutes.
 @pytest.mark.timeout(3600 if LONG else 600)
 @pytest.mark.parametrize(
-    ("machine", "backend_name"), sample(list(itertools.product([StoreWithoutLog, StoreWithLog], BUILT_IN)), quick=3)
+    ("machine", "backend_name"), cases(list(itertools.product([StoreWithoutLog, StoreWithLog], BUILT_IN)), quick=3)
 )
 def test_the_store_agrees_with_the_model(machine: type[StoreWithoutLog], backend_name: str) -> None:
     """After any sequence of steps, every version has what the model says, or is reported as lost."""

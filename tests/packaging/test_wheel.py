@@ -101,13 +101,9 @@ def installed(wheel: Path, environment: Path, dependencies: str) -> Path:
 
 
 @pytest.mark.spark
-@pytest.mark.turn(0, 7)
-@pytest.mark.parametrize("dependencies", ["of this environment", pytest.param("declared", marks=pytest.mark.long)])
+@pytest.mark.parametrize("dependencies", ["of this environment", pytest.param("declared", marks=pytest.mark.all)])
 def test_the_demo_runs_from_the_wheel(wheel: Path, tmp_path: Path, dependencies: str) -> None:
-    """As after `pip install holdfast`; the libraries are those here, in the long profile those that it declares.
-
-    By turns with the demos in `tests/spark/programs/test_demo.py`.
-    """
+    """As after `pip install holdfast`; the libraries are those here, or those that it declares."""
     python = installed(wheel, tmp_path / "environment", dependencies)
     home = run(python, "-c", "import holdfast; print(holdfast.__file__)", cwd=tmp_path)
     assert Path(home.strip()).is_relative_to(tmp_path)

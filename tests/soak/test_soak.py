@@ -1,7 +1,7 @@
 """A week of a cluster at speed: nothing may grow that stays, and no micro-batch may cost more than those before it.
 
-A few hundred micro-batches of a minute in a quick run, a week of them in the long profile. HOLDFAST_SOAK_BATCHES=100000
-divides the week into more, for most of an hour. Shards wander between executors, which are
+A few hundred micro-batches of a minute in ``make test-all``, a week of them in the long tier.
+HOLDFAST_SOAK_BATCHES=100000 divides the week into more, for most of an hour. Shards wander between executors, which are
 replaced; queries start and stop, with credentials that change; a scheduled job runs for a moment on an executor of its
 own. Late samples are compared with early ones.
 """
@@ -20,8 +20,8 @@ import pytest
 
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from tests.model.built_in import ram_directory
-from tests.repetitions import LONG
 from tests.soak.cluster import TIDY_EVERY_MS, Clock, Executor, Place, Query, Sample
+from tests.tiers import LONG
 
 WEEK_MS = 7 * 24 * 60 * 60_000
 BATCHES = int(os.environ.get("HOLDFAST_SOAK_BATCHES", WEEK_MS // 60_000 if LONG else 480))
@@ -148,7 +148,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.mark.slow(300 if LONG else 15)
-@pytest.mark.turn(1, 2)
+@pytest.mark.all
 @pytest.mark.timeout(600 + BATCHES // 2)
 def test_nothing_grows_in_a_week(cluster: Cluster) -> None:
     """Local bytes and files, RAM, descriptors, the servers' memory, stored objects, requests for each micro-batch."""

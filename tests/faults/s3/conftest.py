@@ -12,11 +12,11 @@ from tests.faults.fault_proxy import FaultProxy
 from tests.faults.s3.objects import (
     PART_BYTES,
 )
-from tests.repetitions import sample
 from tests.servers.s3 import BUCKET, S3Server
+from tests.tiers import cases
 
 
-@pytest.fixture(scope="module", params=sample(["moto", "versitygw"]))
+@pytest.fixture(scope="module", params=cases(["moto", "versitygw"]))
 def server(request: pytest.FixtureRequest) -> S3Server:
     found: S3Server = request.getfixturevalue(request.param)
     return found

@@ -18,7 +18,7 @@ from tests.faults.sinks.judging import Onlooker, census
 from tests.faults.sinks.killed_query import Job
 from tests.faults.sinks.killing import SinkKillings
 from tests.faults.sinks.targets import TARGETS, SparksFiles, target_of
-from tests.repetitions import LONG, kills, sample
+from tests.tiers import ALL, cases, kills
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,14 +29,14 @@ SOURCES = ["parquet", "delta", "postgres", "postgres staged", "kafka"]
 #: Files and rows appended in foreachBatch, and Spark's own sink of Kafka.
 APPENDERS = ["parquet", "delta", "postgres", "kafka"]
 SPARKS_FILES = SparksFiles()
-#: The steps up to a decision. In a quick run a query dies at these, or else at those around and after it.
+#: The steps up to a decision. In ``make test`` a query dies at these, or else at those around and after it.
 _EARLY = ("begin", "confirmed", "found", "aborted")
 
 pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
 
 
 def run_of(tmp_path: Path, target: str, place: dict[str, str], way: str, seed: object) -> SinkKillings:
-    job = Job(str(tmp_path), "packed", target=target, place=place, way=way, compiles=LONG)
+    job = Job(str(tmp_path), "packed", target=target, place=place, way=way, compiles=ALL)
     return SinkKillings(job, random.Random(f"{seed} {target} {way}"))
 
 
@@ -51,15 +51,14 @@ def kill_until(shows: Callable[[], bool], run: SinkKillings) -> None:
 def deaths() -> Iterator[tuple[str, Sequence[str]]]:
     """Yield each target, and steps at which its query is to die."""
     for name, target in TARGETS.items():
-        if LONG:
+        if ALL:
             yield name, target.steps
         else:
             yield name, _EARLY
             yield name, [step for step in target.steps if step not in _EARLY]
 
 
-@pytest.mark.turn(0, 2)
-@pytest.mark.parametrize("target", sample(list(TARGETS)))
+@pytest.mark.parametrize("target", cases(list(TARGETS)))
 def test_kills_show_each_result_once(target: str, java_home: Path, tmp_path: Path) -> None:
     with TARGETS[target].served(tmp_path) as place:
         run, began_s = run_of(tmp_path, target, place, "exactly_once", 0), time.monotonic()
@@ -70,7 +69,7 @@ def test_kills_show_each_result_once(target: str, java_home: Path, tmp_path: Pat
     shutil.rmtree(tmp_path)
 
 
-@pytest.mark.parametrize(("target", "steps"), sample(list(deaths())))
+@pytest.mark.parametrize(("target", "steps"), cases(list(deaths())))
 def test_a_death_at_each_step_shows_each_result_once(
     target: str, steps: Sequence[str], java_home: Path, tmp_path: Path
 ) -> None:
@@ -83,9 +82,9 @@ def test_a_death_at_each_step_shows_each_result_once(
     shutil.rmtree(tmp_path)
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.all
 @pytest.mark.since("4.1")
-@pytest.mark.parametrize("target", sample(SOURCES))
+@pytest.mark.parametrize("target", cases(SOURCES))
 def test_kills_of_a_data_source_show_each_result_once(target: str, java_home: Path, tmp_path: Path) -> None:
     with TARGETS[target].served(tmp_path) as place:
         run = run_of(tmp_path, target, place, "source", 0)
@@ -96,12 +95,12 @@ def test_kills_of_a_data_source_show_each_result_once(target: str, java_home: Pa
     shutil.rmtree(tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.all
 @pytest.mark.parametrize("target", APPENDERS)
 def test_what_others_do(target: str, java_home: Path, tmp_path: Path) -> None:
     """The same kills without these sinks: results are doubled, and attempts mixed.
 
-    That nothing of ours is, `test_kills_show_each_result_once` shows in every run.
+    That nothing of ours is, `test_kills_show_each_result_once` shows .
     """
     with target_of(target).served(tmp_path) as place:
         run = run_of(tmp_path, target, place, "plain", 0)
@@ -112,7 +111,7 @@ def test_what_others_do(target: str, java_home: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.all
 def test_what_spark_shows_of_its_own_files(spark: SparkSession, tmp_path: Path) -> None:
     """Its own reader knows which files count; all others find those of dead attempts, too."""
     with SPARKS_FILES.served(tmp_path) as place:
@@ -126,7 +125,7 @@ def test_what_spark_shows_of_its_own_files(spark: SparkSession, tmp_path: Path) 
     shutil.rmtree(tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.all
 @pytest.mark.parametrize("way", ["plain", "exactly_once"])
 def test_what_an_onlooker_sees_of_upserts(way: str, java_home: Path, tmp_path: Path) -> None:
     """In the end both have the newest results; on the way others show parts of micro-batches."""

@@ -121,7 +121,7 @@ def test_local_files_that_are_damaged(lab: Lab, tmp_path: Path) -> None:
 # Any other error of a function: `test_faults.py`.
 @pytest.mark.parametrize(
     "error",
-    [pytest.param(ZeroDivisionError, marks=pytest.mark.long), holdfast.UnavailableError],
+    [pytest.param(ZeroDivisionError, marks=pytest.mark.all), holdfast.UnavailableError],
     ids=lambda e: e.__name__,
 )
 def test_errors_of_the_function_are_its_own(lab: Lab, tmp_path: Path, error: Any) -> None:

@@ -12,9 +12,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import holdfast
-from tests.repetitions import LONG, sample
 from tests.spark.conftest import Lab, count_and_sum
 from tests.spark.running_tasks import wait_for_tasks
+from tests.tiers import ALL, cases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,7 +88,7 @@ WRONG = [
 
 def test_a_function_with_wrong_columns_changes_nothing(lab: Lab) -> None:
     begun(lab)
-    for make, expected in sample(WRONG, quick=3):
+    for make, expected in cases(WRONG, quick=3):
         fails(lab, f"(?s){expected}", func=returns(make))
     assert lab.state() == AFTER_FIRST
     lab.run(lab.totals())
@@ -113,7 +113,7 @@ def test_the_state_of_another_query_is_left_alone(lab: Lab) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:this definition of .* cannot continue the state")
-@pytest.mark.parametrize("local_state_survives", sample([True, False]))
+@pytest.mark.parametrize("local_state_survives", cases([True, False]))
 def test_another_state_schema_is_refused(lab: Lab, local_state_survives: bool) -> None:
     begun(lab)
     if not local_state_survives:
@@ -162,7 +162,7 @@ MORE_BREAKS: list[tuple[str, Callable[[Path], None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("which", "break_it", "expected"), BREAKS + (MORE_BREAKS if LONG else []))
+@pytest.mark.parametrize(("which", "break_it", "expected"), BREAKS + (MORE_BREAKS if ALL else []))
 def test_a_broken_commit_object_stops_the_query_until_it_is_back(
     lab: Lab, break_it: Callable[[Path], None], expected: str, which: str, tmp_path: Path
 ) -> None:

@@ -31,7 +31,6 @@ def flip_a_bit_of_each(shard: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.turn(0, 2)
 def test_local_files_are_used_after_a_restart_and_restored_where_they_are_damaged(lab: Lab) -> None:
     """Of one shard nothing but the local files holds the state; of the other one they are damaged."""
     lab.feed(ROWS)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.repetitions import sample
 from tests.spark.application import run_program
 from tests.spark.conftest import Lab
 from tests.spark.programs.test_demo import require_right_totals, run_demo
+from tests.tiers import cases
 
 PROGRAM = Path(__file__).parents[1] / "local_query.py"
 MOVED = Path(__file__).parents[1] / "moved_query.py"
@@ -48,7 +48,6 @@ def run(command: list[str], folder: Path, environment: dict[str, str] | None = N
     return done.stdout
 
 
-@pytest.mark.turn(0, 2)
 def test_it_passes_the_contract_that_holdfast_ships(source: Path, environment: dict[str, str]) -> None:
     """Whoever copies the example begins with a backend that is right, found by its entry point."""
     shown = run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], source, environment)
@@ -59,7 +58,7 @@ def test_it_passes_the_contract_that_holdfast_ships(source: Path, environment: d
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(600)
-@pytest.mark.turn(1, 2)
+@pytest.mark.all
 def test_a_query_runs_on_it(environment: dict[str, str], tmp_path: Path) -> None:
     """Driver, workers and state server find the plug-in, and its option arrives."""
     lab = Lab(None, tmp_path, tmp_path / "local")  # type: ignore[arg-type]
@@ -76,8 +75,7 @@ PAIRS = [pair for name in ("memory", "filesystem", "rocksdb") for pair in (("par
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(900)
-@pytest.mark.turn(0, 2)
-@pytest.mark.parametrize(("before", "after"), sample([*PAIRS, ("parquet", "parquet")]))
+@pytest.mark.parametrize(("before", "after"), cases([*PAIRS, ("parquet", "parquet")]))
 def test_a_savepoint_moves_a_query_to_it_and_away(
     environment: dict[str, str], tmp_path: Path, before: str, after: str
 ) -> None:
@@ -96,7 +94,7 @@ def test_a_savepoint_moves_a_query_to_it_and_away(
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(900)
-@pytest.mark.long
+@pytest.mark.all
 def test_it_runs_the_demo(environment: dict[str, str], tmp_path: Path) -> None:
     """A kill changes no total."""
     compression = ["--conf", "spark.holdfast.parquet.compression=snappy"]

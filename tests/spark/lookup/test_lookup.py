@@ -23,10 +23,10 @@ from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.lookup.query_pointers import QueryPointers
 from holdfast.spark_integration.stored_pointers import stateful_steps
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.savepoints.queries import CASES, Case
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -119,7 +119,7 @@ def require_the_same_rows(lab: Lab, operator: str, table: str, batch_id: int | N
     return whole
 
 
-@pytest.mark.parametrize("store", sample(list(STORES)))
+@pytest.mark.parametrize("store", cases(list(STORES)))
 def test_pointers_and_rows_of_functions(lab: Lab, store: str) -> None:
     """Whichever state store Spark keeps the pointers in, with several shards and one, after maintenance."""
     feed(lab, 9)
@@ -137,7 +137,7 @@ def test_pointers_and_rows_of_functions(lab: Lab, store: str) -> None:
 
 
 # Spark 4.0 writes the second format, and its own reader of state fails on it.
-@pytest.mark.parametrize("version", sample(["1", pytest.param("2", marks=pytest.mark.since("4.1"))]))
+@pytest.mark.parametrize("version", cases(["1", pytest.param("2", marks=pytest.mark.since("4.1"))]))
 def test_pointers_and_rows_of_processors(lab: Lab, version: str) -> None:
     """Families of columns, changelogs, and the ids that state stores have in the second checkpoint format."""
     feed(lab, 7)
@@ -150,7 +150,7 @@ def test_pointers_and_rows_of_processors(lab: Lab, version: str) -> None:
                 require_the_same_rows(lab, "totals", table, batch_id)
 
 
-@pytest.mark.parametrize("case", sample([CASES[1], CASES[2], CASES[3]]), ids=str)
+@pytest.mark.parametrize("case", cases([CASES[1], CASES[2], CASES[3]]), ids=str)
 def test_timers_are_rows_like_others(lab: Lab, case: Case) -> None:
     """Timers and timeouts of each API; Spark keeps a timeout of its own beside the pointer."""
     for file in case.files():

@@ -25,7 +25,7 @@ _BEGINS_WITHIN_S = 120.0
 
 
 @pytest.mark.spark
-@pytest.mark.long
+@pytest.mark.all
 @pytest.mark.slow(120)
 @pytest.mark.timeout(400)
 def test_no_result_changes_and_no_view_fails(tmp_path: Path) -> None:

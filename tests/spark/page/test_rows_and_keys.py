@@ -18,10 +18,10 @@ from holdfast.errors import NotFoundError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.ui import inquiry
 from tests.browser import DESKTOP, PHONE, accessibility_findings, chromium, shown
-from tests.repetitions import sample
 from tests.servers import downloads
 from tests.servers.programs import wait_until
 from tests.spark.conftest import Lab, configured
+from tests.tiers import cases
 from tests.unit.holdfast.commands.state_dir import put_record
 from tests.unit.holdfast.ui.serving import TOKEN, opened, served
 
@@ -262,7 +262,7 @@ def test_in_a_browser(query: Lab) -> None:
             "/../../../",
             "/../?measure=rows",
         ):
-            for width, scheme in sample(((PHONE, "dark"), (DESKTOP, "light"))):
+            for width, scheme in cases(((PHONE, "dark"), (DESKTOP, "light"))):
                 with shown(browser, rows + view, width, scheme) as it:
                     assert accessibility_findings(it.page) == []
                     assert it.page.evaluate("document.documentElement.scrollWidth") == width

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.repetitions import LONG, turn_of
 from tests.spark.parity.engines import SPARK, Engine, Open, trial
+from tests.tiers import ALL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,13 +27,12 @@ def run_on(spark: SparkSession, tmp_path: Path, local_state: Path) -> Open:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run half of these tests on one engine of ours, a quarter of them on Spark's own, unless the profile is long.
+    """Keep half of these tests in ``make test``, on one engine of ours, and a quarter of them on Spark's own.
 
-    The other half, other engines and another quarter have their turn in the next run. What a test expects stands in
-    the test, and holds for each engine alone: Spark shows that the test is right. `test_scripts.py` compares with Spark
-    what it plays, in every run. The smoke tests of another Spark leave nothing out.
+    What a test expects stands in the test, and holds for each engine alone: Spark shows that the test is right.
+    `test_scripts.py` compares with Spark what it plays. The smoke tests of another Spark leave nothing out.
     """
-    if LONG or config.option.markexpr == "smoke":
+    if ALL or config.option.markexpr == "smoke":
         return
     ours: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -43,11 +43,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         name = item.nodeid.replace(engine.name, "")
         if engine is not SPARK:
             ours.setdefault(name, []).append(item)
-        elif turn_of(name) % 4:
-            item.add_marker(pytest.mark.long)
+        elif zlib.crc32(name.encode()) % 4:
+            item.add_marker(pytest.mark.all)
     for name, candidates in ours.items():
-        quick = [item for item in candidates if not item.get_closest_marker("long")]
-        other_run, turn = turn_of(name) % 2, turn_of(name) // 2
+        quick = [item for item in candidates if not item.get_closest_marker("all")]
+        number = zlib.crc32(name.encode())
         for item in quick:
-            if other_run or item is not quick[turn % len(quick)]:
-                item.add_marker(pytest.mark.long)
+            if number % 2 or item is not quick[number // 2 % len(quick)]:
+                item.add_marker(pytest.mark.all)

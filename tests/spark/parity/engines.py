@@ -71,8 +71,8 @@ State = dict[str | None, tuple[tuple[Any, ...] | None, int | None]]
 
 
 def engines(*quick: Engine, more: Sequence[Engine] = ()) -> pytest.MarkDecorator:
-    """Parametrise a test by engine: by those that show it in every run, and by `more` in the long profile."""
-    late = [pytest.param(engine, marks=pytest.mark.long) for engine in more]
+    """Parametrise a test by engine: by those that show it in ``make test``, and by `more` in ``make test-all``."""
+    late = [pytest.param(engine, marks=pytest.mark.all) for engine in more]
     return pytest.mark.parametrize("engine", [*quick, *late], ids=lambda engine: engine.name)
 
 

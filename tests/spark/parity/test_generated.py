@@ -17,9 +17,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tests.repetitions import LONG, sample
 from tests.spark.parity import program
 from tests.spark.parity.engines import PACKED, SPARK, STRICT, Row, State, Trial, trial
+from tests.tiers import LONG, cases
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,11 +82,10 @@ def named_interpreter(
     yield from program.interpret((key[0] or "null",), chunks, state)
 
 
-OURS = sample([*STRICT, PACKED])
+OURS = cases([*STRICT, PACKED])
 
 
-# By turns with tests/spark/processors/test_generated.py.
-@pytest.mark.turn(1, 2)
+@pytest.mark.all
 @hypothesis.settings(
     max_examples=25 if LONG else 2,
     derandomize=not LONG,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pytest
 
-from tests.repetitions import sample
 from tests.spark.parity.engines import FILESYSTEM, MEMORY, ROCKSDB, SPARK, Engine, cause_of, engines, trial
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -133,8 +133,8 @@ def test_conversions(engine: Engine, spark: SparkSession, tmp_path: Path, local_
     assert dict(zip(CONVERTED, row, strict=True)) == {what: value for what, (_, _, value) in CONVERTED.items()}
 
 
-# Each takes a query that starts and fails: a quick run has some of them, and asks Spark's own operator of fewer.
-QUICK = sample(list(WRONG), quick=4)
+# Each takes a query that starts and fails: ``make test`` has some of them, and asks Spark's own operator of fewer.
+QUICK = cases(list(WRONG), quick=4)
 # Spark 4.0 makes a whole number of a fraction.
 REFUSED_SINCE_41 = ("R5 a fraction for a number",)
 MISTAKES = [
@@ -143,7 +143,7 @@ MISTAKES = [
         item,
         id=f"{item}-{engine.name}",
         marks=[
-            *([] if item in QUICK else [pytest.mark.long]),
+            *([] if item in QUICK else [pytest.mark.all]),
             *([pytest.mark.since("4.1")] if item in REFUSED_SINCE_41 else []),
         ],
     )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.repetitions import sample
 from tests.spark.once import Once
 from tests.spark.parity import program
 from tests.spark.parity.engines import (
@@ -29,6 +28,7 @@ from tests.spark.parity.engines import (
     trial,
 )
 from tests.spark.parity.scripts import EVENT_TIME, NO_TIMEOUT, PROCESSING_TIME, SCRIPTS, Case, Script
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow(0.3)]
 
 ENGINES = [SPARK, *STRICT, PACKED, DOCUMENTED]
-# Who plays a script in a quick run beside Spark: each of these four plays one, by turns.
+# Who plays a script in ``make test`` beside Spark: each of these four, another one each.
 _BY_TURNS = [MEMORY, FILESYSTEM, ROCKSDB, PACKED]
 QUICK = {
-    NO_TIMEOUT.name: [SPARK, *sample([*_BY_TURNS[1:], *_BY_TURNS[:1]])],
-    EVENT_TIME.name: [SPARK, *sample(_BY_TURNS)],
-    PROCESSING_TIME.name: [SPARK, *sample([*_BY_TURNS[3:], *_BY_TURNS[:3]])],
+    NO_TIMEOUT.name: [SPARK, *cases([*_BY_TURNS[1:], *_BY_TURNS[:1]])],
+    EVENT_TIME.name: [SPARK, *cases(_BY_TURNS)],
+    PROCESSING_TIME.name: [SPARK, *cases([*_BY_TURNS[3:], *_BY_TURNS[:3]])],
 }
 # One of the two that differ as documented.
-QUICK[sample([EVENT_TIME, PROCESSING_TIME])[0].name].append(DOCUMENTED)
+QUICK[cases([EVENT_TIME, PROCESSING_TIME])[0].name].append(DOCUMENTED)
 PLAYS = [
-    (engine, script, () if engine in QUICK[script.name] else (pytest.mark.long,))
+    (engine, script, () if engine in QUICK[script.name] else (pytest.mark.all,))
     for script in SCRIPTS
     for engine in ENGINES
 ]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.repetitions import LONG, has_turn, turn_of
 from tests.spark.parity.engines import Open, trial
 from tests.spark.processors.ways import Run, Way
+from tests.tiers import ALL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,12 +41,12 @@ def run(run_on: Open) -> Run:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run a third of these tests, and a third of those on Spark's own operator, unless the profile is long.
+    """Keep a third of these tests in ``make test``, and a third of those on Spark's own operator.
 
     What a test expects stands in the test, and holds for each engine alone: Spark shows that the test is right. Probes
-    and scripts share one query of an engine, and run each time. The smoke tests of another Spark leave nothing out.
+    and scripts share one query of an engine, and run always. The smoke tests of another Spark leave nothing out.
     """
-    if LONG or config.option.markexpr == "smoke":
+    if ALL or config.option.markexpr == "smoke":
         return
     for item in items:
         if item.path.parent != Path(__file__).parent or item.path.name in {"test_probes.py", "test_scripts.py"}:
@@ -55,6 +55,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         runs_on = given.get("engine") or given.get("way")
         if runs_on is None:
             continue
-        name = item.nodeid.replace(runs_on.name, "")
-        if not has_turn(zlib.crc32(name.encode()) % 3, 3) or (runs_on.is_spark and turn_of(name) % 3):
-            item.add_marker(pytest.mark.long)
+        number = zlib.crc32(item.nodeid.replace(runs_on.name, "").encode())
+        if number % 3 or (runs_on.is_spark and number % 9):
+            item.add_marker(pytest.mark.all)

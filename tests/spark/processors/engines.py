@@ -10,8 +10,8 @@ import pyspark
 import pytest
 
 import holdfast
-from tests.repetitions import LONG, sample
 from tests.spark.parity.engines import Engine
+from tests.tiers import ALL, cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -70,18 +70,18 @@ ENGINES = [*SPARK, *OURS]
 
 
 def quick_engines(turn: int = 0) -> list[ProcessorEngine]:
-    """Return the engines of a quick run, by turns: one of Spark's, and one of ours.
+    """Return all engines, or in ``make test`` one of Spark's and one of ours.
 
     Parameters
     ----------
     turn : int
-        So that the modules of one run take different engines.
+        So that modules take different engines.
     """
-    if LONG:
+    if ALL:
         return ENGINES
 
     def next_of(engines: list[ProcessorEngine]) -> list[ProcessorEngine]:
-        return sample(engines[turn % len(engines) :] + engines[: turn % len(engines)])
+        return cases(engines[turn % len(engines) :] + engines[: turn % len(engines)])
 
     return [*next_of(SPARK), *next_of(OURS)]
 

@@ -14,10 +14,10 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import holdfast
 from holdfast.errors import InvalidArgumentError
-from tests.repetitions import sample
 from tests.spark.parity.engines import Open, Trial
 from tests.spark.processors.engines import BY_ROW, OURS, SPARK, ProcessorEngine, by_engine
 from tests.spark.processors.showing import as_output, text_of
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -78,7 +78,7 @@ def per_minute(frame: DataFrame) -> DataFrame:
     return counted.select(F.unix_seconds("window.start").alias("start"), "rows", "most")
 
 
-@by_engine([*sample(SPARK), *sample(OURS)])
+@by_engine([*cases(SPARK), *cases(OURS)])
 @pytest.mark.parametrize("time_mode", ["None", "EventTime"])
 def test_w8_w9_a_window_behind_a_processor(engine: ProcessorEngine, time_mode: str, run_on: Open) -> None:
     """W8, W9: the output's column takes the watermark over, and a window ends by it."""
@@ -90,7 +90,7 @@ def test_w8_w9_a_window_behind_a_processor(engine: ProcessorEngine, time_mode: s
         assert sorted(row for rows in on.batches for row in rows) == [(0, 2, 2), (60, 1, 1), (120, 1, 3)]
 
 
-@by_engine([*sample(SPARK), *sample(OURS)])
+@by_engine([*cases(SPARK), *cases(OURS)])
 def test_w9_two_processors_in_a_row(engine: ProcessorEngine, run_on: Open) -> None:
     """W9: in one query, by the watermark of the first; the second drops what is late for it."""
     with run_on(engine) as on:
@@ -137,8 +137,8 @@ BEHIND: dict[Any, list[list[tuple[Any, ...]]]] = {
 }
 
 
-@by_engine([*sample(SPARK), *sample(OURS)])
-@pytest.mark.parametrize("behind", sample(list(BEHIND)), ids=lambda behind: behind.__name__)
+@by_engine([*cases(SPARK), *cases(OURS)])
+@pytest.mark.parametrize("behind", cases(list(BEHIND)), ids=lambda behind: behind.__name__)
 def test_w9_deduplication_and_joins_behind_a_processor(behind: Any, engine: ProcessorEngine, run_on: Open) -> None:
     """W9: the watermark reaches their state, and drops what is late and what is over, in the same micro-batches."""
     with run_on(engine) as on:
@@ -151,7 +151,7 @@ def test_w9_deduplication_and_joins_behind_a_processor(behind: Any, engine: Proc
         assert found == BEHIND[behind]
 
 
-@by_engine([*sample(SPARK), *sample(OURS)])
+@by_engine([*cases(SPARK), *cases(OURS)])
 def test_w10_without_the_column_nothing_can_stand_behind(engine: ProcessorEngine, run_on: Open) -> None:
     """W10: the query does not start."""
     with run_on(engine) as on:
@@ -160,7 +160,7 @@ def test_w10_without_the_column_nothing_can_stand_behind(engine: ProcessorEngine
             on.run(per_minute(numbered(on, engine, eventTimeColumnName="")), "append")
 
 
-@by_engine([*sample(SPARK), *sample(OURS)])
+@by_engine([*cases(SPARK), *cases(OURS)])
 def test_w12_rows_that_are_older_than_the_watermark_fail(engine: ProcessorEngine, run_on: Open) -> None:
     """W12: the watermark is that by which rows are late."""
     with run_on(engine) as on:
@@ -188,7 +188,7 @@ def test_w11_w13_columns_that_carry_no_watermark(run_on: Open) -> None:
             numbered(on, engine, on.source(SCHEMA, delay=None), timeMode="None").schema  # noqa: B018
 
 
-@by_engine(sample(OURS))
+@by_engine(cases(OURS))
 def test_a_chain_after_a_restart(engine: ProcessorEngine, run_on: Open) -> None:
     """Both operators go on with their own state."""
     with run_on(engine) as on:

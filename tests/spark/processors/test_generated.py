@@ -10,11 +10,11 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tests.repetitions import LONG, sample, seed
 from tests.spark.parity.engines import trial
 from tests.spark.processors.engines import OURS, SPARK
 from tests.spark.processors.scripts.clocked import play_script
 from tests.spark.processors.scripts.script import Case, Script
+from tests.tiers import LONG, cases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,20 +64,16 @@ def scripts(draw: st.DrawFn) -> Script:
         return ";".join(one.format(n=draw(st.integers(0, 3)), ms=draw(_MS), clock=clock) for one in drawn)
 
     micro_batches = 6
-    cases = []
+    drawn = []
     for number in range(draw(st.integers(6, 14))):
         batches = draw(st.sets(st.integers(0, micro_batches - 2), min_size=1, max_size=4))
-        cases.append(Case(f"key {number}", {batch: commands(5) for batch in sorted(batches)}, [], commands(2)))
-    return Script("drawn", time_mode, tuple(cases), micro_batches, ttl_ms, watermark=time_mode == "EventTime")
+        drawn.append(Case(f"key {number}", {batch: commands(5) for batch in sorted(batches)}, [], commands(2)))
+    return Script("drawn", time_mode, tuple(drawn), micro_batches, ttl_ms, watermark=time_mode == "EventTime")
 
 
-# By turns with tests/spark/parity/test_generated.py.
-@pytest.mark.turn(0, 2)
-@hypothesis.seed(seed())
 @hypothesis.settings(
     max_examples=20 if LONG else 2,
-    # The seed of the run decides, which its header shows.
-    database=None,
+    derandomize=not LONG,
     deadline=None,
     # An example takes seconds, and says by itself which key differs: no time for shrinking.
     phases=[hypothesis.Phase.generate],
@@ -86,9 +82,9 @@ def scripts(draw: st.DrawFn) -> Script:
 @hypothesis.given(script=scripts())
 def test_scripts_come_to_the_same(script: Script, spark: SparkSession, local_state: Path) -> None:
     """V, S, M, TM, TL and E1, in whatever order: each key sees the same on Spark and on ours."""
-    [of_spark] = sample(SPARK)[:1]
+    [of_spark] = cases(SPARK)[:1]
     found = {}
-    for engine in (of_spark, *sample(OURS)[:2]):
+    for engine in (of_spark, *cases(OURS)[:2]):
         with tempfile.TemporaryDirectory() as folder, trial(spark, engine, Path(folder), local_state) as on:
             found[engine.name] = play_script(script, engine, on).notes
     expected = found.pop(of_spark.name)

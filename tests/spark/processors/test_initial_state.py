@@ -12,7 +12,6 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import holdfast
 from holdfast.errors import InvalidArgumentError
-from tests.repetitions import sample
 from tests.spark.parity.engines import Open, Trial
 from tests.spark.processors.engines import (
     BY_PANDAS,
@@ -25,6 +24,7 @@ from tests.spark.processors.engines import (
     quick_engines,
 )
 from tests.spark.processors.showing import SHOWN, as_output, text_of
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -118,7 +118,7 @@ def test_n1_n2_n3_initial_state_is_read_once(engine: ProcessorEngine, run_on: Op
         assert sorted(on.batches[2]) == [("c", "33+3 1"), ("d", "0+1 0")]
 
 
-@by_engine([*sample(SPARK), *sample(OURS)])
+@by_engine([*cases(SPARK), *cases(OURS)])
 def test_n3_timers_of_the_initial_state_fire_in_the_first_micro_batch(engine: ProcessorEngine, run_on: Open) -> None:
     """N3, N4, O1: after all rows, also for keys without rows, and once for each key."""
     with run_on(engine) as on:
@@ -129,7 +129,7 @@ def test_n3_timers_of_the_initial_state_fire_in_the_first_micro_batch(engine: Pr
         assert not [row for rows in on.batches[1:] for row in rows]
 
 
-@by_engine(sample(OURS))
+@by_engine(cases(OURS))
 def test_a_first_micro_batch_that_fails_begins_anew(engine: ProcessorEngine, run_on: Open) -> None:
     """What the failed attempt made of the initial state is not counted twice."""
     with run_on(engine) as on:
@@ -142,7 +142,7 @@ def test_a_first_micro_batch_that_fails_begins_anew(engine: ProcessorEngine, run
         assert sorted(shown, key=str) == [{"k": "a", "n": 11}, {"k": "b", "n": 20}]
 
 
-@by_engine(sample(OURS))
+@by_engine(cases(OURS))
 def test_initial_state_that_spark_hands_over_in_pieces(engine: ProcessorEngine, run_on: Open) -> None:
     """Spark does not say which piece is the last: all of them are the first version."""
     with run_on(engine, **{"spark.sql.execution.arrow.maxRecordsPerBatch": "2"}) as on:
@@ -159,7 +159,7 @@ def test_initial_state_that_spark_hands_over_in_pieces(engine: ProcessorEngine, 
         assert sum(row["n"] for row in shown) == sum(range(140)) + 2
 
 
-@by_engine([*sample(SPARK), *sample(OURS)])
+@by_engine([*cases(SPARK), *cases(OURS)])
 def test_n8_initial_state_in_a_batch_query(engine: ProcessorEngine, run_on: Open) -> None:
     """N8: as in a stream; due timers of keys without rows fire."""
     with run_on(engine) as on:
@@ -181,7 +181,7 @@ class Noting(Beginning):
             file.write("x")
 
 
-@by_engine([*sample(SPARK), *sample(OURS)])
+@by_engine([*cases(SPARK), *cases(OURS)])
 def test_n2_each_initial_row_is_one_call(engine: ProcessorEngine, run_on: Open) -> None:
     """N2: also where Spark's frames are small, of which each makes a shard's first version anew."""
     conf = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10", "spark.holdfast.shards": "2"}
@@ -217,7 +217,7 @@ class Gathering(Beginning):
         yield as_output(self._api, what=key[0], shown=f"{sorted(n for (n,) in self._numbers.get())}")
 
 
-@by_engine([*sample(SPARK), *sample([BY_ROW[0], BY_PANDAS[0]])])
+@by_engine([*cases(SPARK), *cases([BY_ROW[0], BY_PANDAS[0]])])
 def test_n8_lists_in_a_batch_query_with_initial_state(engine: ProcessorEngine, run_on: Open) -> None:
     """N8: elements that rows append stand beside those of the initial state, not in their place."""
     with run_on(engine) as on:
@@ -228,7 +228,7 @@ def test_n8_lists_in_a_batch_query_with_initial_state(engine: ProcessorEngine, r
         assert list(map(tuple, frame.collect())) == [("a", "[1, 2, 10, 20, 30]")]
 
 
-@by_engine(sample(OURS))
+@by_engine(cases(OURS))
 def test_n6_columns_of_the_initial_frame_may_have_other_names(engine: ProcessorEngine, run_on: Open) -> None:
     """N6: number and types of the keys count, not their names, nor the order of columns."""
     with run_on(engine) as on:
@@ -280,7 +280,7 @@ class Spelling(Beginning):
             raise ValueError("b is misspelt")
 
 
-@by_engine(sample(OURS))
+@by_engine(cases(OURS))
 def test_an_exception_for_an_initial_row_names_the_key(engine: ProcessorEngine, run_on: Open) -> None:
     """With the user's text, and no state is left."""
     with run_on(engine) as on:

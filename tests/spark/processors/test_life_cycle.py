@@ -11,12 +11,12 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming import StatefulProcessor
 
-from tests.repetitions import sample
 from tests.spark.parity.engines import Open, cause_of
 from tests.spark.processors.engines import OURS, SPARK, ProcessorEngine, by_engine, quick_engines
 from tests.spark.processors.showing import SHOWN, Logging, text_of
 from tests.spark.processors.test_keys import ONE_PARTITION
 from tests.spark.processors.ways import Run, Way, by_way, ways
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StatefulProcessorHandle
@@ -62,7 +62,7 @@ def test_l2_nothing_that_the_object_holds_survives(engine: ProcessorEngine, run_
 _FAILS = ["init", "rows a", "generated a", "close"]
 
 
-@by_engine([*sample(SPARK), *sample(OURS)])
+@by_engine([*cases(SPARK), *cases(OURS)])
 @pytest.mark.parametrize("event", _FAILS)
 def test_x5_an_error_of_the_user(engine: ProcessorEngine, event: str, run_on: Open, tmp_path: Path) -> None:
     """X5, L1: the query ends with the user's own error; ours fails at definition where Spark does at the start."""
@@ -95,7 +95,7 @@ def test_x5_an_error_in_a_timer(way: Way, run: Run, tmp_path: Path) -> None:
     assert "handleExpiredTimer" in str(error.value)
 
 
-@by_engine(sample(OURS))
+@by_engine(cases(OURS))
 def test_x5_ours_names_key_and_operator(engine: ProcessorEngine, run_on: Open, tmp_path: Path) -> None:
     """Beyond Spark: whose key it was."""
     with run_on(engine) as on:

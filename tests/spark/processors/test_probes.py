@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PythonException
 
-from tests.repetitions import sample
 from tests.spark.once import Once
 from tests.spark.parity.engines import Open, trial
 from tests.spark.processors.engines import SPARK
 from tests.spark.processors.probes import calls, lists, maps, types, values
 from tests.spark.processors.probes.probe import INPUT, OUTPUT, Probe, Probing, findings_in, probes_of
 from tests.spark.processors.ways import Way, by_way, ways
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,8 +73,8 @@ def test_probe_that_ends_the_task_on_spark(probe: Probe, way: Way, find: Find) -
     assert probe.seen(find(way)[probe.name], is_spark=False) == probe.wanted(is_spark=False)
 
 
-@pytest.mark.parametrize("probe", sample(ALONE, quick=3), ids=lambda probe: probe.name)
-@by_way([Way(engine, is_batch=True) for engine in sample(SPARK)])
+@pytest.mark.parametrize("probe", cases(ALONE, quick=3), ids=lambda probe: probe.name)
+@by_way([Way(engine, is_batch=True) for engine in cases(SPARK)])
 def test_what_ends_the_task_on_spark(probe: Probe, way: Way, run_on: Open) -> None:
     """X1: so that we learn when it changes."""
     with run_on(way.engine) as on, pytest.raises(PythonException) as error:

@@ -19,7 +19,6 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 import holdfast
 from holdfast.errors import UnavailableError
 from holdfast.spark_integration.client.connection import client_of
-from tests.repetitions import sample
 from tests.spark.parity.engines import Open, Trial
 from tests.spark.processors.engines import (
     BY_ROW,
@@ -31,6 +30,7 @@ from tests.spark.processors.engines import (
     by_engine,
 )
 from tests.spark.processors.showing import SHOWN, as_output, text_of
+from tests.tiers import cases
 
 pytestmark = [
     pytest.mark.spark,
@@ -144,7 +144,7 @@ SECOND = variables(
 THIRD = variables(**{**SECOND, "gone": FIRST["gone"], "shrunk": FIRST["shrunk"]})
 
 
-@by_engine([*sample(SPARK), *sample(OURS)])
+@by_engine([*cases(SPARK), *cases(OURS)])
 def test_e6_e3_variables_and_columns_come_and_go(engine: ProcessorEngine, run_on: Open, local_state: Path) -> None:
     """E6, E3, E2: by name. What is left out stays, and is found again; so are columns of rows not written since.
 
@@ -192,7 +192,7 @@ EVOLUTION = {
 }
 
 
-@by_engine([*sample(SPARK), *sample(OURS)])
+@by_engine([*cases(SPARK), *cases(OURS)])
 def test_e3_each_change_of_columns_side_by_side(engine: ProcessorEngine, run_on: Open) -> None:
     """E3: the same is found. But Spark takes a column that is renamed for a new one, and loses what it held: Q."""
     before, after = ({name: ("value", of[start]) for name, of in EVOLUTION.items()} for start in (0, 1))
@@ -262,7 +262,7 @@ def files_of(on: Trial) -> set[str]:
     return {str(path) for path in durable.rglob("*") if path.is_file() and path.parent.name != "claims"}
 
 
-@pytest.mark.parametrize("name", sample(list(REFUSED), quick=2))
+@pytest.mark.parametrize("name", cases(list(REFUSED), quick=2))
 def test_e4_e5_what_spark_refuses(name: str, run_on: Open) -> None:
     """E3 to E5: so that we learn when it changes."""
     declared, called, condition = REFUSED[name]
@@ -276,7 +276,7 @@ def test_e4_e5_what_spark_refuses(name: str, run_on: Open) -> None:
 _MODES = [name for name, (_, called, _) in REFUSED.items() if "modes" in called]
 
 
-@by_engine(sample(BY_ROW))
+@by_engine(cases(BY_ROW))
 def test_what_a_restart_must_not_change(engine: ProcessorEngine, run_on: Open) -> None:
     """E3, E4, E5, E7: with Spark's class, both schemas and the remedy; nothing is written, the old one goes on."""
     with run_on(engine, **settings_of(engine)) as on:
@@ -294,8 +294,8 @@ def test_what_a_restart_must_not_change(engine: ProcessorEngine, run_on: Open) -
         assert list(found.values()) == ["(1, 'one')", "Row(n=2)"]
 
 
-@by_engine(sample(BY_ROW))
-@pytest.mark.parametrize("name", sample(_MODES))
+@by_engine(cases(BY_ROW))
+@pytest.mark.parametrize("name", cases(_MODES))
 def test_e5_modes_stay(name: str, engine: ProcessorEngine, run_on: Open) -> None:
     """E5: Spark's operator underneath says so."""
     declared, called, condition = REFUSED[name]
@@ -305,7 +305,7 @@ def test_e5_modes_stay(name: str, engine: ProcessorEngine, run_on: Open) -> None
         assert restart(on, engine, _BEGUN, "v.get()", modes=began_with(called)) == {"v.get()": "(1, 'one')"}
 
 
-@by_engine(sample(BY_ROW))
+@by_engine(cases(BY_ROW))
 def test_e6_what_was_left_out_comes_back_as_it_was_or_not_at_all(engine: ProcessorEngine, run_on: Open) -> None:
     """E6, E5: its state waits, so its kind and its keys are those of before."""
     less = {"v": _BEGUN["v"]}
@@ -321,7 +321,7 @@ def test_e6_what_was_left_out_comes_back_as_it_was_or_not_at_all(engine: Process
         assert restart(on, engine, _BEGUN, "m.getValue((1,))") == {"m.getValue((1,))": "Row(n=2)"}
 
 
-@by_engine([*sample(SPARK), *sample(OURS)])
+@by_engine([*cases(SPARK), *cases(OURS)])
 def test_e11_deleted_variables(engine: ProcessorEngine, run_on: Open) -> None:
     """E11, D7: `deleteIfExists` drops what a variable holds, also one that is left out."""
     with run_on(engine, **settings_of(engine)) as on:
@@ -334,7 +334,7 @@ def test_e11_deleted_variables(engine: ProcessorEngine, run_on: Open) -> None:
 _HOUR = 3_600_000
 
 
-@by_engine(sample(OURS))
+@by_engine(cases(OURS))
 def test_e9_ttl_comes_and_goes(engine: ProcessorEngine, run_on: Open) -> None:
     """E9, TL7: where Spark refuses it. What was written without a time to live lives until it is written again."""
     without = variables(v=("value", "n long"), m=("map", "k long", "n int"))

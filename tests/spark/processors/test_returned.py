@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
-from tests.repetitions import sample
 from tests.spark.parity.engines import cause_of
 from tests.spark.processors.showing import Calling
 from tests.spark.processors.test_keys import NEW_YORK, ONE_PARTITION
 from tests.spark.processors.ways import Run, Way, by_way, ways
+from tests.tiers import cases
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(2)]
 
@@ -110,7 +110,7 @@ def refused(run: Run, way: Way, name: str) -> tuple[str, str]:
     return cause_of(error.value)
 
 
-@pytest.mark.parametrize(("api", "name"), sample(NAMES, quick=2))
+@pytest.mark.parametrize(("api", "name"), cases(NAMES, quick=2))
 def test_what_spark_refuses(api: Any, name: str, run: Run) -> None:
     """R1, R2, R4, R5, L10: so that we learn when it changes."""
     _, (class_, words), _ = WRONG[api][name]

@@ -1,7 +1,7 @@
 """Timers, time to live and state over micro-batches and a restart: the scripts, on Spark's operator and on ours.
 
-What a script must come to stands in its cases, and holds for each engine alone. In a quick run each script is played by
-one engine of ours, each another one, and one script by Spark's operator, which shows that its cases are right.
+What a script must come to stands in its cases, and holds for each engine alone. In ``make test`` one engine of
+ours plays each script, each another one, and Spark's operator one script, which shows that its cases are right.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.repetitions import sample
 from tests.spark.once import Once
 from tests.spark.parity.engines import trial
 from tests.spark.processors.engines import OURS, SPARK, ProcessorEngine
@@ -20,6 +19,7 @@ from tests.spark.processors.scripts.clocked import play_script
 from tests.spark.processors.scripts.script import Case, Play, Played, Script
 from tests.spark.processors.scripts.timers import EVENT_TIME, NO_TIME, PROCESSING_TIME
 from tests.spark.processors.scripts.ttl import TTL
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow(0.5)]
 
 SCRIPTS = (PROCESSING_TIME, EVENT_TIME, NO_TIME, TTL)
 PLAYS = [
-    *((engine, script) for turn, script in enumerate(SCRIPTS) for engine in sample(OURS[turn:] + OURS[:turn])),
-    *sample(list(product(SPARK, SCRIPTS))),
+    *((engine, script) for turn, script in enumerate(SCRIPTS) for engine in cases(OURS[turn:] + OURS[:turn])),
+    *cases(list(product(SPARK, SCRIPTS))),
 ]
 CASES = [
     pytest.param(script, case, engine, id=f"{script.name}-{case.name.replace(' ', '_')}-{engine.name}")

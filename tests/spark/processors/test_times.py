@@ -11,7 +11,6 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
-from tests.repetitions import sample
 from tests.spark.parity.engines import Open, Trial
 from tests.spark.processors.engines import (
     BY_ROW,
@@ -28,6 +27,7 @@ from tests.spark.processors.scripts.script import INPUT, OUTPUT, Case, Script, S
 from tests.spark.processors.showing import SHOWN, Calling, text_of
 from tests.spark.processors.test_keys import ONE_PARTITION
 from tests.spark.processors.ways import Run, Way, by_way, ways
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -109,7 +109,7 @@ def test_w7_output_modes(engine: ProcessorEngine, run_on: Open) -> None:
             on.batches.clear()
 
 
-@by_engine([*sample(SPARK), *sample(OURS)])
+@by_engine([*cases(SPARK), *cases(OURS)])
 def test_w5_without_time_nothing_happens_in_a_batch_without_data(engine: ProcessorEngine, run_on: Open) -> None:
     """W5: Spark makes one when the watermark moves on, and nobody is called in it."""
     with run_on(engine) as on:
@@ -216,7 +216,7 @@ _EXPIRING = Script(
 )
 
 
-@by_engine(sample(OURS))
+@by_engine(cases(OURS))
 def test_tl5_what_has_expired_is_removed(engine: ProcessorEngine, run_on: Open) -> None:
     """TL5: of all kinds, by micro-batches without data, and from what is read from outside."""
     with run_on(engine) as on:
@@ -239,7 +239,7 @@ def test_tl5_what_has_expired_is_removed(engine: ProcessorEngine, run_on: Open) 
         assert [keys_of(on, table) for table in stored] == [[], [], []]
 
 
-@by_engine([*sample(SPARK), *sample(OURS)])
+@by_engine([*cases(SPARK), *cases(OURS)])
 def test_tl7_another_ttl_at_a_restart(engine: ProcessorEngine, run_on: Open) -> None:
     """TL7: what was written keeps its time; what is written now has the new one. TL8: `read_state` shows both."""
     with run_on(engine) as on:
@@ -283,7 +283,7 @@ def _waits_and_expires(key: Any, rows: Any, processor: Calling) -> Any:
     return [processor.emit("rows", key[0])]
 
 
-@by_engine([*sample(SPARK), *sample(OURS)])
+@by_engine([*cases(SPARK), *cases(OURS)])
 def test_w6_a_query_with_processing_time_ends_without_batches_of_no_data(engine: ProcessorEngine, run_on: Open) -> None:
     """W6, Q26: else it would run on for ever. What is due then waits for the next rows."""
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from tests.repetitions import sample
 from tests.spark.processors.engines import BY_PANDAS, BY_ROW, OURS, SPARK, Api, ProcessorEngine
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from tests.spark.parity.engines import Trial
@@ -59,12 +59,12 @@ class Way:
 
 
 def ways(turn: int = 0, *, api: Api | None = None, batch_only: bool = False) -> list[Way]:
-    """Return the ways of the long profile, and by turns some of them for a quick run.
+    """Return all ways, or in ``make test`` some of them.
 
     Parameters
     ----------
     turn : int
-        So that the modules of one run take different ones.
+        So that modules take different ones.
     api : {"row", "pandas"}, optional
         Only this one.
     batch_only : bool
@@ -74,7 +74,7 @@ def ways(turn: int = 0, *, api: Api | None = None, batch_only: bool = False) -> 
     def among(engines: Sequence[ProcessorEngine], *, is_batch: bool) -> list[Way]:
         found = [Way(engine, is_batch) for engine in engines if api in (None, engine.api)]
         shift = turn % len(found)
-        return sample(found[shift:] + found[:shift])
+        return cases(found[shift:] + found[:shift])
 
     streams = [] if batch_only else among(OURS, is_batch=False)
     return [*among(SPARK, is_batch=True), *streams, *among([BY_PANDAS[0], BY_ROW[0]], is_batch=True)]

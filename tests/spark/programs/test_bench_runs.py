@@ -1,4 +1,4 @@
-"""Tiny runs of the benches fill their whole document, and a job means the same to holdfast and to Spark; by turns."""
+"""Tiny runs of the benches fill their whole document, and a job means the same to holdfast and to Spark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.benches.command import bench
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.runs import paired, queries
 from holdfast.benches.runs.child_process import Ended
-from tests.repetitions import sample
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,7 +74,7 @@ def child() -> Iterator[OneChild]:
     found.end()
 
 
-# Command, sizes, labels, targets and micro-batches; a quick run has at most one of them.
+# Command, sizes, labels, targets and micro-batches.
 COMPARED: list[tuple[str, list[str], list[str], list[str], int]] = [
     ("job-a", ["--engines", "holdfast-memory,spark-aiwps-count", "--rows", "1000", "--keys", "100"],
      ["holdfast-memory", "spark-aiwps-count"], ["state_bytes holdfast-memory"], 4),
@@ -95,8 +95,7 @@ COMPARED: list[tuple[str, list[str], list[str], list[str], int]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.turn(0, 3)
-@pytest.mark.parametrize(("command", "size", "labels", "targets", "batches"), sample(COMPARED))
+@pytest.mark.parametrize(("command", "size", "labels", "targets", "batches"), cases(COMPARED))
 def test_tiny_runs_are_compared(
     java_home: Path,
     tmp_path: Path,
@@ -126,7 +125,7 @@ def test_tiny_runs_are_compared(
         assert engine["runs"][0]["cpu"]["jvm"] > 0
 
 
-@pytest.mark.turn(1, 3)
+@pytest.mark.all
 def test_a_tiny_run_fills_the_document(java_home: Path, tmp_path: Path) -> None:
     """In a process of its own, as always but in the test above."""
     file = tmp_path / "tiny.json"
@@ -150,8 +149,7 @@ def test_a_tiny_run_fills_the_document(java_home: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(bench, ["table", str(file)]).output.startswith("## job-a")
 
 
-@pytest.mark.turn(0, 2)
-@pytest.mark.parametrize("value_bytes", sample([92, 40, 300, 32]))
+@pytest.mark.parametrize("value_bytes", cases([92, 40, 300, 32]))
 def test_job_b_means_the_same_to_holdfast_and_to_spark(spark: SparkSession, tmp_path: Path, value_bytes: int) -> None:
     from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 

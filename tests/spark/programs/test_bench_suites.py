@@ -73,7 +73,7 @@ def wait_until(reached: Callable[[], object], command: Command, within_s: float 
         time.sleep(0.05)
 
 
-@pytest.mark.turn(2, 3)
+@pytest.mark.all
 def test_a_run_is_stopped_then_killed_and_goes_on(java_home: Path, tmp_path: Path) -> None:
     command = Command(tmp_path)
     command.start()

@@ -1,4 +1,4 @@
-"""The demo in its smallest form, killed half-way; a quick run has one of its forms, the wheel's among them."""
+"""The demo in its smallest form, killed half-way."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import confluent_kafka
 import pytest
 
-from tests.repetitions import sample
 from tests.servers.s3 import BUCKET
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from tests.servers.hdfs import Hdfs
@@ -82,7 +82,7 @@ def require_results_once(shown: str, results: str) -> None:
 
 
 @pytest.mark.smoke
-@pytest.mark.turn(1, 7)
+@pytest.mark.all
 def test_the_demo_survives_its_kill(environment_without_java: dict[str, str], tmp_path: Path) -> None:
     """On the Java from PyPI, as a user of a machine without Java would run it."""
     shown = run_demo(tmp_path, environment_without_java)
@@ -91,12 +91,12 @@ def test_the_demo_survives_its_kill(environment_without_java: dict[str, str], tm
     assert "from durable storage" in shown
 
 
-@pytest.mark.long
+@pytest.mark.all
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 def test_every_backend_gives_the_same_totals(backend: str, tmp_path: Path) -> None:
     """Where state lives changes no result; what is on disk is used again after the kill.
 
-    In every run `test_local_reuse.py` shows the latter, and `test_switch_backend.py` the former.
+    `test_local_reuse.py` shows the latter, and `test_switch_backend.py` the former.
     """
     shown = run_demo(tmp_path, dict(os.environ), "--backend", backend)
     require_right_totals(shown, backend)
@@ -104,7 +104,7 @@ def test_every_backend_gives_the_same_totals(backend: str, tmp_path: Path) -> No
     assert "from local files" in shown
 
 
-@pytest.mark.turn(3, 7)
+@pytest.mark.all
 def test_the_query_moves_by_a_savepoint(tmp_path: Path) -> None:
     """Stopped half-way, and restored on another backend with twice the shards: the same totals at the end."""
     shown = run_demo(tmp_path, dict(os.environ), "--savepoint")
@@ -115,9 +115,9 @@ def test_the_query_moves_by_a_savepoint(tmp_path: Path) -> None:
     assert "killed" not in shown
 
 
-@pytest.mark.turn(4, 7)
+@pytest.mark.all
 @pytest.mark.parametrize(
-    ("sink", "results"), sample([("delta", "Delta table"), ("parquet", "Parquet files")]), ids=lambda given: given
+    ("sink", "results"), cases([("delta", "Delta table"), ("parquet", "Parquet files")]), ids=lambda given: given
 )
 def test_a_file_sink_holds_what_the_state_holds(sink: str, results: str, tmp_path: Path) -> None:
     """At the kill and at the end, by a reader that knows nothing of the query."""
@@ -125,7 +125,7 @@ def test_a_file_sink_holds_what_the_state_holds(sink: str, results: str, tmp_pat
 
 
 @pytest.mark.postgres
-@pytest.mark.turn(5, 7)
+@pytest.mark.all
 def test_a_table_of_postgres_holds_what_the_state_holds(postgres: Postgres, tmp_path: Path) -> None:
     """Found by libpq's environment and by a setting; the demo leaves nothing there, and prints no password."""
     environment = {**os.environ, **postgres.environment(), "PGPORT": "1"}
@@ -140,7 +140,7 @@ def test_a_table_of_postgres_holds_what_the_state_holds(postgres: Postgres, tmp_
 
 
 @pytest.mark.kafka
-@pytest.mark.turn(6, 7)
+@pytest.mark.all
 def test_a_topic_of_kafka_holds_what_the_state_holds(kafka: Kafka, tmp_path: Path) -> None:
     """In a topic in which somebody else's messages stand already."""
     topic = kafka.add_topic(3)
@@ -163,7 +163,7 @@ class Store:
 
 
 @pytest.fixture(
-    params=[pytest.param("s3", marks=pytest.mark.s3), pytest.param("hdfs", marks=[pytest.mark.hdfs, pytest.mark.long])]
+    params=[pytest.param("s3", marks=pytest.mark.s3), pytest.param("hdfs", marks=[pytest.mark.hdfs, pytest.mark.all])]
 )
 def store(request: pytest.FixtureRequest) -> Store:
     if request.param == "hdfs":
@@ -184,7 +184,7 @@ def store(request: pytest.FixtureRequest) -> Store:
     return Store(f"s3://{BUCKET}/demo", {**os.environ, **s3.environment()}, s3.kill, s3.start, objects)
 
 
-@pytest.mark.turn(2, 7)
+@pytest.mark.all
 def test_a_machine_is_lost_and_its_storage_is_killed_once_more(store: Store, tmp_path: Path) -> None:
     """Nothing but Spark's checkpoint and the storage is left; then that one is away for a while, and comes back."""
     arguments = ["--state-dir", store.state_dir, "--backend", "filesystem", "--lose-local", "--restarts", "2"]

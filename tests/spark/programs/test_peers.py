@@ -22,7 +22,7 @@ from holdfast.benches.suites.peers import KILLED_FUNCTIONS, KILLED_QUERIES
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
-    pytest.mark.long,
+    pytest.mark.all,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(
         not os.environ.get("HOLDFAST_TEST_PEERS"),

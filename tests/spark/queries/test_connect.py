@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.repetitions import sample
 from tests.spark.application import run_program
 from tests.spark.conftest import Lab
+from tests.tiers import cases
 
 PROGRAM = Path(__file__).with_name("connect_query.py")
 
@@ -71,7 +71,7 @@ REQUIRED = {
 @pytest.mark.skipif(importlib.util.find_spec("grpc") is None, reason="needs the extra 'connect'")
 @pytest.mark.parametrize(
     "part",
-    sample([pytest.param(part, marks=pytest.mark.since("4.1") if part == "each API" else ()) for part in REQUIRED]),
+    cases([pytest.param(part, marks=pytest.mark.since("4.1") if part == "each API" else ()) for part in REQUIRED]),
 )
 def test_state_over_spark_connect(java_home: Path, tmp_path: Path, part: str) -> None:
     lab = Lab(None, tmp_path, tmp_path / "local")  # type: ignore[arg-type]

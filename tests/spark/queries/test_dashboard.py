@@ -119,7 +119,7 @@ def prometheus(port: int, tmp_path: Path) -> Iterator[Prometheus]:
         server.program.stop()
 
 
-@pytest.mark.long  # its build takes minutes
+@pytest.mark.all  # its build takes minutes
 @pytest.mark.prometheus
 @pytest.mark.slow(15)
 def test_prometheus_answers_every_expression(prometheus: Prometheus) -> None:

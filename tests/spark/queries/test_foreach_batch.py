@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -116,7 +116,7 @@ def test_other_partitions_may_be_set_where_nothing_is_durable(lab: Lab) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:this query's state is not durable")
-@pytest.mark.parametrize("durable", sample([True, False]), ids=str)
+@pytest.mark.parametrize("durable", cases([True, False]), ids=str)
 def test_one_data_frame_may_be_started_as_two_queries(lab: Lab, durable: bool) -> None:
     """Each has its checkpoint location, so each has its state; both go on, at once and after a restart."""
     if not durable:

@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
+from tests.tiers import cases
 
 pytestmark = pytest.mark.spark
 
@@ -93,7 +93,7 @@ def test_groups_are_those_of_spark(lab: Lab, transport: str, types: dict[str, st
 
 
 def test_every_key_type_groups_alike_in_a_batch_query(lab: Lab) -> None:
-    for name, values in sample(list((PLAIN | NESTED).items()), quick=6):
+    for name, values in cases(list((PLAIN | NESTED).items()), quick=6):
         data = lab.spark.sql(f"select explode(array({values}, null, null)) as k")
         counts = (
             holdfast.stream(data).groupBy("k").applyInArrowWithState(count, f"k {name}, n long", "n long", "update")
@@ -103,7 +103,7 @@ def test_every_key_type_groups_alike_in_a_batch_query(lab: Lab) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("transport", sample(["packed", "rows"]))
+@pytest.mark.parametrize("transport", cases(["packed", "rows"]))
 def test_planning_does_not_suffer_from_many_keys(lab: Lab, transport: str) -> None:
     """Spark infers constraints from aliases, and can take time and memory that double with each key."""
     lab.configure({"transport": transport})

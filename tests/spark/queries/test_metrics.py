@@ -17,8 +17,8 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.client.connection import StateClient
 from holdfast.spark_integration.client.measures import MEASURES
 from holdfast.spark_integration.transport.observed_metrics import observed_columns
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,7 +49,7 @@ def shown(query: StreamingQuery, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in names) for row in holdfast.metrics(query).collect()]
 
 
-@pytest.mark.parametrize("transport", sample(["packed", "rows"]))
+@pytest.mark.parametrize("transport", cases(["packed", "rows"]))
 def test_progress_has_what_each_micro_batch_has_done(lab: Lab, transport: str) -> None:
     lab.configure({"transport": transport})
     lab.feed(FIRST)
@@ -108,7 +108,7 @@ def test_rows_of_lists_and_values_are_counted(lab: Lab) -> None:
 
 
 @pytest.mark.usefixtures("state_store")
-@pytest.mark.parametrize("step", sample(["vectorised", "processor"]))
+@pytest.mark.parametrize("step", cases(["vectorised", "processor"]))
 def test_a_checkpoint_location_goes_on_with_metrics_and_without(lab: Lab, step: str) -> None:
     """One that was begun before there were any is one without."""
     for batch, in_progress in enumerate(["false", "true", "false", "true"]):

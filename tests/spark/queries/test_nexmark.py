@@ -14,8 +14,8 @@ from holdfast.benches.nexmark.equality import compare, small
 from holdfast.benches.nexmark.events import AUCTION, BID, FIRST_ID, HOT, LEAD, PERSON, Mix, events
 from holdfast.benches.nexmark.job import Nexmark
 from holdfast.benches.nexmark.queries import QUERIES
-from tests.repetitions import LONG, sample, turn_of
 from tests.spark.conftest import Lab
+from tests.tiers import ALL, LONG, cases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,16 +96,15 @@ def test_time_goes_on_and_back_at_most_by_the_disorder(made: pa.Table) -> None:
 
 
 def _engines(number: str) -> list[str]:
-    """Return the engines to compare: in a quick run one backend, in both ways, and Spark's own operators."""
-    backends = BACKENDS if LONG else [BACKENDS[turn_of(number) % len(BACKENDS)]]
+    """Return the engines to compare: in ``make test`` one backend, in both ways, and Spark's own operators."""
+    backends = cases(BACKENDS)
     found = [f"nexmark-{backend}{way}" for backend in backends for way in ("", "-by-key")]
     if not hasattr(GroupedData, "transformWithState"):  # before Spark 4.1
         return found if QUERIES[number].on_spark is None else [*found, "nexmark-spark"]
-    return [*found, "nexmark-spark", *(["nexmark-spark-by-key"] if LONG else [])]
+    return [*found, "nexmark-spark", *(["nexmark-spark-by-key"] if ALL else [])]
 
 
-@pytest.mark.turn(0, 3)
-@pytest.mark.parametrize("number", sample(list(QUERIES)))
+@pytest.mark.parametrize("number", cases(list(QUERIES)))
 def test_all_engines_find_what_sql_finds(lab: Lab, number: str) -> None:
     """Before a time counts, the suite does this with more events, in a process of its own."""
     job = small(Nexmark(query=number), rows=2_000, batches=4 if LONG else 2)

@@ -15,8 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
 from holdfast.errors import InvalidArgumentError
-from tests.repetitions import sample
 from tests.spark.conftest import OUTPUT, STATE, Lab
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
@@ -41,7 +41,7 @@ def count_and_sum(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: G
     yield pd.DataFrame({"key": [key[0]], "n": [n], "total": [total]})
 
 
-@pytest.mark.parametrize(("transport", "backend"), sample(PAIRS, quick=2))
+@pytest.mark.parametrize(("transport", "backend"), cases(PAIRS, quick=2))
 def test_state_is_carried_from_micro_batch_to_micro_batch(lab: Lab, transport: str, backend: str) -> None:
     lab.configure({"transport": transport, "backend": backend})
     lab.feed(FIRST)
@@ -155,7 +155,7 @@ def sessions(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupS
     state.setTimeoutTimestamp(max(latest_ms, state.getCurrentWatermarkMs()) + 10_000)
 
 
-@pytest.mark.parametrize(("transport", "backend"), sample(PAIRS))
+@pytest.mark.parametrize(("transport", "backend"), cases(PAIRS))
 def test_event_time_timeouts(lab: Lab, transport: str, backend: str) -> None:
     """Timers of a shard without rows fire too; rows older than the watermark are dropped one by one."""
     lab.configure({"transport": transport, "backend": backend})

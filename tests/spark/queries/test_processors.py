@@ -14,10 +14,10 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import holdfast
 from holdfast.errors import InvalidArgumentError
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
+from tests.tiers import cases
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("state_store")]
 
@@ -88,7 +88,7 @@ WAYS = [(backend, in_pandas) for backend in ("memory", "filesystem", "rocksdb") 
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(("backend", "in_pandas"), sample(WAYS))
+@pytest.mark.parametrize(("backend", "in_pandas"), cases(WAYS))
 def test_state_and_timers_survive_the_loss_of_the_executor(lab: Lab, backend: str, in_pandas: bool) -> None:
     """Value, list, map and timers are restored from durable storage, by Row and by frame."""
     lab.configure({"backend": backend})

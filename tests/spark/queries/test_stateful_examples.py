@@ -13,8 +13,8 @@ import pytest
 
 import holdfast
 from holdfast.examples.stateful import deduplication, fraud, local, migration, sessions, top_bids
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
+from tests.tiers import cases
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(20), pytest.mark.usefixtures("state_store")]
 
@@ -33,7 +33,7 @@ EXAMPLES: list[tuple[ModuleType, Any, Any, str, int]] = [
 ]
 
 
-@pytest.mark.parametrize("example", sample(EXAMPLES), ids=lambda example: example[0].__name__.rpartition(".")[2])
+@pytest.mark.parametrize("example", cases(EXAMPLES), ids=lambda example: example[0].__name__.rpartition(".")[2])
 def test_both_forms_give_the_same(lab: Lab, example: tuple[ModuleType, Any, Any, str, int]) -> None:
     """What a user copies runs: it prints what it says, in the same micro-batches, by key and for a whole shard."""
     module, by_key, vectorised, columns, count = example

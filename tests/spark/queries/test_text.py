@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
+from tests.tiers import cases
 
 pytestmark = pytest.mark.spark
 
@@ -27,7 +27,7 @@ def keep_text(batch: holdfast.ShardBatch) -> pa.Table:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "transport"), sample([("memory", "rows"), ("rocksdb", "packed")]))
+@pytest.mark.parametrize(("backend", "transport"), cases([("memory", "rows"), ("rocksdb", "packed")]))
 def test_text_that_is_not_utf8_survives_the_loss_of_the_executor(lab: Lab, backend: str, transport: str) -> None:
     """In keys, values and output, however rows come to their shard; the second run finds nothing locally."""
     lab.configure({"backend": backend, "transport": transport, "commit.carriedBytes": "0"})

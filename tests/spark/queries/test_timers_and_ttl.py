@@ -11,8 +11,8 @@ import pytest
 
 import holdfast
 from holdfast.errors import InvalidArgumentError
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
+from tests.tiers import cases
 
 pytestmark = pytest.mark.spark
 
@@ -29,7 +29,7 @@ def idle(batch: holdfast.ShardBatch) -> pa.Table:
     return batch.keys.append_column("n", n).filter(pc.invert(has_rows))
 
 
-@pytest.mark.parametrize("backend", sample(["memory", "filesystem", "rocksdb"]))
+@pytest.mark.parametrize("backend", cases(["memory", "filesystem", "rocksdb"]))
 def test_spark_calls_shards_for_timers_and_to_evict(lab: Lab, backend: str) -> None:
     """In processing time: without any data, each key comes back once, and what has expired leaves the state."""
     lab.configure({"backend": backend})

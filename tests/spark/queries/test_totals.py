@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
-from tests.repetitions import sample
 from tests.spark.conftest import OUTPUT, STATE, Lab, count_and_sum
 from tests.spark.parity.engines import configured
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,7 +23,7 @@ FIRST = [("a", 1), ("b", 2), ("a", 3), (None, 4)]
 SECOND = [("a", 10), ("c", 20), (None, 30), ("", 40)]
 
 
-@pytest.mark.parametrize("transport", sample(["packed", "rows"]))
+@pytest.mark.parametrize("transport", cases(["packed", "rows"]))
 def test_state_is_carried_from_micro_batch_to_micro_batch(lab: Lab, transport: str) -> None:
     lab.configure({"transport": transport})
     lab.feed(FIRST)
@@ -61,7 +61,7 @@ def test_a_query_goes_on_after_a_stop(lab: Lab, local_state_survives: bool) -> N
     assert lab.state() == {"a": (3, 14), "b": (1, 2), "c": (1, 20), None: (2, 34), "": (1, 40)}
 
 
-@pytest.mark.parametrize("transport", sample(["rows", "packed"]))
+@pytest.mark.parametrize("transport", cases(["rows", "packed"]))
 def test_a_batch_query_begins_with_empty_state(spark: SparkSession, lab: Lab, transport: str) -> None:
     lab.configure({"transport": transport})
     frame = spark.createDataFrame(FIRST, "key string, v long")

@@ -12,10 +12,10 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from holdfast.snapshotter.ownership.claim_listing import ALIVE_MS
-from tests.repetitions import sample
 from tests.spark import conftest as lab_module
 from tests.spark.application import run_program
 from tests.spark.conftest import Lab, age, claims
+from tests.tiers import cases
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(60), pytest.mark.timeout(600)]
 
@@ -62,14 +62,14 @@ ALL.append(Case(8, 200, None, durable=True))
 
 
 def parameters() -> list[object]:
-    quick = sample([SHRINKING, GROWING, LOCAL])
+    quick = cases([SHRINKING, GROWING, LOCAL])
     wide = [
         case
         for case in dict.fromkeys([SHRINKING, GROWING, LOCAL, *ALL])
         if case not in quick and case.first != case.then and (case.durable or case.shards)
     ]
     return [pytest.param(c, id=str(c)) for c in quick] + [
-        pytest.param(c, id=str(c), marks=pytest.mark.long) for c in wide
+        pytest.param(c, id=str(c), marks=pytest.mark.all) for c in wide
     ]
 
 
@@ -102,7 +102,7 @@ def test_a_restart_with_other_partitions_keeps_all_state(lab: Lab, case: Case) -
 
 
 @pytest.mark.filterwarnings("ignore:this query's state is not durable")
-@pytest.mark.parametrize(("first", "then"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("first", "then"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.all)])
 def test_where_nothing_durable_tells_the_number_of_shards_it_must_be_set(lab: Lab, first: int, then: int) -> None:
     """No key counts from 1 meanwhile, and with the number that the error names the query goes on."""
     case = Case(first, then, None, durable=False)
@@ -129,7 +129,7 @@ def test_another_number_of_shards_than_stored_is_refused(lab: Lab) -> None:
         lab.run(lab.totals())
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.all
 @pytest.mark.parametrize("case", [pytest.param(c, id=str(c)) for c in (Case(4, 2, None, durable=True),)])
 def test_a_new_application_with_other_partitions_keeps_all_state(lab: Lab, case: Case) -> None:
     """Its run before had set a job group of its own, which Spark uses for its run id.

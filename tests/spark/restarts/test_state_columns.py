@@ -24,10 +24,10 @@ from holdfast.backends.schema import TableSchema
 from holdfast.snapshotter.ownership.operator_record import read_operator
 from holdfast.snapshotter.ownership.stored_tables import declare_tables, stored_tables
 from holdfast.snapshotter.storage.opening import open_storage
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
+from tests.tiers import cases
 
 _REFUSED = "this definition of .* cannot continue the state"
 pytestmark = [pytest.mark.spark, pytest.mark.slow(20), pytest.mark.filterwarnings(f"ignore:{_REFUSED}")]
@@ -66,8 +66,7 @@ def the_row(batches: list[list[dict[str, Any]]]) -> tuple[int, dict[str, Any]]:
     return row["n"], json.loads(row["seen"])
 
 
-@pytest.mark.turn(0, 2)
-@pytest.mark.parametrize("backend", sample(BACKENDS))
+@pytest.mark.parametrize("backend", cases(BACKENDS))
 def test_columns_are_renamed_and_dropped_by_consent(lab: Lab, backend: str) -> None:
     """Values stay under the new name; the consent may stay, too; a dropped name that comes back begins empty."""
     lab.configure({"backend": backend, "snapshot.maxCommits": "2"})
@@ -90,7 +89,7 @@ def test_columns_are_renamed_and_dropped_by_consent(lab: Lab, backend: str) -> N
     assert sorted(loaded, key=lambda row: row["key"]) == [{"key": "a", **one}, {"key": "quiet", **two}]
     facts, tables = savepoints.diff(lab.folder / "savepoints", "one", "one")
     assert (facts, [found.differs for found in tables]) == ([], [False])
-    lab.configure({"backend": sample([name for name in BACKENDS if name != backend])[0]})
+    lab.configure({"backend": cases([name for name in BACKENDS if name != backend])[0]})
     lab.configure({"state.dir": str(lab.folder / "elsewhere")})
     savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "restored")
     found = start(lab, again, f"{now}, m string", {"rename": {"n": "total"}}, query="restored")
@@ -139,7 +138,7 @@ def test_what_no_restart_may_do_is_done_to_a_savepoint(lab: Lab) -> None:
     lab.feed([("quiet", 1)])
     start(lab, counted("n", m="old"), "n long, m string")
     savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
-    lab.configure({"state.dir": str(lab.folder / "elsewhere"), "backend": sample(BACKENDS)[0]})
+    lab.configure({"state.dir": str(lab.folder / "elsewhere"), "backend": cases(BACKENDS)[0]})
 
     def restore(function: Any) -> None:
         migrate = {"totals": function}
@@ -230,8 +229,8 @@ class Counting(StatefulProcessor):
         yield Row(key=key[0], n=n, seen=str(m))
 
 
-@pytest.mark.turn(1, 2)
-@pytest.mark.parametrize("backend", sample(BACKENDS))
+@pytest.mark.all
+@pytest.mark.parametrize("backend", cases(BACKENDS))
 def test_a_processors_columns_are_renamed_by_variable(lab: Lab, backend: str) -> None:
     """With the words of the refusal of what looks like a rename."""
     lab.configure({"backend": backend})
@@ -257,7 +256,7 @@ def test_a_processors_columns_are_renamed_by_variable(lab: Lab, backend: str) ->
         ]
 
 
-@pytest.mark.parametrize("backend", sample(BACKENDS))
+@pytest.mark.parametrize("backend", cases(BACKENDS))
 def test_what_may_be_null_inside_of_keys_may_change(lab: Lab, backend: str) -> None:
     """Any change of a query may change it, such as another source; the keys are the same."""
     lab.configure({"backend": backend})

@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.state import GroupState
 
 import holdfast
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
+from tests.tiers import cases
 
 pytestmark = [
     pytest.mark.spark,
@@ -64,7 +64,7 @@ def due(batches: list[list[dict[str, Any]]]) -> dict[str, int]:
     return {row["key"]: row["due_ms"] for batch in batches for row in batch if row["due_ms"] is not None}
 
 
-@pytest.mark.parametrize("backend", sample(["memory", "filesystem", "rocksdb"]))
+@pytest.mark.parametrize("backend", cases(["memory", "filesystem", "rocksdb"]))
 def test_timers_outlive_a_restart_without_local_files(lab: Lab, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At 0, at the watermark itself, and at the end of time; restored from a snapshot, or from commits."""
     lab.configure({"backend": backend, "snapshot.maxCommits": "2"})

@@ -30,7 +30,7 @@ from tests.spark.conftest import Lab, age, claims, configured
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.turn(0, 2)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 STARTED = r"started=20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ host=\S+"
 PROGRAM = Path(__file__).with_name("endless_query.py")

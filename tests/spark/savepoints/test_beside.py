@@ -14,11 +14,11 @@ from pyspark.errors import StreamingQueryException
 from holdfast import savepoints
 from holdfast.errors import HoldfastError, NotFoundError, UnavailableError
 from holdfast.spark_integration.savepoints import creating
-from tests.repetitions import repetitions, sample
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.savepoints.queries import restored
 from tests.spark.savepoints.totals import expected, feed, saved, start, totals
+from tests.tiers import cases, repetitions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,7 +66,7 @@ def create(lab: Lab, name: str, **options: Any) -> savepoints.Savepoint:
     return savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", name, **options)
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.all
 def test_each_savepoint_is_the_state_after_one_micro_batch(lab: Lab) -> None:
     """Or there is none, with an error, if Spark has cleaned up twice meanwhile."""
     feed(lab)
@@ -89,7 +89,7 @@ def test_each_savepoint_is_the_state_after_one_micro_batch(lab: Lab) -> None:
     assert saved(lab, "last")
 
 
-@pytest.mark.parametrize("times", sample([1, 2]))
+@pytest.mark.parametrize("times", cases([1, 2]))
 def test_a_micro_batch_is_purged_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Once: a later one is saved. Again, or where a micro-batch was asked for: an error, and no savepoint."""
     feed(lab)
@@ -117,7 +117,7 @@ def test_a_micro_batch_is_purged_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyP
     assert not [found for found in savepoints.listed(lab.folder / "savepoints") if found.savepoint]
 
 
-@pytest.mark.parametrize("batch_id", sample([1, 4]))
+@pytest.mark.parametrize("batch_id", cases([1, 4]))
 def test_sparks_log_of_files_was_compacted_since(lab: Lab, batch_id: int) -> None:
     """Spark keeps fewer micro-batches than before, and is stopped when it has cleaned up one of its logs of two."""
 

@@ -15,11 +15,11 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from holdfast import savepoints
 from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
 from tests.spark.savepoints.queries import CASES, UNCHECKED, Appending, Case, rows, run, state, totals
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -48,10 +48,10 @@ def rescale(lab: Lab, shards: int, query: str = "again", **options: Any) -> str:
     return savepoints.rescale(lab.spark, lab.folder / "query", lab.folder / query, shards=shards, **where)
 
 
-@pytest.mark.parametrize(("case", "how"), sample(list(product(CASES, ["clone", 1, 5])), quick=2), ids=str)
+@pytest.mark.parametrize(("case", "how"), cases(list(product(CASES, ["clone", 1, 5])), quick=2), ids=str)
 def test_a_copy_goes_on_as_the_original(lab: Lab, case: Case, how: str | int) -> None:
     """Micro-batch by micro-batch: rows, late rows and timers; whether or not commits are objects of their own."""
-    lab.configure({"commit.carriedBytes": sample(["0", "16k"])[0], "backend": sample(["memory", "filesystem"])[0]})
+    lab.configure({"commit.carriedBytes": cases(["0", "16k"])[0], "backend": cases(["memory", "filesystem"])[0]})
     with configured(lab.spark, dict(case.settings)):
         later = begun(lab, case)
         query_id = clone(lab) if how == "clone" else rescale(lab, int(how))

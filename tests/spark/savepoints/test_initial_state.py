@@ -10,11 +10,11 @@ from pyspark.errors import StreamingQueryException
 
 import holdfast
 from holdfast import savepoints
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
 from tests.spark.savepoints.queries import CASES, UNCHECKED, Appending, counts, restored, saved, totals
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,7 +33,7 @@ def as_a_processor(frame: DataFrame) -> DataFrame:
     return grouped.transformWithState(Appending(), "carrier string, seen string", "update", "None", name="totals")
 
 
-@pytest.mark.parametrize("query", sample([beside_another, as_a_processor]))
+@pytest.mark.parametrize("query", cases([beside_another, as_a_processor]))
 def test_a_query_that_has_other_operators_is_refused(lab: Lab, query: Callable[[DataFrame], DataFrame]) -> None:
     """By Spark, when it starts: by name, and before any row is read."""
     begin = lab.spark.createDataFrame([("AA", 5)], "carrier string, n long")

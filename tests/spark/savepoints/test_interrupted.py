@@ -14,9 +14,9 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.spark_integration.copies import cloning, rescaling
 from holdfast.spark_integration.savepoints import creating, new_query, restoring
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
 from tests.spark.savepoints.queries import CASES, restored, run, saved
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
-# The long profile stops at every operation.
+# ``make test-all`` stops at every operation.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
 CASE = CASES[0]
@@ -94,7 +94,7 @@ def test_a_savepoint_is_there_as_a_whole_or_not_at_all(lab: Lab, power: Any) -> 
     target = lab.folder / "savepoints"
     whole = power(NEVER)
     savepoints.create(lab.spark, lab.folder / "query", target, "whole")
-    for after in sample(whole.stops(), quick=2):
+    for after in cases(whole.stops(), quick=2):
         power(after)
         with pytest.raises(Killed):
             savepoints.create(lab.spark, lab.folder / "query", target, "one")
@@ -111,7 +111,7 @@ def test_a_query_starts_from_a_whole_restore_only(lab: Lab, power: Any) -> None:
     original = run(lab, CASE)
     whole = power(NEVER)
     restored(lab, "first")
-    for after in sample(whole.stops(), quick=3):
+    for after in cases(whole.stops(), quick=3):
         power(after)
         with pytest.raises(Killed):
             restored(lab, shards=3)
@@ -142,7 +142,7 @@ def copied(lab: Lab, how: str, query: str = "again") -> str:
     return savepoints.rescale(lab.spark, lab.folder / "query", lab.folder / query, shards=3, **where)
 
 
-@pytest.mark.parametrize("how", sample(["rescale", "clone"]))
+@pytest.mark.parametrize("how", cases(["rescale", "clone"]))
 def test_a_query_starts_from_a_whole_copy_only(lab: Lab, power: Any, how: str) -> None:
     """As with a restore; the original goes on whatever becomes of it."""
     files = CASE.files()
@@ -153,7 +153,7 @@ def test_a_query_starts_from_a_whole_copy_only(lab: Lab, power: Any, how: str) -
     whole = power(NEVER)
     copied(lab, how, "first")
     before = contents(lab.folder / "durable") | contents(lab.folder / "query")
-    for after in sample(whole.stops(), quick=3):
+    for after in cases(whole.stops(), quick=3):
         power(after)
         with pytest.raises(Killed):
             copied(lab, how)

@@ -9,14 +9,14 @@ import pytest
 
 from holdfast import savepoints
 from holdfast.errors import ConflictError
-from tests.repetitions import repetitions, sample, seed
 from tests.spark.conftest import Lab
 from tests.spark.savepoints import killed_program
 from tests.spark.savepoints.killed import application, has_ended, undo
 from tests.spark.savepoints.queries import restored
 from tests.spark.savepoints.totals import expected, feed, saved, totals
+from tests.tiers import cases, repetitions
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(30), pytest.mark.timeout(600), pytest.mark.turn(0, 3)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(30), pytest.mark.timeout(600)]
 
 # Saving and restoring take about so long in an application that has just started.
 PATIENCE_S = 8.0
@@ -48,10 +48,10 @@ def kill(lab: Lab, what: str, chance: random.Random) -> None:
     raise AssertionError(f"{what} was over each time before it could be killed")
 
 
-@pytest.mark.parametrize(("what", "number"), sample(CASES))
+@pytest.mark.parametrize(("what", "number"), cases(CASES))
 def test_an_application_is_killed(lab: Lab, what: str, number: int) -> None:
     """The next try succeeds; the original and what is restored go on to the same end as if nothing had been."""
-    chance = random.Random(f"{seed()} {what} {number}")
+    chance = random.Random(f"{what} {number}")
     feed(lab)
     target = lab.folder / "savepoints"
     if what == "restore":

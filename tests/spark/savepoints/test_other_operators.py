@@ -16,11 +16,11 @@ from pyspark.sql.streaming.state import GroupState
 import holdfast
 from holdfast import savepoints
 from holdfast.errors import InvalidArgumentError, NotFoundError
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
 from tests.spark.savepoints.queries import CASES, UNCHECKED, Appending, counts, restored, saved, totals
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -53,7 +53,7 @@ def test_an_operator_may_begin_without_state_when_the_restore_says_so(lab: Lab) 
     with configured(lab.spark, UNCHECKED):
         (later, *_) = saved(lab, TWO)
         lab.feed(later)
-        name = sample(["pairs", "fresh"])[0]
+        name = cases(["pairs", "fresh"])[0]
         restored(lab, reset=["pairs"], rename={"pairs": name}, shards=3)
         frame = counts(lab.source(TWO.schema), ["carrier", "origin"], name)
         lab.run(counts(frame, ["origin"], "changes"), "again")
@@ -71,7 +71,7 @@ def n_of(lab: Lab, query: str, operator: str) -> list[int]:
     return rows
 
 
-@pytest.mark.parametrize("kept", sample(["pairs", "changes"]))
+@pytest.mark.parametrize("kept", cases(["pairs", "changes"]))
 def test_an_operator_that_is_gone_can_be_left_behind(lab: Lab, kept: str) -> None:
     """The others move up in Spark's numbering, so that it takes the query without it."""
     keys = {"pairs": ["carrier", "origin"], "changes": ["origin"]}
@@ -125,7 +125,7 @@ QUIET = {
 }
 
 
-@pytest.mark.parametrize("kind", sample(sorted(QUIET), quick=1))
+@pytest.mark.parametrize("kind", cases(sorted(QUIET), quick=1))
 def test_an_operator_without_rows_is_saved_as_empty(lab: Lab, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing tells its name: a restore asks for it, and then knows it from a misspelt one."""
     query, settings = QUIET[kind]

@@ -15,26 +15,26 @@ from pyspark.errors import StreamingQueryException
 import holdfast
 from holdfast import savepoints
 from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.savepoints.queries import CASES, UNCHECKED, Case, restored, run, saved, state, totals
+from tests.tiers import cases
 
 pytestmark = pytest.mark.spark
 
 BACKENDS = ["memory", "filesystem", "rocksdb"]
 
 
-@pytest.mark.parametrize(("case", "shards"), sample(list(product(CASES, [None, 3])), quick=2), ids=str)
+@pytest.mark.parametrize(("case", "shards"), cases(list(product(CASES, [None, 3])), quick=2), ids=str)
 def test_a_restored_query_goes_on_as_the_original(lab: Lab, case: Case, shards: int | None) -> None:
     """Micro-batch by micro-batch: rows, late rows and timers, on another backend, with other shards."""
-    require_the_same(lab, case, shards, *sample([(a, b) for a in BACKENDS for b in BACKENDS if a != b])[0])
+    require_the_same(lab, case, shards, *cases([(a, b) for a in BACKENDS for b in BACKENDS if a != b])[0])
 
 
-@pytest.mark.long
+@pytest.mark.all
 @pytest.mark.parametrize(("before", "after"), list(product(BACKENDS, BACKENDS)))
 def test_each_backend_opens_what_each_has_saved(lab: Lab, before: str, after: str) -> None:
-    """Of a processor, with timers; the test above has one of the pairs in each run."""
+    """Of a processor, with timers; the test above has one of the pairs."""
     require_the_same(lab, CASES[3], 3, before, after)
 
 

@@ -11,7 +11,6 @@ from pyspark.errors import StreamingQueryException
 
 import holdfast
 from holdfast import savepoints
-from tests.repetitions import sample
 from tests.servers.downloads import SPARK_KAFKA
 from tests.servers.kafka import Kafka
 from tests.spark.conftest import Lab
@@ -30,6 +29,7 @@ from tests.spark.savepoints.sources import (
     numbers_of,
     open_sessions,
 )
+from tests.tiers import cases
 
 pytestmark = pytest.mark.spark
 
@@ -88,13 +88,12 @@ def require_the_same(lab: Lab, source: Source) -> None:
     assert state(lab, "again", "durable-again") == state(lab, "query", "durable")
 
 
-@pytest.mark.parametrize("kind", sample([Files, Rate, Reader, Two], quick=1))
+@pytest.mark.parametrize("kind", cases([Files, Rate, Reader, Two], quick=1))
 def test_a_restored_query_reads_on(lab: Lab, kind: type[Source]) -> None:
     """Rows, timers, watermark, positions and state: as in the original, which never stopped."""
     require_the_same(lab, kind(lab.spark, lab.folder / "source"))
 
 
-@pytest.mark.turn(0, 4)
 def test_named_sources_may_change_places(lab: Lab) -> None:
     """Each is given its own position by its name."""
     if not hasattr(lab.spark.readStream, "name"):
@@ -103,7 +102,7 @@ def test_named_sources_may_change_places(lab: Lab) -> None:
 
 
 @pytest.mark.kafka
-@pytest.mark.turn(1, 4)
+@pytest.mark.all
 def test_a_topic_of_kafka_is_read_on(lab: Lab, topic: Topic) -> None:
     """Its new partition, too, from the first record on; what the topic has forgotten fails the query, as documented."""
     require_the_same(lab, topic)
@@ -117,7 +116,7 @@ def test_a_topic_of_kafka_is_read_on(lab: Lab, topic: Topic) -> None:
     assert lab.run(open_sessions(topic.numbers(failOnDataLoss="false")), "lossy", "append")
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.all
 def test_sources_of_two_kinds_begin_anew(lab: Lab) -> None:
     """With ``sources="fresh"`` a savepoint is initial state: all rows of both are read again."""
     source = Two(lab.spark, lab.folder / "source")

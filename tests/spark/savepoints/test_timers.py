@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from holdfast import savepoints
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.savepoints.queries import restored
 from tests.spark.savepoints.waiting import CASES, KEYS, Case, feed, run_once, state
+from tests.tiers import cases
 
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize("case", sample(CASES, quick=1), ids=str)
+@pytest.mark.parametrize("case", cases(CASES, quick=1), ids=str)
 def test_what_is_overdue_in_quiet_shards_is_due_at_once(lab: Lab, case: Case) -> None:
     """Each timer fires once, in the first micro-batch, and rows live as long as they would have in the original."""
     with configured(lab.spark, case.settings):

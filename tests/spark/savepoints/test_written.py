@@ -17,7 +17,6 @@ from holdfast import savepoints
 from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError, SchemaMismatchError
 from holdfast.examples.flights.sessions import CHAIN, CHAINS, chains, follow
 from holdfast.examples.stateful import sessions
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
@@ -33,6 +32,7 @@ from tests.spark.savepoints.queries import (
     saved,
     state,
 )
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -73,7 +73,6 @@ def test_a_new_query_begins_with_what_was_written(lab: Lab) -> None:
     assert {row["carrier"]: row["n"] for row in left if row["carrier"] in (None, "quiet")} == {None: 7, "quiet": 3}
 
 
-@pytest.mark.turn(0, 2)
 def test_written_timers_fire(lab: Lab) -> None:
     """A chain of flights that was written ends when its timer says, though its aircraft never flies."""
     file = CHAINS_CASE.files()[0]
@@ -130,7 +129,7 @@ def test_what_cannot_be_state_is_refused(lab: Lab) -> None:
         written(lab, carriers(lab, {"AA": 1}))
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.all
 def test_every_type_of_state_can_be_written_and_read(lab: Lab) -> None:
     """Nested times too, whatever the session's time zone."""
     columns = """'k' || id AS a, CAST(id AS decimal(9, 2)) AS b, id * 1.5 AS n, timestamp_millis(id * 86400000) AS t,
@@ -173,7 +172,6 @@ def test_one_key_is_edited(lab: Lab) -> None:
     assert len(set(batch) - set(original)) == 1
 
 
-@pytest.mark.turn(0, 2)
 def test_columns_that_are_called_as_ours_are_edited(lab: Lab) -> None:
     """`load` then calls the shard otherwise."""
     frame = lab.spark.createDataFrame([("AA", 5)], "carrier string, shard long")
@@ -185,7 +183,7 @@ def test_columns_that_are_called_as_ours_are_edited(lab: Lab) -> None:
     assert (row["carrier"], row["shard"]) == ("AA", 6)
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.all
 def test_key_columns_that_differ_only_in_case_are_told_apart(lab: Lab) -> None:
     """By Spark as it is by default, which could not name either of two columns ``a`` and ``A``."""
     with configured(lab.spark, {"spark.sql.caseSensitive": "true"}):
@@ -219,7 +217,6 @@ def test_what_does_not_fit_the_base_is_refused(lab: Lab) -> None:
         savepoints.edit(stored, target, "one", "edited", "totls")
 
 
-@pytest.mark.turn(0, 2)
 def test_lists_and_timers_of_a_processor_are_edited(lab: Lab) -> None:
     """What is removed of a user is gone with its timers; all others go on as they were."""
     with configured(lab.spark, NEEDED):
@@ -276,7 +273,7 @@ SPARK_CASES = [
     "of_spark",
     [
         pytest.param(one, id=str(one.case), marks=pytest.mark.since("4.1") if one.timeout_conf is None else ())
-        for one in sample(SPARK_CASES, quick=1)
+        for one in cases(SPARK_CASES, quick=1)
     ],
 )
 def test_a_query_of_sparks_goes_on_with_holdfast(lab: Lab, of_spark: SparkCase) -> None:
@@ -323,7 +320,7 @@ def wait_for(condition: Callable[[], Any]) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.all
 @pytest.mark.since("4.1")
 def test_all_that_a_processor_of_sparks_may_keep(lab: Lab) -> None:
     """Variables of each kind, their expiry and timers in processing time."""
@@ -361,7 +358,6 @@ def test_all_that_a_processor_of_sparks_may_keep(lab: Lab) -> None:
     assert row["timers"] == repr([4_102_444_800_002, 4_102_444_800_005])
 
 
-@pytest.mark.turn(0, 2)
 @pytest.mark.since("4.1")
 def test_an_earlier_micro_batch_has_the_variables_of_then(lab: Lab) -> None:
     """Those that a later run of the processor has left out are not lost."""
@@ -376,7 +372,6 @@ def test_an_earlier_micro_batch_has_the_variables_of_then(lab: Lab) -> None:
     assert made.operators[0].rows == {"v.kept": 1, "v.gone": 1}
 
 
-@pytest.mark.turn(0, 2)
 def test_what_is_not_sparks_python_state_is_refused(lab: Lab) -> None:
     target = lab.folder / "savepoints"
     file = TOTALS.files()[0]

@@ -329,7 +329,6 @@ def lost_shuffles(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return found
 
 
-@pytest.mark.turn(0, 2)
 def test_a_stage_that_is_begun_again_counts_as_repeated(lost_shuffles: dict[str, Any]) -> None:
     """Its tasks are numbered from 0 anew, while twins of the first time may prepare too."""
     begun_again, whole = lost_shuffles["no spares"]["prepared"]
@@ -337,7 +336,6 @@ def test_a_stage_that_is_begun_again_counts_as_repeated(lost_shuffles: dict[str,
     assert whole == [1000, False, []]
 
 
-@pytest.mark.turn(0, 2)
 def test_a_stage_that_is_begun_again_takes_no_spare_handles(lost_shuffles: dict[str, Any]) -> None:
     """Two attempts may have been given one: what one prepared the other might end, so all is written anew."""
     found = lost_shuffles["spares"]
@@ -348,7 +346,6 @@ def test_a_stage_that_is_begun_again_takes_no_spare_handles(lost_shuffles: dict[
     assert whole == [1000, False, [{"file": "old-3"}, {"file": "old-4"}]]
 
 
-@pytest.mark.turn(0, 2)
 def test_what_the_driver_has_not_learnt_of_a_stage_is_no_proof_that_it_was_begun_once(
     lost_shuffles: dict[str, Any],
 ) -> None:

@@ -14,9 +14,9 @@ from pyspark.errors import AnalysisException
 from holdfast import sinks
 from holdfast.examples.sinks.state_image import image_of_totals
 from holdfast.sinks import TwoPhaseSink
-from tests.repetitions import sample
 from tests.servers.hdfs import Hdfs
 from tests.spark.sinks import repeating
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,7 +105,6 @@ def test_parquet_shows_each_micro_batch_once(session: SparkSession, tmp_path: Pa
 
 
 @pytest.mark.hdfs
-@pytest.mark.turn(0, 3)
 def test_parquet_on_hdfs_shows_each_micro_batch_once(session: SparkSession, hdfs: Hdfs, tmp_path: Path) -> None:
     """Written by Spark's forked workers; its daemons are killed between two starts of the query."""
     url = f"{hdfs.url}/shown"
@@ -123,7 +122,7 @@ def test_parquet_on_hdfs_shows_each_micro_batch_once(session: SparkSession, hdfs
     assert not [path for path in hdfs.files("/shown") if "_attempts" in path or ".tmp-" in path]
 
 
-@pytest.mark.parametrize("partition_by", sample([(), ("i",)]))
+@pytest.mark.parametrize("partition_by", cases([(), ("i",)]))
 def test_delta_shows_each_micro_batch_once(session: SparkSession, tmp_path: Path, partition_by: list[str]) -> None:
     """Rows of all types come back as they were, to a Delta reader; each micro-batch is one transaction."""
     url = str(tmp_path / "shown")

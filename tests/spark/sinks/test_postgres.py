@@ -108,7 +108,6 @@ def test_a_table_that_does_not_fit_ends_the_query_before_anything_is_written(lab
     assert shown.rows() == []
 
 
-@pytest.mark.turn(0, 2)
 def test_the_example_keeps_a_running_total(postgres: Postgres, java_home: Path, tmp_path: Path) -> None:
     environment = {**os.environ, **postgres.environment(), "JAVA_HOME": str(java_home)}
     command = [sys.executable, "-m", "holdfast.examples.sinks.running_total", str(tmp_path)]

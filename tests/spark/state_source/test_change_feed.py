@@ -12,8 +12,8 @@ from pyspark.errors import PySparkException
 
 import holdfast
 from holdfast.errors import NotFoundError
-from tests.repetitions import sample, seed
 from tests.spark.conftest import Lab
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,11 +59,11 @@ def applied(before: State, changes: list[Any]) -> State:
     return after
 
 
-@pytest.mark.parametrize("carried", sample(["0", "64k"], quick=1))
+@pytest.mark.parametrize("carried", cases(["0", "64k"], quick=1))
 def test_changes_applied_to_a_state_give_the_next(lab: Lab, carried: str) -> None:
     """Between any two micro-batches, with commits of their own and with those that travel together."""
     lab.configure({"commit.carriedBytes": carried})
-    chance = Random(seed())
+    chance = Random(0)
     keys = [None, "", *(f"k{i}" for i in range(10))]
     batches = 5
     for _ in range(batches):
@@ -71,7 +71,7 @@ def test_changes_applied_to_a_state_give_the_next(lab: Lab, carried: str) -> Non
     lab.run(lab.totals(func=last_or_forget))
     states = {batch: state(lab, batch) for batch in range(-1, batches)}
     ranges = [(first, last) for first in range(batches) for last in range(first, batches)]
-    for first, last in sample(ranges, quick=6):
+    for first, last in cases(ranges, quick=6):
         changes = feed(lab, first, last)
         assert changes.columns == ["batch_id", "change_type", "key", "n", "total", "shard"]
         rows = changes.collect()

@@ -10,10 +10,10 @@ from pyspark.errors import AnalysisException, PySparkException
 
 import holdfast
 from holdfast.errors import InvalidArgumentError, NotFoundError
-from tests.repetitions import sample
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.savepoints.queries import CASES, UNCHECKED, Case, counts, run
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,7 +30,7 @@ def shown(frame: DataFrame) -> list[str]:
     return rows(frame.drop("shard").toArrow())
 
 
-@pytest.mark.parametrize("case", sample(CASES), ids=str)
+@pytest.mark.parametrize("case", cases(CASES), ids=str)
 def test_every_micro_batch_that_the_query_can_return_to(lab: Lab, case: Case) -> None:
     """State and timers, of every operator's kind, as `read_state` has them."""
     with configured(lab.spark, dict(case.settings)):

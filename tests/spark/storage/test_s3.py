@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from tests.repetitions import sample
 from tests.servers.s3 import BUCKET, SECRET_KEY, S3Server
 from tests.spark.conftest import Lab
+from tests.tiers import cases
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
 
-# A quick run has each of them once.
+# ``make test`` has each of them once.
 SERVERS = ["moto", "versitygw"]
 
 
@@ -34,7 +34,7 @@ def use(lab: Lab, server: S3Server, options: dict[str, object], folder: str = "a
     )
 
 
-@pytest.mark.parametrize("server", sample(SERVERS), indirect=True)
+@pytest.mark.parametrize("server", cases(SERVERS), indirect=True)
 def test_state_on_s3_outlives_local_state_and_wrong_credentials_stop_the_query(lab: Lab, server: S3Server) -> None:
     use(lab, server, server.options())
     lab.feed([("a", 1), ("b", 2), (None, 3)])
@@ -52,7 +52,7 @@ def test_state_on_s3_outlives_local_state_and_wrong_credentials_stop_the_query(l
     assert lab.state() == {"a": (2, 11), "b": (1, 2), None: (1, 3)}
 
 
-@pytest.mark.parametrize("server", sample(SERVERS[::-1]), indirect=True)
+@pytest.mark.parametrize("server", cases(SERVERS[::-1]), indirect=True)
 def test_places_that_cannot_be_used(lab: Lab, server: S3Server) -> None:
     """Absent, or not to be written to: the first micro-batch names the action, the key and the remedy."""
     lab.feed([("a", 1)])

@@ -14,12 +14,12 @@ from holdfast import savepoints
 from holdfast.commands.export import write
 from holdfast.errors import ConflictError, InvalidArgumentError
 from holdfast.spark_integration.sinks.delta.tables import storage_options
-from tests.repetitions import sample
 from tests.servers.hdfs import Hdfs
 from tests.servers.s3 import BUCKET, SECRET_KEY, Versitygw
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.savepoints.queries import CASES, Case, rows
+from tests.tiers import cases
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -72,7 +72,6 @@ def settings_of(server: Versitygw) -> dict[str, str]:
 
 
 @pytest.mark.s3
-@pytest.mark.turn(0, 4)
 def test_a_savepoint_on_s3_is_copied_to_another_bucket(lab: Lab, versitygw: Versitygw) -> None:
     """With the tools of S3; the query, its state and the first copy are gone when it is restored."""
     case, location = CASES[0], str(lab.folder / "query")
@@ -94,8 +93,8 @@ def test_a_savepoint_on_s3_is_copied_to_another_bucket(lab: Lab, versitygw: Vers
 
 
 @pytest.mark.s3
-@pytest.mark.turn(1, 4)
-@pytest.mark.parametrize("how", sample(["clone", "rescale"]))
+@pytest.mark.all
+@pytest.mark.parametrize("how", cases(["clone", "rescale"]))
 def test_a_copy_of_a_query_on_s3_goes_on_without_it(lab: Lab, versitygw: Versitygw, how: str) -> None:
     """As the original did, which is gone by then, and what executors kept of it."""
     lab.configure(settings_of(versitygw) | {"commit.carriedBytes": "0"})
@@ -114,7 +113,7 @@ def test_a_copy_of_a_query_on_s3_goes_on_without_it(lab: Lab, versitygw: Versity
 
 
 @pytest.mark.s3
-@pytest.mark.turn(3, 4)
+@pytest.mark.all
 def test_a_delta_table_is_exported_to_s3(lab: Lab, versitygw: Versitygw) -> None:
     """With the session's credentials, which tasks and the driver hand to different clients."""
     url, settings = f"s3://{BUCKET}/table", settings_of(versitygw)
@@ -132,8 +131,8 @@ def test_a_delta_table_is_exported_to_s3(lab: Lab, versitygw: Versitygw) -> None
 
 
 @pytest.mark.hdfs
-@pytest.mark.turn(3, 4)
-@pytest.mark.parametrize("how", sample(["clone", "rescale"]))
+@pytest.mark.all
+@pytest.mark.parametrize("how", cases(["clone", "rescale"]))
 def test_a_copy_of_a_query_on_hdfs_goes_on_without_it(lab: Lab, hdfs: Hdfs, how: str) -> None:
     """Spark's location is there, too: of a processor it has metadata that names its own place."""
     case, root = CASES[3], f"/copy-{how}"
@@ -149,8 +148,8 @@ def test_a_copy_of_a_query_on_hdfs_goes_on_without_it(lab: Lab, hdfs: Hdfs, how:
 
 
 @pytest.mark.hdfs
-@pytest.mark.turn(2, 4)
-@pytest.mark.parametrize("case", sample([CASES[1], CASES[3]]), ids=str)
+@pytest.mark.all
+@pytest.mark.parametrize("case", cases([CASES[1], CASES[3]]), ids=str)
 def test_a_query_on_hdfs_is_saved_and_restored(lab: Lab, hdfs: Hdfs, case: Case) -> None:
     """Spark's location, the savepoint and the state are all there, and the original's are gone before the restore."""
     root = f"/{case.operator}"

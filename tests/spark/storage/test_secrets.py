@@ -13,7 +13,7 @@ import pytest
 
 from tests.servers.s3 import BUCKET, SECRET_KEY, Moto
 
-pytestmark = [pytest.mark.spark, pytest.mark.s3, pytest.mark.timeout(600), pytest.mark.turn(1, 2)]
+pytestmark = [pytest.mark.spark, pytest.mark.s3, pytest.mark.timeout(600), pytest.mark.all]
 
 TOKEN = "TOKENCANARY/" * 3
 PROGRAM = """

@@ -181,7 +181,6 @@ def test_a_run_file_opens_with_arrow_alone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0, 2)
 def test_more_than_2_gib_of_text_in_one_run() -> None:
     """Large types all the way: built, merged, looked up, written and read."""
     schema = TableSchema.of("big", pa.schema([("k", pa.int64())]), pa.schema([("text", pa.string())]))

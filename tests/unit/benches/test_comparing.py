@@ -20,7 +20,7 @@ from holdfast.benches.comparing.verdicts import ENTRY, FASTER, RATIO, SAME, SLOW
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.running.directory import replace_json
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
-from tests.repetitions import repetitions
+from tests.tiers import repetitions
 
 LABELS = {"holdfast-memory": 650e3, "holdfast-filesystem": 600e3, "holdfast-rocksdb": 450e3, "spark-agg-rocksdb": 160e3}
 BASELINE = "spark-agg-rocksdb"

@@ -28,7 +28,7 @@ def test_the_repository_says_what_its_results_say() -> None:
 
 
 @is_published
-@pytest.mark.long  # the quick one covers the same figures in fewer charts
+@pytest.mark.all  # the quick one covers the same figures in fewer charts
 def test_the_report_in_the_repository_is_of_the_same_results() -> None:
     """The page under docs/ shows the figures that RESULTS.md sums up."""
     assert (ROOT / published.REPORT).read_text() == published.texts(ROOT)[published.REPORT]

@@ -43,7 +43,7 @@ def report(reports: dict[str, Path]) -> Path:
 
 def whole(width: int, scheme: str) -> object:
     """Return the other half of the combinations, whose width and whose scheme a quick test has each."""
-    return pytest.param("full", width, scheme, marks=pytest.mark.long)
+    return pytest.param("full", width, scheme, marks=pytest.mark.all)
 
 
 @pytest.mark.parametrize(

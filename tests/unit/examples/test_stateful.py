@@ -13,7 +13,7 @@ from pyspark.sql import Row
 
 from holdfast.examples.stateful import deduplication, fraud, sessions, top_bids
 from holdfast.testing import TwsTester
-from tests.repetitions import repetitions
+from tests.tiers import repetitions
 from tests.unit.examples.side_by_side import Rows, SideBySide, on_time
 
 MINUTE_MS = 60_000

@@ -161,9 +161,8 @@ def test_cache_dir_honours_xdg_only_when_absolute(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.turn(0, 3)
 def test_spark_runs_on_the_java_from_pypi(environment_without_java: dict[str, str], tmp_path: Path) -> None:
-    """By turns with the demo, which runs on it too."""
+    """The demo runs on it, too."""
     command = [sys.executable, "-c", JOB]
     done = subprocess.run(
         command, env=environment_without_java, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240

@@ -32,7 +32,7 @@ from holdfast.testing.state_rows import (
     run_of,
     users,
 )
-from tests.repetitions import repetitions
+from tests.tiers import repetitions
 from tests.unit.backends.rocksdb.shards import (
     State,
     check,

@@ -26,7 +26,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.model.shard_history import ShardHistory
-from tests.repetitions import LONG
+from tests.tiers import LONG
 from tests.unit.holdfast.commands.state_dir import age, files, put_record
 
 EVERY = 1 if LONG else 61

@@ -11,8 +11,8 @@ from playwright.sync_api import Browser, Route, expect
 
 from holdfast.snapshotter.storage.opening import open_storage
 from tests.browser import DESKTOP, PHONE, accessibility_findings, chromium, shown
-from tests.repetitions import sample
 from tests.servers import downloads
+from tests.tiers import cases
 from tests.unit.holdfast.commands.state_dir import put_record
 from tests.unit.holdfast.ui.serving import served
 
@@ -62,8 +62,8 @@ def address(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.mark.parametrize(
     ("view", "width", "scheme"),
-    # Each view on one of the screens, and in the next run on the other.
-    sample([(view, *screen) for view in VIEWS for screen in SCREENS], quick=len(VIEWS)),
+    # Each view on one of the screens.
+    cases([(view, *screen) for view in VIEWS for screen in SCREENS], quick=len(VIEWS)),
 )
 def test_everybody_can_read_it(browser: Browser, address: str, view: str, width: int, scheme: str) -> None:
     """Nothing for an accessibility checker to find, no sideways scrolling, no request to anybody else, no error."""

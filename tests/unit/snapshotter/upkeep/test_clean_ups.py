@@ -16,7 +16,6 @@ from tests.unit.snapshotter.upkeep.upkeep_bench import HOUR_MS, Bench, counters
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0, 2)
 def test_a_scheduled_job_stores_no_more_than_a_running_one(tmp_path: Path) -> None:
     """Six applications of 60 micro-batches, each with a server of its own, against one of 360."""
     objects, asked = [], []

@@ -18,7 +18,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.processor.state import slab_entries, timers
 from tests.plain_states import PlainKey
-from tests.repetitions import sample
+from tests.tiers import cases
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted
 
 N, KEY = StructType().add("n", LongType()), StructType().add("k", StringType()).add("l", LongType())
@@ -223,7 +223,7 @@ class Run:
 _MODES = [("ProcessingTime", None), ("ProcessingTime", 30), ("ProcessingTime", 500), ("EventTime", None)]
 # Keys and bytes: all at once, or a few at a time, and lists and maps piece by piece.
 _SLABS = [(20_000, 32 << 20), (3, 100)]
-CASES = sample([(*mode, slab) for mode in _MODES for slab in _SLABS], quick=3)
+CASES = cases([(*mode, slab) for mode in _MODES for slab in _SLABS], quick=3)
 
 
 @pytest.mark.slow

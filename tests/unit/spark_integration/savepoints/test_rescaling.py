@@ -42,7 +42,7 @@ from holdfast.spark_integration.savepoints.saving import ShardSaver, StoredNames
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.tables.timers import is_by_time, timers_schema
 from holdfast.spark_integration.transport.routes import shards_of
-from tests.repetitions import repetitions
+from tests.tiers import repetitions
 
 KEY = pa.schema([("user", pa.int64())])
 STATE = TableSchema.of("state", KEY, pa.schema([("n", pa.int64())]))

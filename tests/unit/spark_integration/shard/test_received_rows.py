@@ -84,7 +84,7 @@ print(max(seen, before))
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1, 2)
+@pytest.mark.all
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_a_key_with_millions_of_rows_streams_in_bounded_memory(tmp_path: Path) -> None:
     """Four million rows more, 0.8 GB of text, cost what their keys and their order do."""

@@ -11,7 +11,7 @@ import pytest
 from holdfast.backends.registry import backend_names, find_backend
 from holdfast.spark_integration.vectorised.arrow_with_state import StateColumns
 from holdfast.spark_integration.vectorised.batch import ShardBatch
-from tests.repetitions import LONG, repetitions
+from tests.tiers import LONG, repetitions
 from tests.unit.spark_integration.vectorised.operator_shard import COUNT, OperatorShard
 
 pytestmark = pytest.mark.slow(8)

@@ -17,8 +17,8 @@ from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
 from holdfast.spark_integration.sinks.kafka.wire.requests import Transaction
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery
 from tests.read_kafka import committed, transactional_ids
-from tests.repetitions import sample
 from tests.servers.kafka import PASSWORD, USER, Kafka
+from tests.tiers import cases
 from tests.unit.spark_integration.sinks.kafka.lab import SCHEMA, Lab
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow(40)]
@@ -269,10 +269,9 @@ def test_a_zombie_that_was_ended_cannot_write_any_more(lab: Lab, has_written: bo
     assert lab.shown() == ["later"]
 
 
-@pytest.mark.turn(0, 2)
 def test_the_broker_is_killed_at_each_step(kafka: Kafka) -> None:
     steps = ["begin", "write", "prepare", "confirm", "commit"]
-    killed_after = sample(steps, 2)
+    killed_after = cases(steps, 2)
 
     def restart(after: str) -> None:
         if after in killed_after:
@@ -295,7 +294,7 @@ def test_the_broker_is_killed_at_each_step(kafka: Kafka) -> None:
     assert lab.shown() == ["a"]
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.all
 def test_a_broker_that_is_away_is_waited_for_a_limited_time(kafka: Kafka) -> None:
     lab = Lab(kafka, {"bootstrap.servers": kafka.servers})
     lab.sink.open(lab.query, SCHEMA)
