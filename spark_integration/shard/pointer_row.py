@@ -100,6 +100,15 @@ class PointerRow(NamedTuple):
         SchemaMismatchError
             It belongs to another number of shards, another shard, or another operator.
         """
+        name = operator if self.directory is None else operator_of(self.directory)
+        # First of all whose it is: another operator's number of shards is nothing that this one should take over.
+        if name != operator:
+            raise SchemaMismatchError(
+                "Spark's state has another operator's pointer here: give each operator its old name, here "
+                f"name={name!r}, and check that the checkpoint location is this query's",
+                stored=name,
+                asked=operator,
+            )
         if self.shards != shards:
             # Without a state directory there is nothing that a rescale could read.
             rescaled = "" if self.directory is None else ", or rescale the query (holdfast rescale)"
@@ -110,13 +119,12 @@ class PointerRow(NamedTuple):
                 stored=self.shards,
                 asked=shards,
             )
-        name = operator if self.directory is None else operator_of(self.directory)
-        if (self.shard, name) != (shard, operator):
+        if self.shard != shard:
             raise SchemaMismatchError(
-                "Spark's state has the pointer of another operator or shard here: give each operator its old name, and "
-                "check that the checkpoint location is this query's",
-                stored=f"{name} shard {self.shard}",
-                asked=f"{operator} shard {shard}",
+                "Spark's state has another shard's pointer here: check that the checkpoint location is this query's",
+                operator=operator,
+                stored=self.shard,
+                asked=shard,
             )
 
     def columns(self) -> tuple[bytes]:

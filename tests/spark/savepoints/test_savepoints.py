@@ -150,7 +150,7 @@ def test_another_operator_does_not_begin_with_what_was_restored(lab: Lab) -> Non
     (later, *_) = saved(lab, case)
     restored(lab)
     lab.feed(later)
-    with pytest.raises(StreamingQueryException, match="pointer of another operator"):
+    with pytest.raises(StreamingQueryException, match="another operator's pointer here"):
         lab.run(totals(lab.source(case.schema), "totls"), "again")
 
 
