@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # The folders that pyproject.toml maps into the package holdfast.
 FOLDERS := backends benches examples mvcc snapshotter spark_integration
-SOURCES := holdfast $(FOLDERS) found_by_spark tests
+SOURCES := holdfast $(FOLDERS) found_by_spark tests setup.py
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
            --no-emit-find-links --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade)
 
@@ -121,10 +121,11 @@ lock: $(STAMP) ## rewrite requirements/*.txt from pyproject.toml [UPGRADE=1: new
 	@if grep -nE '://|--(extra-)?index-url|--find-links' requirements/*.txt benches/peers/requirements/*.txt; then \
 	    echo 'the lock must name no host: see the lines above' >&2; exit 1; fi
 
-dist: $(STAMP) ## sdist and wheel in dist/
+dist: $(STAMP) ## sdist and wheel in dist/, checked as PyPI will check them
 	rm -rf dist
 	$(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python
-	@ls -1 dist/*.tar.gz dist/*.whl
+	$(BIN)/twine check --strict dist/*
+	@grep -q '^Source = ' pyproject.toml || echo 'project.urls has no Source: the links of README are plain text on PyPI' >&2
 
 clean: ## remove the environments and everything that was built
 	rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks

@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from holdfast.distribution import VERSION
+
 if TYPE_CHECKING:
     from holdfast.backends.base import Pointer as Pointer
     from holdfast.errors import ClosedError as ClosedError
@@ -66,7 +68,7 @@ _EXPORTS = {
 
 __all__ = list(_EXPORTS)
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def __getattr__(name: str) -> object:

@@ -13,7 +13,7 @@ import sys
 
 import click
 
-from holdfast import __version__
+from holdfast import distribution
 from holdfast.backends.options import did_you_mean
 from holdfast.errors import HoldfastError, InvalidArgumentError
 
@@ -74,7 +74,7 @@ class _LazyGroup(click.Group):
 
 def _needs_packages(name: str, missing: ModuleNotFoundError) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"holdfast {name} needs packages that are not installed: pip install 'holdfast[{name}]'", missing=missing.name
+        f"holdfast {name} needs packages that are not installed: {distribution.pip_install(name)}", missing=missing.name
     )
 
 
@@ -89,12 +89,12 @@ def _not_installed(name: str, error: InvalidArgumentError) -> click.Command:
         callback=say,
         params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
         context_settings={"ignore_unknown_options": True, "help_option_names": []},
-        help=f"Not installed: needs holdfast[{name}].",
+        help=f"Not installed: needs {distribution.NAME}[{name}].",
     )
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="holdfast")
+@click.version_option(distribution.VERSION, prog_name="holdfast")
 def group() -> None:
     """Keep the state of PySpark streaming queries in place."""
 
@@ -109,6 +109,7 @@ def main() -> None:
     if logging.lastResort is not None:  # prints warnings, since no command sets logging up
         logging.lastResort.setFormatter(_HarmlessLines())
     try:
+        distribution.require_no_namesake()
         group(prog_name="holdfast")
     except HoldfastError as exc:
         click.echo(f"holdfast: {_harmless(str(exc))}", err=True)

@@ -60,7 +60,7 @@ def postgres(
     dsn: str = "",
     connections: int = 1,
 ) -> TwoPhaseSink:
-    """Return a sink into a PostgreSQL table; needs ``holdfast[postgres]``.
+    """Return a sink into a PostgreSQL table; needs ``holdfast-spark[postgres]``.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def postgres(
 
 
 def kafka(name: str, topic: str | None = None, *, servers: str | None = None, timeout_s: float = 30) -> TwoPhaseSink:
-    """Return a sink that writes messages to Kafka; needs ``holdfast[kafka]``.
+    """Return a sink that writes messages to Kafka; needs ``holdfast-spark[kafka]``.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def delta(
     compression: str = "zstd",
     file_mb: int = 128,
 ) -> TwoPhaseSink:
-    """Return a sink into a Delta table, with one Delta commit per micro-batch; needs ``holdfast[delta]``.
+    """Return a sink into a Delta table, with one Delta commit per micro-batch; needs ``holdfast-spark[delta]``.
 
     Parameters
     ----------

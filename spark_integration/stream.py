@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
+from holdfast.distribution import require_no_namesake
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.hosts.group_state import GroupStateHost
 from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
@@ -55,6 +56,8 @@ def stream(df: DataFrame) -> StatefulStream:
     ------
     InvalidArgumentError
         `df` is not a DataFrame.
+    ConflictError
+        Another project's package of the same name is installed over this one.
 
     Examples
     --------
@@ -64,6 +67,7 @@ def stream(df: DataFrame) -> StatefulStream:
     ...     .applyInArrowWithState(add_up, "user string, n long", "n long", "update", name="totals")
     ... )
     """
+    require_no_namesake()
     if not isinstance(df, DataFrame):
         raise InvalidArgumentError(
             "holdfast.stream takes a Spark DataFrame, such as spark.readStream returns", given=type(df).__name__

@@ -78,7 +78,7 @@ ROOMS = {
         "state_source",
         "sink_source",
     ),
-    "holdfast": ("clock errors", "settings", "savepoints sinks", "commands testing", "ui", "cli"),
+    "holdfast": ("clock errors", "distribution", "settings", "savepoints sinks", "commands testing", "ui", "cli"),
 }
 
 # What a plug-in builds on, as docs/backends.md names it; the example of one is held to it, and to the rules on style.
@@ -93,7 +93,7 @@ PLUG_INS_MAY_IMPORT = {
 }
 
 # What the layers and the modules of holdfast itself may import of holdfast, besides the layers below.
-EVERYONE = {"holdfast.errors", "holdfast.clock"}
+EVERYONE = {"holdfast.errors", "holdfast.clock", "holdfast.distribution"}
 ALSO = {"spark_integration": {"holdfast.settings"}, "holdfast": {"holdfast.settings", "holdfast.backends.options"}}
 # These stand above all layers, and may import anything.
 ABOVE = (

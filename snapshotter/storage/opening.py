@@ -7,6 +7,7 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from holdfast.distribution import pip_install
 from holdfast.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _open_hdfs(rest: str, options: Mapping[str, object]) -> ObjectStorage:
         from holdfast.snapshotter.storage.hdfs.storage import HdfsStorage
     except ModuleNotFoundError as exc:
         raise InvalidArgumentError(
-            "hdfs:// needs the package hdfs-native on the driver and the executors: pip install 'holdfast[hdfs]'"
+            f"hdfs:// needs the package hdfs-native on the driver and the executors: {pip_install('hdfs')}"
         ) from exc
     authority, _, path = rest.removeprefix("//").partition("/")
     return HdfsStorage(authority, path.rstrip("/"), options)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import xxhash
 
-from holdfast import clock
+from holdfast import clock, distribution
 from holdfast.errors import NotFoundError, UnavailableError
 from holdfast.snapshotter.savepoints.manifest import SavedQuery, SavedSource, SourceLog
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 def versions_of(spark: SparkSession) -> dict[str, str]:
     """Return the releases that make a savepoint."""
-    return {"holdfast": importlib.metadata.version("holdfast"), "spark": spark_versions.version_of(spark)}
+    return {"holdfast": distribution.VERSION, "spark": spark_versions.version_of(spark)}
 
 
 def saved_query(query_id: str, batch: LoggedBatch, sources: tuple[SavedSource, ...]) -> SavedQuery:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast import clock
+from holdfast.distribution import pip_install
 from holdfast.spark_integration.client.messages import Committed
 from holdfast.spark_integration.server.batches import MeasuredBatches
 
@@ -190,7 +191,7 @@ class Exposition:
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError:
-            return "prometheus-client is not installed on this executor: pip install 'holdfast[metrics]'"
+            return f"prometheus-client is not installed on this executor: {pip_install('metrics')}"
         try:  # once, not for each port: a name server may take seconds
             host = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
         except (OSError, UnicodeError) as exc:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from holdfast.distribution import pip_install
 from holdfast.errors import InvalidArgumentError
 
 
@@ -21,7 +22,6 @@ def needs_extra(name: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as exc:
         raise InvalidArgumentError(
-            f"this needs a package that is not installed: pip install 'holdfast[{name}]', on the driver and the "
-            "executors",
+            f"this needs a package that is not installed: {pip_install(name)}, on the driver and the executors",
             missing=exc.name,
         ) from exc

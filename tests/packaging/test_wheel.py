@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
-import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -15,42 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.packaging.building import ROOT, build, installed, run
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-ROOT = Path(__file__).parents[2]
-UV = Path(sysconfig.get_path("scripts")) / "uv"
-
-
-def run(*command: str | Path, cwd: Path) -> str:
-    """Run a program that must succeed; return what it prints."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def build(source: Path, to: Path, *kinds: str) -> None:
-    run(UV, "build", "--quiet", "--no-build-isolation", "--python", sys.executable, *kinds, "--out-dir", to, cwd=source)
-
-
-@pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the sdist and the wheel of what is checked out here, built from a copy."""
-    source, dist = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
-    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, source / name)
-    build(source, dist, "--sdist", "--wheel")
-    return dist
-
-
-@pytest.fixture(scope="module")
-def wheel(dist: Path) -> Path:
-    """Return the wheel."""
-    (wheel,) = dist.glob("*.whl")
-    return wheel
 
 
 def files_of(wheel: Path) -> dict[str, int]:
@@ -68,7 +30,9 @@ def test_the_wheel_has_every_package_and_nothing_else(wheel: Path) -> None:
     assert "holdfast/py.typed" in names
     assert {Path(name).name for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
     assert not [
-        name for name in names if not re.match(r"(holdfast(-[0-9.]+\.dist-info)?|pyspark_holdfast(_[a-z]+)?)/", name)
+        name
+        for name in names
+        if not re.match(r"(holdfast(_spark-[0-9.]+\.dist-info)?|pyspark_holdfast(_[a-z]+)?)/", name)
     ]
 
 
@@ -85,26 +49,11 @@ def test_the_sdist_builds_the_same_wheel(dist: Path, wheel: Path, tmp_path: Path
     assert files_of(again) == files_of(wheel)
 
 
-def installed(wheel: Path, environment: Path, dependencies: str) -> Path:
-    """Install the wheel into an empty environment; return its Python."""
-    run(UV, "venv", "--quiet", "--python", sys.executable, environment, cwd=environment.parent)
-    python = environment / "bin" / "python"
-    install = (UV, "pip", "install", "--quiet", "--python", python)
-    if dependencies == "declared":
-        run(*install, f"{wheel}[demo]", cwd=environment.parent)
-    else:
-        run(*install, "--no-deps", wheel, cwd=environment.parent)
-        (site_packages,) = environment.glob("lib/python3*/site-packages")
-        # By a .pth file: those of a folder that it names do nothing, so this repository is not linked in.
-        (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    return python
-
-
 @pytest.mark.spark
-@pytest.mark.parametrize("dependencies", ["of this environment", pytest.param("declared", marks=pytest.mark.all)])
-def test_the_demo_runs_from_the_wheel(wheel: Path, tmp_path: Path, dependencies: str) -> None:
-    """As after `pip install holdfast`; the libraries are those here, or those that it declares."""
-    python = installed(wheel, tmp_path / "environment", dependencies)
+@pytest.mark.parametrize("declared", [False, pytest.param(True, marks=pytest.mark.all)])
+def test_the_demo_runs_from_the_wheel(wheel: Path, tmp_path: Path, declared: bool) -> None:
+    """As after `pip install holdfast-spark`; the libraries are those here, or those that it declares."""
+    python = installed(wheel, tmp_path / "environment", declared=declared)
     home = run(python, "-c", "import holdfast; print(holdfast.__file__)", cwd=tmp_path)
     assert Path(home.strip()).is_relative_to(tmp_path)
     demo = (python.parent / "holdfast", "demo", "--no-kill", "--flights", "3000", "--batches", "4")

@@ -63,7 +63,7 @@ class KafkaSink(TwoPhaseSink):
     Notes
     -----
     Options of the query are librdkafka's: ``spark.holdfast.sink.<name>.security.protocol`` and so on.
-    Needs Kafka 3.0 or newer, and holdfast[kafka]. See docs/kafka-sink.md.
+    Needs Kafka 3.0 or newer, and holdfast-spark[kafka]. See docs/kafka-sink.md.
     """
 
     credentials: ClassVar[Sequence[str]] = CREDENTIALS

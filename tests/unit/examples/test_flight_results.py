@@ -164,13 +164,13 @@ def test_a_connection_string_that_is_none_is_refused_and_not_shown(tmp_path: Pat
     ("sink", "package"), [("delta", "deltalake"), ("postgres", "psycopg"), ("kafka", "confluent_kafka")]
 )
 def test_a_missing_extra_is_named(sink: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after `pip install holdfast[demo]`."""
+    """As after `pip install holdfast-spark[demo]`."""
     monkeypatch.setenv("KAFKA_SERVERS", "127.0.0.1:1")
     monkeypatch.setenv("KAFKA_TOPIC", "totals")
     for name in [name for name in sys.modules if name.startswith(f"holdfast.spark_integration.sinks.{sink}")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(InvalidArgumentError, match=rf"pip install 'holdfast\[{sink}\]'"):
+    with pytest.raises(InvalidArgumentError, match=rf"pip install 'holdfast-spark\[{sink}\]'"):
         RESULTS[sink](tmp_path, "1", {}).prepare()
 
 

@@ -75,7 +75,7 @@ def test_flights_come_in_time_order() -> None:
 
 def test_missing_flights_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InvalidArgumentError, match=r"pip install 'holdfast\[demo\]'"):
+    with pytest.raises(InvalidArgumentError, match=r"pip install 'holdfast-spark\[demo\]'"):
         data.load_flights(1000)
 
 

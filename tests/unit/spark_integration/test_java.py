@@ -74,7 +74,7 @@ def test_a_runtime_that_cannot_start_as_spark_starts_it_is_passed_over(
 
 def test_without_any_java_the_error_says_what_to_do(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(bare / "gone"))
-    with pytest.raises(InvalidArgumentError, match=r"install Java 17 or 21.*holdfast\[java\].*has no bin/java"):
+    with pytest.raises(InvalidArgumentError, match=r"install Java 17 or 21.*holdfast-spark\[java\].*has no bin/java"):
         java.ensure_java()
     assert os.environ["JAVA_HOME"] == str(bare / "gone")
 

@@ -19,7 +19,7 @@ def test_delta_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Said before anything is read or written."""
     monkeypatch.delitem(sys.modules, "holdfast.spark_integration.sinks.delta.exporting", raising=False)
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(InvalidArgumentError, match=r"pip install 'holdfast\[delta\]'.*missing=deltalake"):
+    with pytest.raises(InvalidArgumentError, match=r"pip install 'holdfast-spark\[delta\]'.*missing=deltalake"):
         write(cast("DataFrame", None), "nowhere", "delta")
 
 

@@ -43,7 +43,7 @@ def test_without_deltalake_the_start_says_what_to_install(url: str, monkeypatch:
         monkeypatch.delitem(sys.modules, f"holdfast.spark_integration.sinks.delta.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "deltalake", None)
     writer = Writer(DeltaSink("out", url, create=True))
-    with pytest.raises(InvalidArgumentError, match=r"pip install 'holdfast\[delta\]'"):
+    with pytest.raises(InvalidArgumentError, match=r"pip install 'holdfast-spark\[delta\]'"):
         writer.sink.open(writer.query, SCHEMA)
     assert not Path(url).exists()
     writer.prepared(0, {1: "a"})

@@ -1,0 +1,60 @@
+"""The distribution that this package is installed from: its name on PyPI, its version, and its namesake there.
+
+On PyPI, ``holdfast`` is another project, whose package has the same name. pip installs both into one folder, where the
+later of the two replaces ``holdfast/__init__.py``, and removing either takes it away from both.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from pathlib import Path
+
+from holdfast.errors import ConflictError
+
+NAME = "holdfast-spark"
+#: The one place where the version stands; pyproject.toml reads it here.
+VERSION = "0.1.0"
+NAMESAKE = "holdfast"
+
+_FIRST_MODULE = Path(__file__).with_name("__init__.py")
+_CURE = f"pip uninstall {NAMESAKE}, then pip install --force-reinstall --no-deps {NAME}"
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that adds what an extra needs."""
+    return f"pip install '{NAME}[{extra}]'"
+
+
+@functools.cache
+def require_no_namesake() -> None:
+    """Check, once per process, that this package's first module is its own, and warn if another project owns it too.
+
+    Raises
+    ------
+    ConflictError
+        ``import holdfast`` gives another project's package.
+    """
+    first = sys.modules["holdfast"]
+    if not hasattr(first, "_EXPORTS"):
+        raise ConflictError(
+            f"`import holdfast` gives another project's package, not {NAME}: {_CURE}", module=first.__file__
+        )
+    if (other := _namesake()) is not None:
+        warnings.warn(
+            f"{NAMESAKE} {other}, another project, is installed in the folder of {NAME}, and breaks it when it is "
+            f"upgraded or removed: {_CURE}",
+            stacklevel=3,
+        )
+
+
+def _namesake() -> str | None:
+    """Return the version of the other project's distribution, if it owns this package's first module."""
+    from importlib.metadata import distributions
+
+    for found in distributions(name=NAMESAKE):
+        owned = (found.locate_file(file) for file in found.files or () if file.name == _FIRST_MODULE.name)
+        if any(Path(str(path)).resolve() == _FIRST_MODULE.resolve() for path in owned):
+            return found.version
+    return None

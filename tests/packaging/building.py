@@ -1,0 +1,50 @@
+"""Builds distributions and environments for the tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+UV = SCRIPTS / "uv"
+
+
+def started(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run a program that must succeed; return what it prints."""
+    done = started(*command, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(source: Path, to: Path, *kinds: str) -> None:
+    run(UV, "build", "--quiet", "--no-build-isolation", "--python", sys.executable, *kinds, "--out-dir", to, cwd=source)
+
+
+def pip(python: Path, *arguments: str | Path) -> None:
+    """Change what is installed in an environment, as pip does."""
+    command, *rest = arguments
+    run(UV, "pip", command, "--quiet", "--python", python, *rest, cwd=python.parent)
+
+
+def installed(wheel: Path, environment: Path, *, declared: bool = False) -> Path:
+    """Install a wheel into an empty environment, with what it declares or beside what is here; return its Python."""
+    run(UV, "venv", "--quiet", "--python", sys.executable, environment, cwd=environment.parent)
+    python = environment / "bin" / "python"
+    if declared:
+        pip(python, "install", f"{wheel}[demo]")
+    else:
+        pip(python, "install", "--no-deps", wheel)
+        (site_packages,) = environment.glob("lib/python3*/site-packages")
+        # By a .pth file: those of a folder that it names do nothing, so this repository is not linked in.
+        (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return python
