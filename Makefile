@@ -16,14 +16,13 @@ SOURCES := holdfast $(FOLDERS) found_by_spark tests setup.py
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
            --no-emit-find-links --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade)
 
-# As many processes as tests/conftest.py says. A file's tests stay together and share its servers; files are given out in
-# the order of tests/conftest.py, the longest first.
+# As many processes as tests/conftest.py says; which tests stay together and which begin, tests/parts.py says.
 SIDE_BY_SIDE := --numprocesses auto --dist loadfile --no-loadscope-reorder -p no:benchmark
 
 # Neither Spark nor a server nor anything slow, no injected faults, no histories by chance, and nothing of `make check`;
 # what is left out whole is not imported.
 FAST := -m 'not slow and not spark and not cluster and not s3 and not hdfs and not kafka and not postgres' \
-        $(addprefix --ignore=tests/,cluster faults fuzz model packaging soak spark test_pages.py test_source_tree.py test_tidy.py)
+        $(addprefix --ignore=tests/,cluster faults fuzz model packaging sinks soak spark storages test_pages.py test_source_tree.py test_tidy.py)
 
 # From nothing (-E), and strict: what is read from an earlier run's pages would not be checked.
 SITE := $(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning -c docs/site -d build/docs-read

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -149,6 +149,11 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(4, (os.cpu_count() or 1) + 1)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> parts.Scheduling:
+    return parts.Scheduling(config, log)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     import pyspark
 
@@ -173,7 +178,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _deselect(
         config, items, {item for item in items if any(item.get_closest_marker(name) for name in runs if not runs[name])}
     )
-    parts.longest_files_first(items)
+    parts.longest_first(items)
     _deselect(config, items, parts.of_other_parts(items))
 
 

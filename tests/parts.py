@@ -1,15 +1,19 @@
-"""What takes long begins first, and parts of a run, for who has no time for the whole: ``make test-all PART=7/20``.
+"""Which process of a run has which tests, what begins first, and parts of a run: ``make test-all PART=7/20``.
 
-A part is always of whole files, and at one commit always of the same.
+The tests of a file stay together and share its servers. In ``make test`` so do all that use the one session of Spark:
+a JVM costs 10 CPU seconds to start, and as much until it is warm; in longer tiers one process would be left alone with
+them. What takes longest begins first. A part is always of whole files, and at one commit always of the same.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+from tests.tiers import ALL
 
 #: For example ``7/20``; empty for the whole.
 PART = os.environ.get("HOLDFAST_TEST_PART", "")
@@ -18,34 +22,55 @@ PART = os.environ.get("HOLDFAST_TEST_PART", "")
 # `slow(60)`.
 _WEIGHTS = {"slow": 20, "cluster": 20, "kafka": 10, "postgres": 5, "spark": 4, "hdfs": 2, "s3": 1}
 
+# Of tests/spark what starts applications of its own.
+_APPLICATIONS = ("tests/spark/programs/",)
 
-def longest_files_first(items: list[pytest.Item]) -> None:
-    """Sort the files, so that side by side no process is left alone with a long one at the end."""
-    weights = _weights(items)
-    items.sort(key=lambda item: -weights[item.path])
+
+class Scheduling(LoadScopeScheduling):
+    """Gives out tests by file, but those of the one session all to one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return together(nodeid)
+
+
+def together(nodeid: str) -> str:
+    """Return the file of a test, or the folder of all that share the session with it."""
+    if not ALL and nodeid.startswith("tests/spark/") and not nodeid.startswith(_APPLICATIONS):
+        return "tests/spark"
+    return nodeid.partition("::")[0]
+
+
+def longest_first(items: list[pytest.Item]) -> None:
+    """Sort what stays together, the longest first."""
+    weights = _weights(items, lambda item: together(item.nodeid))
+    items.sort(key=lambda item: -weights[together(item.nodeid)])
 
 
 def of_other_parts(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Return the tests that are not in this part, of files with the longest first: each goes to the lightest part."""
+    """Return the tests that are not in this part: of files with the longest first, each goes to the lightest part."""
     if not PART:
         return set()
     number, of = (int(each) for each in PART.split("/"))
     if not 1 <= number <= of:
         raise pytest.UsageError(f"HOLDFAST_TEST_PART={PART}: the first part is 1/{of}, the last one {of}/{of}")
-    loads, chosen = [0.0] * of, set()
-    for path, weight in _weights(items).items():
-        lightest = loads.index(min(loads))
-        loads[lightest] += weight
-        if lightest == number - 1:
-            chosen.add(path)
-    return {item for item in items if item.path not in chosen}
+    loads, part_of = [0.0] * of, {}
+    weights = _weights(items, _file)
+    for file in sorted(weights, key=lambda file: -weights[file]):
+        part_of[file] = loads.index(min(loads))
+        loads[part_of[file]] += weights[file]
+    return {item for item in items if part_of[_file(item)] != number - 1}
 
 
-def _weights(items: Sequence[pytest.Item]) -> dict[Path, float]:
-    weights: dict[Path, float] = {}
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def _weights(items: Iterable[pytest.Item], group: Callable[[pytest.Item], str]) -> dict[str, float]:
+    """Return how many seconds each group of tests takes, at a guess."""
+    weights: dict[str, float] = {}
     for item in items:
-        # Also a test of nothing dear takes a little: many files of them make a part.
-        weights[item.path] = weights.get(item.path, 0.0) + (_guessed_s(item) or 0.01)
+        # A test of nothing dear takes a little, too: many of them make a part.
+        weights[group(item)] = weights.get(group(item), 0.0) + (_guessed_s(item) or 0.01)
     return weights
 
 

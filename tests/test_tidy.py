@@ -177,6 +177,9 @@ MAY_START_THREADS = (
 PICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 MAY_PICKLE: tuple[str, ...] = ("spark_integration/processor/declaring.py",)
 
+# Markers of what a test starts, and no unit test does.
+STARTED = ("spark", "cluster", "s3", "hdfs", "kafka", "postgres", "prometheus")
+
 # The aim is 400 and 50; the test leaves slack, so that nobody cuts a function in two on a deadline.
 MODULE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 80
@@ -333,6 +336,12 @@ def test_no_pickles(path: str) -> None:
     if is_in(path, MAY_PICKLE):
         return
     assert not [f"{path}:{line} {name}" for line, name in imports(path) if name.split(".")[0] in PICKLES]
+
+
+@for_each(modules("tests/unit"))
+def test_unit_tests_start_no_server_and_no_jvm(path: str) -> None:
+    """They are run while one works: what needs more stands in other folders of tests/."""
+    assert not re.search(rf"mark\.({'|'.join(STARTED)})\b", (ROOT / path).read_text())
 
 
 @for_each([*all_sources(), *modules("tests")])

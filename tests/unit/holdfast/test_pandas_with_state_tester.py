@@ -300,12 +300,6 @@ def test_other_strings_are_refused(ddl: str) -> None:
         parse_schema(ddl)
 
 
-@pytest.mark.spark
-def test_ddl_means_the_same_to_spark(spark: Any) -> None:
-    for ddl in ("a int, b string not null", "a: decimal(5,2), b map<string,array<struct<x:int,y:timestamp_ntz>>>"):
-        assert parse_schema(ddl) == StructType.fromDDL(ddl)
-
-
 def test_a_key_that_is_given_twice_is_one_key_that_is_shown_twice() -> None:
     """As in a query, whose ``groupBy`` takes what Spark's takes."""
 

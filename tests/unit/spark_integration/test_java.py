@@ -4,7 +4,6 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -12,18 +11,6 @@ import pytest
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration import java
-
-JOB = """
-import sys
-from holdfast.spark_integration.java import ensure_java
-home = ensure_java()
-from pyspark.sql import SparkSession
-spark = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-         .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate())
-total = spark.range(100).mapInArrow(lambda batches: batches, "id long").groupBy().sum("id").first()[0]
-print("RESULT", home, total, spark._jvm.System.getProperty("java.version"))
-spark.stop()
-"""
 
 
 def fake_java(home: Path, version: str, *, knows_module: bool = True) -> Path:
@@ -157,24 +144,3 @@ def test_cache_dir_honours_xdg_only_when_absolute(monkeypatch: pytest.MonkeyPatc
     assert java.cache_dir() == Path("/somewhere/holdfast")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert java.cache_dir().is_relative_to(tmp_path)
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_spark_runs_on_the_java_from_pypi(environment_without_java: dict[str, str], tmp_path: Path) -> None:
-    """The demo runs on it, too."""
-    command = [sys.executable, "-c", JOB]
-    done = subprocess.run(
-        command, env=environment_without_java, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    home, total, version = done.stdout.split("RESULT ")[1].split()
-    assert Path(home).is_relative_to(tmp_path / "cache")
-    assert total == "4950"
-    assert version.startswith("21.")
-
-
-@pytest.mark.spark
-def test_shared_session_runs(spark: object, java_home: Path) -> None:
-    assert spark.range(10).count() == 10  # type: ignore[attr-defined]
-    assert os.environ["JAVA_HOME"] == str(java_home)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +11,6 @@ from pyspark.sql import types as T  # noqa: N812
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.spark_types import arrow_schema, conform_output, parse_struct, require_key_types
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 COLLATED = T.StringType("UTF8_LCASE")
 ORDINARY: list[T.DataType] = [
@@ -201,32 +197,3 @@ def test_output_that_does_not_fit_names_operator_and_column(returned: Any, messa
     with pytest.raises(SchemaMismatchError, match=message) as caught:
         conform_output(returned, OUTPUT, "totals")
     assert caught.value.facts["operator"] == "totals"
-
-
-@pytest.mark.spark
-def test_spark_exchanges_these_very_arrow_types_with_python(spark: SparkSession) -> None:
-    """The table of types is our own: it must say what Spark really sends, nested names and nullability included."""
-    more = [T.MapType(T.StringType(), T.LongType()), T.MapType(T.IntegerType(), T.ArrayType(COLLATED), False), COLLATED]
-    schema = T.StructType([field(t, f"c{i}") for i, t in enumerate([*ORDINARY, *more])])
-    frame = spark.createDataFrame([], schema).union(spark.range(1).selectExpr(*["null"] * len(schema)))
-
-    def tell(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield pa.RecordBatch.from_pydict({"schema": pa.array([batch.schema.serialize().to_pybytes()])})
-
-    told = [pa.ipc.read_schema(pa.py_buffer(row.schema)) for row in frame.mapInArrow(tell, "schema binary").collect()]
-    expected = arrow_schema(schema, "the input")
-    assert told
-    assert dict(zip(told[0].names, told[0].types, strict=True)) == dict(
-        zip(expected.names, expected.types, strict=True)
-    )
-    nested = [(a.type, b.type) for a, b in zip(told[0], expected, strict=True) if a.type.num_fields]
-    assert [a.field(0).nullable for a, _ in nested] == [b.field(0).nullable for _, b in nested]
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize("text", ["n lonk", "n long total double", ""])
-def test_ddl_that_cannot_be_read_says_whose_it_is(spark: SparkSession, text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="stateStructType"):
-        parse_struct(text, "stateStructType")
-    assert parse_struct("n long, total double", "it").names == ["n", "total"]

@@ -9,7 +9,7 @@ from psycopg import sql
 
 from holdfast.spark_integration.sinks.postgres.connecting import Link
 from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
-from tests.unit.spark_integration.sinks.postgres.attempts import SCHEMA
+from tests.sinks.postgres.attempts import SCHEMA
 
 
 class Asked:

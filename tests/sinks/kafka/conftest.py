@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.servers.kafka import Kafka
-from tests.unit.spark_integration.sinks.kafka.lab import Lab
+from tests.sinks.kafka.lab import Lab
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.spark_integration.sinks.postgres import connecting
 from tests.servers.postgres import Postgres
-from tests.unit.spark_integration.sinks.postgres.attempts import Case, batch
+from tests.sinks.postgres.attempts import Case, batch
 
 pytestmark = [pytest.mark.postgres]
 

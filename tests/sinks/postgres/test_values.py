@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.errors import SchemaMismatchError
 from tests.servers.postgres import Postgres
-from tests.unit.spark_integration.sinks.postgres.attempts import Case, case
+from tests.sinks.postgres.attempts import Case, case
 
 pytestmark = pytest.mark.postgres
 

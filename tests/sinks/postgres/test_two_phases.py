@@ -10,7 +10,7 @@ import pytest
 from holdfast.errors import ConflictError, InvalidArgumentError, StateLostError, UnavailableError
 from holdfast.spark_integration.sinks.postgres import ending
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
-from tests.unit.spark_integration.sinks.postgres.attempts import SCHEMA, Case
+from tests.sinks.postgres.attempts import SCHEMA, Case
 
 pytestmark = pytest.mark.postgres
 

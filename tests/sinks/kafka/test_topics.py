@@ -14,7 +14,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.kafka.wire.fields import Answer
 from tests.servers.programs import wait_until
-from tests.unit.spark_integration.sinks.kafka.lab import SCHEMA, Lab
+from tests.sinks.kafka.lab import SCHEMA, Lab
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow(20)]
 uuid = Answer.uuid

@@ -18,8 +18,8 @@ from holdfast.spark_integration.sinks.kafka.wire.requests import Transaction
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery
 from tests.read_kafka import committed, transactional_ids
 from tests.servers.kafka import PASSWORD, USER, Kafka
+from tests.sinks.kafka.lab import SCHEMA, Lab
 from tests.tiers import cases
-from tests.unit.spark_integration.sinks.kafka.lab import SCHEMA, Lab
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow(40)]
 

@@ -19,7 +19,7 @@ from holdfast.spark_integration.sinks.postgres.marks import Marks
 from holdfast.spark_integration.sinks.two_phase_sink import Handle
 from tests.servers.postgres import Postgres
 from tests.servers.programs import wait_until
-from tests.unit.spark_integration.sinks.postgres.attempts import Case, case
+from tests.sinks.postgres.attempts import Case, case
 
 pytestmark = pytest.mark.postgres
 

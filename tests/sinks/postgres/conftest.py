@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.spark_integration.sinks.postgres import connecting
 from tests.servers.postgres import Postgres
-from tests.unit.spark_integration.sinks.postgres.attempts import Case, case
+from tests.sinks.postgres.attempts import Case, case
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from holdfast.spark_integration.sinks.postgres.connecting import Link
 from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
 from holdfast.spark_integration.sinks.two_phase_sink import Handle
 from tests.servers.postgres import Postgres
-from tests.unit.spark_integration.sinks.postgres.attempts import Case, case
+from tests.sinks.postgres.attempts import Case, case
 
 pytestmark = pytest.mark.postgres
 

@@ -16,7 +16,7 @@ from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
 from tests.servers.postgres import PASSWORD, Postgres
 from tests.servers.postgres import postgres as a_server
-from tests.unit.spark_integration.sinks.postgres.attempts import SCHEMA, Case, batch, case
+from tests.sinks.postgres.attempts import SCHEMA, Case, batch, case
 
 pytestmark = pytest.mark.postgres
 
