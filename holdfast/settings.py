@@ -10,13 +10,13 @@ checks them itself; here nobody knows which sinks there are.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from holdfast.backends.options import nearest_name, parse_size
 from holdfast.errors import InvalidArgumentError
+from holdfast.snapshotter.storage.url import parse_url
 
 PREFIX = "spark.holdfast."
 STORAGE_PREFIX = PREFIX + "storage."
@@ -38,24 +38,11 @@ def _text(value: str) -> str:
 
 
 def _location(value: str) -> str:
-    """A URL as it is; a bare path made absolute, since workers run elsewhere."""
-    text = _text(value)
-    if _holds_credentials(text):
-        # Settings are pickled and displayed, and so is this error.
-        raise InvalidArgumentError(
-            f"{PREFIX}state.dir holds credentials: remove them, and set {STORAGE_PREFIX}key and "
-            f"{STORAGE_PREFIX}secret, or the environment's own credentials"
-        )
-    return text if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text) else os.path.abspath(text)
-
-
-def _holds_credentials(url: str) -> bool:
-    """Return whether a URL holds a password or, for S3, whose secrets may contain a slash, anything like one."""
-    scheme, separator, rest = url.partition("://")
-    authority = rest.partition("/")[0]
-    user, at, _ = authority.rpartition("@")
-    in_s3 = scheme.lower() in ("s3", "s3a") and (":" in authority or "@" in rest)
-    return bool(separator) and (in_s3 or (bool(at) and ":" in user))
+    try:
+        return str(parse_url(_text(value)))
+    except InvalidArgumentError as exc:
+        # Without the value: it may hold a credential.
+        raise InvalidArgumentError(f"{PREFIX}state.dir cannot be used: {exc.message}", **exc.facts) from None
 
 
 def _directory(value: str) -> str:

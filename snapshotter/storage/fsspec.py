@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 #: What `find` calls where an asynchronous file system lists in a way of its own; a test fails when it is gone.
 PRIVATE = {AsyncFileSystem: ("_find",)}
 _LOG = logging.getLogger(__name__)
+#: Schemes that fsspec knows only once their package is installed.
+_PACKAGES = {"abfss": "adlfs"}
 _RENAMES = frozenset({"arrow_hdfs", "sftp", "smb", "ssh", "viewfs", "webhdfs"})
 #: Read before the size is asked for; enough for all but large commits.
 _FIRST_BYTES = 16 << 20
@@ -80,6 +82,10 @@ class FsspecStorage(ObjectStorage):
         self, scheme: str, url: str, options: Mapping[str, object], *, new_id: Callable[[], str] = clock.new_id
     ) -> None:
         if scheme not in fsspec.available_protocols():
+            if package := _PACKAGES.get(scheme):
+                raise InvalidArgumentError(
+                    f"{scheme}:// needs the package {package} on the driver and the executors: pip install {package}"
+                )
             known = ", ".join(sorted({"file", *fsspec.available_protocols()}))
             raise InvalidArgumentError(f"unknown storage scheme; known are {known}", scheme=scheme)
         with translated("open", url, ""):

@@ -115,6 +115,10 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
         ("s3://bucket//a", "segments"),
         ("memory:///", "name a root"),
         ("memory:x", "scheme://root"),
+        ("s3:/bucket/x", "write s3://"),
+        ("dbfs:/app", "/dbfs/"),
+        (r"C:\data\app", "Windows"),
+        ("abfss://box@account/x?sig=abc", "credentials or parameters"),
     ],
 )
 def test_refused_urls(url: str, message: str) -> None:
@@ -149,7 +153,7 @@ def test_refused_options(options: dict[str, object], message: str) -> None:
     assert "CANARY" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("scheme", "package"), [("gs", "gcsfs"), ("abfs", "adlfs")])
+@pytest.mark.parametrize(("scheme", "package"), [("gs", "gcsfs"), ("abfs", "adlfs"), ("abfss", "adlfs")])
 def test_file_system_whose_package_is_missing(scheme: str, package: str) -> None:
     with pytest.raises(InvalidArgumentError, match=rf"(?i)install {package}"):
         open_storage(f"{scheme}://bucket/x")

@@ -17,7 +17,6 @@ commits.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -28,12 +27,13 @@ from holdfast.errors import InvalidArgumentError, NotFoundError, StateLostError,
 from holdfast.snapshotter.decisions import checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.options import CREDENTIALS
+from holdfast.snapshotter.storage.url import parse_url
 from holdfast.spark_integration.sinks.delta.partitions import check_partitions, described
 from holdfast.spark_integration.sinks.extras import needs_extra
 from holdfast.spark_integration.sinks.files.attempts import Attempts, files_of
 from holdfast.spark_integration.sinks.files.claims import claim
 from holdfast.spark_integration.sinks.files.columns import check_columns
-from holdfast.spark_integration.sinks.files.places import checked_url, storage_of
+from holdfast.spark_integration.sinks.files.places import storage_of
 from holdfast.spark_integration.sinks.files.writing import FileTransaction, check_files
 from holdfast.spark_integration.sinks.two_phase_sink import (
     Handle,
@@ -86,7 +86,7 @@ class DeltaSink(TwoPhaseSink):
 
     def __post_init__(self) -> None:
         checked_sink(self.name)
-        object.__setattr__(self, "url", checked_url(os.fspath(self.url)))
+        object.__setattr__(self, "url", str(parse_url(self.url)))
         for name in ("keys", "partition_by"):
             value = getattr(self, name)
             if isinstance(value, str):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
-from urllib.parse import urlsplit
 
-from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
@@ -15,30 +13,6 @@ from holdfast.spark_integration.shard.task_storage import io_executor
 
 #: Options of the `deltalake` package alone begin so.
 DELTA_PREFIX = "delta."
-
-
-def checked_url(url: str | os.PathLike[str]) -> str:
-    """Return the URL as driver and workers understand it alike: a bare path is made absolute.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It holds credentials, which a plan would carry along.
-    """
-    url = os.fspath(url)
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        if not url or url.startswith("~"):
-            raise InvalidArgumentError("a sink's url must be a URL or a path, and ~ is not expanded")
-        return os.path.abspath(url)
-    authority = rest.partition("/")[0]
-    in_s3 = scheme.lower() in ("s3", "s3a") and ("@" in rest or ":" in authority)
-    if in_s3 or "@" in authority or "?" in rest or urlsplit(url).password:
-        raise InvalidArgumentError(
-            "the sink's url holds credentials or parameters: set them as spark.holdfast.sink.<name>.<option>",
-            scheme=scheme,
-        )
-    return url.rstrip("/")
 
 
 def storage_of(url: str, options: Mapping[str, str]) -> ObjectStorage:

@@ -14,10 +14,10 @@ from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.snapshotter.storage.url import parse_url
 from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.sinks.files.attempts import file_name
 from holdfast.spark_integration.sinks.files.claims import FOLDER, read_claims
-from holdfast.spark_integration.sinks.files.places import checked_url
 from holdfast.spark_integration.sinks.parquet.manifests import FILES, Manifests, found, in_force
 from holdfast.spark_integration.sinks.parquet.sink import DATA
 from holdfast.spark_integration.sinks.parquet.stored_schema import read_schema
@@ -57,7 +57,7 @@ def read_parquet(
     CorruptionError
         A manifest or a file is not what was written.
     """
-    url = checked_url(os.fspath(url))
+    url = str(parse_url(url))
     with open_storage(url, parse_storage_options(options or {})) as storage:
         listed = _listed(storage)
         wanted = listed.schema.names if columns is None else list(columns)
@@ -95,7 +95,7 @@ def parquet_files(url: str | os.PathLike[str], *, options: Mapping[str, str] | N
     CorruptionError
         A manifest is not what was written.
     """
-    url = checked_url(os.fspath(url))
+    url = str(parse_url(url))
     with open_storage(url, parse_storage_options(options or {})) as storage:
         files = _listed(storage).files.select(["attempt", "number"]).to_pydict()
     names = map(file_name, files["attempt"], files["number"])

@@ -15,7 +15,6 @@ rather than rows that were never decided. One put makes a micro-batch visible.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,10 +25,11 @@ from holdfast.errors import NotFoundError, StateLostError, UnavailableError
 from holdfast.snapshotter.decisions import checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.options import CREDENTIALS
+from holdfast.snapshotter.storage.url import parse_url
 from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile, files_of, noted
 from holdfast.spark_integration.sinks.files.claims import claim
 from holdfast.spark_integration.sinks.files.columns import check_columns, compare
-from holdfast.spark_integration.sinks.files.places import checked_url, storage_of
+from holdfast.spark_integration.sinks.files.places import storage_of
 from holdfast.spark_integration.sinks.files.writing import FileTransaction, check_files
 from holdfast.spark_integration.sinks.parquet.manifests import MERGED, Manifest, Manifests, found, in_force, place
 from holdfast.spark_integration.sinks.parquet.stored_schema import put_schema, read_schema
@@ -70,7 +70,7 @@ class ParquetSink(TwoPhaseSink):
 
     def __post_init__(self) -> None:
         checked_sink(self.name)
-        object.__setattr__(self, "url", checked_url(os.fspath(self.url)))
+        object.__setattr__(self, "url", str(parse_url(self.url)))
         check_files(self.compression, self.file_mb)
 
     def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:

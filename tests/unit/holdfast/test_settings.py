@@ -166,8 +166,10 @@ def test_a_value_that_does_not_fit_names_key_value_and_reason(key: str, value: s
 def test_a_bare_state_path_becomes_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers run in other directories."""
     assert Settings.parse({"spark.holdfast.state.dir": "app/state"}).state_dir == os.path.abspath("app/state")
-    for url in ("memory://x", "hdfs://host:8020/app", "file:/data", "s3a://bucket", "abfs://box@account/app"):
+    for url in ("memory://x", "hdfs://host:8020/app", "/data", "s3a://bucket", "abfs://box@account/app"):
         assert Settings.parse({"spark.holdfast.state.dir": url}).state_dir == url
+    for url in ("file:/data", "file:///data/", "FILE://localhost/data"):
+        assert Settings.parse({"spark.holdfast.state.dir": url}).state_dir == "/data"
 
 
 def test_storage_options_are_kept_by_name_only() -> None:

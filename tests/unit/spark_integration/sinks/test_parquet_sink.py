@@ -311,12 +311,12 @@ def test_columns_that_not_every_reader_knows(tmp_path: Path, column: pa.Field, w
     assert not (tmp_path / "target").exists()
 
 
-@pytest.mark.parametrize("url", ["s3://key:secret@bucket/x", "s3://bucket/a@b", "hdfs://u:p@host/x", "~/x", ""])
+@pytest.mark.parametrize("url", ["s3://key:CANARY@bucket/x", "s3://bucket/a@b", "hdfs://u:p@host/x", "~/x", ""])
 def test_urls_with_credentials_are_refused(url: str) -> None:
     """A sink is pickled and shown."""
     with pytest.raises(InvalidArgumentError) as raised:
         ParquetSink("out", url)
-    assert "secret" not in str(raised.value)
+    assert "CANARY" not in str(raised.value)
 
 
 @pytest.mark.parametrize("columns", [["nothing"], [], ["key", "key"]])
