@@ -63,7 +63,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("CPU time")
-    for test, cpu_s in _by_test.most_common(100):
+    for test, cpu_s in _by_test.most_common(300):
         terminalreporter.write_line(f"{cpu_s:8.1f} s  {test}")
     terminalreporter.write_line("By file:")
     for file, cpu_s in [*_by_file.most_common(), ("in all, without collecting", _by_file.total())]:

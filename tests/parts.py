@@ -22,8 +22,10 @@ PART = os.environ.get("HOLDFAST_TEST_PART", "")
 # `slow(60)`.
 _WEIGHTS = {"slow": 20, "cluster": 20, "kafka": 10, "postgres": 5, "spark": 4, "hdfs": 2, "s3": 1}
 
-# Of tests/spark what starts applications of its own.
-_APPLICATIONS = ("tests/spark/programs/",)
+# What uses the one session, and what of it starts applications of its own.
+_SESSION, _APPLICATIONS = ("tests/spark/", "tests/formats/"), ("tests/spark/programs/",)
+# Servers that take seconds to start: by their name in the path of a file.
+_SERVERS = ("hdfs", "kafka", "postgres", "s3")
 
 
 class Scheduling(LoadScopeScheduling):
@@ -34,10 +36,13 @@ class Scheduling(LoadScopeScheduling):
 
 
 def together(nodeid: str) -> str:
-    """Return the file of a test, or the folder of all that share the session with it."""
-    if not ALL and nodeid.startswith("tests/spark/") and not nodeid.startswith(_APPLICATIONS):
-        return "tests/spark"
-    return nodeid.partition("::")[0]
+    """Return the file of a test, or what all that share the session or a server with it are called."""
+    file = nodeid.partition("::")[0]
+    if ALL:
+        return file
+    if file.startswith(_SESSION) and not file.startswith(_APPLICATIONS):
+        return "session"
+    return next((server for server in _SERVERS if server in file), file)
 
 
 def longest_first(items: list[pytest.Item]) -> None:

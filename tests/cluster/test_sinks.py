@@ -19,6 +19,7 @@ from tests.tiers import cases, kills
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow(90), pytest.mark.timeout(1800)]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("target", cases(["parquet", "postgres", "postgres upsert"]))
 def test_executors_are_killed_under_a_sink(target: str, java_home: Path, tmp_path: Path) -> None:
     """What they had prepared and nobody knows of is ended; another executor's attempt counts."""

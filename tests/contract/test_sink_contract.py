@@ -22,11 +22,12 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
     TwoPhaseSink,
 )
 from holdfast.testing import SECRET, SinkContract
+from tests.contract.sampled_contract import SampledContract
 
 pytestmark = pytest.mark.slow(30)
 
 
-class TestCsvFolder(SinkContract):
+class CsvContract(SinkContract):
     @pytest.fixture
     def sink(self, tmp_path: Path) -> TwoPhaseSink:
         return CsvFolder(str(tmp_path / "made" / "folder"))
@@ -37,6 +38,10 @@ class TestCsvFolder(SinkContract):
 
     def shown(self, sink: TwoPhaseSink) -> pa.Table:
         return read(sink.folder, self.schema())  # type: ignore[attr-defined]
+
+
+class TestCsvFolder(SampledContract, CsvContract):
+    """See `CsvContract`."""
 
 
 class ShownTooEarly(CsvFolder):
@@ -208,7 +213,7 @@ BROKEN = [
 )
 def test_a_broken_sink_fails_its_test(broken: type[CsvFolder], test: str, why: str, tmp_path: Path) -> None:
     """A contract is worth what it finds: each of these sinks breaks one promise."""
-    contract = TestCsvFolder()
+    contract = CsvContract()
     contract.query = SinkQuery("csv", clock.new_uuid(), options={"password": f"{SECRET}-1"})
     name, *arguments = re.findall(r"\w+", test)
     with pytest.raises((AssertionError, HoldfastError, OSError, pytest.fail.Exception), match=why):

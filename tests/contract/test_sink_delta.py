@@ -11,12 +11,13 @@ from deltalake import DeltaTable
 
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
-from holdfast.testing.sink_contract import SECRET, SinkContract
+from holdfast.testing.sink_contract import SECRET
+from tests.contract.sampled_contract import SampledContract
 
 pytestmark = pytest.mark.slow(24)
 
 
-class TestDeltaSink(SinkContract):
+class TestDeltaSink(SampledContract):
     @pytest.fixture
     def sink(self, tmp_path: Path) -> TwoPhaseSink:
         self.url = str(tmp_path / "target")
@@ -31,6 +32,7 @@ class TestDeltaSink(SinkContract):
         return DeltaTable(self.url).to_pyarrow_table()
 
 
+@pytest.mark.all
 class TestDeltaSinkOfPartitions(TestDeltaSink):
     @pytest.fixture
     def sink(self, tmp_path: Path) -> TwoPhaseSink:

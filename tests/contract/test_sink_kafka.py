@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 
 import pyarrow as pa
@@ -54,5 +53,5 @@ class TestKafka(SampledContract):
 
     def restart_target(self) -> None:
         # It takes ten seconds on a machine that does other things, too.
-        if ALL or zlib.crc32(self.name.encode()) % 3 == 0:
+        if ALL or self.name == "test_prepared_survives_worker_driver_and_server":
             self.kafka.restart()

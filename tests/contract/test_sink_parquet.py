@@ -11,12 +11,13 @@ import pytest
 from holdfast.spark_integration.sinks.parquet.reading import read_parquet
 from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
-from holdfast.testing.sink_contract import SECRET, SinkContract
+from holdfast.testing.sink_contract import SECRET
+from tests.contract.sampled_contract import SampledContract
 
 pytestmark = pytest.mark.slow(8)
 
 
-class TestParquetSink(SinkContract):
+class TestParquetSink(SampledContract):
     @pytest.fixture
     def sink(self, tmp_path: Path) -> TwoPhaseSink:
         self.url = str(tmp_path / "target")

@@ -56,13 +56,13 @@ class TestPrepared(PostgresContract):
     """Rows are appended by prepared transactions."""
 
 
+@pytest.mark.all
 class TestStaged(PostgresContract):
     """Rows are appended through staging tables, as a unique index is in the way."""
 
     columns = f"{COLUMNS}, UNIQUE (key, word)"
 
 
-@pytest.mark.all
 class TestUpserted(PostgresContract):
     """Rows are updated by a key."""
 

@@ -49,6 +49,7 @@ def test_the_sdist_builds_the_same_wheel(dist: Path, wheel: Path, tmp_path: Path
     assert files_of(again) == files_of(wheel)
 
 
+@pytest.mark.all
 @pytest.mark.spark
 @pytest.mark.parametrize("declared", [False, pytest.param(True, marks=pytest.mark.all)])
 def test_the_demo_runs_from_the_wheel(wheel: Path, tmp_path: Path, declared: bool) -> None:

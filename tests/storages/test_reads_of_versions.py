@@ -23,6 +23,7 @@ from tests.servers.hdfs import Hdfs
 from tests.unit.snapshotter.test_version_reader import COUNTS, PREFIX, TABLES, work_folder
 
 
+@pytest.mark.all
 @pytest.mark.slow(7)
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 def test_a_key_in_a_large_snapshot_reads_a_small_part_of_it(backend: str, tmp_path: Path) -> None:
@@ -32,6 +33,7 @@ def test_a_key_in_a_large_snapshot_reads_a_small_part_of_it(backend: str, tmp_pa
         assert share < (0.6 if backend == "filesystem" else 0.1), share  # a part has 8 MiB of these 75
 
 
+@pytest.mark.all
 @pytest.mark.hdfs
 @pytest.mark.slow(15)
 def test_a_key_on_hdfs_reads_a_small_part_of_it(hdfs: Hdfs, tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_a_state_server_that_dies_in_the_middle(lab: Lab, tmp_path: Path, before
     assert lab.state() == AFTER_BOTH
 
 
+@pytest.mark.all
 def test_a_state_server_that_dies_while_keys_are_called(lab: Lab, tmp_path: Path) -> None:
     """All keys are called again, with the states that they had; what they gave out before is not sent."""
     calls, notes = tmp_path / "calls", tmp_path / "killed"

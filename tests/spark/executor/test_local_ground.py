@@ -70,6 +70,7 @@ def test_a_full_disk_fails_the_batch_and_another_disk_takes_it(lab: Lab, small_d
     assert lab.state() == AFTER_BOTH
 
 
+@pytest.mark.all
 def test_a_disk_that_vanishes_in_the_middle_of_a_batch(lab: Lab, tmp_path: Path) -> None:
     """It was there when the shard was opened; when it is written, it is not."""
     disk, gone, marker = tmp_path / "disk", tmp_path / "gone", tmp_path / "now"
@@ -95,6 +96,7 @@ def test_a_disk_that_vanishes_in_the_middle_of_a_batch(lab: Lab, tmp_path: Path)
     assert lab.state() == AFTER_BOTH
 
 
+@pytest.mark.all
 def test_spark_gives_workers_the_directories_of_its_blocks(spark: SparkSession) -> None:
     """Spark deletes those when the executor ends, so `choose_root` takes the one around them, which lives longer."""
 

@@ -72,6 +72,7 @@ def test_a_query_runs_on_it(environment: dict[str, str], tmp_path: Path) -> None
 PAIRS = [pair for name in ("memory", "filesystem", "rocksdb") for pair in (("parquet", name), (name, "parquet"))]
 
 
+@pytest.mark.all
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(900)

@@ -119,6 +119,7 @@ def require_the_same_rows(lab: Lab, operator: str, table: str, batch_id: int | N
     return whole
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("store", cases(list(STORES)))
 def test_pointers_and_rows_of_functions(lab: Lab, store: str) -> None:
     """Whichever state store Spark keeps the pointers in, with several shards and one, after maintenance."""
@@ -150,6 +151,7 @@ def test_pointers_and_rows_of_processors(lab: Lab, version: str) -> None:
                 require_the_same_rows(lab, "totals", table, batch_id)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("case", cases([CASES[1], CASES[2], CASES[3]]), ids=str)
 def test_timers_are_rows_like_others(lab: Lab, case: Case) -> None:
     """Timers and timeouts of each API; Spark keeps a timeout of its own beside the pointer."""
@@ -199,6 +201,7 @@ def test_what_a_key_held(lab: Lab) -> None:
         assert sorted(map(repr, pages)) == sorted(map(repr, by_batch[7].values()))
 
 
+@pytest.mark.all
 def test_an_operator_that_had_no_rows_yet(lab: Lab) -> None:
     """Its state after such a micro-batch is empty, as in a full read: it is not lost, and nothing was purged."""
     lab.feed(pa.table({"key": pa.array([], pa.string()), "v": pa.array([], pa.int64())}))

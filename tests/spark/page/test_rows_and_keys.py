@@ -125,6 +125,7 @@ def test_rows_make_a_map(query: Lab, page: FlaskClient) -> None:
     assert len(numbers) == int(query.spark.conf.get("spark.sql.shuffle.partitions", "0"))
 
 
+@pytest.mark.all
 def test_rows_of_large_shards_are_estimated(lab: Lab) -> None:
     """Where a thousand of a shard's rows end tells how many it has, to a few percent; few rows are counted."""
     lab.feed([(f"key-{n}", n) for n in range(20_000)])
@@ -166,6 +167,7 @@ def test_without_the_query_it_says_what_to_add(query: Lab) -> None:
         assert page.get(f"/{TOKEN}/0/totals/?measure=rows").status_code == 400
 
 
+@pytest.mark.all
 def test_it_follows_a_running_query(lab: Lab) -> None:
     """What is committed meanwhile is shown at the next request, and results do not change by looking."""
     shown = []
@@ -203,6 +205,7 @@ def test_the_overview_says_where_the_query_is(page: FlaskClient) -> None:
     assert found[1][3:] == ["4 micro-batches", "totals"]
 
 
+@pytest.mark.all
 def test_it_is_opened_before_the_query_begins(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither place is there yet; once the query has committed, its rows are."""
     monkeypatch.setattr(inquiry, "SHOWN_MS", 0)
@@ -217,6 +220,7 @@ def test_it_is_opened_before_the_query_begins(lab: Lab, monkeypatch: pytest.Monk
         assert [row[:2] for row in cells(page.get(f"/{TOKEN}/1/totals/rows").text)[1:]] == [["ann", "1"]]
 
 
+@pytest.mark.all
 def test_a_query_of_another_directory(query: Lab, tmp_path: Path) -> None:
     """The wrong directory is refused, even with an operator of this name; with the right one it is shown."""
     with open_storage(str(tmp_path / "other")) as storage:
@@ -242,6 +246,7 @@ def test_what_is_lost_is_an_error(query: Lab, tmp_path: Path) -> None:
         assert page.get(f"/{TOKEN}/").status_code == 200
 
 
+@pytest.mark.all
 @pytest.mark.browser
 def test_in_a_browser(query: Lab) -> None:
     """The views of rows, for everybody; the slider and the keyboard lead there."""

@@ -149,6 +149,7 @@ def test_a_tiny_run_fills_the_document(java_home: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(bench, ["table", str(file)]).output.startswith("## job-a")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("value_bytes", cases([92, 40, 300, 32]))
 def test_job_b_means_the_same_to_holdfast_and_to_spark(spark: SparkSession, tmp_path: Path, value_bytes: int) -> None:
     from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention

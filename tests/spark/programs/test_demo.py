@@ -82,7 +82,6 @@ def require_results_once(shown: str, results: str) -> None:
 
 
 @pytest.mark.smoke
-@pytest.mark.all
 def test_the_demo_survives_its_kill(environment_without_java: dict[str, str], tmp_path: Path) -> None:
     """On the Java from PyPI, as a user of a machine without Java would run it."""
     shown = run_demo(tmp_path, environment_without_java)

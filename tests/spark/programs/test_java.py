@@ -22,6 +22,7 @@ spark.stop()
 """
 
 
+@pytest.mark.all
 @pytest.mark.spark
 @pytest.mark.slow
 def test_spark_runs_on_the_java_from_pypi(environment_without_java: dict[str, str], tmp_path: Path) -> None:

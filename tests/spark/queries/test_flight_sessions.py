@@ -33,6 +33,7 @@ def rows_of(frame: pd.DataFrame) -> set[tuple[Any, ...]]:
     return set(frame[["tailnum", *sessions.Chain._fields]].itertuples(index=False, name=None))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("chains", [sessions.chains, sessions.vectorised_chains], ids=["by key", "vectorised"])
 def test_chains_end_after_four_hours(lab: Lab, flights: pd.DataFrame, chains: Callable[[DataFrame], DataFrame]) -> None:
     """Each chain has come out once or is still in the state; what pandas finds and what is there are the same."""

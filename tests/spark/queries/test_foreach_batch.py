@@ -94,6 +94,7 @@ def test_a_micro_batch_may_be_evaluated_in_any_way(lab: Lab, durable: bool) -> N
             assert lab.state(operator, query) == {"a": (3, 3), "b": (2, 4), "c": (1, 5)}
 
 
+@pytest.mark.all
 @pytest.mark.filterwarnings("ignore:this query's state is not durable")
 def test_other_partitions_may_be_set_where_nothing_is_durable(lab: Lab) -> None:
     """For a write, say: on Spark 4.0 that hides the number that the query began with, which its shards have too."""

@@ -102,6 +102,7 @@ def test_every_key_type_groups_alike_in_a_batch_query(lab: Lab) -> None:
         assert counted(counts.toArrow()) == counted(expected.toArrow()), name
 
 
+@pytest.mark.all
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("transport", cases(["packed", "rows"]))
 def test_planning_does_not_suffer_from_many_keys(lab: Lab, transport: str) -> None:

@@ -87,6 +87,7 @@ def by_processor(lab: Lab, name: str = "counting") -> DataFrame:
     return grouped.transformWithState(Counting(), "key string, n long", "update", "None", name=name)
 
 
+@pytest.mark.all
 def test_output_that_is_nested_and_never_null_has_metrics_beside_it(lab: Lab) -> None:
     parts = "array<struct<at: array<bigint> not null>>"
     output = T.StructType.fromDDL(f"key string, n long not null, parts {parts} not null")
@@ -96,6 +97,7 @@ def test_output_that_is_nested_and_never_null_has_metrics_beside_it(lab: Lab) ->
     assert shown(query, "rows", "keys", "keys_new", "state_rows", "timers_due") == [(4, 3, 3, 3, 0)]
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("state_store")
 def test_rows_of_lists_and_values_are_counted(lab: Lab) -> None:
     lab.feed(FIRST)
@@ -120,6 +122,7 @@ def test_a_checkpoint_location_goes_on_with_metrics_and_without(lab: Lab, step: 
             assert shown(query, "batchId", "rows", "keys_new")[-1] == (batch, 2, 0)
 
 
+@pytest.mark.all
 def test_without_metrics_in_the_progress_state_servers_are_asked(lab: Lab) -> None:
     """What nobody asked for costs nothing, and yet somebody who asks later sees what this machine remembers."""
     lab.configure({"metrics.inProgress": "false"})
@@ -149,6 +152,7 @@ def test_an_observation_of_the_users_own_is_left_alone(lab: Lab) -> None:
     assert shown(query, "operator") == [("totals",)]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("shards", [7, 32_768, 40_000])
 def test_however_many_shards_there_are_no_query_fails(lab: Lab, shards: int) -> None:
     """Spark's bitmap has 32,768 bits, and its aggregate fails beyond them."""
@@ -172,6 +176,7 @@ def test_a_micro_batch_counts_once_however_often_it_is_evaluated(lab: Lab) -> No
     assert shown(query, "shards", "rows", "keys_new", "state_rows_put") == [(2, 100, 100, 100)]
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("state_store")
 def test_two_operators_of_a_query_have_metrics_of_their_own(lab: Lab) -> None:
     lab.feed(FIRST)

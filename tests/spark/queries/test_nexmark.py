@@ -104,6 +104,7 @@ def _engines(number: str) -> list[str]:
     return [*found, "nexmark-spark", *(["nexmark-spark-by-key"] if ALL else [])]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("number", cases(list(QUERIES)))
 def test_all_engines_find_what_sql_finds(lab: Lab, number: str) -> None:
     """Before a time counts, the suite does this with more events, in a process of its own."""

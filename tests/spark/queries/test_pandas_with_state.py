@@ -41,7 +41,7 @@ def count_and_sum(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: G
     yield pd.DataFrame({"key": [key[0]], "n": [n], "total": [total]})
 
 
-@pytest.mark.parametrize(("transport", "backend"), cases(PAIRS, quick=2))
+@pytest.mark.parametrize(("transport", "backend"), cases(PAIRS))
 def test_state_is_carried_from_micro_batch_to_micro_batch(lab: Lab, transport: str, backend: str) -> None:
     lab.configure({"transport": transport, "backend": backend})
     lab.feed(FIRST)
@@ -201,6 +201,7 @@ def test_processing_time_timeouts(lab: Lab) -> None:
     assert sorted(map(tuple, ended)) == [("a", 2), ("b", 1), ("c", 1)]
 
 
+@pytest.mark.all
 def test_a_batch_query_begins_with_empty_state(lab: Lab) -> None:
     """C8: one call a key; no timer fires."""
     frame = lab.spark.createDataFrame(FIRST, "key string, v long")

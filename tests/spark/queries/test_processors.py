@@ -196,6 +196,7 @@ class Returning(StatefulProcessor):
         return self.row if self.row is None else iter([self.row])
 
 
+@pytest.mark.all
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "text"),

@@ -51,6 +51,7 @@ def test_both_forms_give_the_same(lab: Lab, example: tuple[ModuleType, Any, Any,
     assert row in [str(one.asDict()) for one in first[int(number)]]
 
 
+@pytest.mark.all
 @pytest.mark.since("4.1")
 def test_a_query_moves_from_sparks_operator_with_its_state(lab: Lab) -> None:
     """The new query counts on from what the old one had counted, also for users that it has not seen yet."""

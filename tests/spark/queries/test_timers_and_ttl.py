@@ -88,6 +88,7 @@ def test_a_wrong_definition_says_so(lab: Lab, states: Any, time_mode: Any, text:
         grouped.applyInArrowWithState(idle, "key string, n long", states, "update", timeMode=time_mode)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("time_mode", "python_stages"), [("None", 2), ("EventTime", 1)])
 def test_rows_of_many_event_times_are_not_packed(
     lab: Lab, capsys: pytest.CaptureFixture[str], time_mode: Any, python_stages: int
@@ -100,6 +101,7 @@ def test_rows_of_many_event_times_are_not_packed(
     assert capsys.readouterr().out.count("MapInArrow") == python_stages
 
 
+@pytest.mark.all
 def test_timers_and_ttl_over_a_batch_data_frame(lab: Lab) -> None:
     """The state is empty, and no timer fires."""
     frame = lab.spark.createDataFrame([("a", 1), ("b", 1), ("a", 1)], "key string, v long")

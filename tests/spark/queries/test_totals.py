@@ -36,6 +36,7 @@ def test_state_is_carried_from_micro_batch_to_micro_batch(lab: Lab, transport: s
     assert lab.state() == {"a": (3, 14), "b": (1, 2), "c": (1, 20), None: (2, 34), "": (1, 40)}
 
 
+@pytest.mark.all
 def test_rows_that_only_fill_batches_are_none_to_a_shard(lab: Lab) -> None:
     """A blob of half a megabyte is followed by hundreds, where a batch may have many rows: it must not be large."""
     long = "a" * 200_000
@@ -131,6 +132,7 @@ def test_more_shards_than_partitions(lab: Lab) -> None:
     assert len({path.parent.parent for path in lab.commits()}) == 5
 
 
+@pytest.mark.all
 def test_state_columns_may_have_the_names_of_key_columns(lab: Lab) -> None:
     def latest(batch: holdfast.ShardBatch) -> None:
         batch.state.put(key=batch.groups.last("v"))
@@ -176,6 +178,7 @@ def test_the_watermark_reaches_the_function_and_nobody_behind_it(lab: Lab, trans
     assert [rows[0]["ts"].timestamp() for rows in output if rows] == [1005, 2000, 3000]
 
 
+@pytest.mark.all
 def test_a_batch_query_inside_of_a_streaming_one_has_no_state_either(lab: Lab) -> None:
     seen: list[Any] = []
 

@@ -101,6 +101,7 @@ def test_a_restart_with_other_partitions_keeps_all_state(lab: Lab, case: Case) -
         assert lab.state() == dict.fromkeys(KEYS, (4, 4))
 
 
+@pytest.mark.all
 @pytest.mark.filterwarnings("ignore:this query's state is not durable")
 @pytest.mark.parametrize(("first", "then"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.all)])
 def test_where_nothing_durable_tells_the_number_of_shards_it_must_be_set(lab: Lab, first: int, then: int) -> None:

@@ -133,6 +133,7 @@ def narrowed(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.record_batch({"key": rows["key"], "words": words, "n": rows["n"].cast(pa.int32())})
 
 
+@pytest.mark.all
 def test_what_no_restart_may_do_is_done_to_a_savepoint(lab: Lab) -> None:
     """By a function, in tasks; one that fails leaves a location in which the restore is done again."""
     lab.feed([("quiet", 1)])
@@ -178,6 +179,7 @@ def by_key(count: str, *, fails: bool = False) -> Callable[..., Iterator[pd.Data
     return function
 
 
+@pytest.mark.all
 def test_a_start_that_died_between_its_schemas_and_its_first_commit(lab: Lab) -> None:
     """Nothing of the state has changed, though the rename stands: the next start of the new code goes on."""
 
@@ -256,6 +258,7 @@ def test_a_processors_columns_are_renamed_by_variable(lab: Lab, backend: str) ->
         ]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("backend", cases(BACKENDS))
 def test_what_may_be_null_inside_of_keys_may_change(lab: Lab, backend: str) -> None:
     """Any change of a query may change it, such as another source; the keys are the same."""

@@ -93,6 +93,7 @@ def test_the_other_clock_is_refused(lab: Lab) -> None:
     assert lab.state() == {"a": (2,)}
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("states", [{"b": "n long"}, "n long"], ids=["renamed", "without a name"])
 def test_tables_are_not_renamed(lab: Lab, states: Any) -> None:
     """Or the new one would begin empty; what is stored stays, and the old definition goes on with it."""
@@ -145,6 +146,7 @@ def test_a_state_column_may_not_become_not_null(lab: Lab) -> None:
     assert lab.run(by_key("n long")) == [[{"key": "a", "n": None}]]
 
 
+@pytest.mark.all
 def test_another_time_to_live_is_taken(lab: Lab) -> None:
     """It holds for what is written from then on: what was written without one lives until it is written again."""
     for ttl_ms in (None, 3_600_000, 1, 86_400_000, None):

@@ -145,6 +145,7 @@ def test_a_copy_is_refused_and_an_older_run_stops_when_it_sees_a_newer_one(appli
         assert lab.state(query="copy") == {"a": (4, 1111)}
 
 
+@pytest.mark.all
 def test_a_second_query_has_a_directory_of_its_own_and_a_killed_one_begins_again_at_once(killed: Application) -> None:
     """Neither loses anything by the other: while both are at work, after a kill, and when one is long dead."""
     with configured(lab := killed.labs["works"]):
@@ -162,6 +163,7 @@ def test_a_second_query_has_a_directory_of_its_own_and_a_killed_one_begins_again
         assert record_of(lab, f"totals@{ids['second']}").query_id == ids["second"]
 
 
+@pytest.mark.all
 def test_a_query_that_was_killed_before_it_stored_anything_makes_way(killed: Application) -> None:
     with configured(lab := killed.labs["hangs"]):
         age(claims(lab), ALIVE_MS)

@@ -117,6 +117,7 @@ def test_a_micro_batch_is_purged_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyP
     assert not [found for found in savepoints.listed(lab.folder / "savepoints") if found.savepoint]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("batch_id", cases([1, 4]))
 def test_sparks_log_of_files_was_compacted_since(lab: Lab, batch_id: int) -> None:
     """Spark keeps fewer micro-batches than before, and is stopped when it has cleaned up one of its logs of two."""

@@ -48,7 +48,7 @@ def rescale(lab: Lab, shards: int, query: str = "again", **options: Any) -> str:
     return savepoints.rescale(lab.spark, lab.folder / "query", lab.folder / query, shards=shards, **where)
 
 
-@pytest.mark.parametrize(("case", "how"), cases(list(product(CASES, ["clone", 1, 5])), quick=2), ids=str)
+@pytest.mark.parametrize(("case", "how"), cases(list(product(CASES[3:] + CASES[:3], [5, 1, "clone"]))), ids=str)
 def test_a_copy_goes_on_as_the_original(lab: Lab, case: Case, how: str | int) -> None:
     """Micro-batch by micro-batch: rows, late rows and timers; whether or not commits are objects of their own."""
     lab.configure({"commit.carriedBytes": cases(["0", "16k"])[0], "backend": cases(["memory", "filesystem"])[0]})
@@ -79,6 +79,7 @@ def of_spark_and_ours(frame: DataFrame) -> DataFrame:
     return processed.groupBy("carrier").agg(F.count("*").alias("n"), F.max("seen").alias("seen"))
 
 
+@pytest.mark.all
 @pytest.mark.since("4.1")
 def test_state_of_sparks_own_operators_is_cloned_too(lab: Lab) -> None:
     """Deduplication, processors and aggregation, whose metadata names files by path: none of them is the original's."""
@@ -97,6 +98,7 @@ def test_state_of_sparks_own_operators_is_cloned_too(lab: Lab) -> None:
     assert not [path for path in named if f"{lab.folder}/query/".encode() in path.read_bytes()]
 
 
+@pytest.mark.all
 def test_a_running_query_is_cloned_and_goes_on(lab: Lab) -> None:
     """The clone is as of its micro-batch; neither sees what the other does afterwards."""
     case = CASES[0]
@@ -132,6 +134,7 @@ def test_a_running_query_is_cloned_and_goes_on(lab: Lab) -> None:
     assert {path.name for path in (lab.folder / "earlier/commits").iterdir() if path.name.isdigit()} == set("0123")
 
 
+@pytest.mark.all
 def test_a_clone_can_be_cloned_and_its_new_shards_begin_in_it(lab: Lab) -> None:
     """Pointers keep the first one's id; a shard that gets its first rows in a clone goes where the others are."""
     lab.configure({"shards": "64"})
@@ -170,6 +173,7 @@ def test_a_clone_in_the_originals_state_directory_is_refused(lab: Lab) -> None:
     assert lab.state() == {"a": (2, 2), "b": (2, 2)}
 
 
+@pytest.mark.all
 def test_a_clone_does_without_a_damaged_snapshot_as_the_original_does(lab: Lab) -> None:
     """Older snapshots and commits are copied, too."""
     lab.configure({"commit.carriedBytes": "0", "snapshot.maxCommits": "2", "shards": "1"})
@@ -218,6 +222,7 @@ def test_what_cannot_be_copied(lab: Lab) -> None:
     assert not list(lab.folder.glob("durable*/_*/*"))
 
 
+@pytest.mark.all
 def test_a_query_is_rescaled_within_its_state_directory(lab: Lab) -> None:
     """Without another directory, state goes to one of the new query's own beside the original's."""
     case = CASES[0]

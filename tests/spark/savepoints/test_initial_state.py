@@ -45,6 +45,7 @@ def test_a_query_that_has_other_operators_is_refused(lab: Lab, query: Callable[[
         lab.run(query(lab.source(ONE.schema)), "again")
 
 
+@pytest.mark.all
 def test_a_query_with_several_operators_begins_with_edited_state(lab: Lab) -> None:
     """It ran over a few rows once, was saved, and each of its tables was replaced."""
     target = lab.folder / "savepoints"

@@ -142,6 +142,7 @@ def copied(lab: Lab, how: str, query: str = "again") -> str:
     return savepoints.rescale(lab.spark, lab.folder / "query", lab.folder / query, shards=3, **where)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("how", cases(["rescale", "clone"]))
 def test_a_query_starts_from_a_whole_copy_only(lab: Lab, power: Any, how: str) -> None:
     """As with a restore; the original goes on whatever becomes of it."""
@@ -172,6 +173,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "claims" not in path.parts}
 
 
+@pytest.mark.all
 def test_what_fails_leaves_nothing(lab: Lab) -> None:
     """An error after the state was written: location and directory are as before."""
     saved(lab, CASE)

@@ -48,6 +48,7 @@ def kill(lab: Lab, what: str, chance: random.Random) -> None:
     raise AssertionError(f"{what} was over each time before it could be killed")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("what", "number"), cases(CASES))
 def test_an_application_is_killed(lab: Lab, what: str, number: int) -> None:
     """The next try succeeds; the original and what is restored go on to the same end as if nothing had been."""

@@ -71,6 +71,7 @@ def n_of(lab: Lab, query: str, operator: str) -> list[int]:
     return rows
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("kept", cases(["pairs", "changes"]))
 def test_an_operator_that_is_gone_can_be_left_behind(lab: Lab, kept: str) -> None:
     """The others move up in Spark's numbering, so that it takes the query without it."""
@@ -125,6 +126,7 @@ QUIET = {
 }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("kind", cases(sorted(QUIET), quick=1))
 def test_an_operator_without_rows_is_saved_as_empty(lab: Lab, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing tells its name: a restore asks for it, and then knows it from a misspelt one."""
@@ -162,6 +164,7 @@ def test_an_operator_without_rows_is_saved_as_empty(lab: Lab, kind: str, caplog:
             lab.run(query(lab.source(schema), "n > 0"), "misspelt")
 
 
+@pytest.mark.all
 def test_state_of_sparks_own_that_was_left_out_can_be_skipped(lab: Lab) -> None:
     """The way out of an operator of Spark's own: the new query does without it."""
     files = ONE.files()
@@ -196,6 +199,7 @@ def test_what_cannot_be_is_said_before_anything_is_written(lab: Lab) -> None:
     assert not list(lab.folder.glob("durable-again*"))
 
 
+@pytest.mark.all
 def test_a_name_that_another_query_has_is_said_with_its_remedy(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     """A query is defined before Spark says which one it is: so its shards are those of the name."""
     (later, *_) = saved(lab, ONE)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.spark
 BACKENDS = ["memory", "filesystem", "rocksdb"]
 
 
-@pytest.mark.parametrize(("case", "shards"), cases(list(product(CASES, [None, 3])), quick=2), ids=str)
+@pytest.mark.parametrize(("case", "shards"), cases(list(product(CASES, [3, None]))), ids=str)
 def test_a_restored_query_goes_on_as_the_original(lab: Lab, case: Case, shards: int | None) -> None:
     """Micro-batch by micro-batch: rows, late rows and timers, on another backend, with other shards."""
     require_the_same(lab, case, shards, *cases([(a, b) for a in BACKENDS for b in BACKENDS if a != b])[0])
@@ -109,6 +109,7 @@ def test_a_savepoint_is_a_table_in_spark(lab: Lab) -> None:
         savepoints.load(lab.spark, lab.folder / "savepoints", "two")
 
 
+@pytest.mark.all
 def test_an_earlier_micro_batch_can_be_saved(lab: Lab) -> None:
     case = CASES[0]
     for file in case.files()[:2]:
@@ -154,6 +155,7 @@ def test_another_operator_does_not_begin_with_what_was_restored(lab: Lab) -> Non
         lab.run(totals(lab.source(case.schema), "totls"), "again")
 
 
+@pytest.mark.all
 def test_sources_may_begin_where_their_options_say(lab: Lab) -> None:
     """Then a savepoint is initial state: all files are read again."""
     case = CASES[0]
@@ -167,6 +169,7 @@ def test_sources_may_begin_where_their_options_say(lab: Lab) -> None:
     }
 
 
+@pytest.mark.all
 def test_operators_can_be_renamed(lab: Lab) -> None:
     case = CASES[0]
     saved(lab, case)
@@ -193,6 +196,7 @@ def test_nothing_that_is_there_is_written_over(lab: Lab) -> None:
     assert (lab.folder / "mine/state/thesis.tex").read_text() == "years of work"
 
 
+@pytest.mark.all
 def test_a_savepoint_in_the_directory_of_other_queries(lab: Lab) -> None:
     """The operator's name is taken there, by the original: state goes into a directory of the new query's own."""
     case = CASES[0]

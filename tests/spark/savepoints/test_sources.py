@@ -94,6 +94,7 @@ def test_a_restored_query_reads_on(lab: Lab, kind: type[Source]) -> None:
     require_the_same(lab, kind(lab.spark, lab.folder / "source"))
 
 
+@pytest.mark.all
 def test_named_sources_may_change_places(lab: Lab) -> None:
     """Each is given its own position by its name."""
     if not hasattr(lab.spark.readStream, "name"):

@@ -143,6 +143,7 @@ def test_every_type_of_state_can_be_written_and_read(lab: Lab) -> None:
         assert sorted(map(repr, found.select(*frame.columns).collect())) == sorted(map(repr, frame.collect()))
 
 
+@pytest.mark.all
 def test_columns_called_as_ours_are_edited(lab: Lab) -> None:
     """Beside a column ``Shard`` that of the shard has another name, and every column can be named in Spark."""
     written(lab, carriers(lab, {"AA": 1, "BB": 2}).withColumnRenamed("n", "Shard"))
@@ -172,6 +173,7 @@ def test_one_key_is_edited(lab: Lab) -> None:
     assert len(set(batch) - set(original)) == 1
 
 
+@pytest.mark.all
 def test_columns_that_are_called_as_ours_are_edited(lab: Lab) -> None:
     """`load` then calls the shard otherwise."""
     frame = lab.spark.createDataFrame([("AA", 5)], "carrier string, shard long")
@@ -198,6 +200,7 @@ def test_key_columns_that_differ_only_in_case_are_told_apart(lab: Lab) -> None:
     assert [row["n"] for row in contents(lab, "totals", "state", "edited")] == [5]
 
 
+@pytest.mark.all
 def test_what_does_not_fit_the_base_is_refused(lab: Lab) -> None:
     saved(lab, TOTALS)
     target = lab.folder / "savepoints"
@@ -217,6 +220,7 @@ def test_what_does_not_fit_the_base_is_refused(lab: Lab) -> None:
         savepoints.edit(stored, target, "one", "edited", "totls")
 
 
+@pytest.mark.all
 def test_lists_and_timers_of_a_processor_are_edited(lab: Lab) -> None:
     """What is removed of a user is gone with its timers; all others go on as they were."""
     with configured(lab.spark, NEEDED):
@@ -358,6 +362,7 @@ def test_all_that_a_processor_of_sparks_may_keep(lab: Lab) -> None:
     assert row["timers"] == repr([4_102_444_800_002, 4_102_444_800_005])
 
 
+@pytest.mark.all
 @pytest.mark.since("4.1")
 def test_an_earlier_micro_batch_has_the_variables_of_then(lab: Lab) -> None:
     """Those that a later run of the processor has left out are not lost."""
@@ -372,6 +377,7 @@ def test_an_earlier_micro_batch_has_the_variables_of_then(lab: Lab) -> None:
     assert made.operators[0].rows == {"v.kept": 1, "v.gone": 1}
 
 
+@pytest.mark.all
 def test_what_is_not_sparks_python_state_is_refused(lab: Lab) -> None:
     target = lab.folder / "savepoints"
     file = TOTALS.files()[0]

@@ -336,6 +336,7 @@ def test_a_stage_that_is_begun_again_counts_as_repeated(lost_shuffles: dict[str,
     assert whole == [1000, False, []]
 
 
+@pytest.mark.all
 def test_a_stage_that_is_begun_again_takes_no_spare_handles(lost_shuffles: dict[str, Any]) -> None:
     """Two attempts may have been given one: what one prepared the other might end, so all is written anew."""
     found = lost_shuffles["spares"]
@@ -346,6 +347,7 @@ def test_a_stage_that_is_begun_again_takes_no_spare_handles(lost_shuffles: dict[
     assert whole == [1000, False, [{"file": "old-3"}, {"file": "old-4"}]]
 
 
+@pytest.mark.all
 def test_what_the_driver_has_not_learnt_of_a_stage_is_no_proof_that_it_was_begun_once(
     lost_shuffles: dict[str, Any],
 ) -> None:
@@ -353,6 +355,7 @@ def test_what_the_driver_has_not_learnt_of_a_stage_is_no_proof_that_it_was_begun
     assert lost_shuffles["no events"]["prepared"] == [[1000, True, []]] * 2
 
 
+@pytest.mark.all
 def test_spare_handles_are_of_no_decision_that_a_start_commits_again(shown: Shown) -> None:
     """From the third micro-batch of a run on; each is given to one attempt, and what is not needed stays spare."""
     sink = NotingSpares(str(shown.folder))

@@ -104,6 +104,7 @@ def test_parquet_shows_each_micro_batch_once(session: SparkSession, tmp_path: Pa
         session.read.parquet(url)
 
 
+@pytest.mark.all
 @pytest.mark.hdfs
 def test_parquet_on_hdfs_shows_each_micro_batch_once(session: SparkSession, hdfs: Hdfs, tmp_path: Path) -> None:
     """Written by Spark's forked workers; its daemons are killed between two starts of the query."""
@@ -134,6 +135,7 @@ def test_delta_shows_each_micro_batch_once(session: SparkSession, tmp_path: Path
     assert table.version() == 4
 
 
+@pytest.mark.all
 def test_a_delta_table_is_the_image_of_state(session: SparkSession, tmp_path: Path) -> None:
     """After each micro-batch and any restart, the table has each key once, with the total that the state has."""
     source, url = tmp_path / "source", str(tmp_path / "image")

@@ -63,6 +63,7 @@ def test_alerts_are_there_once_over_restarts(session: SparkSession, kafka: Kafka
     assert sorted(found, key=lambda one: int(one[1])) == [(b"a", 1000), (b"a", 1000**2), (b"a", 1000**3)]
 
 
+@pytest.mark.all
 def test_a_repeated_micro_batch_shows_the_rows_that_were_decided(
     session: SparkSession, kafka: Kafka, tmp_path: Path
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_repeated_micro_batch_shows_the_rows_that_were_decided(
         session.conf.unset(f"spark.holdfast.sink.{name}.{option}")
 
 
+@pytest.mark.all
 def test_a_deleted_state_directory_is_noticed_by_the_mark(session: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
     """Spark would repeat a micro-batch that Kafka already shows."""
     topic = kafka.add_topic()
@@ -121,6 +123,7 @@ def test_a_deleted_state_directory_is_noticed_by_the_mark(session: SparkSession,
     assert len(committed(kafka, topic)) == 1
 
 
+@pytest.mark.all
 def test_transactional_ids_follow_partitions_not_micro_batches(
     session: SparkSession, kafka: Kafka, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_totals_are_updated_by_their_key_over_restarts_and_repeats(lab: Lab, pos
     assert shown.sql("SELECT batch_id FROM holdfast_sinks WHERE sink = '" + shown.table + "'") == [(2,)]
 
 
+@pytest.mark.all
 def test_appended_rows_are_there_once_and_a_server_that_was_away_changes_nothing(lab: Lab, postgres: Postgres) -> None:
     shown = Shown(lab, postgres, "key text, n int, total bigint")
     lab.feed(FED[0])
@@ -100,6 +101,7 @@ def test_appended_rows_are_there_once_and_a_server_that_was_away_changes_nothing
     assert shown.sql(f"SELECT gid FROM pg_prepared_xacts WHERE gid LIKE '%:{shown.table}:%'") == []
 
 
+@pytest.mark.all
 def test_a_table_that_does_not_fit_ends_the_query_before_anything_is_written(lab: Lab, postgres: Postgres) -> None:
     shown = Shown(lab, postgres, "key text PRIMARY KEY, n integer, total bigint", keys=["key"])
     lab.feed(FED[0])
@@ -108,6 +110,7 @@ def test_a_table_that_does_not_fit_ends_the_query_before_anything_is_written(lab
     assert shown.rows() == []
 
 
+@pytest.mark.all
 def test_the_example_keeps_a_running_total(postgres: Postgres, java_home: Path, tmp_path: Path) -> None:
     environment = {**os.environ, **postgres.environment(), "JAVA_HOME": str(java_home)}
     command = [sys.executable, "-m", "holdfast.examples.sinks.running_total", str(tmp_path)]

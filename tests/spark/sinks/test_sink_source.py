@@ -111,6 +111,7 @@ def test_a_failed_micro_batch_leaves_nothing(stream: Stream) -> None:
     assert len(shown) > before
 
 
+@pytest.mark.all
 def test_a_commit_that_failed_gives_up_nothing_that_may_be_decided(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ def test_another_query_is_refused_before_it_writes(stream: Stream, tmp_path: Pat
     assert set(Path(stream.sink.folder).glob("part-*")) == parts
 
 
+@pytest.mark.all
 def test_other_columns_are_refused_before_they_are_written(stream: Stream) -> None:
     stream.run_to(0)
     parts = set(Path(stream.sink.folder).glob("part-*"))

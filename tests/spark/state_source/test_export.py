@@ -62,6 +62,7 @@ def test_a_delta_table_holds_the_state(lab: Lab) -> None:
     assert sorted(where.rglob("*")) == before
 
 
+@pytest.mark.all
 def test_a_delta_table_of_no_rows_and_of_every_type(lab: Lab) -> None:
     """A reader finds the columns even where there is no file."""
     frame = lab.spark.sql(
@@ -136,6 +137,7 @@ def test_csv_cannot_hold_what_is_nested(lab: Lab) -> None:
     assert not (lab.folder / "csv").exists()
 
 
+@pytest.mark.all
 def test_errors_of_spark_say_what_went_wrong_in_a_worker(lab: Lab) -> None:
     """Of a traceback the last line; Spark's own first line only says that there was one."""
 

@@ -44,6 +44,7 @@ def test_every_micro_batch_that_the_query_can_return_to(lab: Lab, case: Case) ->
                 assert shown(holdfast.state(*where, table=table, batchId=batch)) == rows(expected)
 
 
+@pytest.mark.all
 def test_the_state_after_a_micro_batch(lab: Lab) -> None:
     """Computed from the input, also for those before the last one."""
     case = CASES[0]
@@ -62,6 +63,7 @@ def test_the_state_after_a_micro_batch(lab: Lab) -> None:
     assert rows(chosen.select("carrier", "n").toArrow()) == shown(found)
 
 
+@pytest.mark.all
 def test_a_read_stays_while_the_query_runs_and_cleans_up(lab: Lab) -> None:
     """A DataFrame is of one micro-batch; one that Spark has purged is an error."""
     case = CASES[0]
@@ -91,6 +93,7 @@ def test_a_read_stays_while_the_query_runs_and_cleans_up(lab: Lab) -> None:
             holdfast.state(lab.spark, lab.folder / "query", "totals", batchId=0)
 
 
+@pytest.mark.all
 def test_an_operator_without_state(lab: Lab) -> None:
     """No key that is left, in either of the shards: no rows, with all columns."""
 

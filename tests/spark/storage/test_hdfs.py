@@ -10,6 +10,7 @@ from tests.spark.conftest import Lab
 pytestmark = [pytest.mark.spark, pytest.mark.hdfs]
 
 
+@pytest.mark.all
 def test_state_on_hdfs_outlives_local_state_and_its_daemons(lab: Lab, hdfs: Hdfs) -> None:
     lab.configure({"state.dir": f"{hdfs.url}/app", "storage.dfs.client.socket-timeout": "3000"})
     lab.feed([("a", 1), ("b", 2), (None, 3)])

@@ -71,6 +71,7 @@ def settings_of(server: Versitygw) -> dict[str, str]:
     return credentials | {f"storage.client_kwargs.{name}": value for name, value in client.items()}
 
 
+@pytest.mark.all
 @pytest.mark.s3
 def test_a_savepoint_on_s3_is_copied_to_another_bucket(lab: Lab, versitygw: Versitygw) -> None:
     """With the tools of S3; the query, its state and the first copy are gone when it is restored."""

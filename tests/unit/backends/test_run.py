@@ -180,6 +180,7 @@ def test_a_run_file_opens_with_arrow_alone() -> None:
     assert table.schema.metadata == {b"holdfast.table": b"counts"}
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_more_than_2_gib_of_text_in_one_run() -> None:
     """Large types all the way: built, merged, looked up, written and read."""

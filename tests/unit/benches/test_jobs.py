@@ -104,6 +104,7 @@ def test_commits_write_every_key_and_touch_old_ones() -> None:
     assert all(len(numbers) > 5 for numbers in touched[1:]), "some are old"
 
 
+@pytest.mark.all
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", backend_names())
 def test_stalls_of_every_backend_are_measured(backend: str, tmp_path: Path) -> None:

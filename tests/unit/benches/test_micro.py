@@ -43,6 +43,7 @@ def test_micro_benchmarks_become_a_table_by_backend() -> None:
     assert "a-host" not in text
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_the_smallest_micro_benchmarks_run(tmp_path: Path) -> None:
     file = tmp_path / "micro.json"

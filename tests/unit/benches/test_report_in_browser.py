@@ -14,7 +14,7 @@ from tests.browser import DESKTOP, PHONE, accessibility_findings, chromium, show
 from tests.servers import downloads
 from tests.unit.benches import sample_results
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow(15)]
+pytestmark = [pytest.mark.browser, pytest.mark.all, pytest.mark.slow(15)]
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> str:
     return render(read(sample_results.write(tmp_path_factory.mktemp("full"), sample_results.full())))
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_it_has_a_chart_for_each_question_with_its_table_and_command(full: str) -> None:
     """Throughput, batch times, growth, memory, bytes, requests, restore, peers, single operations."""
@@ -60,6 +61,7 @@ def test_it_has_a_chart_for_each_question_with_its_table_and_command(full: str) 
         assert chart.startswith("operation") or "<code>holdfast bench run --full" in card, chart
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_ids_are_unique_and_charts_have_names(full: str) -> None:
     """Dozens of drawings on one page refer to parts of their own, and each is read aloud as what it shows."""
@@ -75,6 +77,7 @@ def test_ids_are_unique_and_charts_have_names(full: str) -> None:
     assert "font-family: 'DejaVu" not in full
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_it_loads_nothing(full: str) -> None:
     """One file, which a policy in its head forbids to load or to run anything."""

@@ -15,7 +15,7 @@ from holdfast.benches.runs.paired import Entry, summarize
 from holdfast.errors import CorruptionError
 from tests.unit.benches.test_report import FACTS, a_document
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.all, pytest.mark.slow]
 
 _SMALL = Restore(rows=3000, batches=3, warmup=1)
 

@@ -65,6 +65,7 @@ def test_a_quick_run_asks_only_about_a_store_that_is_far_away() -> None:
     assert only.minutes <= 1
 
 
+@pytest.mark.all
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", backend_names())
 def test_size_is_measured_on_every_backend(backend: str, tmp_path: Path) -> None:
@@ -78,6 +79,7 @@ def test_size_is_measured_on_every_backend(backend: str, tmp_path: Path) -> None
     assert not [path for path in (tmp_path / "durable").rglob("*") if path.is_file()]
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_a_run_of_the_store_alone_is_stored(tmp_path: Path) -> None:
     """End to end, in a process of its own, as a suite runs it."""

@@ -33,6 +33,7 @@ def as_set(rows: pd.DataFrame) -> set[tuple[object, ...]]:
     return set(rows[["tailnum", *sessions.Chain._fields]].itertuples(index=False, name=None))
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_chains_are_those_of_pandas(flights: pd.DataFrame) -> None:
     """Every flight is in the chain that it belongs to, whichever micro-batch brings it, and each chain comes once."""

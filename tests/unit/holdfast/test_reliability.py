@@ -23,6 +23,26 @@ def test_what_it_names_is_there(name: tuple[str, str]) -> None:
     assert not test or test in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
+def _is_for_later(file: str, test: str) -> bool:
+    """Tell whether a test, or the whole file, is marked as one that ``make test`` leaves out."""
+    tree = ast.parse((ROOT / "tests" / file).read_text())
+    whole = [
+        node for node in tree.body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node.targets[0])
+    ]
+    named = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == test]
+    marks = [ast.unparse(mark) for node in named for mark in node.decorator_list] + [
+        ast.unparse(m.value) for m in whole
+    ]
+    return any(re.search(r"mark\.(all|long)\b", mark) and "parametrize" not in mark for mark in marks)
+
+
+@pytest.mark.parametrize("line", [line for line in TEXT.splitlines() if re.search(r"`[a-z_/]+/test_\w+\.py", line)])
+def test_each_promise_has_a_test_in_make_test(line: str) -> None:
+    """Others of its tests may be in ``make test-all`` alone."""
+    named = re.findall(r"`([a-z_/]+/test_\w+\.py)(?:::(\w+))?`", line)
+    assert not all(_is_for_later(file, test) for file, test in named)
+
+
 def test_the_contract_has_the_tests_that_it_names() -> None:
     named = re.findall(r"`holdfast\.testing\.StorageContract\.(\w+)`", TEXT)
     assert named

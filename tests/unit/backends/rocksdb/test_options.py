@@ -106,6 +106,7 @@ def test_every_database_uses_the_one_cache(tmp_path: Path) -> None:
         assert " filter_policy=bloomfilter" in written
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_the_least_memory_that_is_named_is_enough(tmp_path: Path) -> None:
     """The error's remedy works; more shards are slower, and none is refused."""
@@ -199,6 +200,7 @@ def test_write_buffers_shrink_as_shards_are_opened(tmp_path: Path) -> None:
     assert memory.write_buffer_bytes >= sizes[0]
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_memory_stays_near_its_limit(tmp_path: Path) -> None:
     """Many shards written in turns: cache, with all write buffers in it, does not outgrow what it was given."""

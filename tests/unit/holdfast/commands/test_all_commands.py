@@ -156,6 +156,7 @@ def test_options_add_to_those_of_the_variable(monkeypatch: pytest.MonkeyPatch) -
     }
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_ten_thousand_objects_take_seconds(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
     """Attempts of a shard that was restarted over and over; nothing is read but what decides."""

@@ -14,6 +14,7 @@ from tests.source_tree import ROOT
 LISTED_S, PEAK_MB, SHOWN_S, PAGE_BYTES = 60, 200, 5, 150_000
 
 
+@pytest.mark.all
 @pytest.mark.slow(20)
 def test_ten_thousand_shards() -> None:
     """Listing takes about a kilobyte an object, and no page grows with the number of shards."""

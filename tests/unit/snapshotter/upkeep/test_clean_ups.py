@@ -15,6 +15,7 @@ from tests.soak.cluster import ClockedStorage
 from tests.unit.snapshotter.upkeep.upkeep_bench import HOUR_MS, Bench, counters
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_a_scheduled_job_stores_no_more_than_a_running_one(tmp_path: Path) -> None:
     """Six applications of 60 micro-batches, each with a server of its own, against one of 360."""

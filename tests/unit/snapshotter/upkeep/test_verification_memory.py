@@ -10,7 +10,7 @@ import pytest
 from holdfast.snapshotter.upkeep.verification import verify_shard
 from tests.model.shard_history import ShardHistory, TimedStorage
 
-pytestmark = pytest.mark.slow(5)
+pytestmark = [pytest.mark.all, pytest.mark.slow(5)]
 
 
 def peak_bytes(commits: int) -> int:

@@ -192,6 +192,7 @@ class Reading(WrappedStorage):
         return data
 
 
+@pytest.mark.all
 @pytest.mark.slow(8)
 @pytest.mark.parametrize(("before", "after"), [(2, 64), (3, 8), (5, 4), (64, 2), (2, 3)])
 @pytest.mark.parametrize("piece_rows", [40, 100_000])

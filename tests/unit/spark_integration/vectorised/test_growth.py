@@ -14,7 +14,7 @@ from holdfast.spark_integration.vectorised.batch import ShardBatch
 from tests.tiers import LONG, repetitions
 from tests.unit.spark_integration.vectorised.operator_shard import COUNT, OperatorShard
 
-pytestmark = pytest.mark.slow(8)
+pytestmark = [pytest.mark.all, pytest.mark.slow(8)]
 
 USERS, TTL_MS = 50, 5_000
 MICRO_BATCHES = repetitions(120, 20_000)

@@ -106,6 +106,7 @@ def test_a_row_written_in_every_micro_batch_moves_once_in_its_time_to_live(shard
     assert shard.run(["ann"], 3 * TTL_MS, counts_of) == {"ann": 300}
 
 
+@pytest.mark.all
 @pytest.mark.slow(6)
 def test_a_row_written_unread_has_an_entry_for_each_step_at_most(shard: OperatorShard) -> None:
     """Without a look-up nobody knows whether the index has the key."""

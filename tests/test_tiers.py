@@ -1,0 +1,52 @@
+"""Tiers and parts leave nothing out and draw nothing by chance."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests import parts, tiers
+
+
+def test_each_test_is_in_one_part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whole files; what a part says of itself is the same in each process of a run."""
+    items = request.session.items
+    found: Counter[str] = Counter()
+    for number in range(1, 4):
+        monkeypatch.setattr(parts, "PART", f"{number}/3")
+        others = parts.of_other_parts(items)
+        mine = [item for item in items if item not in others]
+        assert not {item.path for item in mine} & {item.path for item in others}
+        found.update(item.nodeid for item in mine)
+    assert found == Counter(item.nodeid for item in items)
+
+
+@pytest.mark.parametrize("part", ["0/3", "4/3"])
+def test_a_part_that_there_is_not_is_refused(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART", part)
+    with pytest.raises(pytest.UsageError, match="the first part is 1/3, the last one 3/3"):
+        parts.of_other_parts([])
+
+
+def test_make_test_takes_the_same_cases_and_the_longer_tiers_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = list("abcdefg")
+    monkeypatch.setattr(tiers, "ALL", False)
+    assert [tiers.cases(every), tiers.cases(every, quick=3), tiers.cases(every, quick=9)] == [
+        ["a"],
+        ["a", "c", "e"],
+        every,
+    ]
+    monkeypatch.setattr(tiers, "ALL", True)
+    assert tiers.cases(every, quick=3) == every
+
+
+def test_one_process_has_the_session_of_spark_and_one_each_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the longer tiers these tests would keep one process for hours: there, files are given out."""
+    demo, query = "tests/spark/programs/test_demo.py", "tests/spark/queries/test_totals.py"
+    stream, sink = "tests/spark/sinks/test_kafka_stream.py", "tests/sinks/kafka/test_sink.py"
+    monkeypatch.setattr(parts, "ALL", False)
+    together = [parts.together(f"{file}::test_it[a::b]") for file in (demo, query, stream, sink)]
+    assert together == [demo, "session", "session", "kafka"]
+    monkeypatch.setattr(parts, "ALL", True)
+    assert [parts.together(f"{file}::test_it") for file in (query, sink)] == [query, sink]
