@@ -93,16 +93,11 @@ PLUG_INS_MAY_IMPORT = {
 }
 
 # What the layers and the modules of holdfast itself may import of holdfast, besides the layers below.
-<<<<<<< HEAD
 EVERYONE = {"holdfast.errors", "holdfast.clock", "holdfast.distribution"}
-ALSO = {"spark_integration": {"holdfast.settings"}, "holdfast": {"holdfast.settings", "holdfast.backends.options"}}
-=======
-EVERYONE = {"holdfast.errors", "holdfast.clock"}
 ALSO = {
     "spark_integration": {"holdfast.settings"},
     "holdfast": {"holdfast.settings", "holdfast.backends.options", "holdfast.snapshotter.storage.url"},
 }
->>>>>>> 1071ba4e (One parser of URLs for state, savepoints and sinks)
 # These stand above all layers, and may import anything.
 ABOVE = (
     "benches/*",
