@@ -13,6 +13,7 @@ from holdfast.settings import Settings
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
+from holdfast.spark_integration.worker_python import require_worker_python
 
 
 def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
@@ -27,8 +28,10 @@ def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
     Raises
     ------
     InvalidArgumentError
-        A setting, or an option of the backend or of the storage, is wrong; or Spark and pyarrow do not go together.
+        A setting, or an option of the backend or of the storage, is wrong; Spark and pyarrow do not go together; or
+        tasks on this machine would run in another Python.
     """
+    require_worker_python(df.sparkSession)
     configuration = dict(df.sparkSession.conf.getAll)
     settings = Settings.parse(configuration, backend_names())
     find_backend(settings.backend).parse_options(settings.backend, settings.backend_options)

@@ -12,6 +12,7 @@ from holdfast.errors import CorruptionError, HoldfastError, UnavailableError
 from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.transport.routes import routes_of
+from holdfast.spark_integration.worker_python import require_worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -68,6 +69,7 @@ def run_frame(
     """
     from pyspark.errors import PySparkException
 
+    require_worker_python(frame.sparkSession)
     try:
         found = frame.mapInArrow(task, returned).collect()
     except PySparkException as exc:

@@ -31,6 +31,7 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
     TwoPhaseSink,
 )
 from holdfast.spark_integration.spark_versions import is_classic
+from holdfast.spark_integration.worker_python import require_worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -179,6 +180,7 @@ def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepar
         Whether Spark may run two attempts at one task at a time (``spark.speculation``).
     """
     session = frame.sparkSession
+    require_worker_python(session)
     frame = numbered(frame)
     if not is_classic(session):
         # Nothing tells there that a stage was begun again, so that a spare handle might be given out twice.

@@ -22,6 +22,7 @@ from holdfast.spark_integration.state_source.kept_changes import require_kept
 from holdfast.spark_integration.state_source.options import columns_option, storage_options
 from holdfast.spark_integration.state_source.source import NAME, StateSource
 from holdfast.spark_integration.stored_pointers import configured
+from holdfast.spark_integration.worker_python import require_worker_python
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
@@ -148,6 +149,7 @@ def register_source(spark: SparkSession, source: type[DataSource]) -> None:
     """Make the format of a source known to a session; where Spark finds it by itself, this changes nothing."""
     from pyspark.errors import AnalysisException
 
+    require_worker_python(spark)
     try:
         spark.dataSource.register(source)
     except AnalysisException as exc:

@@ -1,0 +1,98 @@
+"""The Python that Spark starts for tasks on this machine, beside the one that this program runs in.
+
+Spark takes ``PYSPARK_PYTHON``, or else the ``python3`` of the PATH. A program that an IDE, cron or
+``venv/bin/python app.py`` starts has an environment that is not on the PATH, so that its tasks fail, each with a page
+of Java: without PySpark in that ``python3``, the worker does not even start.
+
+Only a local master is looked at. The executors of a cluster may run another Python than the driver's machine has, and
+so may a server of Spark Connect.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipimport
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import holdfast
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.spark_versions import is_classic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PROBE = """
+import importlib.util, sys
+def missing(name):
+    try:
+        return importlib.util.find_spec(name) is None
+    except ImportError:
+        return True
+print("%d.%d" % sys.version_info[:2], *filter(missing, sys.argv[1:]))
+"""
+_START_TIMEOUT_S = 60
+_VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def require_worker_python(session: SparkSession) -> None:
+    """Refuse a local session whose tasks would run in a Python without holdfast, or of another version.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The message says what to set. No job has run.
+
+    Notes
+    -----
+    Cost: nothing where it is this program's own Python; else one start of the other (50 ms) in a process.
+    """
+    if not is_classic(session) or not str(session.sparkContext.master).startswith("local"):
+        return
+    program = session.sparkContext.pythonExec
+    problem = problem_of(program)
+    if problem is not None:
+        raise InvalidArgumentError(
+            f"Spark would run this program's tasks in another Python, {problem}: set the environment variable "
+            f"PYSPARK_PYTHON to {sys.executable} before the session starts, or activate the environment; with "
+            "spark-submit, set spark.pyspark.python",
+            workers=program,
+        )
+
+
+@lru_cache
+def problem_of(program: str) -> str | None:
+    """Return why workers cannot run in a Python; None if they can."""
+    found = shutil.which(program)
+    if found is None:
+        return "which is not there"
+    if _is_own(Path(found)):
+        return None
+    needed = ["pandas", "pyarrow"]
+    # As a zip file it travels to the workers with spark.submit.pyFiles.
+    if not isinstance(holdfast.__spec__.loader, zipimport.zipimporter):
+        needed.append(f"{holdfast.__name__}.spark_integration")
+    try:
+        probe = subprocess.run(
+            [found, "-c", _PROBE, *needed],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_START_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        return f"which does not start ({exc})"
+    version, *missing = probe.stdout.split() or [""]
+    if probe.returncode != 0 or version != _VERSION:
+        return f"which is {f'Python {version}' if version else 'too old'} and not {_VERSION}"
+    return f"which has no {', '.join(name.partition('.')[0] for name in missing)}" if missing else None
+
+
+def _is_own(program: Path) -> bool:
+    """Whether a program is this process's: the links of two environments may lead to one interpreter."""
+    own = Path(sys.executable)
+    return program.parent.samefile(own.parent) and program.samefile(own)
