@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from holdfast.errors import StateLostError as StateLostError
     from holdfast.errors import UnavailableError as UnavailableError
     from holdfast.mvcc.store import VersionedStore as VersionedStore
+    from holdfast.spark_integration.failures import explain as explain
     from holdfast.spark_integration.lookup.stored_query import StoredQuery as StoredQuery
     from holdfast.spark_integration.lookup.stored_query import open_query as open_query
     from holdfast.spark_integration.progress_metrics import metrics as metrics
@@ -58,6 +59,7 @@ _EXPORTS = {
     "StoredQuery": "holdfast.spark_integration.lookup.stored_query",
     "UnavailableError": "holdfast.errors",
     "VersionedStore": "holdfast.mvcc.store",
+    "explain": "holdfast.spark_integration.failures",
     "metrics": "holdfast.spark_integration.progress_metrics",
     "open_query": "holdfast.spark_integration.lookup.stored_query",
     "read_state": "holdfast.spark_integration.read_state",

@@ -203,6 +203,16 @@ def version_of(spark: SparkSession) -> str:
     return spark.version
 
 
+def java_stack(error: BaseException) -> str:
+    """Return the Java stack trace that an exception of PySpark keeps, with the causes in it; empty if it keeps none.
+
+    The message of a failed query may say no more than "Exception thrown in awaitResult".
+    """
+    of_connect = getattr(error, "getStackTrace", str)() or ""
+    cause = getattr(error, "_cause", None)
+    return "\n".join([of_connect, getattr(error, "_stackTrace", ""), java_stack(cause) if cause is not None else ""])
+
+
 def is_classic(session: SparkSession) -> bool:
     """Tell whether a session is in the driver's process: not over Spark Connect, which has no SparkContext."""
     return hasattr(session, "sparkContext")

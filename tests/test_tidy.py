@@ -61,7 +61,7 @@ ROOMS = {
     "spark_integration": (
         # All differences between Spark's releases.
         "spark_versions",
-        "java spark_types worker_python",
+        "failures java spark_types worker_python",
         "executor",
         "client",
         "transport",

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.feather as feather
 
-from holdfast import clock, read_state, savepoints
+from holdfast import clock, explain, read_state, savepoints
 from holdfast.examples.flights.data import FLIGHT_COLUMNS
 from holdfast.examples.flights.results.base import SINK_OPTIONS, Results
 from holdfast.examples.flights.results.places import RESULTS
@@ -260,16 +260,22 @@ def encode(job: Job) -> bytes:
 
 
 def main() -> None:
-    """Run the job given on standard input."""
+    """Run the job given on standard input; if its query fails, the log ends with why."""
+    from pyspark.errors import StreamingQueryException
+
     job = Job(**json.load(sys.stdin))
     spark = start_spark(job)
     note_session(job.folder)
-    if job.stop_after is not None:
-        save(spark, job)
-    else:
-        if job.from_savepoint:
-            restore(spark, job)
-        describe(spark, job, run(spark, job))
+    try:
+        if job.stop_after is not None:
+            save(spark, job)
+        else:
+            if job.from_savepoint:
+                restore(spark, job)
+            describe(spark, job, run(spark, job))
+    except StreamingQueryException as error:
+        _log.exception("the query failed")
+        sys.exit(explain(error))
     spark.stop()
 
 

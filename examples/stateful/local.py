@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from holdfast import explain
 from holdfast.spark_integration.java import ensure_java
 
 if TYPE_CHECKING:
@@ -48,9 +49,10 @@ def run_both(
 
 @contextmanager
 def example_session() -> Iterator[SparkSession]:
-    """Give an example a quiet session with two task slots."""
+    """Give an example a quiet session with two task slots; end the program in a few lines if a query fails."""
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.errors import StreamingQueryException
     from pyspark.sql import SparkSession
 
     spark = (
@@ -64,6 +66,8 @@ def example_session() -> Iterator[SparkSession]:
     spark.sparkContext.setLogLevel("ERROR")
     try:
         yield spark
+    except StreamingQueryException as error:
+        sys.exit(explain(error))
     finally:
         spark.stop()
 

@@ -43,7 +43,7 @@ from holdfast.spark_integration.shard.operator_directory import require_restored
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.received_rows import gather_rows
 from holdfast.spark_integration.shard.store import ShardStore, open_shard
-from holdfast.spark_integration.shard.streaming_task import StreamingTask
+from holdfast.spark_integration.shard.streaming_task import StreamingTask, current_batch_id
 from holdfast.spark_integration.shard.timeout import TIMERS_TABLE
 from holdfast.spark_integration.transport.output import Output
 from holdfast.spark_integration.transport.python_stage import freeze_modules
@@ -104,6 +104,23 @@ def call_shard(
     pandas.DataFrame
         What the output sends.
     """
+    try:
+        yield from _called(step, key, chunks, group)
+    except Exception as exc:
+        exc.add_note(_place(step, key))
+        raise
+
+
+def _place(step: ShardStep, key: tuple[Any, ...]) -> str:
+    """Return where an error was raised, in the words that `holdfast.explain` reads."""
+    batch_id = current_batch_id()
+    batch = "" if batch_id is None else f", micro-batch {batch_id}"
+    return f"raised in operator {step.operator.name!r}, shard {step.shard_of(key)}{batch}"
+
+
+def _called(
+    step: ShardStep, key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], group: ShardGroup
+) -> Iterator[pd.DataFrame]:
     operator, output, remembered = step.operator, step.output, group.remembered()
     if remembered is not None:
         remembered.require(operator.name, hash_of_route(int(key[0])), operator.shards)

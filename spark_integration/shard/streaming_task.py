@@ -93,6 +93,13 @@ class StreamingTask:
         )
 
 
+def current_batch_id() -> int | None:
+    """Return the micro-batch that the running task is sure to belong to; None if unknown."""
+    context = TaskContext.get()
+    is_sparks = context is not None and QUERY_ID.fullmatch(context.getLocalProperty(QUERY_PROPERTY) or "")
+    return _number(context.getLocalProperty(BATCH_PROPERTY) or "") if context and is_sparks else None
+
+
 def _run_id(tell: Callable[[str], str]) -> str | None:
     """Return the id of the session of this job's outermost execution, which Spark cloned for the run."""
     sessions = {number: session for session, number in _SESSION_TAG.findall(tell(_TAGS))}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import StreamingQueryException
 from pyspark.errors.exceptions.connect import SparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -91,6 +92,30 @@ def start(writer: DataStreamWriter) -> StreamingQuery:
     return writer.start()
 
 
+def refuse_b(batch: holdfast.ShardBatch) -> pa.Table:
+    if "b" in batch.keys["key"].to_pylist():
+        raise ValueError("no b here")
+    return batch.keys
+
+
+def explained(events: DataFrame, folder: Path) -> list[list[str]]:
+    """Return what is said of a function that raises: what the query raises, and what it keeps."""
+    frame = (
+        holdfast.stream(events)
+        .groupBy("key")
+        .applyInArrowWithState(refuse_b, "key string", "n long", "update", name="refusing")
+    )
+    writer = frame.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(folder / "query-refusing")).start()
+    try:
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        kept = query.exception()
+        assert kept is not None
+        return [holdfast.explain(error).splitlines(), holdfast.explain(kept).splitlines()]
+    raise AssertionError("it did not fail")
+
+
 def by_each_api(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Return the state of a vectorised operator and of one by key, and the output of a batch query."""
     source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
@@ -148,6 +173,7 @@ def by_each_api(spark: SparkSession, folder: Path) -> dict[str, Any]:
     writer.option("checkpointLocation", str(folder / "query-begun")).start().awaitTermination()
     begun_state = holdfast.read_state(spark, folder / "query-begun", "begun", table="v.n")
     return {
+        "explained": explained(events, folder),
         "metrics": metrics,
         "begun": sorted(begun_state.to_pylist(), key=repr),
         "refused": refused(spark, events),

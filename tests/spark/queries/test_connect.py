@@ -26,6 +26,14 @@ def require_each_api(found: dict[str, Any]) -> None:
     assert [row["key"] for row in found["woken"]] == ["a", "b", None]
     assert found["batch"] == [{"key": "a", "n": 2}]
     measured = [(row["operator"], row["batchId"], row["rows"], row["keys_new"]) for row in found["metrics"]]
+    for what, operator, shard, batch, to_do in found["explained"]:
+        assert (what, operator, batch) == (
+            "what:        ValueError: no b here",
+            "operator:    refusing",
+            "micro-batch: 0",
+        )
+        assert shard.startswith("shard:       ")
+        assert "correct refuse_b (connect_query.py, line " in to_do
     assert measured == [("counts", 0, 3, 3), ("counts", 1, 1, 0)]
 
 

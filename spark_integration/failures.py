@@ -1,0 +1,322 @@
+"""Says in a few lines what a query failed of; Spark's exceptions say it somewhere in a hundred.
+
+::
+
+    StreamingQueryException            Spark's words, then the Java cause
+      └── PythonException              the worker's traceback ──▶ the error, its notes, the user's line
+            └── StateLostError: …      raised in operator 'totals', shard 3, micro-batch 7
+
+What a worker raises arrives as text, from classic Spark and from Spark Connect alike, so text is what is read.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from holdfast import errors
+from holdfast.errors import HoldfastError
+from holdfast.spark_integration.spark_versions import java_stack
+
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'  File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<function>.+)')
+_RAISED = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$", re.DOTALL)
+_NOTE_OF_KEY = re.compile(r"raised in operator (?P<operator>'.*'|\".*\") for key (?P<key>\(.*\))")
+_NOTE_OF_SHARD = re.compile(
+    r"raised in operator (?P<operator>'.*'|\".*\"), shard (?P<shard>\d+)(?:, micro-batch (?P<batch>\d+))?"
+)
+_NOT_THE_USERS = (
+    "/pyspark/",
+    "/pyspark.zip/",
+    "/py4j",
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python3",
+    "<frozen",
+    ".pxi",
+    ".pyx",
+)
+_ENDS_A_MESSAGE = re.compile(
+    r"\s*at [\w.$/@]+\(|Driver stacktrace:|=== Streaming Query ===|JVM stacktrace:|Caused by: "
+)
+_JAVA = re.compile(r"(?:^|\s)((?:[a-z_][\w$]*\.){2,}[A-Z][\w$]*(?:Exception|Error)): (.+)")
+_CAUSED_BY = re.compile(r"^Caused by: ((?:[\w$]+\.)+[\w$]+): (.+)$", re.MULTILINE)
+_SAYS_NOTHING = (
+    "Exception thrown in awaitResult:",
+    "Full stacktrace of original",
+    "raised by the Python Proxy",
+    "thrown from the Python worker",
+)
+_OF_SPARK = ("pyspark.", "py4j.", "grpc.")
+_SQL_STATE = re.compile(r"(?:\s*SQLSTATE: \w{5})+\s*$")
+_OPERATOR_FACT = re.compile(r"\boperator=('[^']*'|\S+)")
+
+_AGAIN = "start the query again: nothing of this micro-batch was kept"
+#: What to do about each error, where its message does not say more.
+_WHAT_TO_DO = {
+    errors.UnavailableError: "make available what did not answer, and start the query again: nothing is lost",
+    errors.StateLostError: "set the directory and the checkpoint location that the query has always had, or bring the "
+    "objects back; else go back to an earlier micro-batch (docs/operations.md)",
+    errors.CorruptionError: "let `holdfast verify` name every damaged object; restore them, or go back to an earlier "
+    "micro-batch (docs/operations.md)",
+    errors.ConflictError: "stop the other application that runs this query; if it is dead, wait as long as the "
+    "message says",
+    errors.SchemaMismatchError: "change the code so that it agrees with what the message names "
+    "(docs/state-schema.md says how stored columns may change)",
+}
+
+
+@dataclass(frozen=True)
+class _Cause:
+    """A failure that Spark raises after holdfast's code has ended, or before it begins.
+
+    Attributes
+    ----------
+    pattern : re.Pattern
+        Its words, in which a group ``batch`` may be.
+    what, to_do : str
+        May refer to other groups.
+    """
+
+    pattern: re.Pattern[str]
+    what: str
+    to_do: str
+
+
+_CAUSES = (
+    _Cause(
+        re.compile(r"STATE_STORE_COMMIT_VALIDATION_FAILED\S* .*? for batch (?P<batch>\d+)"),
+        "foreachBatch read only a part of the micro-batch, as limit, first and show do, so that some "
+        "partitions did not commit their state; Spark checks that each did",
+        "read all of it in foreachBatch: count() or collect() instead, or rows.persist() and one action over all rows "
+        "before the one that takes a part; and start the query again: nothing of this micro-batch was kept",
+    ),
+    _Cause(
+        re.compile(r"No module named '(?:pyspark|holdfast|pandas|pyarrow|numpy)\b"),
+        "Spark runs tasks in a Python that lacks what this program imports",
+        "set the environment variable PYSPARK_PYTHON to an interpreter that has it before the session starts, on a "
+        "cluster one that every executor has (docs/deploy.md)",
+    ),
+    _Cause(
+        re.compile(
+            r"(?:applyInPandasWithState|transformWithState\w*) in (?P<defined>\w+) mode is not supported with "
+            r"(?P<started>\w+) output mode"
+        ),
+        r"the query was started in output mode \g<started>, and its operator was defined for \g<defined>",
+        r'add .outputMode("\g<defined>") to its writeStream (without it, Spark takes append), or define the operator '
+        "for the other mode",
+    ),
+    _Cause(
+        re.compile(r"'GroupedData' object has no attribute '(?P<method>applyInArrowWithState|transformWithState\w*)'"),
+        r"\g<method> was called on Spark's own groupBy",
+        r"begin with holdfast: holdfast.stream(df).groupBy(…).\g<method>(…)",
+    ),
+    _Cause(
+        re.compile(r"PYTHON_VERSION_MISMATCH"),
+        "Spark runs tasks in another version of Python than this program",
+        "set the environment variable PYSPARK_PYTHON to an interpreter of the driver's version (docs/deploy.md)",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """What a traceback in the text ends with.
+
+    Attributes
+    ----------
+    name : str
+        Of the class, with its module unless that is ``builtins``.
+    message : str
+    frames : list of (path, line, function)
+    operator, key, shard, batch : str or None
+        As the notes say.
+    """
+
+    name: str
+    message: str
+    frames: list[tuple[str, str, str]] = field(default_factory=list)
+    operator: str | None = None
+    key: str | None = None
+    shard: str | None = None
+    batch: str | None = None
+
+    @property
+    def kind(self) -> type[HoldfastError] | None:
+        """Its class, if it is one of holdfast's."""
+        module, _, name = self.name.rpartition(".")
+        found = getattr(errors, name, None) if module in ("", errors.__name__) else None
+        return found if isinstance(found, type) and issubclass(found, HoldfastError) else None
+
+    @property
+    def place(self) -> str | None:
+        """The user's own line that raised it, or called what did."""
+        for path, line, function in reversed(self.frames):
+            if not any(part in path for part in _NOT_THE_USERS) and not path.startswith(_own_folders()):
+                return f"{function} ({Path(path).name}, line {line})"
+        return None
+
+
+def explain(error: BaseException) -> str:
+    """Say in at most five lines why a query failed, and what to do about it.
+
+    Parameters
+    ----------
+    error : BaseException
+        What Spark, `holdfast` or a function of the query has raised: of ``awaitTermination``, ``query.exception()``,
+        a definition; in classic Spark and over Spark Connect.
+
+    Returns
+    -------
+    str
+        Lines with ``what``, ``operator``, ``key`` or ``shard``, ``micro-batch`` and ``to do``, as far as the error says
+        so. Of an error that neither holdfast nor a Python function has raised, Spark's own innermost cause.
+
+    Examples
+    --------
+    >>> try:
+    ...     query.awaitTermination()
+    ... except Exception as error:
+    ...     print(holdfast.explain(error))
+    what:        ValueError: negative amount: -1
+    operator:    totals
+    key:         ('ann',)
+    micro-batch: 7
+    to do:       correct add_up (app.py, line 12), and start the query again: nothing of this micro-batch was kept
+    """
+    text = _text(error)
+    for cause in _CAUSES:
+        found = cause.pattern.search(text)
+        if found is not None:
+            batch = found.groupdict().get("batch")
+            return _lines(what=found.expand(cause.what), batch=batch, to_do=found.expand(cause.to_do))
+    all_raised = list(_raised(text))
+    raised = _chosen(all_raised)
+    if raised is None:
+        return _lines(what=_innermost(text, all_raised))
+    what = f"{raised.name.removeprefix(errors.__name__ + '.')}: {raised.message}".removesuffix(": ")
+    return _lines(
+        what=what,
+        operator=raised.operator,
+        key=raised.key,
+        shard=raised.shard,
+        batch=raised.batch,
+        to_do=_to_do(raised),
+    )
+
+
+def _text(error: BaseException) -> str:
+    """Return all that an exception and those behind it say: Spark hides Py4J's, which it has converted."""
+    chain: list[BaseException] = []
+    behind: BaseException | None = error
+    while behind is not None and behind not in chain:
+        chain.append(behind)
+        behind = behind.__cause__ or behind.__context__
+    return "\n".join(["".join(traceback.format_exception(error)), *map(java_stack, chain)])
+
+
+def _lines(
+    what: str,
+    operator: str | None = None,
+    key: str | None = None,
+    shard: str | None = None,
+    batch: str | None = None,
+    to_do: str | None = None,
+) -> str:
+    where = {"key": key} if key is not None else {"shard": shard}
+    said = {"what": what, "operator": operator, **where, "micro-batch": batch, "to do": to_do}
+    return "\n".join(f"{name + ':':<13}{' '.join(text.split())}" for name, text in said.items() if text is not None)
+
+
+def _to_do(raised: _Raised) -> str | None:
+    if raised.kind is None:
+        place = raised.place
+        return _AGAIN if place is None else f"correct {place}, and {_AGAIN}"
+    for kind, to_do in _WHAT_TO_DO.items():
+        if issubclass(raised.kind, kind):
+            return to_do
+    return f"do as the message says, and {_AGAIN}" if raised.shard else "do as the message says"
+
+
+def _chosen(found: list[_Raised]) -> _Raised | None:
+    """Return what says most: an error with notes, one of holdfast's, or else the last that is not Spark's own."""
+    own = [raised for raised in found if not raised.name.startswith(_OF_SPARK)]
+    noted = [raised for raised in own if raised.operator is not None]
+    ours = [raised for raised in own if raised.kind is not None]
+    chosen = noted or ours or own
+    return chosen[-1] if chosen else None
+
+
+def _raised(text: str) -> Iterator[_Raised]:
+    """Yield what each traceback in the text ends with, and the exception itself if it has none, in their order."""
+    lines = text.splitlines()
+    starts = [i for i, line in enumerate(lines) if line.rstrip().endswith(_TRACEBACK)]
+    if not starts or starts[0] != 0:
+        starts.insert(0, -1)
+    for start in starts:
+        raised = _read(lines, start)
+        if raised is not None:
+            yield raised
+
+
+def _read(lines: list[str], start: int) -> _Raised | None:
+    """Return what a traceback ends with; it may stand in a message, and so be indented."""
+    indent = 0 if start < 0 else len(lines[start]) - len(lines[start].lstrip())
+    # What a message has before it on its line is no indentation.
+    margin = lines[start][:indent] if start >= 0 else ""
+    rest = [line.removeprefix(margin) for line in lines[start + 1 :]]
+    frames, end = [], 0
+    for line in rest:
+        if line and not line.startswith((" ", "\t")):
+            break
+        if found := _FRAME.match(line):
+            frames.append((found["path"], found["line"], found["function"]))
+        end += 1
+    said: list[str] = []
+    notes: dict[str, str] = {}
+    for line in rest[end:]:
+        if (
+            line.rstrip().endswith(_TRACEBACK)
+            or _ENDS_A_MESSAGE.match(line)
+            or (said and not line.strip())
+            or line.startswith(" SQLSTATE:")
+        ):
+            break
+        noted = _NOTE_OF_KEY.match(line) or _NOTE_OF_SHARD.match(line)
+        if noted:
+            # The innermost comes first.
+            notes = {name: value for name, value in noted.groupdict().items() if value is not None} | notes
+        else:
+            said.append(line)
+    matched = _RAISED.match("\n".join(said))
+    if matched is None:
+        return None
+    message = _SQL_STATE.sub("", matched["message"] or "")
+    fact = _OPERATOR_FACT.search(message)
+    operator = notes.pop("operator", fact[1] if fact else "").strip("'\"") or None
+    return _Raised(matched["name"], message, frames, operator, **notes)
+
+
+def _innermost(text: str, raised: list[_Raised]) -> str:
+    """Return the innermost cause that Java names, or PySpark, or else the first line of what was said."""
+    of_pyspark = [(one.name, one.message) for one in raised if not one.name.endswith("StreamingQueryException")]
+    for found in (_CAUSED_BY.findall(text), of_pyspark, _JAVA.findall(text)):
+        said = [(name, message) for name, message in found if not any(words in message for words in _SAYS_NOTHING)]
+        if said:
+            name, message = said[-1]
+            return f"{name.rpartition('.')[2]}: {_SQL_STATE.sub('', message)}"
+    lines = [line for line in text.splitlines() if line and not line.startswith((" ", _TRACEBACK))]
+    return lines[0] if lines else text
+
+
+@cache
+def _own_folders() -> tuple[str, ...]:
+    """Return the folders of holdfast's packages, which an editable installation keeps apart."""
+    packages = ("backends", "mvcc", "snapshotter", "spark_integration")
+    specs = [importlib.util.find_spec(f"holdfast.{package}") for package in packages]
+    return tuple(f"{place}/" for spec in specs if spec for place in spec.submodule_search_locations or ())

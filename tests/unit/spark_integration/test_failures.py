@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import traceback
+
+import pytest
+from pyspark.errors import PythonException, StreamingQueryException
+
+import holdfast
+from holdfast import errors
+from holdfast.errors import HoldfastError, InvalidArgumentError, SchemaMismatchError, StateLostError
+from holdfast.spark_integration.failures import explain
+
+
+def add_up(amount: int) -> None:
+    if amount < 0:
+        raise ValueError(f"negative amount: {amount}")
+
+
+LINE_OF_THE_RAISE = add_up.__code__.co_firstlineno + 2
+
+
+def in_a_worker(error: Exception, *notes: str) -> str:
+    """Return what a worker tells the driver of an error."""
+    for note in notes:
+        error.add_note(note)
+    try:
+        raise error
+    except type(error):
+        return traceback.format_exc()
+
+
+def of_a_query(text: str) -> StreamingQueryException:
+    """Return an exception with the worker's words in the middle of Spark's."""
+    return StreamingQueryException(
+        "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted due to stage failure: Task 0 "
+        "in stage 3.0 failed 1 times, most recent failure: Lost task 0.0 in stage 3.0 (TID 4) (host executor driver): "
+        f"org.apache.spark.api.python.PythonException: {text}\n"
+        "\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:7)\n"
+        "\nDriver stacktrace: SQLSTATE: XXKST\n=== Streaming Query ===\nIdentifier: [id = 1]\n"
+    )
+
+
+def test_an_exception_of_the_users_function_names_its_line_the_operator_and_the_key() -> None:
+    """Of a hundred lines of Spark's the five that help are kept."""
+    try:
+        add_up(-1)
+    except ValueError as exc:
+        exc.add_note("raised in operator 'totals' for key ('ann', 3)")
+        exc.add_note("raised in operator 'totals', shard 4, micro-batch 7")
+        text = traceback.format_exc()
+    assert explain(of_a_query(text)) == (
+        "what:        ValueError: negative amount: -1\n"
+        "operator:    totals\n"
+        "key:         ('ann', 3)\n"
+        "micro-batch: 7\n"
+        f"to do:       correct add_up (test_failures.py, line {LINE_OF_THE_RAISE}), and start the query again: nothing "
+        "of this micro-batch was kept"
+    )
+
+
+def test_an_error_of_holdfast_names_the_shard_where_no_key_is_at_fault() -> None:
+    text = in_a_worker(
+        StateLostError("the commit that the query's pointer names is gone", version=8),
+        "raised in operator 'totals', shard 4, micro-batch 7",
+    )
+    assert explain(of_a_query(text)).splitlines()[:4] == [
+        "what:        StateLostError: the commit that the query's pointer names is gone, version=8",
+        "operator:    totals",
+        "shard:       4",
+        "micro-batch: 7",
+    ]
+
+
+@pytest.mark.parametrize(
+    "kind", [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, HoldfastError)]
+)
+def test_each_of_our_errors_says_what_to_do(kind: type[HoldfastError]) -> None:
+    """None is without advice, wherever it was raised: in a worker, or at a definition."""
+    for error in (of_a_query(in_a_worker(kind("it went wrong"))), kind("it went wrong")):
+        lines = explain(error).splitlines()
+        assert lines[0] == f"what:        {kind.__name__}: it went wrong"
+        assert lines[-1].startswith("to do:       ")
+        assert len(lines) <= 5
+
+
+def test_the_operator_of_an_error_at_a_definition_is_in_its_facts() -> None:
+    assert "operator:    totals" in explain(SchemaMismatchError("columns differ", operator="totals")).splitlines()
+
+
+def test_an_error_within_another_is_found_where_it_is_indented() -> None:
+    """An action in foreachBatch raises in a worker, then in the driver, then in Spark's thread."""
+    inner = in_a_worker(InvalidArgumentError("no such column"), "raised in operator 'op', shard 1")
+    outer = in_a_worker(PythonException("An exception was thrown from the Python worker:\n  " + "  ".join(
+        inner.splitlines(keepends=True)
+    )))  # fmt: skip
+    assert explain(of_a_query(outer)).splitlines()[:3] == [
+        "what:        InvalidArgumentError: no such column",
+        "operator:    op",
+        "shard:       1",
+    ]
+
+
+def test_of_java_only_the_innermost_cause_is_kept() -> None:
+    """An error that is not ours is one line, and none of Spark's wrappings."""
+    error = StreamingQueryException(
+        "[STREAM_FAILED] Query [id = 1] terminated with exception: Exception thrown in awaitResult:  SQLSTATE: XXKST\n"
+        "\nJVM stacktrace:\norg.apache.spark.sql.streaming.StreamingQueryException: Exception thrown in awaitResult: \n"
+        "\tat org.apache.spark.sql.execution.streaming.StreamExecution.run(StreamExecution.scala:1)\n"
+        "Caused by: org.apache.spark.SparkException: Exception thrown in awaitResult: \n\t... 1 more\n"
+        "Caused by: java.io.IOException: No space left on device\n\tat java.base/java.io.FileOutputStream.write(X)\n"
+    )
+    assert explain(error) == "what:        IOException: No space left on device"
+    assert explain(KeyError("plain")).splitlines()[0] == "what:        KeyError: 'plain'"
+
+
+@pytest.mark.parametrize(
+    ("said", "what", "to_do"),
+    [
+        ("[STATE_STORE_COMMIT_VALIDATION_FAILED] Validation failed for batch 12.", "limit", "count()"),
+        ("python3: … (ModuleNotFoundError: No module named 'pyspark')", "lacks", "PYSPARK_PYTHON"),
+        ("ModuleNotFoundError: No module named 'holdfast.backends'", "lacks", "PYSPARK_PYTHON"),
+        ("[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10", "version", "PYSPARK_PYTHON"),
+    ],
+)  # fmt: skip
+def test_what_spark_says_of_known_mistakes_gets_its_cause_and_its_cure(said: str, what: str, to_do: str) -> None:
+    lines = explain(of_a_query(said)).splitlines()
+    assert what in lines[0]
+    assert to_do in lines[-1]
+
+
+def test_the_name_is_public() -> None:
+    assert holdfast.explain is explain
