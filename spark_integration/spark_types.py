@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 from pyspark.errors import ParseException
 from pyspark.sql.types import (
@@ -25,6 +27,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    UserDefinedType,
 )
 
 from holdfast.backends.arrow.rows import is_same_kind, nullable_type, one_chunk, storage_type
@@ -49,6 +52,14 @@ _ARROW_TYPES: dict[type[DataType], pa.DataType] = {
     ShortType: pa.int16(),
     TimestampNTZType: pa.timestamp("us"),
     TimestampType: pa.timestamp("us", "UTC"),
+}
+# What Spark also sends to Python, by the name of its class, which older releases lack. A function may see such columns;
+# state, keys and output cannot have them.
+_ONLY_SENT: dict[str, pa.DataType] = {
+    "GeographyType": pa.struct([pa.field("srid", pa.int32(), False), pa.field("wkb", pa.binary(), False)]),
+    "GeometryType": pa.struct([pa.field("srid", pa.int32(), False), pa.field("wkb", pa.binary(), False)]),
+    "TimeType": pa.time64("ns"),
+    "VariantType": pa.struct([pa.field("value", pa.binary(), False), pa.field("metadata", pa.binary(), False)]),
 }
 _HINTS = {
     "map": "group by a column of another type, such as its JSON text (to_json)",
@@ -93,26 +104,47 @@ def arrow_schema(schema: StructType, what: str, *, keep_not_null: bool = False) 
     InvalidArgumentError
         A column's type cannot be exchanged, or two columns have one name.
     """
-    names = [f.name for f in schema]
+    types = _arrow_types(schema, what, {})
+    return pa.schema([pa.field(f.name, t, f.nullable or not keep_not_null) for f, t in zip(schema, types, strict=True)])
+
+
+def sent_schema(schema: StructType, what: str) -> pa.Schema:
+    """Return the Arrow schema in which Spark sends the rows of a function, columns that nobody can keep among them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Spark cannot send a column to Python, or two columns have one name.
+    """
+    return pa.schema(list(zip(schema.names, _arrow_types(schema, what, _ONLY_SENT), strict=True)))
+
+
+def _arrow_types(schema: StructType, what: str, only_sent: Mapping[str, pa.DataType]) -> list[pa.DataType]:
+    names = schema.names
     repeated = sorted({n for n in names if names.count(n) > 1})
     if repeated:
         raise InvalidArgumentError(f"{what} names a column twice", repeated=repeated)
-    fields = [(f.name, _arrow_type(f.dataType, f.name, what), f.nullable or not keep_not_null) for f in schema]
-    return pa.schema([pa.field(*field) for field in fields])
+    return [_arrow_type(f.dataType, f.name, what, only_sent) for f in schema]
 
 
-def _arrow_type(t: DataType, column: str, what: str) -> pa.DataType:
+def _arrow_type(t: DataType, column: str, what: str, only_sent: Mapping[str, pa.DataType]) -> pa.DataType:
+    def part(of: DataType, name: str = column) -> pa.DataType:
+        return _arrow_type(of, name, what, only_sent)
+
     if isinstance(t, ArrayType):
-        return pa.list_(pa.field("element", _arrow_type(t.elementType, column, what), t.containsNull))
+        return pa.list_(pa.field("element", part(t.elementType), t.containsNull))
     if isinstance(t, MapType):
-        key, value = _arrow_type(t.keyType, column, what), _arrow_type(t.valueType, column, what)
-        return pa.map_(key, pa.field("value", value, t.valueContainsNull))
+        return pa.map_(part(t.keyType), pa.field("value", part(t.valueType), t.valueContainsNull))
     if isinstance(t, StructType):
-        return pa.struct([pa.field(f.name, _arrow_type(f.dataType, f"{column}.{f.name}", what), f.nullable) for f in t])
+        return pa.struct([pa.field(f.name, part(f.dataType, f"{column}.{f.name}"), f.nullable) for f in t])
     if isinstance(t, DecimalType):
         return pa.decimal128(t.precision, t.scale)
     if isinstance(t, StringType):
         return pa.string()
+    if only_sent and isinstance(t, UserDefinedType):
+        return part(t.sqlType())
+    if type(t).__name__ in only_sent:
+        return only_sent[type(t).__name__]
     if type(t) not in _ARROW_TYPES:
         raise InvalidArgumentError(
             f"column {column!r} of {what} has a type that cannot be used: {_HINTS['type']}", type=t.simpleString()

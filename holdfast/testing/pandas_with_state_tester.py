@@ -24,7 +24,7 @@ from holdfast.spark_integration.keyed.python_values import RowValues
 from holdfast.spark_integration.keyed.values import ValueState
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.timeout import TimeoutConf
-from holdfast.spark_integration.spark_types import arrow_schema, require_key_types
+from holdfast.spark_integration.spark_types import arrow_schema, require_key_types, sent_schema
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers
 from holdfast.spark_integration.transport.transport import moments_of
 from holdfast.testing.ddl import parse_schema
@@ -217,10 +217,10 @@ class PandasWithStateTester:
         return self._shard.keys_of(spark_versions.rows_to_arrow([distinct], self._key).cast(self._step.key_types))
 
     def _no_rows(self) -> pa.Table:
-        return arrow_schema(self._input, "the input").empty_table()
+        return sent_schema(self._input, "the input").empty_table()
 
     def _run(self, rows: pa.Table) -> pa.Table:
-        rows = self._without_late(rows.cast(arrow_schema(self._input, "the input")))
+        rows = self._without_late(rows.cast(sent_schema(self._input, "the input")))
         shown = rows.select(self._key.names).cast(self._step.key_types).combine_chunks()
         watermark_ms = None if self._event_time is None else self._watermark_ms
         output = self._shard.run(self._step, rows, shown, self._processing_ms, watermark_ms)

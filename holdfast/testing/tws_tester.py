@@ -30,7 +30,7 @@ from holdfast.spark_integration.processor.state.variable_tables import Kind
 from holdfast.spark_integration.processor.transform_with_state import InitialState, TransformWithState
 from holdfast.spark_integration.shard.operator import ShardFunction
 from holdfast.spark_integration.shard.timeout import TimeMode
-from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
+from holdfast.spark_integration.spark_types import arrow_schema, parse_struct, sent_schema
 from holdfast.testing.ddl import parse_schema
 from holdfast.testing.embedded_shard import EmbeddedShard
 from holdfast.testing.given_exchange import GivenExchange, concatenated, kept_frames, kept_rows
@@ -358,7 +358,7 @@ def _parsed(text: str, what: str) -> StructType:
 
 
 def _typed(rows: pa.Table, schema: StructType) -> pa.Table:
-    return rows.cast(arrow_schema(schema, "the input"))
+    return rows.cast(sent_schema(schema, "the input"))
 
 
 def _numbers(n: int) -> pa.Table:

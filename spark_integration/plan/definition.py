@@ -27,7 +27,7 @@ from holdfast.spark_integration.plan.shuffle_partitions import shuffle_partition
 from holdfast.spark_integration.plan.stored_state import StoredState, stored_state
 from holdfast.spark_integration.shard.call import ShardStep
 from holdfast.spark_integration.shard.operator import Operator, ShardFunction
-from holdfast.spark_integration.spark_types import arrow_schema
+from holdfast.spark_integration.spark_types import sent_schema
 from holdfast.spark_integration.transport.observed import ObservedOutput
 from holdfast.spark_integration.transport.observed_metrics import OBSERVATION
 from holdfast.spark_integration.transport.output import Output
@@ -182,7 +182,7 @@ class Definition:
         expressions = [StructField(key.column, key.field.dataType) for key in rows.expressions]
         schema = StructType([*expressions, *rows.columns.values(), StructField(HASH, LongType(), False)])
         is_initial = rows is not self.rows
-        types = arrow_schema(schema, "the initial state" if is_initial else "the input")
+        types = sent_schema(schema, "the initial state" if is_initial else "the input")
         # A watermark is that of a stream.
         event_time = event_time_of(rows.df) if rows.df.isStreaming else None
         filtering = None if event_time is None else EventTime(event_time, self.host.drops_late_rows)
