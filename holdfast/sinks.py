@@ -20,7 +20,7 @@ from holdfast.spark_integration.sink_source.options import source_options
 from holdfast.spark_integration.sink_source.source import SinkSource
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.exactly_once import ExactlyOnce, exactly_once
-from holdfast.spark_integration.sinks.extras import needs_extra
+from holdfast.spark_integration.sinks.extras import needs_extra, require_extra
 from holdfast.spark_integration.sinks.parquet.reading import parquet_files, read_parquet
 from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
 from holdfast.spark_integration.sinks.two_phase_sink import (
@@ -149,8 +149,9 @@ def delta(
     Raises
     ------
     InvalidArgumentError
-        A parameter is invalid. A missing package is reported when a query begins.
+        A parameter is invalid, or a package is missing.
     """
+    require_extra("delta", "deltalake")
     return DeltaSink(name, os.fspath(url), keys, partition_by, create, compression, file_mb)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, GroupedData
@@ -98,6 +99,16 @@ class StatefulStream:
             No key, two different keys of the same name, or a type that cannot be grouped by.
         """
         return GroupedStream(self.df, resolve_keys(self.df, keys))
+
+    if not TYPE_CHECKING:  # which know by themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say where a method is that is not here."""
+            if hasattr(GroupedStream, name):
+                raise AttributeError(f"group first: holdfast.stream(df).groupBy(…).{name}(…)", name=name)
+            if hasattr(DataFrame, name):
+                raise AttributeError(f"{name} is a DataFrame's: holdfast.stream(df.{name}(…)).groupBy(…)", name=name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
 
 @dataclass(frozen=True)

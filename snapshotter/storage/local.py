@@ -299,6 +299,10 @@ def _make_folder(name: str, at: int) -> None:
         os.mkdir(name, 0o700, dir_fd=at)
     except FileExistsError:
         return
+    except FileNotFoundError as exc:
+        if os.fstat(at).st_nlink:  # its parent was not removed meanwhile: no folders are made here, as below /proc
+            raise PermissionError(errno.EPERM, "this file system takes no folders", name) from exc
+        raise
     os.chmod(name, 0o700, dir_fd=at)  # the umask may have taken bits away
 
 

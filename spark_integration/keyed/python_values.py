@@ -9,9 +9,12 @@ that does not fit its column is an error, where Spark silently stores null.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import itertools
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any, cast
 
@@ -46,6 +49,8 @@ from holdfast.backends.arrow.rows import one_chunk, storage_type
 from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration.keyed.shown_values import to_python
 from holdfast.spark_integration.spark_types import arrow_schema, require_utf8
+
+_log = logging.getLogger(__name__)
 
 # The JVM's decimals have at most 38 digits and round half up.
 _DECIMALS = Context(prec=38, rounding=ROUND_HALF_UP)
@@ -171,10 +176,34 @@ def _build(values: Sequence[Any], data_type: DataType, arrow_type: pa.DataType) 
         items = _build([item for _, item in pairs], data_type.valueType, arrow_type.item_type)
         return pa.MapArray.from_arrays(_offsets(values, pa.int32()), keys, items, type=arrow_type, mask=_mask(values))
     if isinstance(data_type, TimestampType):
+        if time.daylight:
+            _tell_of_repeated_hour(values)
         return pa.array([data_type.toInternal(value) for value in values], pa.int64()).view(arrow_type)
     if isinstance(data_type, DecimalType):
         values = [None if value is None else _rounded(value, data_type.scale) for value in values]
     return pa.array(values, arrow_type, from_pandas=False)
+
+
+def _tell_of_repeated_hour(values: Iterable[dt.datetime | None]) -> None:
+    """Warn of times without a zone of which this process's clocks have two; Spark takes one of them without a word."""
+    for value in values:
+        # At either end of Python's calendar it may have no number.
+        if value is not None and value.tzinfo is None and dt.MINYEAR < value.year < dt.MAXYEAR:
+            # In the hour that clocks leave out, the order is the other one.
+            earlier, later = value.replace(fold=0).timestamp(), value.replace(fold=1).timestamp()
+            if earlier < later:
+                _warn_of_repeated_hour(time.tzname, value.date())
+                return
+
+
+@functools.cache
+def _warn_of_repeated_hour(zones: tuple[str, str], day: dt.date) -> None:
+    _log.warning(
+        "on %s clocks in %s show an hour twice, and a time in it is kept as one of the two: give update() times with a "
+        "time zone, such as datetime.now(UTC), or run the executors in UTC (spark.executorEnv.TZ=UTC)",
+        day,
+        "/".join(zones),
+    )
 
 
 def _converted(value: Any, usual: frozenset[type], convert: Callable[[Any], Any]) -> Any:
@@ -281,6 +310,7 @@ def _is_nan(value: Any) -> bool:
 
 
 def _date(value: Any) -> dt.date:
+    _refuse_nat(value)
     return dt.date.fromordinal(value.toordinal())
 
 
@@ -292,14 +322,21 @@ def _interval(value: Any) -> dt.timedelta | None:
     return value
 
 
+def _refuse_nat(value: Any) -> None:
+    if value is pd.NaT:
+        raise TypeError("NaT is no time: use None")
+
+
 def _moment(value: Any) -> dt.datetime:
-    if not isinstance(value, dt.datetime) or value is pd.NaT:
+    _refuse_nat(value)
+    if not isinstance(value, dt.datetime):
         raise TypeError("convert it to datetime.datetime")
     return value
 
 
 def _wall_clock(value: Any) -> dt.datetime:
     """Return a time without its zone, as Spark does."""
+    _refuse_nat(value)
     return cast("dt.datetime", value.replace(tzinfo=None))
 
 

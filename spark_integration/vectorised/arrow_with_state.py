@@ -11,7 +11,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,10 +21,11 @@ import pyarrow as pa
 
 from holdfast.backends.arrow.rows import IntArray
 from holdfast.backends.column_names import ColumnChanges
+from holdfast.backends.options import did_you_mean
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.spark_integration.shard.operator import ShardInput
+from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.key_rows import expiring_tables, expiry_of, open_rows
@@ -32,6 +35,8 @@ from holdfast.spark_integration.tables.timers import DueTimers
 from holdfast.spark_integration.vectorised.batch import ShardBatch, group_rows, shown_keys, with_due
 from holdfast.spark_integration.vectorised.state import ShardState
 from holdfast.spark_integration.vectorised.timers import ShardTimers
+
+_NO_COLUMN = re.compile(r'Field "(.*)" does not exist in schema')
 
 ArrowFunction = Callable[[ShardBatch], "pa.Table | pa.RecordBatch | None"]
 
@@ -107,23 +112,41 @@ class ArrowWithState:
         batch.counts.keys += len(keys)
         batch.counts.timers_due += 0 if due is None else len(due)
         if len(keys):  # none if Spark calls the shard to evict what has expired
-            returned = self.function(
-                ShardBatch(
-                    rows=batch.rows,
-                    keys=shown,
-                    groups=groups,
-                    states=call.states(keys),
-                    shard=batch.shard,
-                    batch_id=batch.batch_id,
-                    watermark_ms=batch.times.watermark_ms,
-                    processing_ms=batch.times.processing_ms,
-                    _timers=call.shard_timers(keys, due_ms),
+            with _columns_named(self.states, shown, batch.rows):
+                returned = self.function(
+                    ShardBatch(
+                        rows=batch.rows,
+                        keys=shown,
+                        groups=groups,
+                        states=call.states(keys),
+                        shard=batch.shard,
+                        batch_id=batch.batch_id,
+                        watermark_ms=batch.times.watermark_ms,
+                        processing_ms=batch.times.processing_ms,
+                        _timers=call.shard_timers(keys, due_ms),
+                    )
                 )
-            )
             if returned is not None:
                 yield conform_output(returned, self.output_types, batch.operator)
         call.evict()
         return call.earliest_ms()
+
+
+@contextmanager
+def _columns_named(states: Mapping[str, StateColumns], keys: pa.Table, rows: pa.Table) -> Iterator[None]:
+    """Note in pyarrow's error about an unknown column which there are."""
+    try:
+        yield
+    except KeyError as exc:
+        unknown = _NO_COLUMN.fullmatch(str(exc.args[0]) if exc.args else "")
+        if unknown is None:
+            raise
+        parts = {"the state" if name == STATE_TABLE else f"state {name!r}": of.types for name, of in states.items()}
+        columns = {what: list(of.names) for what, of in {**parts, "keys": keys.schema, "rows": rows.schema}.items()}
+        listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in columns.items())
+        near = did_you_mean(unknown[1], {name for names in columns.values() for name in names})
+        exc.add_note(f"columns of {listed}{near}")
+        raise
 
 
 class _Call:

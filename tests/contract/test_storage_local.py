@@ -276,6 +276,17 @@ def test_read_only_folder(storage: ObjectStorage, root: Path, monkeypatch: pytes
         storage.get("a/b")
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="has no /proc")
+@pytest.mark.parametrize("folder", ["/proc", "/proc/holdfast", "/dev/fd/holdfast"])
+def test_a_file_system_that_takes_no_folders(folder: str) -> None:
+    """It says "no such file", which is not said of what somebody has deleted."""
+    with (
+        open_storage(folder) as storage,
+        pytest.raises(InvalidArgumentError, match="access denied: make the folder writable"),
+    ):
+        storage.put("a/b", b"1")
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
 def test_read_only_folder_of_this_machine(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)

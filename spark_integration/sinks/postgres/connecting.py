@@ -196,7 +196,7 @@ def connect(to: Mapping[str, str], application: str) -> Link:
     """Return a new connection."""
     wanted: dict[str, Any] = {**to, "application_name": application, "client_encoding": "UTF8"}
     answer_timeout_s = int(wanted.pop(ANSWER, _PATIENCE[ANSWER]))
-    with failures.as_ours("connecting"):
+    with failures.as_ours("connecting" + _without_host(to)):
         link = Link(_connected(wanted, answer_timeout_s))
         try:
             link.run(_SETTLED)
@@ -205,6 +205,16 @@ def connect(to: Mapping[str, str], application: str) -> Link:
             link.close()
             raise
     return link
+
+
+def _without_host(to: Mapping[str, str]) -> str:
+    """Say what connecting to no named server may come from: a driver's environment does not reach the executors'."""
+    if {"host", "hostaddr", "service"} & to.keys() or {"PGHOST", "PGHOSTADDR", "PGSERVICE"} & os.environ.keys():
+        return ""
+    return (
+        " without a host (the environment of this process has no PGHOST, and a driver's does not reach its workers: "
+        "set spark.holdfast.sink.<name>.host)"
+    )
 
 
 def take_alive(to: Mapping[str, str], application: str) -> Link:

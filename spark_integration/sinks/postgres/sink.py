@@ -195,6 +195,12 @@ class PostgresSink(TwoPhaseSink):
             return
         parts: list[sql.Composable] = []
         for field in schema:
+            if len(field.name.encode()) > names.NAME_BYTES_MAX:
+                raise InvalidArgumentError(
+                    f"PostgreSQL keeps {names.NAME_BYTES_MAX} bytes of a column's name; rename it in the query",
+                    column=field.name,
+                    bytes=len(field.name.encode()),
+                )
             kind = made_for(field.type)
             if kind is None:
                 raise InvalidArgumentError(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import pickle
 import secrets
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from holdfast import clock
 from holdfast.errors import HoldfastError, InvalidArgumentError, SchemaMismatchError, UnavailableError
 from holdfast.spark_integration.sinks.postgres import connecting, failures
 from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
-from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
+from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery
 from tests.servers.postgres import PASSWORD, Postgres
 from tests.servers.postgres import postgres as a_server
 from tests.sinks.postgres.attempts import SCHEMA, Case, batch, case
@@ -312,3 +314,25 @@ def test_statements_that_others_prepared_in_the_same_session_mean_a_pooler(postg
         connection.execute("PREPARE p AS SELECT 1")
         with pytest.raises(InvalidArgumentError, match="pool_mode = session"), failures.as_ours("rows are copied"):
             connection.execute(statement)
+
+
+def test_a_name_that_postgres_would_cut_makes_no_table(postgres: Postgres) -> None:
+    """It would make the column under a shorter name, and then not find it."""
+    made = case(postgres)
+    made.sql(f"DROP TABLE {made.sink.table}")
+    long = "ü" * 32
+    schema = pa.schema([("k", pa.string()), (long, pa.int64())])
+    with pytest.raises(InvalidArgumentError, match=f"keeps 63 bytes of a column's name.*column={long} bytes=64"):
+        replace(made.sink, create=True).open(made.query, schema)
+    assert made.sql(f"SELECT to_regclass('{made.sink.table}')") == [(None,)]
+
+
+def test_a_process_without_a_host_says_that_the_drivers_environment_is_not_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PGHOST, set in the driver, is not there in workers: they look for a server on their own machine."""
+    for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE"):
+        monkeypatch.delenv(name, raising=False)
+    attempt = SinkAttempt(SinkQuery("s", "q", options={"port": "1"}), 0, 0, clock.new_id())
+    with pytest.raises(UnavailableError, match=r"has no PGHOST.*set spark\.holdfast\.sink\.<name>\.host"):
+        PostgresSink("s", "t").begin(attempt, SCHEMA)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import venv
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +43,14 @@ def test_not_a_data_frame() -> None:
         holdfast.stream(pa.table({"a": [1]}))  # type: ignore[arg-type]
 
 
+def test_tasks_in_a_python_without_the_packages(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark takes what it finds under this name; without PYSPARK_PYTHON, the python3 of the PATH."""
+    venv.create(tmp_path / "bare", with_pip=False)
+    monkeypatch.setattr(lab.spark.sparkContext, "pythonExec", str(tmp_path / "bare/bin/python3"))
+    with pytest.raises(InvalidArgumentError, match=r"which has no pandas, pyarrow, holdfast: set .* PYSPARK_PYTHON"):
+        lab.totals()
+
+
 def test_unknown_key_column(lab: Lab) -> None:
     with pytest.raises(AnalysisException, match=r"UNRESOLVED_COLUMN.*kee"):
         holdfast.stream(lab.spark.range(1).withColumn("key", F.lit("a"))).groupBy("kee")
@@ -49,6 +59,33 @@ def test_unknown_key_column(lab: Lab) -> None:
 def test_no_key(lab: Lab) -> None:
     with pytest.raises(InvalidArgumentError, match="at least one key"):
         holdfast.stream(lab.spark.range(1)).groupBy()
+
+
+def test_a_method_in_the_wrong_place_says_which_is_the_right_one(lab: Lab) -> None:
+    """Not a bare AttributeError, for what is missing before it or stands behind it."""
+    begun: Any = holdfast.stream(lab.spark.range(1))
+    with pytest.raises(
+        AttributeError, match=r"group first: holdfast\.stream\(df\)\.groupBy\(…\)\.applyInArrowWithState"
+    ):
+        begun.applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
+    with pytest.raises(AttributeError, match=r"holdfast\.stream\(df\.withWatermark\(…\)\)\.groupBy"):
+        begun.withWatermark("at", "1 minute")
+    grouped: Any = lab.spark.range(1).groupBy("id")
+    with pytest.raises(AttributeError) as caught:
+        grouped.applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
+    assert "begin with holdfast: holdfast.stream(df)" in holdfast.explain(caught.value)
+
+
+def test_an_output_mode_that_is_left_out(lab: Lab) -> None:
+    """Spark speaks of the operator that we run in, and does not say that its default is append."""
+    lab.feed([("a", 1)])
+    with pytest.raises(AnalysisException) as caught:
+        lab.totals().writeStream.format("noop").start()
+    what, to_do = holdfast.explain(caught.value).splitlines()
+    assert what == "what:        the query was started in output mode Append, and its operator was defined for update"
+    assert to_do.startswith(
+        'to do:       add .outputMode("update") to its writeStream (without it, Spark takes append)'
+    )
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from pyspark.sql.types import (
 
 from holdfast.backends.arrow.rows import storage_type
 from holdfast.errors import HoldfastError, InvalidArgumentError
-from holdfast.spark_integration.keyed import group_state
+from holdfast.spark_integration.keyed import group_state, python_values
 from holdfast.spark_integration.keyed.group_state import KeyState, KeyStates
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
 from holdfast.spark_integration.spark_types import arrow_schema
@@ -200,6 +200,36 @@ def test_what_does_not_fit_is_refused_and_named(data_type: DataType, value: Any)
     assert caught.value.row == 2
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.row, str(again)) == (2, str(caught.value))
+
+
+@pytest.mark.parametrize("data_type", [DateType(), TimestampType(), TimestampNTZType()], ids=repr)
+def test_no_time_is_told_from_a_wrong_one(data_type: DataType) -> None:
+    """NaT is what pandas has for none: the error says what Spark has for it."""
+    with pytest.raises(StateValueError, match=r"'c0'.*NaT is no time: use None"):
+        RowValues(schema_of(data_type)).to_arrow([(pd.NaT,)])
+
+
+@pytest.mark.parametrize(
+    ("zone", "at", "is_told"),
+    [
+        ("America/New_York", "2026-11-01 01:30", True),
+        ("America/New_York", "2026-11-01 01:30+00:00", False),
+        ("America/New_York", "2026-11-01 03:30", False),
+        ("America/New_York", "2026-03-08 02:30", False),
+        ("UTC", "2026-11-01 01:30", False),
+    ],
+)
+def test_a_time_that_clocks_show_twice_is_told(
+    caplog: pytest.LogCaptureFixture, zone: str, at: str, is_told: bool
+) -> None:
+    """Kept as one of the two, it may be an hour off without an error; the log names the day, and UTC as the way out."""
+    python_values._warn_of_repeated_hour.cache_clear()
+    with process_in(zone):
+        for _ in range(2):
+            RowValues(schema_of(TimestampType())).to_arrow([(None,), (dt.datetime.fromisoformat(at),)])
+    told = [text for text in caplog.messages if "show an hour twice" in text]
+    assert len(told) == is_told
+    assert all("2026-11-01" in text and "spark.executorEnv.TZ=UTC" in text for text in told)
 
 
 def test_rows_of_another_length_are_refused() -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from holdfast import clock
+from holdfast import clock, sinks
 from holdfast.errors import (
     ConflictError,
     HoldfastError,
@@ -37,8 +37,15 @@ def url(tmp_path: Path) -> str:
     return str(tmp_path / "table")
 
 
+def test_without_deltalake_the_definition_says_what_to_install(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first micro-batch, hours later; as the sinks of PostgreSQL and Kafka."""
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(InvalidArgumentError, match=r"pip install 'holdfast-spark\[delta\]'.*missing=deltalake"):
+        sinks.delta("out", url)
+
+
 def test_without_deltalake_the_start_says_what_to_install(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sink is defined, and its workers write, without the package: the driver needs it when a query starts."""
+    """Workers write without the package; a driver that has unpickled the sink needs it when a query starts."""
     for module in ("commits", "features", "tables"):
         monkeypatch.delitem(sys.modules, f"holdfast.spark_integration.sinks.delta.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "deltalake", None)

@@ -324,3 +324,12 @@ def test_columns_that_cannot_be_read_are_named(writer: Writer, columns: list[str
     writer.write(0, [1])
     with pytest.raises(InvalidArgumentError, match="key, word"):
         read_parquet(writer.sink.url, columns=columns)
+
+
+def test_a_new_column_is_offered_what_a_sink_of_files_has(writer: Writer) -> None:
+    """Nobody can add a column to files that are written: "add it there" would send people searching."""
+    more = Writer(writer.sink, replaces=writer.query.query_id)
+    with pytest.raises(
+        SchemaMismatchError, match=r"no such column: write to another URL, or leave it out.*column=more"
+    ):
+        writer.sink.open(more.query, SCHEMA.append(pa.field("more", pa.int64())))

@@ -83,3 +83,16 @@ def test_text_and_bytes_in_views_are_put(tmp_path: Path, where: object) -> None:
     found = OperatorShard(tmp_path / "shard", {STATE_TABLE: StateColumns(types, None)}, "None").run(["x", "y"], 0, step)
     wanted = [{"text": "a", "data": b"a", "names": ["a"]}, {"text": "b", "data": b"b", "names": ["b"]}]
     assert found == (wanted if where is None else wanted[:1])
+
+
+def test_an_unknown_column_is_told_which_there_are(tmp_path: Path) -> None:
+    """pyarrow says only that it does not exist; what is meant stands in the same error."""
+    shard = OperatorShard(
+        tmp_path, {STATE_TABLE: StateColumns(pa.schema([("n", pa.int64()), ("last", pa.string())]), None)}, "None"
+    )
+    with pytest.raises(KeyError, match="nn") as caught:
+        shard.run(["a"], 0, lambda batch: batch.state.get()["nn"])
+    assert caught.value.__notes__ == ["columns of the state: n, last; keys: user; rows: user, v; did you mean 'n'?"]
+    with pytest.raises(KeyError, match="mine") as caught:
+        shard.run(["a"], 0, lambda batch: {}["mine"])
+    assert not hasattr(caught.value, "__notes__"), "the user's own KeyError is none of ours"
