@@ -13,34 +13,12 @@ import pytest
 
 import holdfast
 from holdfast.settings import Settings
-from tests.pages import block_with, blocks
+from tests.pages import block_with
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
-
-
-def test_the_quickstart_of_the_readme_gives_right_totals(spark: SparkSession, tmp_path: Path) -> None:
-    """What a newcomer copies first works: a streaming query, its state and its output."""
-    flights = spark.createDataFrame([("AA", 5.0), ("AA", 7.0), ("UA", None)], "carrier string, delay double")
-    flights.coalesce(1).write.parquet(str(tmp_path / "flights"))
-    stream = spark.readStream.schema(flights.schema).parquet(str(tmp_path / "flights"))
-    (block,) = blocks("README.md", "python")
-    partitions = spark.conf.get("spark.sql.shuffle.partitions")  # the session is that of other tests, too
-    code = block.replace("/data/app", str(tmp_path / "app")).replace('"4"', f'"{partitions}"')
-    code = code.replace(
-        '.format("console").start()', '.format("memory").queryName("quickstart").trigger(availableNow=True).start()'
-    )
-    names: dict[str, Any] = {"spark": spark, "flights": stream}
-    try:
-        exec(code, names)  # the document is ours
-        for query in spark.streams.active:
-            query.awaitTermination(120)
-        rows = {tuple(row) for row in spark.table("quickstart").collect()}
-    finally:
-        spark.conf.unset("spark.holdfast.state.dir")
-    assert rows == {("AA", 2, 7.0), ("UA", 1, None)}
 
 
 def test_the_function_by_key_of_the_guide_gives_right_totals(spark: SparkSession, tmp_path: Path) -> None:
