@@ -24,6 +24,8 @@ _WEIGHTS = {"slow": 20, "cluster": 20, "kafka": 10, "postgres": 5, "spark": 4, "
 
 # What uses the one session, and what of it starts applications of its own.
 _SESSION, _APPLICATIONS = ("tests/spark/", "tests/formats/"), ("tests/spark/programs/",)
+# What kills drivers and executors, and reads with a session of its own what came of it.
+_KILLS = ("tests/cluster/", "tests/faults/test_exactly_once", "tests/faults/sinks/")
 # Servers that take seconds to start: by their name in the path of a file.
 _SERVERS = ("hdfs", "kafka", "postgres", "s3")
 
@@ -42,6 +44,8 @@ def together(nodeid: str) -> str:
         return file
     if file.startswith(_SESSION) and not file.startswith(_APPLICATIONS):
         return "session"
+    if file.startswith(_KILLS):
+        return "kills"
     return next((server for server in _SERVERS if server in file), file)
 
 

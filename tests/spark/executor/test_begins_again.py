@@ -15,6 +15,7 @@ from pyspark.errors import StreamingQueryException
 
 import holdfast
 from tests.spark.conftest import OUTPUT, STATE, Lab, count_and_sum
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
@@ -62,7 +63,7 @@ def killing(local: Path, notes: Path, *, before: bool) -> Function:
     return function
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["before it reads", "before it commits"])
+@pytest.mark.parametrize("before", cases([False, True]), ids=lambda it: "read" if it else "commit")
 def test_a_state_server_that_dies_in_the_middle(lab: Lab, tmp_path: Path, before: bool) -> None:
     lab.configure({"backend": "rocksdb", "shards": "1"})
     calls, notes = tmp_path / "calls", tmp_path / "killed"

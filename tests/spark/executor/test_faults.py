@@ -86,6 +86,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.all
 def test_a_function_with_wrong_columns_changes_nothing(lab: Lab) -> None:
     begun(lab)
     for make, expected in cases(WRONG, quick=3):

@@ -10,13 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.awkward_rows import INPUT, SCHEMA, exact
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("transport", ["rows", "packed"])
+@pytest.mark.parametrize("transport", cases(["rows", "packed"]))
 def test_a_streaming_query_loses_nothing(spark: SparkSession, tmp_path: Path, transport: str) -> None:
     """In a zone whose clocks go back; chunks of two rows, so that some have nulls and others have none."""
     import holdfast

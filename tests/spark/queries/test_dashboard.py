@@ -76,6 +76,7 @@ def test_all_that_the_dashboard_and_the_document_name_is_shown(port: int) -> Non
     assert {name.removesuffix("_total") for name in labels} <= {name.removesuffix("_total") for name in explained}
 
 
+@pytest.mark.all
 def test_names_follow_the_conventions_of_openmetrics(port: int) -> None:
     """Counters end in _total, and units are base units."""
     for family in scrape(port):

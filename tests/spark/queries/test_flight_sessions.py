@@ -48,6 +48,7 @@ def test_chains_end_after_four_hours(lab: Lab, flights: pd.DataFrame, chains: Ca
     assert ended["legs"].max() > 1
 
 
+@pytest.mark.all
 def test_statistics_of_delays(lab: Lab, flights: pd.DataFrame) -> None:
     """The newest row of each carrier is what pandas computes from all flights."""
     batches = lab.run(sessions.delay_statistics(source(lab, flights)))

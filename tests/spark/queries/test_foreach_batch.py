@@ -67,7 +67,7 @@ def threads_only(rows: DataFrame) -> Iterator[tuple[str, list[tuple[Any, ...]]]]
 
 
 @pytest.mark.filterwarnings("ignore:this query's state is not durable")
-@pytest.mark.parametrize("durable", [True, False], ids=["durable", "local"])
+@pytest.mark.parametrize("durable", cases([True, False]), ids=lambda it: "durable" if it else "local")
 def test_a_micro_batch_may_be_evaluated_in_any_way(lab: Lab, durable: bool) -> None:
     """Each evaluation begins at the same state, and one of them is kept: all of this works with Spark's own."""
     if not durable:

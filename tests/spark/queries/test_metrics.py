@@ -109,6 +109,7 @@ def test_rows_of_lists_and_values_are_counted(lab: Lab) -> None:
     ]
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("state_store")
 @pytest.mark.parametrize("step", cases(["vectorised", "processor"]))
 def test_a_checkpoint_location_goes_on_with_metrics_and_without(lab: Lab, step: str) -> None:
@@ -162,6 +163,7 @@ def test_however_many_shards_there_are_no_query_fails(lab: Lab, shards: int) -> 
     assert (found["shards"], found["calls"], found["rows"]) == (shards, shards, shards)
 
 
+@pytest.mark.all
 def test_a_micro_batch_counts_once_however_often_it_is_evaluated(lab: Lab) -> None:
     lab.feed([(str(i), i) for i in range(100)])
     seen = []

@@ -10,6 +10,7 @@ import pytest
 
 import holdfast
 from tests.spark.conftest import Lab
+from tests.tiers import cases
 
 pytestmark = pytest.mark.spark
 
@@ -33,7 +34,7 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("transport", ["packed", "rows"])
+@pytest.mark.parametrize("transport", cases(["packed", "rows"]))
 def test_values_arrive_as_they_are(lab: Lab, transport: str) -> None:
     """NaN and null apart, whole numbers beyond 2^53, times beyond those of pandas; names that differ in case."""
     sent = pa.table({name.strip("`"): pa.array(values, kind) for name, (kind, _, values) in VALUES.items()})
@@ -53,7 +54,7 @@ def test_values_arrive_as_they_are(lab: Lab, transport: str) -> None:
     assert repr(arrived) == repr(sent.to_pylist())
 
 
-@pytest.mark.parametrize("transport", ["packed", "rows"])
+@pytest.mark.parametrize("transport", cases(["packed", "rows"]))
 def test_a_batch_query_and_its_schema(lab: Lab, transport: str) -> None:
     """NaN in a column that is NOT NULL, text that is not UTF-8, a collation: neither refused nor altered."""
     fields = "real double not null, text string, folded string collate utf8_lcase"

@@ -55,6 +55,7 @@ def test_state_is_carried_from_micro_batch_to_micro_batch(lab: Lab, transport: s
     assert lab.state() == {"a": (3, 14), "b": (1, 2), "c": (1, 20), None: (2, 34), "": (1, 40)}
 
 
+@pytest.mark.all
 def test_a_vectorised_operator_goes_on_with_the_state_of_a_function_by_key(lab: Lab) -> None:
     """Without timeouts both have the same tables: a function can be made fast later."""
     lab.feed(FIRST)

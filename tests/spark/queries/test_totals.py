@@ -51,7 +51,7 @@ def test_rows_that_only_fill_batches_are_none_to_a_shard(lab: Lab) -> None:
     ]
 
 
-@pytest.mark.parametrize("local_state_survives", [True, False])
+@pytest.mark.parametrize("local_state_survives", cases([False, True]))
 def test_a_query_goes_on_after_a_stop(lab: Lab, local_state_survives: bool) -> None:
     lab.feed(FIRST)
     lab.run(lab.totals())
@@ -71,6 +71,7 @@ def test_a_batch_query_begins_with_empty_state(spark: SparkSession, lab: Lab, tr
     assert sorted(totals.collect(), key=repr) == sorted(expected.collect(), key=repr)
 
 
+@pytest.mark.all
 def test_deleted_state_is_gone(lab: Lab) -> None:
     def keep_small(batch: holdfast.ShardBatch) -> pa.Table:
         shown = count_and_sum(batch)
@@ -145,7 +146,7 @@ def test_state_columns_may_have_the_names_of_key_columns(lab: Lab) -> None:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("transport", ["packed", "rows"])
+@pytest.mark.parametrize("transport", cases(["rows", "packed"]))
 def test_the_watermark_reaches_the_function_and_nobody_behind_it(lab: Lab, transport: str) -> None:
     """Spark's operator hands none on, so that a mark on the output would promise what never comes."""
 

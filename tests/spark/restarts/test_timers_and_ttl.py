@@ -124,6 +124,7 @@ def last_value(key: Any, chunks: Iterator[pd.DataFrame], state: GroupState) -> I
     yield pd.DataFrame({"key": [key[0]], "n": pd.array([state.get[0]], "Int64")})
 
 
+@pytest.mark.all
 def test_a_state_column_may_not_become_not_null(lab: Lab) -> None:
     """Rows may be stored that have null there; the run is refused before it claims, and the old definition goes on."""
 

@@ -89,6 +89,7 @@ def test_each_savepoint_is_the_state_after_one_micro_batch(lab: Lab) -> None:
     assert saved(lab, "last")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("times", cases([1, 2]))
 def test_a_micro_batch_is_purged_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Once: a later one is saved. Again, or where a micro-batch was asked for: an error, and no savepoint."""

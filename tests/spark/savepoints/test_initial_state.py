@@ -33,6 +33,7 @@ def as_a_processor(frame: DataFrame) -> DataFrame:
     return grouped.transformWithState(Appending(), "carrier string, seen string", "update", "None", name="totals")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("query", cases([beside_another, as_a_processor]))
 def test_a_query_that_has_other_operators_is_refused(lab: Lab, query: Callable[[DataFrame], DataFrame]) -> None:
     """By Spark, when it starts: by name, and before any row is read."""

@@ -36,6 +36,7 @@ def seen(files: list[pa.Table], column: str = "carrier") -> dict[str, int]:
     return {key: rows.count(key) for key in set(rows)}
 
 
+@pytest.mark.all
 def test_an_operator_that_nobody_named_does_not_begin_without_state(lab: Lab) -> None:
     """The typo in a name, where Spark's state has no pointers that would tell: it names the restored operators."""
     (later, *_) = saved(lab, ONE)

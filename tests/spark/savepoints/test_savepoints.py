@@ -145,6 +145,7 @@ def test_a_running_query_is_saved_and_stopped(lab: Lab) -> None:
     assert [savepoints.verify(lab.folder / "savepoints", name) for name in ("beside", "last")] == [[], []]
 
 
+@pytest.mark.all
 def test_another_operator_does_not_begin_with_what_was_restored(lab: Lab) -> None:
     """The typo in a name is an error, not a query that silently begins empty."""
     case = CASES[0]

@@ -26,6 +26,7 @@ from tests.spark.application import run_program
 from tests.spark.conftest import Lab
 from tests.spark.sinks import lost_shuffle, repeating
 from tests.spark.sinks.lost_shuffle import NotingSpares
+from tests.tiers import cases
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(20)]
 
@@ -113,6 +114,7 @@ def test_each_micro_batch_is_shown_once_over_restarts(shown: Shown) -> None:
     assert shown.decided() == ["decided-0", "decided-1", "decided-2"]
 
 
+@pytest.mark.all
 def test_a_query_that_was_replaced_is_refused_in_the_same_process_too(shown: Shown) -> None:
     """Its function remembers a run that went on with the next micro-batch; another query has come between."""
     shown.feed(FED[0])
@@ -126,6 +128,7 @@ def test_a_query_that_was_replaced_is_refused_in_the_same_process_too(shown: Sho
     assert shown.rows() == before
 
 
+@pytest.mark.all
 def test_a_restart_by_the_same_function_takes_frame_and_settings_as_they_are_now(shown: Shown) -> None:
     """What it remembers of an earlier run hides neither other columns nor another place of decisions."""
     shown.feed(FED[0])
@@ -142,6 +145,7 @@ def test_a_restart_by_the_same_function_takes_frame_and_settings_as_they_are_now
     assert list(shown.lab.folder.glob("elsewhere/_sinks/csv/*/decided-1"))
 
 
+@pytest.mark.all
 def test_other_columns_in_a_later_micro_batch_are_no_longer_those_of_the_first(shown: Shown) -> None:
     """A pivot has the columns of its rows: the target is asked again, and no value lands in another's column."""
     inner = shown.function
@@ -152,7 +156,7 @@ def test_other_columns_in_a_later_micro_batch_are_no_longer_those_of_the_first(s
     assert shown.rows() == totals(FED[0])
 
 
-@pytest.mark.parametrize("anew", [False, True], ids=["one function", "a function for each call"])
+@pytest.mark.parametrize("anew", cases([True, False]), ids=lambda it: "new function" if it else "one function")
 def test_a_second_call_in_one_micro_batch_is_an_error(shown: Shown, anew: bool) -> None:
     """The first one is decided: the rows of the second would be dropped as those of a repeat are."""
     function = shown.function
@@ -175,7 +179,7 @@ def test_a_second_call_in_one_micro_batch_is_an_error(shown: Shown, anew: bool) 
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("remembers", [True, False], ids=["same driver", "another driver"])
+@pytest.mark.parametrize("remembers", cases([False, True]), ids=lambda it: "same driver" if it else "another driver")
 def test_a_repeated_micro_batch_is_not_shown_again_and_its_state_goes_on(shown: Shown, remembers: bool) -> None:
     """Killed between the sink's commit and Spark's: operators run again, rows do not."""
     shown.feed(*FED[:2])

@@ -85,6 +85,7 @@ def test_changes_applied_to_a_state_give_the_next(lab: Lab, carried: str) -> Non
                 assert written <= names
 
 
+@pytest.mark.all
 def test_nothing_has_changed_after_the_last_micro_batch(lab: Lab) -> None:
     lab.feed([("a", 1)])
     lab.run(lab.totals())

@@ -128,6 +128,7 @@ def test_what_a_repeated_task_has_left_is_taken_away(lab: Lab, monkeypatch: pyte
     assert [Path(file) for file in DeltaTable(str(where)).file_uris()] == list(where.glob("*.parquet"))
 
 
+@pytest.mark.all
 def test_csv_cannot_hold_what_is_nested(lab: Lab) -> None:
     frame = lab.spark.sql(
         "SELECT 1 AS n, array(1) AS list, named_struct('a', 1) AS inner, map(1, 2) AS by, X'00' AS raw"
