@@ -7,6 +7,9 @@ pandas and Arrow in the worker     its serializer         its serializer        
 output of a different type         rejected               cast                   cast
 integers where decimals are due    rejected               by a setting           by a setting
 integers with nulls, in pandas     floats                 floats                 nullable, by a setting
+frames and keys of a processor     as Arrow has them      Python's values, but   Python's values
+                                                          where an initial
+                                                          state is read
 number of state partitions         shuffle partitions of  a property of the      a property of the
                                    the run's session      run's session          run's session
 binaries in a state                bytearray              bytes                  bytes
@@ -239,6 +242,19 @@ def state_binaries(values: list[bytes | None]) -> list[Any]:
 def prefers_nullable_integers(session: SparkSession) -> bool:
     """Return whether a session shows integers as pandas' nullable types."""
     return _SPARK >= (4, 2) and is_on(session, "spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype", "false")
+
+
+def makes_frames_anew(*, beside_initial_state: bool = False) -> bool:
+    """Return whether a processor's frames and keys are made of Python's values, instead of Arrow's columns.
+
+    Parameters
+    ----------
+    beside_initial_state : bool
+        In the first micro-batch of a query that is given an initial state, and for that state itself.
+    """
+    if beside_initial_state:
+        return _SPARK >= (4, 2)
+    return _SPARK >= (4, 1)
 
 
 def takes_integers_as_decimals(session: SparkSession) -> bool:

@@ -290,8 +290,8 @@ class GroupedStream:
             call of a shard, on a new copy.
         outputStructType : StructType or str
             Columns of the rows that it returns.
-        outputMode : {"append", "update"}
-            The query must be started in the same mode.
+        outputMode : {"append", "update", "complete"}
+            Changes nothing but what a restart must pass again; the query is started in append or update mode.
         timeMode : {"None", "ProcessingTime", "EventTime"}
             The clock of its timers. TTL needs "ProcessingTime". "EventTime" also drops late rows.
         initialState : GroupedData, optional
@@ -300,8 +300,8 @@ class GroupedStream:
         eventTimeColumnName : str, optional
             A timestamp column of the output that gives stateful operators downstream a watermark.
         name : str, optional
-            Name of the operator, which identifies its state for good; by default the name of the processor's class.
-            Unique in a query.
+            Name of the operator, which identifies its state for good; by default the name of the processor's class,
+            without underscores at its beginning. Unique in a query.
         stateChanges : mapping, optional
             By variable, columns of stored state to drop and to rename: ``{"total": {"drop": ["m"], "rename": {"old":
             "new"}}}``. May stay in the code afterwards: docs/state-schema.md.
@@ -374,7 +374,9 @@ class GroupedStream:
         initial = None
         if initial_state is not None:
             frame, grouping = initial_rows(initial_state, self.df, self.grouping)
-            begin = InitialState(replace(function, shown_columns=frame.columns))
+            first = exchange.beside_initial_state()
+            begin = InitialState(replace(function, exchange=first, shown_columns=frame.columns))
+            function = replace(function, first_exchange=first)
             initial = KeyedRows(frame, grouping.keys, begin, INITIAL_VERSION)
         return Definition(
             rows=KeyedRows(self.df, self.grouping.keys, function),

@@ -3,6 +3,19 @@
 Spark converts each key's rows separately, so an integer column is int64 for a key without nulls and float64 for a key
 with one. Here the rows of many keys, a slab, are converted together: one conversion for all keys that have nulls in the
 same columns. Every key sees what it would see alone, without a conversion of its own.
+
+For a processor, Spark 4.1 and later take the frame apart into rows and make the key's frame from these, so its dtypes
+are what pandas infers from Python's values:
+
+====================  =================================  ================================
+column                as Arrow converts it               made anew
+====================  =================================  ================================
+byte, short, int      int8, int16, int32                 int64
+integers with nulls   float64                            float64
+float                 float32                            float64
+interval              timedelta64                        datetime64 where all are null
+nullable integers     Int8, Int16, Int32, Int64          int8 …; object where any is null
+====================  =================================  ================================
 """
 
 from __future__ import annotations
@@ -43,6 +56,8 @@ class FrameFormat:
         Whether output columns are matched by name, if they have names, instead of by position.
     int_to_decimal_coercion_enabled : bool
         Whether integers are accepted as decimals.
+    made_anew : bool
+        Whether frames are made from Python's values, as for a processor: `spark_versions.makes_frames_anew`.
     """
 
     timezone: str
@@ -50,6 +65,7 @@ class FrameFormat:
     safecheck: bool = True
     assign_cols_by_name: bool = True
     int_to_decimal_coercion_enabled: bool = False
+    made_anew: bool = False
 
     @classmethod
     def of_session(cls, session: SparkSession) -> FrameFormat:
@@ -75,7 +91,7 @@ class FrameFormat:
             A column has text that is not UTF-8. Spark's worker fails on it too, without naming the column.
         """
         columns = [one_chunk(column) for column in rows.columns]
-        types = [in_zone(column.type, self.timezone) for column in columns]
+        types = [self._shown_type(column.type) for column in columns]
         columns = [c if c.type == t else c.cast(t) for c, t in zip(columns, types, strict=True)]
         batch = pa.RecordBatch.from_arrays(columns, names=rows.column_names)
         try:
@@ -86,8 +102,15 @@ class FrameFormat:
             require_utf8(batch, "the input")
             raise
         if self.prefer_int_ext_dtype:
-            return [_with_all_digits(s, c) for s, c in zip(series, columns, strict=True)]
-        return series
+            series = [_with_all_digits(s, c) for s, c in zip(series, columns, strict=True)]
+        return [_inferred(s) for s in series] if self.made_anew else series
+
+    def _shown_type(self, data_type: pa.DataType) -> pa.DataType:
+        if self.made_anew and pa.types.is_floating(data_type):
+            return pa.float64()
+        if self.made_anew and pa.types.is_integer(data_type) and not self.prefer_int_ext_dtype:
+            return pa.int64()
+        return in_zone(data_type, self.timezone)
 
     def to_frame(self, rows: pa.Table) -> pd.DataFrame:
         """Return rows as the frame that Spark's worker would build."""
@@ -101,6 +124,12 @@ def _with_all_digits(series: pd.Series[Any], column: pa.Array) -> pd.Series[Any]
     values = column.fill_null(0).to_numpy().copy()
     mask = column.is_null().to_numpy(zero_copy_only=False)
     return pd.Series(pd.arrays.IntegerArray(values, mask), name=series.name)
+
+
+def _inferred(series: pd.Series[Any]) -> pd.Series[Any]:
+    """Return a column in the dtype that pandas infers from its values, where that may be another one."""
+    is_inferred = isinstance(series.dtype, np.dtype) and not (series.dtype.kind == "m" and series.isna().all())
+    return series if is_inferred else pd.DataFrame(list(zip(series)))[0].rename(series.name)
 
 
 class KeyFrames(KeySlabs[pd.DataFrame]):
@@ -195,6 +224,8 @@ def _nulls(column: pa.Array) -> Iterator[BoolArray]:
         yield from _nested_nulls(column)
     elif column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
         yield column.is_null().to_numpy(zero_copy_only=False)
+    elif column.null_count and pa.types.is_duration(column.type):  # whether all are null
+        yield column.is_valid().to_numpy(zero_copy_only=False)
 
 
 def _nested_nulls(column: pa.Array) -> Iterator[BoolArray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,9 +13,10 @@ from pyspark.errors import PySparkValueError
 from pyspark.sql.types import StructType
 
 from holdfast.errors import SchemaMismatchError
+from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.keyed.failed_keys import GatheredOutput
 from holdfast.spark_integration.keyed.frame_blocks import Array
-from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames
+from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames, key_tuples
 from holdfast.spark_integration.keyed.group_state import copier
 from holdfast.spark_integration.keyed.key_order import KeyOrder
 from holdfast.spark_integration.keyed.output_frames import OutputFrames
@@ -71,6 +72,10 @@ class RowExchange:
     def output(self) -> ProcessorOutput:
         return OutputRows(self.output_schema, self.rows_each)
 
+    def beside_initial_state(self) -> RowExchange:
+        """Return the exchange of an initial state, and of the micro-batch that it comes with."""
+        return self
+
 
 @dataclass(frozen=True)
 class FrameExchange:
@@ -80,27 +85,41 @@ class FrameExchange:
     ----------
     output_schema : StructType
     frame_format : FrameFormat
+        Of the output.
     rows_each : int
         Maximum rows per frame.
+    made_anew : bool
+        Whether frames and keys are made of Python's values.
     """
 
     output_schema: StructType
     frame_format: FrameFormat
     rows_each: int
+    made_anew: bool = field(default_factory=spark_versions.makes_frames_anew)
 
     def slabs(self, rows: pa.Table, order: KeyOrder) -> KeySlabs[Any]:
-        return KeyFrames(rows, order.rows, order.starts, self.frame_format, self.rows_each)
+        shown = replace(self.frame_format, made_anew=self.made_anew)
+        return KeyFrames(rows, order.rows, order.starts, shown, self.rows_each)
 
     def keys(self, shown: pa.Table) -> list[KeyTuple]:
+        if not self.made_anew:
+            return key_tuples(shown, self.frame_format)
         return list(zip(*map(self._key_column, shown.column_names, shown.columns), strict=True))
 
     def _key_column(self, name: str, column: pa.ChunkedArray) -> list[Any]:
-        """Return Python's values; timestamps as pandas has them, without a zone, in the session's time."""
-        if pa.types.is_timestamp(column.type):
+        """Return Python's values; times as pandas has them, timestamps without a zone, in the session's time."""
+        if pa.types.is_timestamp(column.type) or pa.types.is_duration(column.type):
             [series] = self.frame_format.to_series(pa.table({name: column}))
             return list(series)
         [values] = python_columns(pa.table({name: column}), self.frame_format.timezone)
+        if self.frame_format.prefer_int_ext_dtype and pa.types.is_integer(column.type):
+            number = column.type.to_pandas_dtype()
+            return [None if value is None else number(value) for value in values]
         return values
+
+    def beside_initial_state(self) -> FrameExchange:
+        """Return the exchange of an initial state, and of the micro-batch that it comes with."""
+        return replace(self, made_anew=spark_versions.makes_frames_anew(beside_initial_state=True))
 
     def output(self) -> ProcessorOutput:
         return _ProcessorFrames(self.output_schema, self.frame_format, self.rows_each)

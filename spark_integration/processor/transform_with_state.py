@@ -82,8 +82,10 @@ class TransformWithState:
     shown_columns : list of str
         Columns of the rows.
     exchange : Exchange
+    first_exchange : Exchange or None
+        In the first micro-batch of a query that is given an initial state.
     time_mode : {"None", "ProcessingTime", "EventTime"}
-    output_mode : {"append", "update"}
+    output_mode : {"append", "update", "complete"}
     is_streaming : bool
         False in a batch query, where nothing is kept.
     state_changes : mapping of str to ColumnChanges
@@ -101,6 +103,7 @@ class TransformWithState:
     output_mode: str
     is_streaming: bool
     state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)
+    first_exchange: Exchange | None = None
 
     def tables(self) -> Mapping[str, TableSchema]:
         tables: dict[str, TableSchema] = {}
@@ -143,11 +146,16 @@ class TransformWithState:
         """Yield slabs of keys in ascending order: the keys, as the processor sees them, and the rows of each."""
         keys = batch.keys(self.grouping)
         order = KeyOrder.of(keys)
-        slabs = self.exchange.slabs(batch.rows.select(self.shown_columns), order)
+        exchange = self._exchange_of(batch)
+        slabs = exchange.slabs(batch.rows.select(self.shown_columns), order)
         for slab in slabs.slabs():
             first_rows = order.first_rows(slab.first_key, slab.keys)
             shown = batch.keys_shown_at(first_rows).select(self.given_keys)
-            yield keys.take(first_rows), self.exchange.keys(shown), slab
+            yield keys.take(first_rows), exchange.keys(shown), slab
+
+    def _exchange_of(self, batch: ShardInput) -> Exchange:
+        is_first = batch.batch_id == 0 or not self.is_streaming
+        return self.first_exchange if is_first and self.first_exchange is not None else self.exchange
 
     @property
     def grouping(self) -> TableSchema:
