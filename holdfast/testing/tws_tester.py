@@ -44,7 +44,9 @@ _ANY_KEY = pa.schema([("key", pa.string())])
 class TwsTester:
     """Runs a `StatefulProcessor` key by key, in this process.
 
-    A test that was written for Spark's ``pyspark.sql.streaming.TwsTester`` runs with its import changed.
+    A test that was written for Spark's ``pyspark.sql.streaming.TwsTester`` runs with its import changed, unless it uses
+    ``tester.handle``, calls a key without rows, takes a tuple for one value, or counts calls of ``init``:
+    docs/testing.md.
 
     Parameters
     ----------
@@ -56,7 +58,7 @@ class TwsTester:
         The same for a processor of frames.
     timeMode : {"None", "ProcessingTime", "EventTime"}
         In any case.
-    outputMode : {"Append", "Update"}
+    outputMode : {"Append", "Update", "Complete"}
         In any case; changes nothing here.
     eventTimeExtractor : callable, optional
         Returns the event time of a row in ms since 1970. "EventTime" needs it.

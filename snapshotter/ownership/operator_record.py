@@ -177,8 +177,8 @@ def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> 
 def same_name(operator: str, **where: str) -> ConflictError:
     """Return the error for two operators of one query that have one name."""
     return ConflictError(
-        "two operators of this query have the same name: give each its own, as in "
-        "applyInArrowWithState(…, name='totals')",
+        "two operators of this query have the same name: pass each its own name=. Without one, an operator is called "
+        "as its function or its processor's class is",
         operator=operator,
         **where,
     )

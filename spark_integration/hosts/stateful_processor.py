@@ -49,7 +49,7 @@ class StatefulProcessorHost:
 
     Attributes
     ----------
-    output_mode : {"append", "update"}
+    output_mode : {"append", "update", "complete"}
     time_mode : {"None", "ProcessingTime", "EventTime"}
     event_time_column : str
         The output column whose times stand behind the watermark; "" for none.

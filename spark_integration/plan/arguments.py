@@ -17,12 +17,15 @@ from holdfast.spark_integration.transport.transport import quoted
 def operator_name(func: object, name: str | None) -> str:
     """Return the operator's name, which must be a valid folder name.
 
+    Without a name it is that of the function or class, less the underscores that make it private: to Spark and others
+    who read savepoints, a folder that begins with one is hidden.
+
     Raises
     ------
     InvalidArgumentError
         Neither the caller nor the function names it, or it is not a valid folder name.
     """
-    chosen = getattr(func, "__name__", "") if name is None else name
+    chosen = getattr(func, "__name__", "").lstrip("_") if name is None else name
     if not isinstance(chosen, str) or not OPERATOR_NAME.fullmatch(chosen):
         raise InvalidArgumentError(
             f"{chosen!r} cannot name an operator: pass name= with letters, digits, '_', '.' and '-', beginning with a "

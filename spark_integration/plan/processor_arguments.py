@@ -19,7 +19,7 @@ _MODES = {mode.lower(): mode for mode in TIMEOUT_CONF} | {"notime": "None"}
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 #: Spark's default. In the first micro-batch Spark refuses it, and others that it does not know.
 _UNFIT_PROVIDER = ".HDFSBackedStateStoreProvider"
-_OUTPUT_MODES = ("append", "update")
+_OUTPUT_MODES = ("append", "update", "complete")
 
 
 def processor_host(
@@ -76,16 +76,14 @@ def time_mode_of(given: object, df: DataFrame) -> TimeMode:
 def output_mode_of(given: object) -> str:
     """Return an output mode, which may be given in any case.
 
+    It changes nothing that an operator does, as on Spark, where "complete" is refused for the query alone.
+
     Raises
     ------
     IllegalArgumentException
         There is no such mode.
-    InvalidArgumentError
-        Complete mode, which needs an aggregation.
     """
     mode = str(given).lower()
-    if mode == "complete":
-        raise InvalidArgumentError("outputMode must be 'append' or 'update': 'complete' needs a streaming aggregation")
     if mode not in _OUTPUT_MODES:
         raise IllegalArgumentException(
             f"[STREAMING_OUTPUT_MODE.INVALID] Invalid streaming output mode: {given}. Accepted output modes are "

@@ -17,7 +17,7 @@ from holdfast.spark_integration.stored_pointers import HOSTS
 
 _NO_CHARACTER = re.compile("[\ud800-\udfff]")
 _MODES = {"timeMode": "None", "outputMode": "update"}
-_KNOWN_MODES = {"none", "processingtime", "eventtime", "append", "update"}
+_KNOWN_MODES = {"none", "processingtime", "eventtime", "append", "update", "complete"}
 Sources = Literal["saved", "fresh"]
 
 

@@ -71,7 +71,7 @@ class StubOperator:
         Of ``applyInPandasWithState``.
     time_mode : {"None", "ProcessingTime", "EventTime"}
         Of ``transformWithStateInPandas``.
-    output_mode : {"append", "update"}
+    output_mode : {"append", "update", "complete"}
         ``transformWithStateInPandas`` keeps it.
     pointers : tuple of PointerRow
     """

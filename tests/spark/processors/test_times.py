@@ -99,12 +99,13 @@ def test_w14_a_window_is_late_when_its_end_is(engine: ProcessorEngine, run_on: O
 
 
 @by_engine([SPARK_ROW, BY_ROW[0]])
-def test_w7_output_modes(engine: ProcessorEngine, run_on: Open) -> None:
-    """W7: update is as good as append, and the query's mode may be another than the operator's."""
+@pytest.mark.parametrize("mode", ["Update", "Complete"])
+def test_w7_output_modes(engine: ProcessorEngine, mode: str, run_on: Open) -> None:
+    """W7: any mode is as good as append, and the query's may be another, also after a restart."""
     with run_on(engine) as on:
         for query_mode in ("update", "append"):
             on.feed([("a", 1, "?1")])
-            on.run(scripted(on, engine, on.source(), "None", "Update"), query_mode)
+            on.run(scripted(on, engine, on.source(), "None", mode), query_mode)
             assert ("a", "rows 1") in [row for batch in on.batches for row in batch]
             on.batches.clear()
 

@@ -149,7 +149,6 @@ def test_wrong_arguments_are_refused_at_definition(lab: Lab) -> None:
         ((KeepingByRow(), OUTPUT, "update", "EventTime"), {}, InvalidArgumentError, "needs an input with a watermark"),
         ((KeepingByRow(), OUTPUT, "update", "Later"), {}, IllegalArgumentException, "UNKNOWN_TIME_MODE"),
         ((KeepingByRow(), OUTPUT, "some", "None"), {}, IllegalArgumentException, "STREAMING_OUTPUT_MODE.INVALID"),
-        ((KeepingByRow(), OUTPUT, "complete", "None"), {}, InvalidArgumentError, "streaming aggregation"),
         ((KeepingByRow, OUTPUT, "update", "None"), {}, InvalidArgumentError, "given='the class KeepingByRow'"),
         ((KeepingByRow(), OUTPUT, "update", "None"), {"name": "a/b"}, InvalidArgumentError, "cannot name an operator"),
         ((KeepingByRow(), OUTPUT, "update", "None"), {"eventTimeColumnName": "n"}, InvalidArgumentError, "a timestamp"),

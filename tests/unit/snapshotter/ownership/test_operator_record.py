@@ -48,7 +48,11 @@ def test_the_first_claim_writes_what_the_later_ones_read(storage: ObjectStorage)
     ("other", "error", "message"),
     [
         (replace(RECORD, query_id="query-2"), ConflictError, "state of another query: give the operator another name"),
-        (replace(RECORD, definition_id="def-2"), ConflictError, "two operators of this query have the same name"),
+        (
+            replace(RECORD, definition_id="def-2"),
+            ConflictError,
+            r"two operators of this query have the same name: pass each its own name=\. .* class",
+        ),
         (replace(RECORD, run_id="run-2", shards=8), SchemaMismatchError, r"set spark\.holdfast\.shards"),
     ],
 )
