@@ -104,8 +104,7 @@ _CAUSES = (
     ),
     _Cause(
         re.compile(
-            r"(?:applyInPandasWithState|transformWithState\w*) in (?P<defined>\w+) mode is not supported with "
-            r"(?P<started>\w+) output mode"
+            r"applyInPandasWithState in (?P<defined>\w+) mode is not supported with (?P<started>\w+) output mode"
         ),
         r"the query was started in output mode \g<started>, and its operator was defined for \g<defined>",
         r'add .outputMode("\g<defined>") to its writeStream (without it, Spark takes append), or define the operator '

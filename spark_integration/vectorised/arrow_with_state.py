@@ -132,6 +132,13 @@ class ArrowWithState:
         return call.earliest_ms()
 
 
+class _States(dict[str, ShardState]):
+    """State tables by name; an error about another name says which there are."""
+
+    def __missing__(self, name: str) -> ShardState:
+        raise KeyError(f"the operator has no state table {name!r}; it has {', '.join(self)}{did_you_mean(name, self)}")
+
+
 @contextmanager
 def _columns_named(states: Mapping[str, StateColumns], keys: pa.Table, rows: pa.Table) -> Iterator[None]:
     """Note in pyarrow's error about an unknown column which there are."""
@@ -175,10 +182,10 @@ class _Call:
 
     def states(self, keys: Keys) -> dict[str, ShardState]:
         """Return the state tables as these keys see them."""
-        return {
-            name: ShardState(open_rows(self._transaction, name, self._expiries.get(name), keys), state.types)
+        return _States(
+            (name, ShardState(open_rows(self._transaction, name, self._expiries.get(name), keys), state.types))
             for name, state in self._step.states.items()
-        }
+        )
 
     def evict(self) -> None:
         """Remove the state that has expired."""

@@ -45,6 +45,7 @@ def test_not_a_data_frame() -> None:
 
 def test_tasks_in_a_python_without_the_packages(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark takes what it finds under this name; without PYSPARK_PYTHON, the python3 of the PATH."""
+    lab.feed([("a", 1)])
     venv.create(tmp_path / "bare", with_pip=False)
     monkeypatch.setattr(lab.spark.sparkContext, "pythonExec", str(tmp_path / "bare/bin/python3"))
     with pytest.raises(InvalidArgumentError, match=r"which has no pandas, pyarrow, holdfast: set .* PYSPARK_PYTHON"):
@@ -212,7 +213,7 @@ def test_backends_and_their_options(
     [
         ({"state.dir": "gs://bucket/app"}, r"gcsfs"),
         ({"state.dir": "s4://bucket/app"}, r"unknown storage scheme; known are .*s3.*scheme=s4"),
-        ({"state.dir": "s3:/bucket/app"}, r"storage URL must be scheme://root"),
+        ({"state.dir": "s3:/bucket/app"}, r"URL must be scheme://root"),
         ({"state.dir": "s3://bucket/app", "storage.secrett": CANARY}, r"did you mean secret\?.*option=secrett"),
         (
             {"state.dir": "s3://bucket/app", "storage.secret": CANARY},

@@ -96,3 +96,10 @@ def test_an_unknown_column_is_told_which_there_are(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="mine") as caught:
         shard.run(["a"], 0, lambda batch: {}["mine"])
     assert not hasattr(caught.value, "__notes__"), "the user's own KeyError is none of ours"
+
+
+def test_an_unknown_table_is_told_which_there_are(tmp_path: Path) -> None:
+    columns = StateColumns(pa.schema([("n", pa.int64())]), None)
+    shard = OperatorShard(tmp_path, {"carts": columns, "seen": columns}, "None")
+    with pytest.raises(KeyError, match="no state table 'cart'; it has carts, seen; did you mean 'carts'"):
+        shard.run(["a"], 0, lambda batch: batch.states["cart"])
