@@ -169,6 +169,7 @@ MAY_START_THREADS = (
     "holdfast/testing/*",
     "holdfast/ui/command.py",
     "snapshotter/storage/*",
+    "spark_integration/lookup/state_directory.py",
     "spark_integration/lookup/stored_query.py",
     "spark_integration/read_state.py",
     "spark_integration/server/state_server.py",

@@ -9,6 +9,8 @@ from holdfast.commands.own_spark import CONF, pairs, started_spark
 from holdfast.commands.savepoint import CHECKPOINT_LOCATION, PARTITIONS, RENAME, say_new_query
 from holdfast.commands.target import batch_option, on_storage, state_dir_option
 from holdfast.settings import PREFIX
+from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration.lookup.state_directory import find_state_dir
 
 _ORIGINAL = click.argument("original", metavar="LOCATION")
 
@@ -25,7 +27,7 @@ _ORIGINAL = click.argument("original", metavar="LOCATION")
 @RENAME
 def rescale(
     original: str,
-    state_dir: str,
+    state_dir: str | None,
     to_state_dir: str | None,
     checkpoint_location: str,
     shards: int,
@@ -40,6 +42,7 @@ def rescale(
     LOCATION is the checkpointLocation of the query, which may be running and is not changed. The new one begins
     at micro-batch 1, where the other one is. If the command is stopped, run it again.
     """
+    state_dir = state_dir or find_state_dir(original, parse_storage_options(options))
     with started_spark(state_dir, options, conf) as spark:
         query_id = savepoints.rescale(
             spark,
@@ -66,7 +69,7 @@ def rescale(
 @batch_option()
 def clone(
     original: str,
-    state_dir: str,
+    state_dir: str | None,
     to_state_dir: str,
     checkpoint_location: str,
     batch_id: int | None,
@@ -80,6 +83,7 @@ def clone(
     own id and continues the micro-batch numbers. State of Spark's own operators is copied, too. If the command is
     stopped, run it again.
     """
+    state_dir = state_dir or find_state_dir(original, parse_storage_options(options))
     with started_spark(state_dir, options, conf) as spark:
         query_id = savepoints.clone(spark, original, checkpoint_location, to_state_dir=to_state_dir, batchId=batch_id)
     say_new_query(original, "cloned", query_id, checkpoint_location, to_state_dir, as_json=as_json)

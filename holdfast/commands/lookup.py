@@ -73,7 +73,7 @@ def get(
     location: str,
     operator: str,
     key: tuple[str, ...],
-    state_dir: str,
+    state_dir: str | None,
     table: str | None,
     batch_id: int | None,
     as_csv: bool,
@@ -113,7 +113,7 @@ def history(
     location: str,
     operator: str,
     key: tuple[str, ...],
-    state_dir: str,
+    state_dir: str | None,
     table: str | None,
     limit: int,
     options: dict[str, str],
@@ -141,7 +141,7 @@ def history(
 @click.command()
 @on_storage
 @_TABLE
-@state_dir_option(required=False)
+@state_dir_option()
 @click.argument("compared", nargs=-1, required=True, metavar="{LOCATION OPERATOR BEFORE AFTER | A B}")
 @click.option("--rows", type=click.IntRange(min=0), default=20, show_default=True, metavar="N", help="Of each table.")
 def diff(
@@ -170,8 +170,6 @@ def diff(
         raise click.UsageError(
             "give LOCATION OPERATOR BEFORE AFTER, numbers of micro-batches; or two savepoints as URL/NAME"
         )
-    if not state_dir:
-        raise click.UsageError("Missing option '--state-dir': where the query's state is")
     location, operator, before, after = compared
     with open_query(location, state_dir, options) as query:
         found = query.diff(operator, int(before), int(after), table=table, rows_each=rows)

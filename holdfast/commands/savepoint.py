@@ -27,6 +27,8 @@ from holdfast.commands.target import (
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.savepoints import Listed, Savepoint, TableDifference
 from holdfast.settings import PREFIX
+from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration.lookup.state_directory import find_state_dir
 
 _TARGET = click.argument("url")
 _NAME = click.argument("name")
@@ -64,7 +66,7 @@ RENAME = click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give a
 @click.option("--comment", default="", metavar="TEXT", help="A comment to show with the savepoint.")
 def create(
     checkpoint_location: str,
-    state_dir: str,
+    state_dir: str | None,
     target: str,
     name: str,
     batch_id: int | None,
@@ -79,6 +81,7 @@ def create(
     LOCATION is the query's own checkpointLocation. Starts Spark, on this machine unless --conf says otherwise,
     to read the pointers from Spark's state.
     """
+    state_dir = state_dir or find_state_dir(checkpoint_location, parse_storage_options(options))
     with started_spark(state_dir, options, conf) as spark:
         made = savepoints.create(
             spark, checkpoint_location, target, name, batchId=batch_id, without=without, comment=comment
@@ -90,7 +93,7 @@ def create(
 @on_storage
 @_TARGET
 @_NAME
-@state_dir_option()
+@state_dir_option(f"The new query's {PREFIX}state.dir.", required=True)
 @CONF
 @CHECKPOINT_LOCATION
 @click.option(

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.settings import PREFIX, STORAGE_PREFIX
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -122,7 +122,7 @@ def on_checkpoint(command: _Command) -> _Command:
 
 
 def state_dir_option(
-    text: str = f"The query's {PREFIX}state.dir.", *, required: bool = True
+    text: str = f"The query's {PREFIX}state.dir. Default: the one that its state names.", *, required: bool = False
 ) -> Callable[[_Command], _Command]:
     """Return a decorator that gives a command ``--state-dir``, which a variable may set for all commands."""
     return click.option(
@@ -168,7 +168,28 @@ def opened(url: str, options: Mapping[str, str], operator: str | None) -> Iterat
         open_storage(url, parse_storage_options(options)) as storage,
         ThreadPoolExecutor(_THREADS, "holdfast-command") as executor,
     ):
-        yield Target(storage, executor, list_checkpoint(storage, operator), a_console())
+        try:
+            listing = list_checkpoint(storage, operator)
+        except NotFoundError:
+            _require_no_location(url, options)
+            raise
+        yield Target(storage, executor, listing, a_console())
+
+
+def _require_no_location(url: str, options: Mapping[str, str]) -> None:
+    """Raise InvalidArgumentError where somebody has taken a query's checkpoint location for its state directory."""
+    from holdfast.spark_integration.lookup.state_directory import find_state_dir, query_at
+
+    query_id = query_at(url, parse_storage_options(options))
+    if query_id is None:
+        return
+    try:
+        where = f"its state directory is {find_state_dir(url, parse_storage_options(options))}"
+    except HoldfastError as exc:
+        where = f"where its state directory is cannot be told: {exc}"
+    raise InvalidArgumentError(
+        f"this is the checkpointLocation of a query, which holds only pointers to its state; {where}", query=query_id
+    )
 
 
 def a_console() -> Console:

@@ -36,6 +36,7 @@ from holdfast.spark_integration.lookup.query_operators import QueryOperators
 from holdfast.spark_integration.lookup.query_pointers import QueryPointers
 from holdfast.spark_integration.lookup.shard_readers import ShardReaders
 from holdfast.spark_integration.lookup.shown import as_table, same_rows
+from holdfast.spark_integration.lookup.state_directory import find_state_dir
 from holdfast.spark_integration.lookup.stored_operator import Key, KeyVersion, Page, StoredOperator
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
@@ -360,15 +361,17 @@ def _is_gone(exc: BaseException) -> bool:
     return isinstance(exc, (NotFoundError, StateLostError)) or isinstance(exc.__cause__, NotFoundError)
 
 
-def open_query(location: str | Path, state_dir: str | Path, options: Mapping[str, str] | None = None) -> StoredQuery:
+def open_query(
+    location: str | Path, state_dir: str | Path | None = None, options: Mapping[str, str] | None = None
+) -> StoredQuery:
     """Open the state of a query for reading, without Spark.
 
     Parameters
     ----------
     location : str or pathlib.Path
         The query's ``checkpointLocation``: a path, or a URL of any storage that holdfast knows.
-    state_dir : str or pathlib.Path
-        Its ``spark.holdfast.state.dir``.
+    state_dir : str or pathlib.Path, optional
+        Its ``spark.holdfast.state.dir``; by default the one that its pointers name.
     options : mapping of str to str, optional
         What the query sets as ``spark.holdfast.storage.<name>``; used for both.
 
@@ -380,18 +383,21 @@ def open_query(location: str | Path, state_dir: str | Path, options: Mapping[str
     Raises
     ------
     InvalidArgumentError
-        A URL or an option is wrong.
+        A URL or an option is wrong; or nothing tells the state directory.
+    NotFoundError
+        The pointers name a state directory that does not have the query's state.
 
     Examples
     --------
-    >>> with holdfast.open_query("s3://bucket/queries/totals", "s3://bucket/app") as query:
+    >>> with holdfast.open_query("s3://bucket/queries/totals") as query:
     ...     query.get("totals", {"user": "ann"})["state"].to_pylist()
     """
     return opened_query(location, state_dir, parse_storage_options(dict(options or {})))
 
 
-def opened_query(location: str | Path, state_dir: str | Path, options: Mapping[str, object]) -> StoredQuery:
+def opened_query(location: str | Path, state_dir: str | Path | None, options: Mapping[str, object]) -> StoredQuery:
     """Open the state of a query with what `parse_storage_options` returned; raises as `open_query`."""
+    state_dir = find_state_dir(location, options) if state_dir is None else state_dir
     opened = open_storage(str(location), options)
     try:
         storage = open_storage(str(state_dir), options)

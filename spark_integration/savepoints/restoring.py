@@ -167,7 +167,8 @@ def restore_into(new: NewQuery, savepoints: ObjectStorage, target: str, savepoin
     for state in states.values():
         state.declare(new.settings)
     shards_of = _restored(new, target, savepoint, states)
-    operators = [_stub_operator(plan.saved, states.get(plan.saved.name), shards_of) for plan in plans]
+    state_dir = new.settings.state_dir
+    operators = [_stub_operator(plan.saved, states.get(plan.saved.name), shards_of, state_dir) for plan in plans]
     with _stub(new, operators, conf) as stub:
         new.require()  # all before may have taken long
         folder = savepoint_folder(savepoints, savepoint.name)
@@ -285,17 +286,22 @@ def _restored(
 
 
 def _stub_operator(
-    saved: SavedOperator, state: _State | None, shards_of: Mapping[str, Mapping[int, _Restored]]
+    saved: SavedOperator,
+    state: _State | None,
+    shards_of: Mapping[str, Mapping[int, _Restored]],
+    state_dir: str | None,
 ) -> StubOperator:
     """Return the operator that puts the pointers of restored shards; none where the operator is reset."""
-    pointers = () if state is None else tuple(_pointers(saved, state, shards_of[saved.name]))
+    pointers = () if state is None else tuple(_pointers(saved, state, shards_of[saved.name], state_dir))
     time_mode = _time_mode(saved)
     timeout_conf: TimeoutConf = TIMEOUT_CONF[time_mode] if saved.has_timeout else "NoTimeout"
     output_mode = saved.configuration.get("outputMode", "update").lower()
     return StubOperator(saved.host, timeout_conf, time_mode, output_mode, pointers)
 
 
-def _pointers(saved: SavedOperator, state: _State, shards: Mapping[int, _Restored]) -> Iterator[PointerRow]:
+def _pointers(
+    saved: SavedOperator, state: _State, shards: Mapping[int, _Restored], state_dir: str | None
+) -> Iterator[PointerRow]:
     times = sorted(saved.times, key=lambda of: of.shard)
     numbers = [of.shard for of in times]
     for shard, restored in sorted(shards.items()):
@@ -312,6 +318,7 @@ def _pointers(saved: SavedOperator, state: _State, shards: Mapping[int, _Restore
             carried=None,
             earliest_timer_ms=restored.earliest_timer_ms,
             batch_ms=batch_ms,
+            state_dir=state_dir,
         )
 
 

@@ -214,6 +214,7 @@ class _Attempt:
             carried=None if committed is None else opened.carried(committed),
             earliest_timer_ms=earliest_timer_ms,
             batch_ms=self._batch.times.processing_ms,
+            state_dir=self._operator.settings.state_dir,
         )
         self._ended = opened, row, watch.ended(batch, transaction.measures, opened, committed)
 

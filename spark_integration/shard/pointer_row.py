@@ -1,14 +1,15 @@
 """The row that Spark keeps for each shard in its own operator's state: the query's pointer.
 
 The row names its query, its shard, the number of shards and the directory. So whatever a session, a task's properties
-or a definition say later, a call continues with what Spark has pinned, or fails.
+or a definition say later, a call continues with what Spark has pinned, or fails. It also names the state directory, by
+which whoever has the checkpoint location finds the state; a query itself goes by its settings, since that may move.
 
 Commits too small for an object of their own travel in the row; see `holdfast.snapshotter.commits`. A row without a
 pointer means that the shard was called but has no state yet.
 
 The row is one binary value, a line of JSON and the commit that it carries, if any::
 
-    {"format": 1, "query": …, "directory": …, "shard": 3, "shards": 64, "version": 17, "commit": …, …}⏎commit
+    {"format": 1, "query": …, "state_dir": …, "directory": …, "shard": 3, "shards": 64, "version": 17, …}⏎commit
 """
 
 from __future__ import annotations
@@ -30,7 +31,18 @@ GROUP_STATE, STATE_VARIABLES = "applyInPandasWithState", "transformWithStateInPa
 #: The value state in which the second one keeps them.
 POINTER_VARIABLE = "holdfast_pointer"
 _FIELDS = frozenset(
-    {"format", "query", "directory", "shard", "shards", "version", "commit", "earliest_timer_ms", "batch_ms"}
+    {
+        "format",
+        "query",
+        "state_dir",
+        "directory",
+        "shard",
+        "shards",
+        "version",
+        "commit",
+        "earliest_timer_ms",
+        "batch_ms",
+    }
 )
 _MAX_SHARDS = 1 << 31
 _NUMBER_LIMIT = 1 << 63
@@ -56,6 +68,8 @@ class PointerRow(NamedTuple):
     batch_ms : int
         When the micro-batch that put the row was planned, whether it wrote a version or not: Spark's processing time in
         ms since 1970, the same whenever and wherever the micro-batch is evaluated.
+    state_dir : str or None
+        ``spark.holdfast.state.dir`` of the call that put the row.
     """
 
     query: str
@@ -66,6 +80,7 @@ class PointerRow(NamedTuple):
     carried: bytes | None
     earliest_timer_ms: int | None
     batch_ms: int
+    state_dir: str | None = None
 
     @classmethod
     def read(cls, row: tuple[Any, ...]) -> PointerRow:
@@ -78,19 +93,22 @@ class PointerRow(NamedTuple):
         """
         fields, carried = _parsed(row)
         query, directory, shard, shards = (fields[name] for name in ("query", "directory", "shard", "shards"))
+        state_dir = fields["state_dir"]
         earliest_timer_ms, batch_ms = fields["earliest_timer_ms"], fields["batch_ms"]
         pointer = _pointer(fields["version"], fields["commit"])
         if not (isinstance(query, str) and QUERY_ID.fullmatch(query)):
             raise _no_pointer("query")
         if directory is not None and not (isinstance(directory, str) and operator_of(directory)):
             raise _no_pointer("directory")
+        if state_dir is not None and not (isinstance(state_dir, str) and directory is not None):
+            raise _no_pointer("state_dir")
         if not (_is_number(shard) and _is_number(shards) and 0 <= shard < shards < _MAX_SHARDS):
             raise _no_pointer("shard and shards")
         if carried is not None and pointer is None:
             raise _no_pointer("carried")
         if not (_is_number(batch_ms) and (earliest_timer_ms is None or _is_number(earliest_timer_ms))):
             raise _no_pointer("batch_ms and earliest_timer_ms")
-        return cls(query, directory, shard, shards, pointer, carried, earliest_timer_ms, batch_ms)
+        return cls(query, directory, shard, shards, pointer, carried, earliest_timer_ms, batch_ms, state_dir)
 
     def require(self, operator: str, shard: int, shards: int) -> None:
         """Check the row against the shard as it is defined now.
@@ -133,6 +151,7 @@ class PointerRow(NamedTuple):
         fields = {
             "format": ROW_FORMAT,
             "query": self.query,
+            "state_dir": self.state_dir,
             "directory": self.directory,
             "shard": self.shard,
             "shards": self.shards,

@@ -14,7 +14,9 @@ from holdfast.errors import CorruptionError, SchemaMismatchError
 from holdfast.spark_integration.hosts.stateful_processor import POINTER_SCHEMA
 from holdfast.spark_integration.shard.pointer_row import POINTER_STATE, PointerRow
 
-ROW = PointerRow("q-1", "totals", 3, 4, Pointer(7, "00c0ffee00c0ffee"), b"commit", 1_000, 1_795_287_600_000)
+ROW = PointerRow(
+    "q-1", "totals", 3, 4, Pointer(7, "00c0ffee00c0ffee"), b"commit", 1_000, 1_795_287_600_000, "s3://bucket/app"
+)
 FIELDS = json.loads(ROW.columns()[0].partition(b"\n")[0])
 
 
@@ -28,7 +30,7 @@ def stored(fields: object, carried: bytes | None = b"commit") -> tuple[bytes]:
     "row",
     [
         ROW,
-        ROW._replace(directory=None, carried=None, earliest_timer_ms=None),
+        ROW._replace(directory=None, state_dir=None, carried=None, earliest_timer_ms=None),
         ROW._replace(directory="totals@0ab9-1", earliest_timer_ms=-5),
         ROW._replace(pointer=None, carried=None),
         ROW._replace(carried=b"\n\x00{\n"),
@@ -65,6 +67,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("shards", 0, "shard"),
     ("shards", 2**31, "shard"),
     ("directory", 0, "directory"),
+    ("directory", None, "state_dir"),
+    ("state_dir", 0, "state_dir"),
     ("version", None, "version"),
     ("version", -1, "version"),
     ("commit", None, "version"),

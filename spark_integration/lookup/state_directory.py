@@ -1,0 +1,111 @@
+"""Finds a query's state directory from its checkpoint location: the newest pointer in Spark's state names it.
+
+A pointer names the directory that its micro-batch wrote to, so a state directory that was moved is found again after
+the query's next micro-batch. What is found must have the state of this query: a location may have been copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.ownership.operator_record import find_operator
+from holdfast.snapshotter.ownership.query_origin import find_origin
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.lookup.query_pointers import QueryPointers
+from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.spark_state.query_location import QueryLocation
+
+_THREADS = 16
+_NAME_IT = "name the state directory with --state-dir, or as the argument state_dir"
+
+
+def find_state_dir(location: str | Path, options: Mapping[str, object]) -> str:
+    """Return the state directory of the query that has this checkpoint location.
+
+    Parameters
+    ----------
+    location : str or pathlib.Path
+    options : mapping of str to object
+        Of both storages, as `parse_storage_options` returned them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        This is not the checkpoint location of a query with durable state, or Spark's state cannot be read without
+        Spark.
+    NotFoundError
+        No micro-batch is committed yet; or the pointers name a directory that does not have this query's state.
+    """
+    with open_storage(str(location), options) as storage, ThreadPoolExecutor(_THREADS) as executor:
+        pointers = QueryPointers(storage, executor)
+        try:
+            query_id = pointers.query_id
+        except InvalidArgumentError:
+            _require_no_state_directory(storage)
+            raise
+        newest = _newest(pointers)
+    assert newest.state_dir is not None
+    with open_storage(newest.state_dir, options) as states:
+        _require_state_of(states, query_id, newest)
+    return newest.state_dir
+
+
+def query_at(location: str | Path, options: Mapping[str, object]) -> str | None:
+    """Return the id of the query that has this checkpoint location; None where it is none."""
+    with open_storage(str(location), options) as storage:
+        try:
+            return QueryLocation(storage).query_id()
+        except (InvalidArgumentError, CorruptionError):
+            return None
+
+
+def _newest(pointers: QueryPointers) -> PointerRow:
+    rows = [row for held in pointers.held(pointers.batch(None).batch_id) for row in held.rows]
+    named = [row for row in rows if row.state_dir is not None]
+    if not named:
+        why = (
+            "has state that is not durable, because it runs without spark.holdfast.state.dir"
+            if rows
+            else f"has no holdfast state yet, so nothing says where that will be: {_NAME_IT}"
+        )
+        raise InvalidArgumentError(f"the query {why}", location=pointers.url)
+    return max(named, key=lambda row: row.batch_ms)
+
+
+def _require_state_of(storage: ObjectStorage, query_id: str, row: PointerRow) -> None:
+    assert row.directory is not None
+    record = find_operator(storage, row.directory)
+    if record is None or record.query_id != row.query:
+        raise NotFoundError(
+            f"the state directory that the query's pointers name does not have its state: if it was moved, {_NAME_IT}",
+            state_dir=row.state_dir,
+            operator_directory=row.directory,
+            owner=None if record is None else record.query_id,
+            query=row.query,
+        )
+    # State that began in a task which Spark told no query bears an id made of the run's.
+    is_substitute = row.query.startswith(record.run_id)
+    if query_id != row.query and not is_substitute and find_origin(storage, query_id) is None:
+        raise NotFoundError(
+            "this query is a clone that has not run yet, so its pointers name the original's state directory: "
+            f"{_NAME_IT}",
+            query=query_id,
+            original=row.query,
+        )
+
+
+def _require_no_state_directory(location: ObjectStorage) -> None:
+    """Raise InvalidArgumentError where somebody has taken a state directory for a checkpoint location."""
+    records = [info.key for info in location.list("") if info.key.endswith("/operator") and info.key.count("/") == 1]
+    found = [find_operator(location, key.removesuffix("/operator")) for key in sorted(records)]
+    if found:
+        raise InvalidArgumentError(
+            "this is a state directory: name the checkpointLocation of a query instead, which is enough to find its "
+            "state directory",
+            given=location.url,
+            queries=", ".join(sorted({one.query_id for one in found if one is not None})),
+        )
