@@ -1,11 +1,12 @@
-"""``holdfast export``: a state table as Parquet or CSV files, written by Spark, or as a Delta table."""
+"""``holdfast export``: a state table as Parquet or CSV files, or as a Delta table."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import click
 from click.core import ParameterSource
@@ -13,10 +14,16 @@ from click.core import ParameterSource
 import holdfast
 from holdfast import savepoints
 from holdfast.commands.own_spark import CONF, started_spark
+from holdfast.commands.progress import things_shown
 from holdfast.commands.target import batch_option, on_storage, state_dir_option
-from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.settings import PREFIX, STORAGE_PREFIX
+from holdfast.errors import InvalidArgumentError, UnavailableError
+from holdfast.settings import PREFIX
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration.lookup.state_directory import find_state_dir, query_at
+from holdfast.spark_integration.lookup.stored_query import open_query
 from holdfast.spark_integration.sinks.extras import needs_extra
+from holdfast.spark_integration.state_source.files import Kind, saved_rows, write_files
 from holdfast.spark_integration.state_source.reading import said_by_holdfast
 
 if TYPE_CHECKING:
@@ -35,7 +42,7 @@ _NOT_IN_CSV = {"array", "map", "struct", "binary"}
 @click.option("--operator", metavar="NAME", help="Required for a query, and if a savepoint has several.")
 @click.option("--table", default="state", show_default=True, help="A state table, a variable, or timers.")
 @click.option("--columns", metavar="A,B", help="Only these, in this order.")
-@state_dir_option(f"Of a query: its {PREFIX}state.dir.", required=False)
+@state_dir_option(f"Of a query: its {PREFIX}state.dir. Default: the one that its state names.")
 @batch_option("A query's micro-batch. Default: the last committed one.")
 @CONF
 @click.pass_context
@@ -55,55 +62,80 @@ def export(
 ) -> None:
     """Write a table of a savepoint, or of a query's state, as Parquet or CSV files, or as a Delta table.
 
-    LOCATION is a savepoint: its directory, a slash, and its name. With --state-dir, or if the variable is set and
-    no savepoint is there, it is a query's checkpointLocation; the query may be running. Starts Spark, on this machine
-    unless --conf says otherwise.
+    LOCATION is a savepoint: its directory, a slash, and its name; or a query's checkpointLocation, and the query may be
+    running. Parquet and CSV are written by this process, a shard after the other; a Delta table, and whatever is
+    exported with --conf, by Spark.
     """
-    names = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
-    with started_spark(state_dir, options, conf) as spark, errors_of_spark():
-        if not is_of_query(context, dict(spark.conf.getAll)):
-            frame = _saved(spark, location, operator, table, names, batch_id)
-        elif operator is None:
+    what = _Exported(location, operator, table, columns, batch_id)
+    if is_of_query(context, options):
+        if operator is None:
             raise InvalidArgumentError(
-                "this is a query's location, not a savepoint, because a state directory is given: name the "
-                "operator with --operator",
-                location=location,
+                "this is a query's location, not a savepoint: name the operator with --operator", location=location
             )
-        else:
-            frame = holdfast.state(spark, location, operator, table=table, columns=names, batchId=batch_id)
-        write(frame, target, kind)
+        state_dir = state_dir or find_state_dir(location, parse_storage_options(options))
+    elif batch_id is not None:
+        raise InvalidArgumentError(
+            "--batch selects a query's micro-batch, and no query is here: a savepoint is one micro-batch",
+            location=location,
+        )
+    else:
+        state_dir = None
+    if kind == "delta" or conf:
+        with started_spark(state_dir, options, conf) as spark, errors_of_spark():
+            write(what.frame(spark, state_dir), target, kind)
+    else:
+        what.write(state_dir, target, cast("Kind", kind), options)
     click.echo(json.dumps({"to": target, "format": kind}) if as_json else f"written to {target}")
 
 
-def _saved(
-    spark: SparkSession,
-    location: str,
-    operator: str | None,
-    table: str,
-    columns: list[str] | None,
-    batch_id: int | None,
-) -> DataFrame:
-    if batch_id is not None:
-        raise InvalidArgumentError(
-            "--batch selects a query's micro-batch, which needs --state-dir: a savepoint is one micro-batch"
+@dataclass(frozen=True)
+class _Exported:
+    """The table that is exported: of a query, where a state directory is known, else of a savepoint."""
+
+    location: str
+    operator: str | None
+    table: str
+    columns: str | None
+    batch_id: int | None
+
+    @property
+    def names(self) -> list[str] | None:
+        if self.columns is None:
+            return None
+        return [name.strip() for name in self.columns.split(",") if name.strip()]
+
+    def frame(self, spark: SparkSession, state_dir: str | None) -> DataFrame:
+        """Return it as a DataFrame."""
+        if state_dir is None or self.operator is None:
+            return savepoints.load(spark, *_place(self.location), self.operator, self.table, columns=self.names)
+        batch_id = self.batch_id
+        return holdfast.state(
+            spark, self.location, self.operator, table=self.table, columns=self.names, batchId=batch_id
         )
-    return savepoints.load(spark, *_place(location), operator, table, columns=columns)
+
+    def write(self, state_dir: str | None, target: str, kind: Kind, options: Mapping[str, str]) -> None:
+        """Write it, a shard after the other."""
+        with ExitStack() as stack:
+            to = stack.enter_context(open_storage(target, parse_storage_options(options)))
+            if state_dir is None or self.operator is None:
+                directory, name = _place(self.location)
+                saved = stack.enter_context(open_storage(directory, parse_storage_options(options)))
+                rows = saved_rows(saved, name, self.operator, self.table)
+            else:
+                query = stack.enter_context(open_query(self.location, state_dir, options))
+                rows = query.rows(self.operator, self.table, batch_id=self.batch_id)
+            on_rows = stack.enter_context(things_shown("rows", None))
+            write_files(rows, self.names or (), to, kind, on_rows)
 
 
-def is_of_query(context: click.Context, settings: Mapping[str, str]) -> bool:
+def is_of_query(context: click.Context, options: Mapping[str, str]) -> bool:
     """Tell whether LOCATION is that of a query, not a savepoint: the variable may be set for other commands."""
-    if context.params["state_dir"] is None:
-        return False
-    if context.get_parameter_source("state_dir") is not ParameterSource.ENVIRONMENT:
+    if context.get_parameter_source("state_dir") is ParameterSource.COMMANDLINE:
         return True
-    storage = {name.removeprefix(STORAGE_PREFIX): v for name, v in settings.items() if name.startswith(STORAGE_PREFIX)}
     try:
-        savepoints.read(*_place(context.params["location"]), storage)
-    except CorruptionError:  # a damaged savepoint
-        return False
-    except (InvalidArgumentError, NotFoundError):  # a location that only Spark can read, for one
-        return True
-    return False
+        return query_at(context.params["location"], parse_storage_options(options)) is not None
+    except InvalidArgumentError:  # a location that only Spark can read
+        return context.params["state_dir"] is not None
 
 
 def _place(location: str) -> tuple[str, str]:

@@ -35,7 +35,7 @@ def bytes_shown(what: str, total_bytes: int) -> Iterator[Callable[[int], object]
 
 
 @contextmanager
-def things_shown(what: str, total: int) -> Iterator[Callable[[int], object]]:
+def things_shown(what: str, total: int | None) -> Iterator[Callable[[int], object]]:
     """Show a bar while the context lasts; gives what is to be told of things that are done."""
     with _bar(MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()) as progress:
         task = progress.add_task(what, total=total)

@@ -23,7 +23,7 @@ from typing import Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from holdfast.backends.run import TableSchema
+from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, StateLostError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -220,6 +220,21 @@ class StoredQuery:
         hashes = np.concatenate([run.hashes for run in runs])[skipped:] if runs else np.empty(0, np.uint64)
         rows = as_table(schema, runs).slice(skipped, limit)
         return Page(rows, next_place(hashes, limit, first_hash, skipped))
+
+    def rows(
+        self, operator: str, table: str, *, batch_id: int | None = None
+    ) -> tuple[TableSchema, Iterator[tuple[int, Run]]]:
+        """Return a table's columns, and all its rows by shard, each shard read when its turn comes; raises as `get`."""
+        found = self.operator(operator, self._batch(batch_id).batch_id)
+        schema = found.tables[find_shown(found.tables, table)]
+
+        def of_shards() -> Iterator[tuple[int, Run]]:
+            for shard, (directory, row) in sorted(found.places.items()):
+                stored = self._readers.tables(directory)
+                if row.pointer is not None and schema.name in stored.held:
+                    yield shard, self._readers.all_rows(directory, row, stored, schema)
+
+        return schema, of_shards()
 
     def row_count(
         self, operator: str, table: str, shard: int, *, batch_id: int | None = None, read: int = 1_000
