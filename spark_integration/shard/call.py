@@ -200,6 +200,7 @@ class _Attempt:
         with opened.begin(pointer, version) as transaction:
             if pointer is not None:
                 watch.lineage = bound_chain(self._operator, opened, pointer, transaction.view)
+                opened.require_stored(pointer, watch.lineage)
             batch = replace(self._batch, counts=CallCounts())
             batch = batch if opened.tables.is_continuous else batch.after_unknown_calls()
             earliest_timer_ms = yield from self._operator.function.run(batch, transaction)

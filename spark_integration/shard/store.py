@@ -12,6 +12,7 @@ from holdfast.errors import InvalidArgumentError, StateLostError
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.ownership.claims import Tenure
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator, shard_prefix
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
@@ -27,6 +28,7 @@ from holdfast.spark_integration.shard import claiming, task_storage
 from holdfast.spark_integration.shard.operator import INITIAL_VERSION, Operator
 from holdfast.spark_integration.shard.operator_directory import begin_directory
 from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.shard.stored_history import require_stored_once
 from holdfast.spark_integration.shard.streaming_task import StreamingTask
 
 
@@ -99,6 +101,11 @@ class ShardStore:
                 micro_batch=batch_id,
                 newest=max(history),
             )
+
+    def require_stored(self, pointer: Pointer, lineage: Lineage | None) -> None:
+        """Check that the state directory knows the version that the shard goes on from; see `require_stored_once`."""
+        if self.log is not None and self.record is not None and lineage is not None:
+            require_stored_once(self.log, self.record, pointer, lineage)
 
     def declare(self) -> None:
         """Store whose state this is, and which tables and columns it holds, before any state."""

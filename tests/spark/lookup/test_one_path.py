@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import holdfast
+from holdfast import savepoints
 from holdfast.cli import group
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.spark_integration.lookup.state_directory import find_state_dir
@@ -75,7 +76,7 @@ def test_a_clone_is_told_from_its_original(lab: Lab) -> None:
     lab.feed([("a", 1)])
     lab.run(lab.totals())
     target, state_dir = lab.folder / "clone", lab.folder / "state of the clone"
-    holdfast.savepoints.clone(lab.spark, lab.folder / "query", target, to_state_dir=state_dir)
+    savepoints.clone(lab.spark, lab.folder / "query", target, to_state_dir=state_dir)
     with pytest.raises(NotFoundError, match="is a clone that has not run yet"):
         find_state_dir(target, {})
     lab.configure({"state.dir": str(state_dir)})
@@ -89,9 +90,9 @@ def test_a_restored_query_has_its_directory_before_it_runs(lab: Lab) -> None:
     """So that it can be looked into at once, before it is started for the first time."""
     lab.feed([("a", 1)])
     lab.run(lab.totals())
-    holdfast.savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
+    savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
     lab.configure({"state.dir": str(lab.folder / "restored state")})
-    holdfast.savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "restored")
+    savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "restored")
     assert find_state_dir(lab.folder / "restored", {}) == str(lab.folder / "restored state")
 
 

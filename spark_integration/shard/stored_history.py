@@ -1,0 +1,89 @@
+"""Checks that the state directory knows a shard's history, before the shard goes on with local copies of it.
+
+::
+
+    pointer ──▶ commit, carried ──▶ commits/41 ──▶ … ──▶ snapshots/30
+                │                   └─ in the state directory: none of it there, and only this executor has the state
+                └─ in Spark's state: all that there is of a young shard
+
+An executor reads nothing of what it has itself. So a directory that somebody has emptied, or another one under the same
+name, would show only when the executor is gone, and the state with it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from holdfast.backends.base import Pointer
+from holdfast.errors import NotFoundError, StateLostError
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.lineage import Lineage
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator
+from holdfast.snapshotter.upkeep.catalogue import list_shard
+from holdfast.spark_integration.executor.per_process import kept_per_process
+
+_log = logging.getLogger(__name__)
+
+
+@kept_per_process(1)
+def _checked() -> set[tuple[str, str, str]]:
+    """Return what this process has checked: the storage, the run, and a shard, or an operator that it warned of."""
+    return set()
+
+
+def require_stored_once(log: ObjectCommitLog, record: OperatorRecord, pointer: Pointer, lineage: Lineage) -> None:
+    """Check that the directory has what a shard's version is made of; once per process, run and shard.
+
+    Parameters
+    ----------
+    record : OperatorRecord
+        The one that this run would write.
+    pointer : Pointer
+        The version that the shard goes on from.
+    lineage : Lineage
+        Of that version.
+
+    Raises
+    ------
+    StateLostError
+        The directory has no version of the shard at all.
+
+    Notes
+    -----
+    Cost: 1 get.
+    """
+    of, of_operator = (
+        (log.storage.url, record.run_id, log.objects.prefix),
+        (log.storage.url, record.run_id, record.operator),
+    )
+    if of in _checked():
+        return
+    if lineage.chain:
+        _require_versions(log, pointer, lineage)
+    elif of_operator not in _checked() and find_operator(log.storage, record.operator) is None:
+        _log.warning(
+            "the state directory %s does not know the operator %r, which the query's pointers say it does: it was "
+            "emptied, or is another one. Nothing of the state is lost, because the pointers carry all of it",
+            *(log.storage.url, record.operator),
+        )
+        _checked().add(of_operator)
+    _checked().add(of)
+
+
+def _require_versions(log: ObjectCommitLog, pointer: Pointer, lineage: Lineage) -> None:
+    newest = lineage.chain[-1].key
+    try:
+        log.objects.get_range(newest, 0, 1)
+        return
+    except NotFoundError:
+        if list_shard(log.objects).versions:
+            return  # where only a part is gone, restoring goes around it, or says what is missing
+    raise StateLostError(
+        "the state directory has nothing of the state that the query's pointer names: it was emptied, or is another "
+        "one. Set spark.holdfast.state.dir to the directory that has it, or bring its objects back: only this "
+        "executor's copy is left",
+        shard=log.objects.prefix,
+        version=pointer,
+        missing=newest,
+        storage=log.storage.url,
+    )
