@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.commands.progress import tasks_shown
+from holdfast.commands.progress import tasks_shown, working
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX, STORAGE_PREFIX
 
@@ -49,12 +50,24 @@ def started_spark(state_dir: str | None, options: dict[str, str], conf: tuple[st
         builder = builder.config(name, value)
     for option, value in options.items():
         builder = builder.config(f"{STORAGE_PREFIX}{option}", value)
-    spark = builder.getOrCreate()
+    log_errors_only()
+    with working("starting Spark"):
+        spark = builder.getOrCreate()
     try:
         with tasks_shown(spark):
             yield spark
     finally:
         spark.stop()
+
+
+def log_errors_only() -> None:
+    """Have a Spark that starts in this process log errors alone, unless the environment configures Spark itself.
+
+    Its options of Java come later, so one that names another configuration wins.
+    """
+    if "SPARK_CONF_DIR" not in os.environ:
+        ours = f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'log4j2.properties').as_uri()}"
+        os.environ["SPARK_SUBMIT_OPTS"] = f"{ours} {os.environ.get('SPARK_SUBMIT_OPTS', '')}".strip()
 
 
 def use_own_python(settings: Mapping[str, str]) -> None:

@@ -43,6 +43,14 @@ def things_shown(what: str, total: int | None) -> Iterator[Callable[[int], objec
 
 
 @contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show that something is going on, and for how long, while the context lasts."""
+    with _bar(TimeElapsedColumn()) as progress:
+        progress.add_task(what, total=None)
+        yield
+
+
+@contextmanager
 def tasks_shown(spark: SparkSession) -> Iterator[None]:
     """Show how many tasks of the stage that runs are done, while the context lasts."""
     with _bar(MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()) as progress:

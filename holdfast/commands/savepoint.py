@@ -160,8 +160,9 @@ def say_new_query(
         click.echo(json.dumps({"name": what} | made))
     else:
         click.echo(
-            f"{what} is {done}: start the query with checkpointLocation {checkpoint_location} and "
-            f"{PREFIX}state.dir {state_dir} (id {query_id})"
+            f"{what} is {done}, as query {query_id}: start it with the same operators, by name, and\n\n"
+            f'    spark.conf.set("{PREFIX}state.dir", {json.dumps(state_dir)})  # before the query is defined\n'
+            f'    df.writeStream.option("checkpointLocation", {json.dumps(checkpoint_location)})'
         )
 
 
