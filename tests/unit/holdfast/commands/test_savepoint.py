@@ -168,7 +168,8 @@ def test_diff_takes_savepoints_by_their_places(target: ObjectStorage, tmp_path: 
     assert "two savepoints as URL/NAME" in said("diff", tmp_path, "totals", "9" * 5000, "5")
     assert "is URL/NAME" in said("diff", "s3://bucket", f"{tmp_path}/one")
     assert "all tables are compared" in said("diff", f"{tmp_path}/one", f"{tmp_path}/same", "--table", "state")
-    assert "'--state-dir'" in said("diff", tmp_path, "totals", "4", "5")
+    with pytest.raises(InvalidArgumentError, match="lacks the file metadata"):
+        group.main(["diff", str(tmp_path), "totals", "4", "5"], standalone_mode=False)
 
 
 def said(*arguments: object) -> str:

@@ -13,6 +13,7 @@ import pytest
 from holdfast.backends.run_files.filesystem import FilesystemBackend
 from holdfast.clock import new_id
 from holdfast.mvcc import Transaction, VersionedStore
+from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.spark_integration.client.messages import ShardAddress
@@ -58,7 +59,9 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlugIn:
 
 
 def attempt(run: Any) -> call._Attempt:
-    operator: Any = SimpleNamespace(name="totals", shards=1, first_version=1, function=SimpleNamespace(run=run))
+    operator: Any = SimpleNamespace(
+        name="totals", shards=1, first_version=1, function=SimpleNamespace(run=run), settings=Settings()
+    )
     none = pa.table({})
     batch = ShardInput("totals", 0, 0, none, none, pa.array([], pa.int64()), BatchTimes(0, None, None, None))
     return call._Attempt(operator, batch, STREAMING, None)
