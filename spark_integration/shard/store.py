@@ -23,12 +23,12 @@ from holdfast.spark_integration.client.connection import client_of
 from holdfast.spark_integration.client.messages import ShardAddress
 from holdfast.spark_integration.client.remote_backend import RemoteBackend
 from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.executor.stored_history import require_stored_once
 from holdfast.spark_integration.executor.takeover import open_backend
 from holdfast.spark_integration.shard import claiming, task_storage
 from holdfast.spark_integration.shard.operator import INITIAL_VERSION, Operator
 from holdfast.spark_integration.shard.operator_directory import begin_directory
 from holdfast.spark_integration.shard.pointer_row import PointerRow
-from holdfast.spark_integration.shard.stored_history import require_stored_once
 from holdfast.spark_integration.shard.streaming_task import StreamingTask
 
 
