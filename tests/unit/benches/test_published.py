@@ -20,6 +20,7 @@ is_published = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow(1)
 @is_published
 def test_the_repository_says_what_its_results_say() -> None:
     """RESULTS.md, README and its figure are of one run: after a change of either, make results."""
@@ -74,6 +75,7 @@ def test_one_command_publishes_a_run(repository: Path, run: Path) -> None:
     assert readme.count("## Quickstart") == 1
 
 
+@pytest.mark.slow(1)
 def test_a_figure_that_is_in_readme_is_in_its_results(repository: Path, run: Path) -> None:
     """Another run, another figure: nothing is left over."""
     numbers = []

@@ -75,6 +75,7 @@ def test_unknown_or_repeated_engines_are_refused(engines: str) -> None:
     assert isinstance(result.exception, InvalidArgumentError)
 
 
+@pytest.mark.slow(1)
 def test_a_run_that_fails_says_why() -> None:
     with pytest.raises(BenchError, match="KeyError: 'no such engine'"):
         run_engine("no such engine", JobA())

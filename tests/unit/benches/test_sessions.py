@@ -66,6 +66,7 @@ class Vectorised:
         return out
 
 
+@pytest.mark.slow(1)
 @given(micro_batches)
 def test_both_functions_find_the_same_sessions(script: list[tuple[int, list[tuple[int, int]]]]) -> None:
     """In each micro-batch, whichever keys have events, time out, or both."""

@@ -174,6 +174,7 @@ def test_a_missing_extra_is_named(sink: str, package: str, tmp_path: Path, monke
         RESULTS[sink](tmp_path, "1", {}).prepare()
 
 
+@pytest.mark.slow(1)
 def test_a_refused_demo_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.examples.flights.command.ensure_java", lambda: None)
     monkeypatch.delenv("KAFKA_TOPIC", raising=False)

@@ -55,6 +55,7 @@ def test_chains_are_those_of_pandas(flights: pd.DataFrame) -> None:
     assert expected["legs"].max() > 2
 
 
+@pytest.mark.slow(1)
 def test_statistics_are_those_of_pandas(flights: pd.DataFrame) -> None:
     columns = "carrier string, dep_delay long"
     delays = PandasWithStateTester(

@@ -67,6 +67,7 @@ def test_missing_unexpected_and_repeated_subjects_are_found() -> None:
     assert report.differences(pd.concat([totals, totals]), totals) == ["a subject stands twice"]
 
 
+@pytest.mark.slow(1)
 def test_flights_come_in_time_order() -> None:
     flights = data.load_flights(1000)
     assert len(flights) == 1000
@@ -85,6 +86,7 @@ def test_a_setting_without_value_is_refused_and_not_shown() -> None:
     assert "secret" not in str(result.exception)
 
 
+@pytest.mark.slow(1)
 def test_a_work_dir_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.examples.flights.command.ensure_java", lambda: None)
     (tmp_path / "mine").touch()

@@ -18,7 +18,7 @@ from tests.unit.examples.side_by_side import Rows, SideBySide, on_time
 
 MINUTE_MS = 60_000
 END_MS = 1 << 50
-seeds = pytest.mark.parametrize("seed", repetitions(3, 40))
+seeds = pytest.mark.parametrize("seed", repetitions(2, 40))
 
 
 class Stream:
@@ -68,6 +68,7 @@ def sessions_by_loop(clicks: Rows) -> Rows:
     return sorted(found, key=repr)
 
 
+@pytest.mark.slow(1)
 @seeds
 def test_sessions(seed: int) -> None:
     """Each click that is not late is in one session, whenever it comes; nothing is left when all are over."""
@@ -122,6 +123,7 @@ def test_deduplication(seed: int) -> None:
     assert side.stored() == 0
 
 
+@pytest.mark.slow(1)
 @seeds
 def test_fraud(seed: int) -> None:
     """Each payment without its confirmation is reported once, and too much whenever a card with rows waits for it."""

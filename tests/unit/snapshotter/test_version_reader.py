@@ -102,6 +102,7 @@ def same(found: Run, wanted: Run) -> None:
     assert found.batch.to_pylist() == wanted.batch.to_pylist()
 
 
+@pytest.mark.slow(1)
 def test_rows_of_keys_are_those_of_the_whole_version(lab: Lab, tmp_path: Path) -> None:
     """Tombstones, carried commits, commits since a snapshot and the snapshot itself: equal for every key."""
     versions = [lab.commit(None, 300)]

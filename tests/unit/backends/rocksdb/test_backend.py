@@ -108,6 +108,7 @@ def reopened(backend: RocksDBBackend, model: dict[Pointer, State]) -> RocksDBBac
     return backend
 
 
+@pytest.mark.slow(1)
 def test_readers_see_their_version_while_others_write(shard: RocksDBBackend, small: None) -> None:
     """Reading takes no lock that a write waits for, so a read may run while rows change under it, forth and back."""
     names = [f"u{i}" for i in range(40)]

@@ -32,6 +32,7 @@ def test_a_misspelt_command_is_recognised(given: str, meant: str | None) -> None
     assert repr(given) in refused.output
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("package", ["scipy", "jsonschema"])
 def test_a_bench_without_its_packages_says_which_extra_it_needs(package: str) -> None:
     """Whether they are imported with the command or when they are needed; and the list of all commands goes on."""
@@ -97,6 +98,7 @@ def test_errors_end_the_program_without_a_traceback(root: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow(1)
 def test_the_state_directory_is_said_in_one_way() -> None:
     """Whoever has set the variable need not name the directory; benches and the demo make their own below it."""
     found = {}

@@ -40,6 +40,7 @@ def view(**asked: Any) -> RowsView:
     return rows_view(query, "op", Asked(**asked), lambda: 0)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(("text", "rows"), [("", 2 * USERS), ("ANN-", USERS), ("-1-7", 111)])
 def test_each_row_stands_on_one_page(text: str, rows: int) -> None:
     """Whatever share of the rows a filter keeps, a page has no more than its rows."""

@@ -10,6 +10,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from tests.unit.snapshotter.snapshots.shard import SHARD, Opener, states
 
 
+@pytest.mark.slow(1)
 def test_small_commits_cost_no_requests_and_become_an_object_when_they_are_large(
     shard_of: Opener, storage: ObjectStorage
 ) -> None:

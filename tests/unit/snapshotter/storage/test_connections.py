@@ -22,6 +22,7 @@ def _often_interrupted() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.usefixtures("_often_interrupted")
 def test_threads_that_close_at_once_close_each_connection_once() -> None:
     """None of them fails because another one was faster."""

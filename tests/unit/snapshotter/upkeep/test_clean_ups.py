@@ -54,6 +54,7 @@ def test_a_job_of_one_micro_batch_uses_the_snapshots_of_the_one_before(bench: Be
     query.check(bench.path, bench.threads)
 
 
+@pytest.mark.slow(1)
 def test_a_part_that_somebody_deletes_is_sent_again_before_anything_goes(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

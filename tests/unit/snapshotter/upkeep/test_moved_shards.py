@@ -235,6 +235,7 @@ def test_a_folder_that_cannot_be_listed_hides_no_other(
     assert use.idle() == [str(other)]
 
 
+@pytest.mark.slow(1)
 def test_few_calls_pay_for_a_restore(tmp_path: Path) -> None:
     """Of N calls at most N / IDLE_ROUNDS find their shard gone, however uneven they are."""
     rng, use = random.Random(3), ShardUse(Clock())

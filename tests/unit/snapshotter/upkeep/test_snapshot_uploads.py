@@ -172,6 +172,7 @@ def test_attempts_that_fail_are_cleaned_up_after(bench: Bench, monkeypatch: pyte
 # Notes
 
 
+@pytest.mark.slow(1)
 def test_after_the_query_was_set_back_its_snapshots_count(bench: Bench) -> None:
     """Notes were kept by version number: each new one was deleted at once, and every commit sent all of the shard."""
     executor, query = bench.executor(), bench.query(retained_versions=100)
