@@ -78,7 +78,16 @@ ROOMS = {
         "state_source",
         "sink_source",
     ),
-    "holdfast": ("clock errors", "distribution", "settings", "savepoints sinks", "commands testing", "ui", "cli"),
+    "holdfast": (
+        "clock errors",
+        "distribution",
+        "settings",
+        "savepoints sinks",
+        "health",
+        "commands testing",
+        "ui",
+        "cli",
+    ),
 }
 
 # What a plug-in builds on, as docs/backends.md names it; the example of one is held to it, and to the rules on style.
@@ -105,6 +114,7 @@ ABOVE = (
     "holdfast/__init__.py",
     "holdfast/cli*.py",
     "holdfast/commands/*",
+    "holdfast/health/*",
     "holdfast/savepoints.py",
     "holdfast/sinks.py",
     "holdfast/testing/*",

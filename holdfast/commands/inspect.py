@@ -2,41 +2,67 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import click
 
+from holdfast import clock
 from holdfast.commands.target import Target, moment, on_checkpoint, opened, plain, size, table
-from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
+from holdfast.health.failures import read_failures, reports
+from holdfast.health.health import Health, health_of
+from holdfast.health.signs import OperatorSigns, signs_of
+from holdfast.health.spark_tables import SparkTables, spark_tables
+from holdfast.health.words import counted
 from holdfast.snapshotter.decisions import Decisions, StoredSink
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord, described, read_operator
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.ownership.query_origin import find_origin
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
-from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing
-from holdfast.snapshotter.upkeep.troubles import read_trouble
+from holdfast.snapshotter.upkeep.state_size import StateSizes
+from holdfast.spark_integration.client.recent import recent_batches
+from holdfast.spark_integration.spark_state.query_location import BatchTimes, QueryLocation
 
 _KINDS = ("commit", "snapshot", "part", "probe", "trouble", "unknown")
-_TROUBLES_SHOWN = 20
 
 
 @click.command()
 @on_checkpoint
 @click.option("--shards", "with_shards", is_flag=True, help="Also list each shard.")
-def inspect(url: str, operator: str | None, options: dict[str, str], as_json: bool, with_shards: bool) -> None:
-    """Show what a state directory holds: operators with their query, tables, size and failures, and sinks.
+@click.option(
+    "--checkpoint-location",
+    "location",
+    metavar="LOCATION",
+    help="The checkpointLocation of a query: Spark's log there tells its pace.",
+)
+def inspect(
+    url: str, operator: str | None, options: dict[str, str], as_json: bool, with_shards: bool, location: str | None
+) -> None:
+    """Show how each query is and what a state directory holds: operators with their tables, size and failures.
 
-    Costs one listing, and one small request for each operator, sink and failure shown (at most 20 failures).
+    Costs one listing, and one small request for each operator, sink and failure shown (at most 20 failures), and for
+    each operator at most 32 for the sizes of snapshots.
     """
     with opened(url, options, operator) as target:
         found = [(o, _record(target, o.name)) for o in target.listing.operators.values()]
+        logs = _logs(target, location, options) if location else {}
+        healths = _healths(target, found, logs)
+        committed = {name: health.committed for health in healths for name in health.operators}
         if as_json:
-            operators = [_document(target, listing, record) for listing, record in found]
+            operators = [_document(target, listing, record, committed.get(listing.name)) for listing, record in found]
             sinks = [_sink_document(target, sink) for sink in target.listing.sinks]
-            target.show({"operators": operators, "sinks": sinks, "unknown_objects": len(target.listing.unknown)})
+            queries = [asdict(health) for health in healths]
+            unknown = len(target.listing.unknown)
+            target.show({"queries": queries, "operators": operators, "sinks": sinks, "unknown_objects": unknown})
             return
+        for health in healths:
+            _show_health(target, health)
         for listing, record in found:
-            _show(target, listing, record)
+            _show(target, listing, record, committed.get(listing.name))
             if with_shards:
                 _show_shards(target, listing)
         _show_sinks(target)
@@ -45,12 +71,66 @@ def inspect(url: str, operator: str | None, options: dict[str, str], as_json: bo
 
 
 def _record(target: Target, name: str) -> OperatorRecord | HoldfastError:
-    """Return an operator's record, with the tables that its state holds by now."""
     try:
-        record = read_operator(target.storage, name)
-        return replace(record, tables=described(stored_tables(target.storage, record).live))
+        return read_operator(target.storage, name)
     except (CorruptionError, NotFoundError) as exc:  # damaged, or deleted since it was listed
         return exc
+
+
+def _tables(target: Target, record: OperatorRecord) -> SparkTables | HoldfastError:
+    """Return the tables that an operator's state holds by now."""
+    try:
+        return spark_tables(stored_tables(target.storage, record).live)
+    except (CorruptionError, NotFoundError) as exc:
+        return exc
+
+
+def _logs(target: Target, location: str, options: Mapping[str, str]) -> dict[str, list[BatchTimes]]:
+    """Return Spark's log of a query by the id that its state has: a clone's is that of the original.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is not the checkpoint location of a query.
+    """
+    with open_storage(location, parse_storage_options(options)) as storage:
+        log = QueryLocation(storage)
+        query_id = log.query_id()
+        origin = find_origin(target.storage, query_id)
+        return {origin.state_id if origin else query_id: log.times()}
+
+
+def _healths(
+    target: Target,
+    found: Iterable[tuple[OperatorListing, OperatorRecord | HoldfastError]],
+    logs: Mapping[str, list[BatchTimes]],
+) -> list[Health]:
+    """Return how the queries are.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A log is that of another query.
+    """
+    by_query: dict[str, list[OperatorSigns]] = {}
+    for listing, record in found:
+        signs = OperatorSigns.of(listing, is_lost=isinstance(record, HoldfastError))
+        query_id = record.query_id if isinstance(record, OperatorRecord) else signs.claimed_by
+        by_query.setdefault(query_id, []).append(signs)
+    if elsewhere := logs.keys() - by_query.keys():
+        raise InvalidArgumentError(
+            "no operator here belongs to the query of that checkpoint location: give the state directory that it uses",
+            query=next(iter(elsewhere)),
+            queries=", ".join(sorted(by_query)),
+        )
+    live, healths = recent_batches(), []
+    for query_id, operators in by_query.items():
+        if query_id:
+            signs_found = signs_of(query_id, operators, logs.get(query_id), live)
+            failures = read_failures(target.storage, signs_found.failing[:1])
+            names = [one.name for one in operators]
+            healths.append(health_of(query_id, names, signs_found, failures, clock.now_ms()))
+    return healths
 
 
 def _facts(shard: ShardListing) -> dict[str, Any]:
@@ -65,35 +145,32 @@ def _facts(shard: ShardListing) -> dict[str, Any]:
     }
 
 
-def _troubles(target: Target, listing: OperatorListing) -> list[dict[str, Any]]:
-    """Return what fails in the background, the newest failures first."""
-    told = sorted(((o.modified_ms, s.prefix, o.key) for s in listing.shards.values() for o in s.troubles), reverse=True)
-    found = []
-    for stored_ms, prefix, key in told[:_TROUBLES_SHOWN]:
-        try:
-            trouble = asdict(read_trouble(PrefixedStorage(target.storage, prefix), key))
-        except NotFoundError:  # over since the listing
-            continue
-        except CorruptionError as exc:
-            trouble = {"what": key, "error": str(exc)}
-        found.append({"shard": prefix, **trouble, "stored_ms": stored_ms})
-    return found
-
-
-def _document(target: Target, listing: OperatorListing, record: OperatorRecord | HoldfastError) -> dict[str, Any]:
+def _document(
+    target: Target, listing: OperatorListing, record: OperatorRecord | HoldfastError, committed: int | None
+) -> dict[str, Any]:
     if isinstance(record, OperatorRecord):
-        about = {name: value for name, value in asdict(record).items() if name not in ("operator", "schemas")}
-        about["tables"] = {
-            table: {side: [{"name": name, "type": kind} for name, kind in columns] for side, columns in sides.items()}
-            for table, sides in record.tables.items()
-        }
+        about = {name: value for name, value in asdict(record).items() if name not in ("operator", "schemas", "tables")}
+        tables = _tables(target, record)
+        if isinstance(tables, HoldfastError):
+            about["error"] = str(tables)
+        else:
+            about["tables"] = {
+                table: {side: [{"name": name, "type": kind} for name, kind in columns] for side, columns in of.items()}
+                for table, of in tables.items()
+            }
     else:
         about = {"error": str(record)}
     shards = {"shard_count": about.pop("shards", None), "shards": [_facts(s) for s in listing.shards.values()]}
-    return {"operator": listing.name, **about, **shards, "troubles": _troubles(target, listing)}
+    failures = read_failures(target.storage, reports(listing.shards.values(), committed))
+    troubles = [asdict(failure) for failure in failures]
+    size_of = StateSizes(target.storage, target.executor).of_operator(listing)
+    state = {"state_bytes": size_of.state_bytes, "shards_estimated": size_of.estimated}
+    return {"operator": listing.name, **about, **state, **shards, "troubles": troubles}
 
 
-def _show(target: Target, listing: OperatorListing, record: OperatorRecord | HoldfastError) -> None:
+def _show(
+    target: Target, listing: OperatorListing, record: OperatorRecord | HoldfastError, committed: int | None
+) -> None:
     console = target.console
     if isinstance(record, HoldfastError):
         console.print(f"[bold]{plain(listing.name)}[/] [red]{plain(record)}[/]", soft_wrap=True)
@@ -102,12 +179,10 @@ def _show(target: Target, listing: OperatorListing, record: OperatorRecord | Hol
             f"[bold]{plain(listing.name)}[/] of query {plain(record.query_id)}: "
             f"{len(listing.shards):,} of {record.shards:,} shards hold state"
         )
-        shown = table("table", "column", "", "type")
-        for name, sides in record.tables.items():
-            for side, columns in sides.items():
-                for column, kind in columns:
-                    shown.add_row(plain(name), plain(column), "key" if side == "key" else "", plain(kind))
-        console.print(shown)
+        _show_tables(target, _tables(target, record))
+    of_state = StateSizes(target.storage, target.executor).of_operator(listing)
+    estimated = f", {of_state.estimated:,} shards estimated" if of_state.estimated else ""
+    console.print(f"{size(of_state.state_bytes)} of state{estimated}")
     shown = table("", "objects", "size", right=("objects", "size"))
     facts = [_facts(shard) for shard in listing.shards.values()]
     for kind in _KINDS:
@@ -116,24 +191,45 @@ def _show(target: Target, listing: OperatorListing, record: OperatorRecord | Hol
             words = {"part": "parts of files", "unknown": "unknown"}.get(kind, f"{kind}s")
             shown.add_row(words, f"{objects:,}", size(sum(f["bytes"][kind] for f in facts)))
     console.print(shown)
-    longest = max(facts, key=lambda f: f["commits_since_snapshot"], default=None)
+    longest = max(listing.shards.values(), key=lambda shard: shard.commits_since_snapshot, default=None)
     if longest is not None:
-        console.print(
-            f"at most {longest['commits_since_snapshot']:,} commits since a shard's newest snapshot: "
-            f"{plain(longest['shard'])}"
-        )
-    _show_troubles(target, listing)
+        console.print(f"at most {_behind(longest)}: {plain(longest.prefix)}")
+    for failure in read_failures(target.storage, reports(listing.shards.values(), committed)):
+        console.print(f"[red]{plain(failure.sentence(clock.now_ms()))}[/]", soft_wrap=True)
 
 
-def _show_troubles(target: Target, listing: OperatorListing) -> None:
-    for trouble in _troubles(target, listing):
-        in_a_row = f", {trouble['in_a_row']} times in a row" if "in_a_row" in trouble else ""
-        host = f", on {plain(trouble['host'])}" if "host" in trouble else ""
-        target.console.print(
-            f"[red]{plain(trouble['shard'])}: {plain(trouble['what'])} fails{in_a_row}[/], last at "
-            f"{moment(trouble['stored_ms'])}{host}: {plain(trouble['error'])}",
-            soft_wrap=True,
-        )
+def _behind(shard: ShardListing) -> str:
+    commits = counted(shard.commits_since_snapshot, "commit")
+    return f"{commits} since a shard's newest snapshot" if shard.newest_snapshot else f"{commits} and no snapshot yet"
+
+
+def _show_tables(target: Target, tables: SparkTables | HoldfastError) -> None:
+    if isinstance(tables, HoldfastError):
+        target.console.print(f"[red]{plain(tables)}[/]", soft_wrap=True)
+        return
+    shown = table("table", "column", "", "type")
+    for name, sides in tables.items():
+        for side, columns in sides.items():
+            for column, kind in columns:
+                shown.add_row(plain(name), plain(column), "key" if side == "key" else "", plain(kind))
+    target.console.print(shown)
+
+
+_COLOURS = {"running": "green", "stopped": "", "stale": "yellow", "failing": "red"}
+
+
+def _show_health(target: Target, health: Health) -> None:
+    console, now_ms = target.console, clock.now_ms()
+    since = f" since {moment(health.since_ms)} UTC" if health.since_ms else ""
+    colour = _COLOURS[health.state] or "none"
+    console.print(f"[bold]query {plain(health.query_id)}[/] is [bold {colour}]{health.state}[/]{since}", soft_wrap=True)
+    console.print(plain(health.why), soft_wrap=True)
+    if health.failure:
+        console.print(f"[red]{plain(health.failure.sentence(now_ms))}[/]", soft_wrap=True)
+    shown = table("", "", "known from")
+    for figure in health.figures:
+        shown.add_row(figure.name.lower(), figure.value, plain(figure.known_from))
+    console.print(shown)
 
 
 def _sink_document(target: Target, sink: StoredSink) -> dict[str, Any]:
@@ -184,7 +280,7 @@ def _show_shards(target: Target, listing: OperatorListing) -> None:
             plain(facts["shard"]),
             plain(facts["newest_version"] or ""),
             moment(facts["stored_ms"]) if facts["stored_ms"] is not None else "",
-            f"{facts['commits_since_snapshot']:,}",
+            f"{facts['commits_since_snapshot']:,}{'' if facts['objects']['snapshot'] else ', no snapshot yet'}",
             f"{sum(facts['objects'].values()):,}",
             size(sum(facts["bytes"].values())),
         )

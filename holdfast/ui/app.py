@@ -16,6 +16,7 @@ browser loads it again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from flask import Flask, Response, make_response, render_template, request, send_from_directory, url_for
@@ -23,15 +24,20 @@ from jinja2 import StrictUndefined
 from werkzeug.exceptions import HTTPException
 
 from holdfast import __version__, clock
-from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.health.failures import read_failures, still
+from holdfast.health.spark_tables import SparkTables, spark_tables
+from holdfast.snapshotter.ownership.stored_tables import stored_tables
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.ui import words
 from holdfast.ui.directory import Directory
 from holdfast.ui.guard import guard
 from holdfast.ui.inquiry import Dated, Patience
 from holdfast.ui.site import Site
 from holdfast.ui.survey import OperatorSurvey, Survey
+from holdfast.ui.views.health import Card, card_of
 from holdfast.ui.views.heat_map import CHOICES, LEVELS, MEASURES, ROWS, Measure, Measured, heat_map, measured, skew
-from holdfast.ui.views.overview import overview, troubles
+from holdfast.ui.views.overview import overview
 from holdfast.ui.views.rows import Asked, rows_view
 from holdfast.ui.views.shard import shard_view
 from holdfast.ui.views.time_line import HEIGHT, WIDTH, WINDOWS, time_line
@@ -122,31 +128,29 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: 
 
     @app.get("/<token>/")
     def index() -> str:
-        view = overview(site)
+        view = overview(site, now_ms())
         # Whoever waits for a query need not ask for it to be followed.
         follows = request.args.get("follow", "1" if view.awaited else "0") == "1"
         return render_template("overview.html", view=view, follows=follows)
 
     @app.get(f"{page}/")
     def operator(place: int, operator: str) -> str:
-        directory, dated, patience = _survey_of(site, place)
-        found = dated.found.operator(operator)
-        shown = _measured(directory, found, CHOICES[_choice("measure", CHOICES)], patience)
+        look = _Look.at(site, place, operator, now_ms())
+        directory, found = look.directory, look.operator
+        shown = _measured(directory, found, CHOICES[_choice("measure", CHOICES)], look.patience)
         window = _choice("window", WINDOWS)
-        return render_template(
+        return look.render(
             "operator.html",
-            directory=directory,
-            dated=dated,
-            operator=found,
             map=heat_map(found, shown, _number("first", 0), _number("last", None)),
             measures=CHOICES.values() if directory.queries else MEASURES.values(),
-            levels=range(LEVELS + 1),
+            levels=list(range(LEVELS + 1)),
             skew=skew(found, shown),
             line=time_line(found.objects, window),
             window=window,
             windows=WINDOWS,
             growth=directory.growth.growth(found),
-            troubles=troubles(directory.storage, found),
+            failures=read_failures(directory.storage, still(found.signs.reports, look.committed)),
+            tables=_tables(directory.storage, found),
             live=site.live.of_operator(found.query_id, operator),
             width=WIDTH,
             height=HEIGHT,
@@ -154,34 +158,64 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: 
 
     @app.get(f"{page}/shard/<int:shard>")
     def shard(place: int, operator: str, shard: int) -> str:
-        directory, dated, _ = _survey_of(site, place)
-        found = dated.found.operator(operator)
-        view = shard_view(directory.storage, directory.executor, found, shard)
-        return render_template("shard.html", directory=directory, dated=dated, operator=found, view=view)
+        look = _Look.at(site, place, operator, now_ms())
+        view = shard_view(look.directory.storage, look.directory.executor, look.operator, shard, look.committed)
+        return look.render("shard.html", view=view)
 
     @app.get(f"{page}/rows")
     def rows(place: int, operator: str) -> str:
-        directory, dated, patience = _survey_of(site, place)
-        found = dated.found.operator(operator)
+        look = _Look.at(site, place, operator, now_ms())
         view = None
-        if known := directory.query_of(operator, patience):
+        if known := look.directory.query_of(operator, look.patience):
             query, name = known
             with query.reading() as stored:
                 view = rows_view(stored, name, _asked(), monotonic_ms)
-        return render_template("rows.html", directory=directory, dated=dated, operator=found, view=view)
+        return look.render("rows.html", view=view)
 
     @app.get(f"{page}/upkeep")
     def upkeep_of(place: int, operator: str) -> str:
-        directory, dated, _ = _survey_of(site, place)
-        found = dated.found.operator(operator)
+        look = _Look.at(site, place, operator, now_ms())
         check, first = _choice("check", ("gc", "verify")), _number("first", 0)
-        view = upkeep(directory.storage, directory.executor, found, check, first, now_ms(), monotonic_ms)
-        return render_template("upkeep.html", directory=directory, dated=dated, operator=found, view=view)
+        storage, executor = look.directory.storage, look.directory.executor
+        return look.render(
+            "upkeep.html", view=upkeep(storage, executor, look.operator, check, first, now_ms(), monotonic_ms)
+        )
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What each view of an operator begins with: its directory, what that holds, and how its query is."""
+
+    directory: Directory
+    dated: Dated[Survey]
+    operator: OperatorSurvey
+    card: Card | None
+    patience: Patience
+
+    @classmethod
+    def at(cls, site: Site, place: int, operator: str, now_ms: int) -> _Look:
+        """Look at an operator with the patience of a view."""
+        patience = Patience.of_a_view()
+        directory = site.directory(place, patience)
+        dated = directory.surveyor.latest(patience)
+        found = dated.found.operator(operator)
+        card = card_of(directory, dated.found, found, site.live.batches(), patience, now_ms)
+        return cls(directory, dated, found, card, patience)
+
+    @property
+    def committed(self) -> int | None:
+        """The query's last micro-batch that is known to be committed."""
+        return self.card.health.committed if self.card else None
+
+    def render(self, template: str, **shown: Any) -> str:
+        """Return the page."""
+        about = {"directory": self.directory, "dated": self.dated, "operator": self.operator, "card": self.card}
+        return render_template(template, **about, **shown)
 
 
 def _measured(directory: Directory, operator: OperatorSurvey, measure: Measure, patience: Patience) -> Measured:
     if measure is not ROWS:
-        return measured(operator.objects, measure)
+        return measured(operator, measure)
     known = directory.query_of(operator.name, patience)
     if known is None:
         raise InvalidArgumentError("rows need the query's checkpoint location: name it, too")
@@ -190,11 +224,14 @@ def _measured(directory: Directory, operator: OperatorSurvey, measure: Measure, 
         return directory.rows.measured(stored, name, operator.objects)
 
 
-def _survey_of(site: Site, place: int) -> tuple[Directory, Dated[Survey], Patience]:
-    """Return a directory and what it holds, and what is left of the view's patience."""
-    patience = Patience.of_a_view()
-    directory = site.directory(place, patience)
-    return directory, directory.surveyor.latest(patience), patience
+def _tables(storage: ObjectStorage, operator: OperatorSurvey) -> SparkTables | HoldfastError:
+    """Return what the state's tables hold by now; an error where that cannot be read."""
+    if isinstance(operator.record, HoldfastError):
+        return operator.record
+    try:
+        return spark_tables(stored_tables(storage, operator.record).live)
+    except (CorruptionError, NotFoundError) as exc:
+        return exc
 
 
 def _asked() -> Asked:

@@ -8,6 +8,7 @@ from functools import partial
 
 from holdfast.errors import HoldfastError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.upkeep.state_size import StateSizes
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.ui.inquiry import Inquiry, Patience, answers
 from holdfast.ui.named_query import NamedQuery
@@ -74,8 +75,9 @@ class Directory:
     @classmethod
     def of(cls, place: int, storage: ObjectStorage, executor: Executor, surveys: Executor) -> Directory:
         """Return a directory; `surveys` must not be `executor`, for which a survey may wait."""
-        surveyor = Inquiry(partial(survey, storage), surveys, storage.url)
-        growth = GrowthReader(storage, executor)
+        sizes = StateSizes(storage, executor)
+        surveyor = Inquiry(partial(survey, storage, sizes), surveys, storage.url)
+        growth = GrowthReader(storage, executor, sizes)
         return cls(place, storage.url, storage, executor, surveys, surveyor, growth, RowCounter())
 
     @property

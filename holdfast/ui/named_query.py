@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from holdfast.errors import NotFoundError
 from holdfast.spark_integration.lookup.stored_query import StoredQuery
+from holdfast.spark_integration.spark_state.query_location import BatchTimes
 from holdfast.ui.inquiry import Inquiry
 
 _T = TypeVar("_T")
@@ -26,17 +27,24 @@ class Pointers:
 
     Attributes
     ----------
-    planned : int or None
-        The micro-batch that was planned last.
-    batches : list of int
-        Those that are committed, ascending.
+    log : tuple of BatchTimes
+        When the micro-batches that are logged were planned and committed, ascending.
     named : mapping of str to str
         The operators' directories that the pointers name, and the query of each by the pointers.
     """
 
-    planned: int | None
-    batches: list[int]
+    log: tuple[BatchTimes, ...]
     named: Mapping[str, str]
+
+    @property
+    def planned(self) -> int | None:
+        """The micro-batch that was planned last."""
+        return self.log[-1].batch_id if self.log else None
+
+    @property
+    def batches(self) -> list[int]:
+        """Those that are committed, ascending."""
+        return [one.batch_id for one in self.log if one.committed_ms is not None]
 
 
 @dataclass(frozen=True)
@@ -138,8 +146,8 @@ class NamedQuery:
 
 
 def _pointers(stored: StoredQuery) -> Pointers:
-    planned, batches = stored.newest_planned(), stored.batches()
-    return Pointers(planned, batches, stored.directories() if batches else {})
+    log = tuple(stored.times())
+    return Pointers(log, stored.directories() if any(one.committed_ms is not None for one in log) else {})
 
 
 def _progress(stored: StoredQuery) -> Progress:

@@ -48,7 +48,7 @@ class StoredObjects:
         rows = (
             (numbers[o.kind], number, o.version, o.size_bytes, o.modified_ms)
             for listing in listings
-            for number in [int(listing.prefix.rpartition("-")[2])]
+            for number in [number_of(listing.prefix)]
             for o in listing.objects.values()
         )
         # Through a flat stream: a list of a million tuples would take more than all columns.
@@ -124,6 +124,11 @@ class StoredObjects:
         found = np.zeros(len(self.shards), np.int64)
         np.maximum.at(found, self.place[rows], values[rows])
         return found
+
+
+def number_of(prefix: str) -> int:
+    """Return the number of the shard that lies there."""
+    return int(prefix.rpartition("-")[2])
 
 
 def _bounded(value: int) -> int:

@@ -6,14 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
+from holdfast.health.signs import OperatorSigns
 from holdfast.snapshotter.decisions import Decisions, StoredSink
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import CheckpointListing, OperatorListing, list_begun
-from holdfast.ui.stored_objects import StoredObjects
+from holdfast.snapshotter.upkeep.state_size import StateSizes
+from holdfast.ui.stored_objects import Column, StoredObjects, number_of
 
-TROUBLES_MAX = 20
 #: Sinks whose newest decision is read.
 _DECISIONS_MAX = 20
 _METADATA_BYTES_MAX = 1 << 16
@@ -29,9 +32,12 @@ class OperatorSurvey:
     record : OperatorRecord or HoldfastError
         The error where it cannot be read.
     objects : StoredObjects
-    troubles : tuple of (int, str, str)
-        The newest reports of failures: when, the shard's prefix, and the key below it.
-    trouble_count : int
+    state : numpy.ndarray of int64
+        Of each of the objects' shards how large its state is, without what only older versions need.
+    estimated : int
+        Of how many shards that is estimated.
+    signs : OperatorSigns
+        Of how its query is.
     beside_bytes : int
         Of what lies beside the shards.
     """
@@ -39,8 +45,9 @@ class OperatorSurvey:
     name: str
     record: OperatorRecord | HoldfastError
     objects: StoredObjects
-    troubles: tuple[tuple[int, str, str], ...]
-    trouble_count: int
+    state: Column
+    estimated: int
+    signs: OperatorSigns
     beside_bytes: int
 
     @property
@@ -54,6 +61,16 @@ class OperatorSurvey:
     def query_id(self) -> str:
         """The query that owns it; empty where that is not known."""
         return self.record.query_id if isinstance(self.record, OperatorRecord) else ""
+
+    @property
+    def of_query(self) -> str:
+        """The query that owns it or, where its record is damaged, that claimed it last; empty where nothing tells."""
+        return self.query_id or self.signs.claimed_by
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of its state."""
+        return int(self.state.sum())
 
     @property
     def stored_bytes(self) -> int:
@@ -111,7 +128,7 @@ class Survey:
         return self.operators[name]
 
 
-def survey(storage: ObjectStorage) -> Survey:
+def survey(storage: ObjectStorage, sizes: StateSizes) -> Survey:
     """List a state directory, perhaps an empty one; or tell that it is a query's checkpoint location.
 
     Raises
@@ -121,15 +138,15 @@ def survey(storage: ObjectStorage) -> Survey:
 
     Notes
     -----
-    Cost: one listing, and a small request for each operator, for each of the first sinks, and another one. Memory:
-    while it lists, about 1 KB an object; then 33 bytes.
+    Cost: one listing, and a small request for each operator, for each of the first sinks, and another one; once for
+    each of some snapshots. Memory: while it lists, about 1 KB an object; then 33 bytes.
     """
     if query_id := _query_id(storage):
         return Survey({}, (), 0, (), query_id)
     listing = list_begun(storage)
     without_record = tuple(listing.without_record())
     foreign = sum(info.key.partition("/")[0] not in without_record for info in listing.unknown)
-    return Survey(_surveyed(storage, listing), _sinks(storage, listing.sinks), foreign, without_record)
+    return Survey(_surveyed(storage, listing, sizes), _sinks(storage, listing.sinks), foreign, without_record)
 
 
 def _query_id(storage: ObjectStorage) -> str:
@@ -142,22 +159,24 @@ def _query_id(storage: ObjectStorage) -> str:
     return query_id if isinstance(query_id, str) else ""
 
 
-def _surveyed(storage: ObjectStorage, listing: CheckpointListing) -> dict[str, OperatorSurvey]:
-    return {name: _operator(storage, found) for name, found in listing.operators.items()}
+def _surveyed(storage: ObjectStorage, listing: CheckpointListing, sizes: StateSizes) -> dict[str, OperatorSurvey]:
+    return {name: _operator(storage, found, sizes) for name, found in listing.operators.items()}
 
 
-def _operator(storage: ObjectStorage, listing: OperatorListing) -> OperatorSurvey:
+def _operator(storage: ObjectStorage, listing: OperatorListing, sizes: StateSizes) -> OperatorSurvey:
     try:
         record: OperatorRecord | HoldfastError = read_operator(storage, listing.name)
     except (CorruptionError, NotFoundError) as exc:
         record = exc
-    told = sorted(((o.modified_ms, s.prefix, o.key) for s in listing.shards.values() for o in s.troubles), reverse=True)
+    objects, size = StoredObjects.of(listing.shards.values()), sizes.of_operator(listing)
+    by_number = {number_of(prefix): state_bytes for prefix, state_bytes in size.of_shards.items()}
     return OperatorSurvey(
         listing.name,
         record,
-        StoredObjects.of(listing.shards.values()),
-        tuple(told[:TROUBLES_MAX]),
-        len(told),
+        objects,
+        np.array([by_number[number] for number in objects.shards.tolist()], np.int64),
+        size.estimated,
+        OperatorSigns.of(listing, is_lost=isinstance(record, HoldfastError)),
         sum(info.size_bytes for info in listing.others),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
 
@@ -120,8 +121,13 @@ def digest(text: str) -> str:
 
 def list_claims(folder: PrefixedStorage) -> tuple[list[ListedClaim], dict[str, int]]:
     """Return the claims in a folder, and by key when each stamp, written to learn the store's time, was stored."""
+    return claims_among(folder.list(""))
+
+
+def claims_among(infos: Iterable[ObjectInfo]) -> tuple[list[ListedClaim], dict[str, int]]:
+    """Return the same of a folder that was listed, with keys below it."""
     claims, stamps = [], {}
-    for info in folder.list(""):
+    for info in infos:
         # What another release may have written here is not ours to judge.
         if found := _NAME.fullmatch(info.key):
             claims.append(_parsed(info, found))

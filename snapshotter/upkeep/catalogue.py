@@ -34,6 +34,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.options import did_you_mean
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.decisions import StoredSink, parse_key, stored_sinks
+from holdfast.snapshotter.ownership.claim_listing import ListedClaim, claims_among
 from holdfast.snapshotter.ownership.query_origin import FOLDER as QUERIES
 from holdfast.snapshotter.ownership.query_origin import RESCALING
 from holdfast.snapshotter.snapshots.manifest import PART_NAME
@@ -45,7 +46,7 @@ from holdfast.snapshotter.upkeep.troubles import NAME as TROUBLE_NAME
 _SHARD = re.compile(r"shard-([0-9]{4}|[1-9][0-9]{4,8})")
 _RESCALED = re.compile(rf"({RESCALING}/[0-9a-f-]{{36}})/(savepoint|making-[0-9a-f]+|(?:sources|operators)/.+)")
 #: What a query stores of an operator before its record.
-_BEGUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*/(probes|claims|announced|schemas)/.+")
+_BEGUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*/(probes|claims|announced|schemas|shard-[0-9]+/troubles)/.+")
 _SNAPSHOT = re.compile(r"(.+)-[0-9a-f]{16}")
 
 
@@ -109,7 +110,7 @@ class ShardListing:
 
     @property
     def commits_since_snapshot(self) -> int:
-        """Commits stored after the newest snapshot: roughly what a restore reads on top of it."""
+        """Commits stored after the newest snapshot, or all without one: roughly what a restore reads on top of it."""
         snapshot_ms = self._snapshot_ms
         return sum(o.kind == "commit" and o.modified_ms > snapshot_ms for o in self.versions)
 
@@ -121,8 +122,18 @@ class ShardListing:
         return [o for o in told if o.modified_ms > snapshot_ms or not o.key.startswith("troubles/snapshot-")]
 
     @property
+    def stored_bytes(self) -> int:
+        """Bytes of all objects, also of those that only older versions need."""
+        return sum(o.size_bytes for o in self.objects.values())
+
+    @cached_property
+    def newest_snapshot(self) -> StoredObject | None:
+        """The snapshot that was stored last; None without one."""
+        return max(self.of_kind("snapshot"), key=lambda o: (o.modified_ms, o.version), default=None)
+
+    @property
     def _snapshot_ms(self) -> int:
-        return max((o.modified_ms for o in self.of_kind("snapshot")), default=0)
+        return self.newest_snapshot.modified_ms if self.newest_snapshot else 0
 
 
 @dataclass(frozen=True)
@@ -145,6 +156,12 @@ class OperatorListing:
     def probes(self) -> list[ObjectInfo]:
         """Return what tests of the storage left beside the shards."""
         return [info for info in self.others if info.key.startswith("probes/")]
+
+    def claims(self) -> list[ListedClaim]:
+        """Return the claims of the runs that worked here."""
+        folder = "claims/"
+        inside = (info for info in self.others if info.key.startswith(folder))
+        return claims_among(replace(info, key=info.key.removeprefix(folder)) for info in inside)[0]
 
     def stamps(self) -> list[ObjectInfo]:
         """Return what looks at the store's clock left among the claims."""

@@ -1,13 +1,14 @@
-"""Background failures, reported in durable storage, where everybody sees them, whichever executor failed.
+"""Failures, reported in durable storage, where everybody sees them, whichever executor failed.
 
 ::
 
-    <operator>/shard-0003/troubles/snapshot-<id>     no snapshot could be written: batches will have to wait
-                                   clean-up-<id>     nothing can be deleted: storage grows
+    <operator>/shard-0003/troubles/snapshot-<id>         no snapshot could be written: batches will have to wait
+                                   clean-up-<id>         nothing can be deleted: storage grows
+                                   micro-batch-42-<id>   the shard's call failed in this micro-batch
 
-Each further failure replaces the object and counts those in a row. A newer snapshot makes it out of date; a clean-up
-that succeeds deletes it. If the storage itself is down, only the state server's log has the failure, until the query
-reports it before it stops.
+Each further failure of a kind replaces the object; background failures are counted in a row. A newer snapshot makes one
+out of date, and the micro-batch's commit another; a clean-up that succeeds deletes its own, and after a while all that
+is left. If the storage itself is down, only logs have the failure.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Literal
 
 from holdfast import clock
 from holdfast.backends import stored_file
@@ -24,24 +24,35 @@ from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 KIND = "trouble"
-NAME = re.compile(r"(snapshot|clean-up)-[0-9a-z]{8,40}")
-_WHAT = re.compile("snapshot|clean-up")
+NAME = re.compile(r"(snapshot|clean-up|micro-batch-([0-9]{1,18}))-[0-9a-z]{8,40}")
+_WHAT = re.compile(r"snapshot|clean-up|micro-batch-[0-9]{1,18}")
+_BATCH = "micro-batch-"
 _TEXT_MAX = 1_000
 
-What = Literal["snapshot", "clean-up"]
+
+def of_batch(batch_id: int) -> str:
+    """Return what fails where a micro-batch does."""
+    return f"{_BATCH}{batch_id}"
+
+
+def batch_of(key: str) -> int | None:
+    """Return the micro-batch whose failure a report tells; None for one of the background."""
+    match = NAME.fullmatch(key.rpartition("/")[2])
+    return int(match[2]) if match and match[2] else None
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """A failure that repeats.
+    """A failure.
 
     Attributes
     ----------
-    what : {"snapshot", "clean-up"}
+    what : str
+        ``snapshot``, ``clean-up`` or ``micro-batch-42``.
     error : str
         The message of the newest failure.
     in_a_row : int
-        Failures of one executor since its last success.
+        Failures of one executor since its last success; of a micro-batch always 1.
     host : str
         Whose executor it was.
     written_ms : int
@@ -69,8 +80,8 @@ class Troubles:
         self._shard = shard
         self._new_id = new_id
 
-    def tell(self, what: What, error: HoldfastError, in_a_row: int, host: str, now_ms: int) -> None:
-        """Report a failure, in place of the report before.
+    def tell(self, what: str, error: Exception, in_a_row: int, host: str, now_ms: int) -> None:
+        """Report a failure, in place of the report before of the same kind.
 
         Raises
         ------
@@ -85,15 +96,17 @@ class Troubles:
         older = [info.key for info in self._shard.list("troubles/") if _is_about(info.key, what)]
         if older:
             self._shard.delete(older)
-        text = str(error).encode(errors="backslashreplace").decode()  # a local path may be any bytes
+        text = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
+        text = text.encode(errors="backslashreplace").decode()  # a local path may be any bytes
         trouble = Trouble(what, text[:_TEXT_MAX], in_a_row, host, now_ms)
         data, _ = stored_file.encode(KIND, {"shard": self._shard.prefix, **asdict(trouble)})
         self._shard.put(f"troubles/{what}-{self._new_id()}", data)
 
 
 def _is_about(key: str, what: str) -> bool:
+    """Tell whether a report is of the same kind: of any micro-batch, if this is one."""
     match = NAME.fullmatch(key.rpartition("/")[2])
-    return match is not None and match[1] == what
+    return match is not None and (match[1] == what or (match[1].startswith(_BATCH) and what.startswith(_BATCH)))
 
 
 def read_trouble(shard: PrefixedStorage, key: str) -> Trouble:
@@ -113,7 +126,8 @@ def read_trouble(shard: PrefixedStorage, key: str) -> Trouble:
     header = stored_file.decode(shard.get(key), source=source, kind=KIND, plain_bytes_max=0).header
     fields = Fields.of_notice(header, source, "shard", "what", "error", "in_a_row", "host", "written_ms")
     what = fields.text("what", _WHAT)
-    if (own := fields.text("shard")) != shard.prefix or not _is_about(key, what):
+    match = NAME.fullmatch(key.rpartition("/")[2])
+    if (own := fields.text("shard")) != shard.prefix or match is None or match[1] != what:
         fields.refuse("belongs elsewhere: it was moved or copied", shard=own, what=what)
     return Trouble(
         what,

@@ -39,7 +39,7 @@ from holdfast.spark_integration.lookup.shown import as_table, same_rows
 from holdfast.spark_integration.lookup.state_directory import find_state_dir
 from holdfast.spark_integration.lookup.stored_operator import Key, KeyVersion, Page, StoredOperator
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
-from holdfast.spark_integration.spark_state.query_location import LoggedBatch
+from holdfast.spark_integration.spark_state.query_location import BatchTimes, LoggedBatch
 from holdfast.spark_integration.transport.routes import shards_of
 
 #: Keys of one look-up.
@@ -109,9 +109,9 @@ class StoredQuery:
         """
         return self._operators.directories(self._batch(None).batch_id)
 
-    def newest_planned(self) -> int | None:
-        """Return the micro-batch that Spark planned last, committed or not; None before the first one."""
-        return self._pointers.log.newest_planned()
+    def times(self) -> list[BatchTimes]:
+        """Return when the micro-batches that are logged were planned and committed, ascending, whole or not."""
+        return self._pointers.log.times()
 
     def operator(self, name: str, batch_id: int | None = None) -> StoredOperator:
         """Return one operator; raises as `operators`, and NotFoundError if there is none of this name."""

@@ -31,7 +31,7 @@ from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.snapshots.manifest import CleanedUp
 from holdfast.snapshotter.upkeep.headers import Headers
 from holdfast.snapshotter.upkeep.retention import run_retention
-from holdfast.snapshotter.upkeep.troubles import Troubles, What
+from holdfast.snapshotter.upkeep.troubles import Troubles
 from holdfast.spark_integration.client.messages import Committed, SnapshotNews
 from holdfast.spark_integration.server.durable_logs import DurableLogs
 from holdfast.spark_integration.server.open_shards import OpenShards
@@ -258,7 +258,7 @@ class Snapshotting:
         progress.retry_ms = self._monotonic_ms() + pause_ms
         _log.warning("no snapshot for %r; will retry in %d ms at the earliest", message, pause_ms)
 
-    def _tell(self, message: Committed, progress: _Progress, what: What, exc: HoldfastError) -> int:
+    def _tell(self, message: Committed, progress: _Progress, what: str, exc: HoldfastError) -> int:
         """Log a failure and record it in durable storage; return the number of failures in a row."""
         progress.failures[what] += 1
         in_a_row = progress.failures[what]

@@ -1,16 +1,25 @@
-"""Announces a shard's commit to the executor's state server, and may wait for a snapshot.
+"""Announces a shard's commit to the executor's state server, and may wait for a snapshot; reports a failed call.
 
 The announcement is asynchronous: the server then drops old versions, merges runs and writes snapshots. A micro-batch
 waits only if the chain of commits has grown too long, until a snapshot shortens it.
+
+A failed call is reported in the state directory, for who looks at the query from outside. Only what fails costs
+requests. Spark may try again: the report is over once the micro-batch is committed.
 """
 
 from __future__ import annotations
 
 import logging
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from holdfast import clock
 from holdfast.backends.base import Pointer, View
-from holdfast.errors import HoldfastError, UnavailableError
+from holdfast.errors import ConflictError, HoldfastError, UnavailableError
+from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import Lineage
+from holdfast.snapshotter.upkeep.troubles import Troubles, of_batch
 from holdfast.spark_integration.client.connection import StateClient, client_of
 from holdfast.spark_integration.client.messages import Committed, MeasuredBatch, SnapshotNews
 from holdfast.spark_integration.shard.operator import Operator
@@ -131,3 +140,35 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
             ) from exc
         _log.warning("%s continues without a snapshot: %s", opened.prefix, exc)
     return lineage
+
+
+@contextmanager
+def reported(
+    log: ObjectCommitLog | None, batch_id: int | None, now_ms: Callable[[], int] = clock.now_ms
+) -> Iterator[None]:
+    """Report what fails meanwhile, and raise it again.
+
+    Parameters
+    ----------
+    log : ObjectCommitLog or None
+        Of the shard; None without durable storage, which leaves nowhere to report.
+    batch_id : int or None
+        The micro-batch; None where Spark does not tell.
+    now_ms : callable
+        As in `holdfast.clock`.
+    """
+    try:
+        yield
+    except Exception as exc:
+        # A run that was replaced is no failure, and a storage that is away takes no report.
+        is_none = isinstance(exc, ConflictError) or (isinstance(exc, HoldfastError) and exc.retryable)
+        if log is not None and batch_id is not None and not is_none:
+            _report(log, batch_id, exc, now_ms())
+        raise
+
+
+def _report(log: ObjectCommitLog, batch_id: int, error: Exception, now_ms: int) -> None:
+    try:
+        Troubles(log.objects).tell(of_batch(batch_id), error, 1, socket.gethostname(), now_ms)
+    except HoldfastError as unheard:
+        _log.warning("the failure of micro-batch %d cannot be recorded: %s", batch_id, unheard)

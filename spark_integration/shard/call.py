@@ -30,7 +30,7 @@ from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.client.messages import MeasuredBatch, ServerLostError
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.shard import claiming, task_storage
-from holdfast.spark_integration.shard.announcing import announce, bound_chain
+from holdfast.spark_integration.shard.announcing import announce, bound_chain, reported
 from holdfast.spark_integration.shard.group import ShardGroup
 from holdfast.spark_integration.shard.operator import (
     INITIAL_VERSION,
@@ -188,7 +188,7 @@ class _Attempt:
         watch = _Watch()
         opened = open_shard(self._operator, self._batch.shard, self._streaming, self._remembered)
         freeze_modules()
-        with opened.backend:
+        with opened.backend, reported(opened.log, self._batch.batch_id):
             yield from self._run(opened, watch)
 
     def _run(self, opened: ShardStore, watch: _Watch) -> Iterator[pa.RecordBatch]:

@@ -67,6 +67,22 @@ class LoggedBatch:
     unique_ids: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class BatchTimes:
+    """When a micro-batch was planned and committed, by the clock of the store, in ms since 1970.
+
+    Attributes
+    ----------
+    batch_id, planned_ms : int
+    committed_ms : int or None
+        None while it runs, or where it failed.
+    """
+
+    batch_id: int
+    planned_ms: int
+    committed_ms: int | None
+
+
 class QueryLocation:
     """Spark's checkpoint location of one query.
 
@@ -102,6 +118,11 @@ class QueryLocation:
     def committed(self) -> list[int]:
         """Return the numbers of the committed micro-batches that are still logged, ascending."""
         return sorted(self._numbers("commits/") & self._numbers("offsets/"))
+
+    def times(self) -> list[BatchTimes]:
+        """Return when the micro-batches that are still logged were planned and committed, ascending by number."""
+        planned, committed = self._logged_ms("offsets/"), self._logged_ms("commits/")
+        return [BatchTimes(number, planned[number], committed.get(number)) for number in sorted(planned)]
 
     def newest_planned(self) -> int | None:
         """Return the number of the micro-batch that Spark planned last, committed or not; None if there is none."""
@@ -249,8 +270,12 @@ class QueryLocation:
         return tuple((match[1], match[2]) for match in named if match)
 
     def _numbers(self, folder: str) -> set[int]:
-        names = [info.key.removeprefix(folder) for info in self._storage.list(folder)]
-        return {int(name) for name in names if _NUMBER.fullmatch(name)}
+        return set(self._logged_ms(folder))
+
+    def _logged_ms(self, folder: str) -> dict[int, int]:
+        """Return by micro-batch when a log had it."""
+        names = {info.key.removeprefix(folder): info.modified_ms for info in self._storage.list(folder)}
+        return {int(name): modified_ms for name, modified_ms in names.items() if _NUMBER.fullmatch(name)}
 
     def _log(self, key: str, least: int) -> list[str]:
         """Return the lines of a log, at least so many; the first one is its version."""

@@ -7,6 +7,55 @@ function isBusy() {
   return document.activeElement?.matches("main input, main select") || !getSelection().isCollapsed;
 }
 
+/* Tables by the column whose head is pressed; what a table was sorted by stays while the page follows. */
+const sorted = new Map();
+
+function valueOf(row, column) {
+  const cell = row.cells[column];
+  const text = cell?.dataset.v ?? cell?.querySelector("time")?.dateTime ?? cell?.textContent.trim() ?? "";
+  const number = Number(text.replaceAll(",", ""));
+  return text !== "" && !Number.isNaN(number) ? number : text;
+}
+
+function compare(a, b) {
+  if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
+  return typeof a === "number" ? a - b : a.localeCompare(b);
+}
+
+function sort(table, column, direction) {
+  const body = table.tBodies[0];
+  const rows = [...body.rows].map((row) => [valueOf(row, column), row]);
+  rows.sort(([a], [b]) => compare(a, b) * (direction === "ascending" ? 1 : -1));
+  body.append(...rows.map(([, row]) => row));
+  for (const head of table.tHead.rows[0].cells) head.removeAttribute("aria-sort");
+  table.tHead.rows[0].cells[column].setAttribute("aria-sort", direction);
+}
+
+function makeSortable() {
+  for (const table of document.querySelectorAll("main table")) {
+    if (table.tBodies.length !== 1 || table.tBodies[0].rows.length < 2 || table.querySelector("tbody [colspan]")) continue;
+    const name = table.parentElement.getAttribute("aria-label");
+    [...table.tHead.rows[0].cells].forEach((head, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const direction = head.getAttribute("aria-sort") === "descending" ? "ascending" : "descending";
+        sorted.set(name, [column, direction]);
+        sort(table, column, direction);
+      });
+    });
+    if (sorted.has(name)) sort(table, ...sorted.get(name));
+  }
+}
+makeSortable();
+
+/* Return which of the heads of all tables has the focus, counted from 1; 0 for none. */
+function headOf(element) {
+  return [...document.querySelectorAll("main th button")].indexOf(element) + 1;
+}
+
 /* Put the content of a newer page in the place of this one's, and the focus where it was. */
 async function refresh() {
   if (document.hidden || isBusy()) return;
@@ -19,7 +68,10 @@ async function refresh() {
     if (isBusy()) return;  /* by now: a slow server takes seconds */
     const focused = document.activeElement?.getAttribute("href");
     const opened = [...document.querySelectorAll("main details")].map((one) => one.open);
+    const pressed = headOf(document.activeElement);
     document.querySelector("main").replaceWith(main);
+    makeSortable();
+    if (pressed) document.querySelectorAll("main th button")[pressed - 1]?.focus({ preventScroll: true });
     document.querySelectorAll("main details").forEach((one, i) => { one.open = opened[i] ?? one.open; });
     if (focused) document.querySelector(`main a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
     said.textContent = "";

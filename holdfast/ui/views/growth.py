@@ -6,19 +6,17 @@ stand for the others; of each the newest snapshots are.
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.catalogue import StoredObject, list_shard
-from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.catalogue import list_shard
+from holdfast.snapshotter.upkeep.state_size import StateSizes
 from holdfast.ui.stored_objects import SNAPSHOT, StoredObjects
 from holdfast.ui.survey import OperatorSurvey
 from holdfast.ui.views.time_line import Curve, curve
@@ -26,7 +24,6 @@ from holdfast.ui.views.time_line import Curve, curve
 SHARDS_MAX = 32
 SNAPSHOTS_MAX = 24
 POINTS_MAX = 200
-_KNOWN_MAX = 100_000
 
 
 @dataclass(frozen=True)
@@ -49,24 +46,25 @@ class Growth:
 
 
 class GrowthReader:
-    """Reads how operators of one directory have grown, and remembers the sizes: a snapshot never changes.
+    """Reads how operators of one directory have grown.
 
     Parameters
     ----------
     storage : ObjectStorage
     executor : concurrent.futures.Executor
         For requests side by side.
+    sizes : StateSizes
+        Of the same directory.
 
     Notes
     -----
     Threads: any.
     """
 
-    def __init__(self, storage: ObjectStorage, executor: Executor) -> None:
+    def __init__(self, storage: ObjectStorage, executor: Executor, sizes: StateSizes) -> None:
         self._storage = storage
         self._executor = executor
-        self._lock = threading.Lock()
-        self._known: dict[tuple[str, str], int | None] = {}
+        self._size_of = sizes.snapshot_bytes
 
     def growth(self, operator: OperatorSurvey) -> Growth | None:
         """Return how an operator has grown; None where no snapshot tells.
@@ -92,23 +90,7 @@ class GrowthReader:
     def _sizes(self, operator: str, shard: int) -> list[tuple[int, int | None]]:
         folder = PrefixedStorage(self._storage, shard_prefix(operator, shard))
         snapshots = list_shard(folder).of_kind("snapshot")[-SNAPSHOTS_MAX:]
-        headers = Headers(folder)
-        return [(stored.modified_ms, self._size(folder.prefix, headers, stored)) for stored in snapshots]
-
-    def _size(self, prefix: str, headers: Headers, stored: StoredObject) -> int | None:
-        key = (prefix, stored.key)
-        with self._lock:
-            if key in self._known:
-                return self._known[key]
-        try:
-            size = headers.manifest(stored).stored_bytes
-        except (CorruptionError, NotFoundError):  # damaged, or cleaned up since it was listed
-            size = None
-        with self._lock:
-            if len(self._known) >= _KNOWN_MAX:
-                self._known.clear()
-            self._known[key] = size
-        return size
+        return [(stored.modified_ms, self._size_of(folder.prefix, stored)) for stored in snapshots]
 
 
 def _chosen(objects: StoredObjects) -> tuple[int, list[int]]:

@@ -1,7 +1,8 @@
 """Shards as a heat map, and how unequal they are.
 
 A map has at most `CELLS_MAX` cells. Where an operator has more shards, a cell stands for consecutive ones, and opens a
-map of these. So it is as fast, and as easily read, with ten thousand shards as with ten.
+map of these. So it is as fast, and as easily read, with ten thousand shards as with ten. Its colour is that of the
+greatest of its shards: equal shards look equal, however many a cell has, and a hot one shows.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.ui.stored_objects import Column, StoredObjects
+from holdfast.ui.stored_objects import Column
 from holdfast.ui.survey import OperatorSurvey
 from holdfast.ui.words import count, duration, percent, size, times
 
@@ -32,13 +33,13 @@ class Measure:
     text : callable
         A value as text.
     is_sum : bool
-        Whether the values of several shards add up; else the greatest one counts.
+        Whether the values of several shards add up.
     explained : str
     """
 
     name: str
     title: str
-    values: Callable[[StoredObjects], Column]
+    values: Callable[[OperatorSurvey], Column]
     text: Callable[[float], str]
     is_sum: bool
     explained: str
@@ -51,11 +52,18 @@ def _commits(value: float) -> str:
 MEASURES = {
     measure.name: measure
     for measure in (
-        Measure("size", "Size", lambda o: o.stored_bytes, size, True, "Bytes of all objects that are stored."),
+        Measure(
+            "size",
+            "Size",
+            lambda o: o.state,
+            size,
+            True,
+            "The state: the newest snapshot and the commits since. What only older versions need does not count.",
+        ),
         Measure(
             "written",
             "Written lately",
-            lambda o: o.recent_bytes,
+            lambda o: o.objects.recent_bytes,
             size,
             True,
             "Bytes of commits in the last hour before the operator's newest object.",
@@ -63,16 +71,16 @@ MEASURES = {
         Measure(
             "lag",
             "Snapshot lag",
-            lambda o: o.lag,
+            lambda o: o.objects.lag,
             _commits,
             False,
-            "Commits since the newest snapshot: what a restore reads on top of it. Small commits that the query "
-            "carries itself are none.",
+            "Commits since the newest snapshot, or all where there is none yet: what a restore reads on top of it. "
+            "Small commits that the query carries itself are none.",
         ),
         Measure(
             "age",
             "Lag in time",
-            lambda o: o.lag_ms,
+            lambda o: o.objects.lag_ms,
             duration,
             False,
             "Time between the newest snapshot, or else the oldest commit, and the newest commit.",
@@ -85,7 +93,7 @@ MEASURES = {
 ROWS = Measure(
     "rows",
     "Rows",
-    lambda o: np.zeros(len(o.shards), np.int64),
+    lambda o: np.zeros(len(o.objects.shards), np.int64),
     lambda n: f"{count(n)} rows",
     True,
     "Rows of all tables.",
@@ -102,9 +110,9 @@ class Cell:
     first, last : int
         Numbers of shards.
     text : str
-        The value; empty where nothing is stored.
+        The value, of several shards the greatest one's and their sum; empty where nothing is stored.
     level : int
-        From 0 to `LEVELS`, of the greatest value.
+        From 0 to `LEVELS`, of the greatest value of all cells.
     """
 
     first: int
@@ -126,8 +134,10 @@ class HeatMap:
     is_whole : bool
         Whether these are all shards.
     cells : list of Cell
-    top : list of (int, str, str)
-        The shards with the greatest values: number, value, and that as a multiple of the median.
+    legend : list of str
+        By level, the value up to which it goes.
+    top : list of (int, int, str, str)
+        The shards with the greatest values: number, value, that in words, and as a multiple of the median.
     """
 
     measure: Measure
@@ -136,7 +146,8 @@ class HeatMap:
     last: int
     is_whole: bool
     cells: list[Cell]
-    top: list[tuple[int, str, str]]
+    legend: list[str]
+    top: list[tuple[int, int, str, str]]
 
 
 @dataclass(frozen=True)
@@ -158,9 +169,12 @@ class Measured:
     note: str = ""
 
 
-def measured(objects: StoredObjects, measure: Measure) -> Measured:
+def measured(operator: OperatorSurvey, measure: Measure) -> Measured:
     """Return what the shards of an operator measure, as a listing tells."""
-    return Measured(measure, objects.shards, measure.values(objects))
+    note = ""
+    if measure is MEASURES["size"] and operator.estimated:
+        note = f"Of {count(operator.estimated)} shards it is estimated from the others."
+    return Measured(measure, operator.objects.shards, measure.values(operator), note)
 
 
 def heat_map(operator: OperatorSurvey, found: Measured, first: int = 0, last: int | None = None) -> HeatMap:
@@ -185,32 +199,36 @@ def heat_map(operator: OperatorSurvey, found: Measured, first: int = 0, last: in
         high,
         (low, high) == (0, end),
         _cells(measure, shards, values, low, high) if operator.shard_count else [],
+        [measure.text(int(values.max(initial=0)) * level / LEVELS) for level in range(LEVELS + 1)],
         _top(measure, shards, values),
     )
 
 
 def _cells(measure: Measure, shards: Column, values: Column, low: int, high: int) -> list[Cell]:
     wide = high - low + 1
-    number = min(wide, CELLS_MAX)
-    cell_of = (shards - low) * number // wide
-    filled, merged = np.zeros(number, bool), np.zeros(number, np.int64)
-    filled[cell_of] = True
-    (np.add if measure.is_sum else np.maximum).at(merged, cell_of, values)
-    greatest = max(int(merged.max(initial=0)), 1)
-    levels = np.ceil(merged / greatest * LEVELS).astype(int)
-    # The first shard of each cell: the least n with n * number // wide == cell.
-    begins = [low + -(-cell * wide // number) for cell in range(number + 1)]
-    return [
-        Cell(begins[i], begins[i + 1] - 1, measure.text(merged[i]) if filled[i] else "", int(levels[i]))
-        for i in range(number)
-    ]
+    each = -(-wide // CELLS_MAX)
+    number = -(-wide // each)
+    cell_of = (shards - low) // each
+    filled, most, sums = np.zeros(number, np.int64), np.zeros(number, np.int64), np.zeros(number, np.int64)
+    np.add.at(filled, cell_of, 1)
+    np.add.at(sums, cell_of, values)
+    np.maximum.at(most, cell_of, values)
+    levels = np.ceil(most / max(int(most.max(initial=0)), 1) * LEVELS).astype(int)
+
+    def text(cell: int) -> str:
+        if each == 1 or not filled[cell]:
+            return measure.text(most[cell]) if filled[cell] else ""
+        whole = f", {measure.text(sums[cell])} in all" if measure.is_sum else ""
+        return f"{measure.text(most[cell])} at most{whole}"
+
+    return [Cell(low + i * each, min(low + (i + 1) * each - 1, high), text(i), int(levels[i])) for i in range(number)]
 
 
-def _top(measure: Measure, shards: Column, values: Column, many: int = 8) -> list[tuple[int, str, str]]:
+def _top(measure: Measure, shards: Column, values: Column, many: int = 8) -> list[tuple[int, int, str, str]]:
     median = float(np.median(values)) if len(values) else 0.0
     order = np.argsort(-values, kind="stable")[:many]
     return [
-        (int(shards[i]), measure.text(values[i]), times(values[i] / median) if median else "")
+        (int(shards[i]), int(values[i]), measure.text(values[i]), times(values[i] / median) if median else "")
         for i in order
         if values[i] > 0
     ]

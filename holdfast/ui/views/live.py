@@ -43,11 +43,14 @@ class Live:
 
     def of_operator(self, query_id: str, directory: str) -> list[OperatorBatch]:
         """Return the last micro-batches of an operator of a query, newest first."""
+        wanted = (one for one in self.batches() if (one.query, one.operator) == (query_id, directory))
+        return over_executors(wanted)[:BATCHES_MAX]
+
+    def batches(self) -> list[RecentBatch]:
+        """Return the last micro-batches of all queries, oldest first."""
         with self._lock:
             if (begun_ms := self._monotonic_ms()) >= self._due_ms:
                 self._latest = self._read()
                 now_ms = self._monotonic_ms()
                 self._due_ms = now_ms + max(SHOWN_MS, _REST * (now_ms - begun_ms))
-            found = self._latest
-        wanted = (one for one in found if (one.query, one.operator) == (query_id, directory))
-        return over_executors(wanted)[:BATCHES_MAX]
+            return self._latest

@@ -1,21 +1,21 @@
-"""The first view: which operator is big, which shard is hot, is the upload behind, does anything fail."""
+"""The first view: how each query is, which operator is big, which shard is hot, is the upload behind, what fails."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
+from holdfast.errors import HoldfastError
+from holdfast.health.words import counted
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
-from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.troubles import read_trouble
 from holdfast.ui.directory import Awaited, Directory
 from holdfast.ui.inquiry import Dated, Patience, answers
 from holdfast.ui.named_query import NamedQuery, Progress
 from holdfast.ui.site import Site
 from holdfast.ui.survey import OperatorSurvey, SinkSurvey, Survey
+from holdfast.ui.views.health import Card, cards
 from holdfast.ui.words import count, duration, percent, size, times
 
 #: Where snapshots are made as they should, this many commits wait for one at most; a little more while one is made.
@@ -34,13 +34,15 @@ class OperatorRow:
     directory: int
     name: str
     query_id: str
-    stored_bytes: int
+    state_bytes: int
     share: float
+    stored_bytes: int
     shards_with_state: int
     shards: int
     newest_version: int
     newest_ms: int
     lag: int
+    has_snapshot: bool
     troubles: int
     error: str
 
@@ -112,6 +114,7 @@ class Overview:
     """The first view."""
 
     directories: list[ShownDirectory]
+    cards: list[Card]
     answers: list[Answer]
     awaited: list[Awaited]
 
@@ -121,15 +124,16 @@ class Overview:
         return min((d.dated.taken_ms for d in self.directories if d.dated), default=None)
 
 
-def overview(site: Site) -> Overview:
+def overview(site: Site, now_ms: int) -> Overview:
     """Return the first view of all that was named."""
     shown: list[ShownDirectory] = []
+    queries: list[Card] = []
     found: list[tuple[int, OperatorSurvey]] = []
     lost: list[str] = []
     patience = Patience.of_a_view()
     homes, awaited = site.look(patience)
     for query in (query for home in homes for query in home.queries):
-        query.progress.begin()  # while directories are listed
+        query.progress.begin(), query.pointers.begin()  # while directories are listed
     surveys = answers({home.place: home.surveyor for home in homes}, patience)
     for directory in homes:
         dated = surveys[directory.place]
@@ -142,14 +146,17 @@ def overview(site: Site) -> Overview:
                 continue
         found += [(directory.place, one) for one in dated.found.operators.values()]
         lost += dated.found.without_record
-        shown.append(_shown(directory, dated, patience))
-    return Overview(shown, _answers(found, lost) if found else [], awaited)
+        own = cards(directory, dated.found, site.live.batches(), patience, now_ms)
+        queries += own
+        shown.append(_shown(directory, dated, own, patience))
+    return Overview(shown, queries, _answers(found, lost, queries) if found else [], awaited)
 
 
-def _shown(directory: Directory, dated: Dated[Survey], patience: Patience) -> ShownDirectory:
+def _shown(directory: Directory, dated: Dated[Survey], own: list[Card], patience: Patience) -> ShownDirectory:
     operators = dated.found.operators.values()
-    whole = sum(one.stored_bytes for one in operators)
-    rows = sorted((_row(directory.place, one, whole) for one in operators), key=lambda row: -row.stored_bytes)
+    whole = sum(one.state_bytes for one in operators)
+    failing = {name: number for card in own for name, number in card.failing.items()}
+    rows = sorted((_row(directory.place, one, whole, failing) for one in operators), key=lambda row: -row.state_bytes)
     progress = answers({place: one.progress for place, one in enumerate(directory.queries)}, patience)
     return ShownDirectory(
         directory.place,
@@ -179,33 +186,35 @@ def _query(query: NamedQuery, told: Dated[Progress] | HoldfastError) -> QueryRow
     )
 
 
-def _row(place: int, operator: OperatorSurvey, whole: int) -> OperatorRow:
+def _row(place: int, operator: OperatorSurvey, whole: int, failing: Mapping[str, int]) -> OperatorRow:
     objects = operator.objects
     return OperatorRow(
         place,
         operator.name,
         operator.query_id,
+        operator.state_bytes,
+        operator.state_bytes / max(whole, 1),
         operator.stored_bytes,
-        operator.stored_bytes / max(whole, 1),
         len(objects.shards),
         operator.shard_count,
         int(objects.newest_version.max(initial=0)),
         objects.newest_ms,
         int(objects.lag.max(initial=0)),
-        operator.trouble_count,
+        bool(objects.snapshot_ms.any()),
+        failing.get(operator.name, len(operator.signs.reports)),
         str(operator.record) if isinstance(operator.record, HoldfastError) else "",
     )
 
 
-def _answers(found: list[tuple[int, OperatorSurvey]], lost: list[str]) -> list[Answer]:
-    return [_biggest(found), _hottest(found), _behind(found), _failing(found, lost)]
+def _answers(found: list[tuple[int, OperatorSurvey]], lost: list[str], queries: list[Card]) -> list[Answer]:
+    return [_biggest(found), _hottest(found), _behind(found), _failing(found, lost, queries)]
 
 
 def _biggest(found: list[tuple[int, OperatorSurvey]]) -> Answer:
-    place, operator = max(found, key=lambda one: one[1].stored_bytes)
-    whole = sum(one.stored_bytes for _, one in found)
-    share = f", {percent(operator.stored_bytes / whole)} of all" if len(found) > 1 and whole else ""
-    detail = f"{size(operator.stored_bytes)} in {count(len(operator.objects.shards))} shards{share}"
+    place, operator = max(found, key=lambda one: one[1].state_bytes)
+    whole = sum(one.state_bytes for _, one in found)
+    share = f", {percent(operator.state_bytes / whole)} of all" if len(found) > 1 and whole else ""
+    detail = f"{size(operator.state_bytes)} in {count(len(operator.objects.shards))} shards{share}"
     return Answer("Which operator is big?", operator.name, detail, place=Place(place, operator.name))
 
 
@@ -232,9 +241,15 @@ def _behind(found: list[tuple[int, OperatorSurvey]]) -> Answer:
     most, place, operator = max(lags, key=lambda one: one[0])
     at = int(np.argmax(operator.objects.lag)) if len(operator.objects.shards) else 0
     if not most:
-        return Answer(question, "No", "Each shard's newest snapshot has all its commit objects.", "good")
+        is_any = any(o.objects.snapshot_ms.any() for _, o in found)
+        all_in = "Each shard's newest snapshot has all its commit objects."
+        return Answer(question, "No", all_in if is_any else "Nothing is stored that a snapshot could have.", "good")
     shard, lag_ms = int(operator.objects.shards[at]), int(operator.objects.lag_ms[at])
-    far = f"{count(most)} commits, {duration(lag_ms)}, since the snapshot of {operator.name} {shard}"
+    commits = f"{counted(most, 'commit')} in {duration(lag_ms)}"
+    if operator.objects.snapshot_ms[at]:
+        far = f"{commits} since the snapshot of {operator.name} {shard}"
+    else:
+        far = f"{commits} of {operator.name} {shard}, which has no snapshot yet"
     behind = sum(int((o.objects.lag > _LAG_BEHIND).sum()) for _, o in found)
     if behind:
         answer = f"Yes, {count(behind)} shard{'' if behind == 1 else 's'}"
@@ -242,10 +257,10 @@ def _behind(found: list[tuple[int, OperatorSurvey]]) -> Answer:
     return Answer(question, "No", f"At most {far}", "good", Place(place, operator.name, shard))
 
 
-def _failing(found: list[tuple[int, OperatorSurvey]], lost: list[str]) -> Answer:
+def _failing(found: list[tuple[int, OperatorSurvey]], lost: list[str], queries: list[Card]) -> Answer:
     question = "Does anything fail?"
     unreadable = [(place, o) for place, o in found if isinstance(o.record, HoldfastError)]
-    troubled = [(place, o) for place, o in found if o.trouble_count]
+    troubled = [(number, card.directory, name) for card in queries for name, number in card.failing.items() if number]
     if unreadable:
         place, operator = unreadable[0]
         detail = f"The record of {operator.name} cannot be read"
@@ -253,35 +268,9 @@ def _failing(found: list[tuple[int, OperatorSurvey]], lost: list[str]) -> Answer
     if lost:
         return Answer(question, "Yes", f"The record of {lost[0]} is gone: its state cannot be used", "bad")
     if troubled:
-        place, operator = max(troubled, key=lambda one: one[1].trouble_count)
-        number = sum(o.trouble_count for _, o in troubled)
-        detail = f"{count(number)} report{'' if number == 1 else 's'} of failed snapshots or clean-ups"
-        return Answer(question, "Yes", detail, "bad", Place(place, operator.name))
-    return Answer(question, "No", "Nobody has reported a failure of a snapshot or a clean-up.", "good")
-
-
-@dataclass(frozen=True)
-class ShownTrouble:
-    """A report of a failure that persists."""
-
-    shard: str
-    stored_ms: int
-    what: str
-    error: str
-    in_a_row: int = 0
-    host: str = ""
-
-
-def troubles(storage: ObjectStorage, operator: OperatorSurvey) -> list[ShownTrouble]:
-    """Return what fails in the background, the newest failures first."""
-    found = []
-    for stored_ms, prefix, key in operator.troubles:
-        try:
-            told = read_trouble(PrefixedStorage(storage, prefix), key)
-        except NotFoundError:  # over since the listing
-            continue
-        except CorruptionError as exc:
-            found.append(ShownTrouble(prefix, stored_ms, key, str(exc)))
-        else:
-            found.append(ShownTrouble(prefix, stored_ms, told.what, told.error, told.in_a_row, told.host))
-    return found
+        _, place, name = max(troubled)
+        number = sum(number for number, _, _ in troubled)
+        detail = f"{counted(number, 'report')} of failed micro-batches, snapshots or clean-ups"
+        return Answer(question, "Yes", detail, "bad", Place(place, name))
+    nothing = "Nobody has reported a failure of a micro-batch, a snapshot or a clean-up."
+    return Answer(question, "No", nothing, "good")

@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast.commands.log import describe, note
 from holdfast.errors import NotFoundError
+from holdfast.health.failures import Failure, read_failures, reports
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
@@ -46,6 +47,11 @@ class ShardView:
     versions : int
         How many commits and snapshots there are.
     commits_since_snapshot : int
+        All of them, where there is no snapshot.
+    has_snapshot : bool
+    state_bytes : int
+    failures : list of Failure
+        What fails of this shard.
     before, after : int or None
         The shards beside it.
     """
@@ -55,12 +61,22 @@ class ShardView:
     rows: list[VersionRow]
     versions: int
     commits_since_snapshot: int
+    has_snapshot: bool
+    state_bytes: int
+    failures: list[Failure]
     before: int | None
     after: int | None
 
 
-def shard_view(storage: ObjectStorage, executor: Executor, operator: OperatorSurvey, shard: int) -> ShardView:
+def shard_view(
+    storage: ObjectStorage, executor: Executor, operator: OperatorSurvey, shard: int, committed: int | None = None
+) -> ShardView:
     """Return what a shard holds now.
+
+    Parameters
+    ----------
+    committed : int, optional
+        The query's last micro-batch that is known to be committed.
 
     Raises
     ------
@@ -84,6 +100,9 @@ def shard_view(storage: ObjectStorage, executor: Executor, operator: OperatorSur
         [_row(row) for row in described],
         len(listing.versions),
         listing.commits_since_snapshot,
+        listing.newest_snapshot is not None,
+        int(operator.state[operator.objects.shards == shard].sum()),
+        read_failures(storage, reports([listing], committed)),
         shard - 1 if shard else None,
         shard + 1 if shard + 1 < operator.shard_count else None,
     )

@@ -89,7 +89,7 @@ def test_inspect_shows_what_fails_in_the_background(root: Path, shard: ShardHist
         "clean-up": (9, "host-3", "commits/7-aa is missing"),
     }
     shown = run("inspect", root, "--shards").stdout
-    assert f"{shard.prefix}: snapshot fails, 2 times in a row, last at" in shown
+    assert f"{shard.prefix}: snapshot failed, 2 times in a row, last " in shown
     assert "the disk of [red]moon[/] is full" in shown
     assert "at most 7 commits since a shard's newest snapshot" in shown
     storage.put(f"{shard.prefix}/troubles/snapshot-00000000", b"no stored file")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.spark_state.query_location import BatchTimes
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.ui.site import Site
 from tests.unit.holdfast.commands.state_dir import put_record
@@ -34,8 +35,8 @@ class Stored:
     answers: threading.Event = field(default_factory=_answered)
     is_closed: threading.Event = field(default_factory=threading.Event)
 
-    def newest_planned(self) -> int:
-        return 0
+    def times(self) -> list[BatchTimes]:
+        return [BatchTimes(0, 1_000, 2_000)]
 
     def batches(self) -> list[int]:
         return [0]

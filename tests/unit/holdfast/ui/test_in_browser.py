@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
 from holdfast.snapshotter.storage.opening import open_storage
-from tests.browser import DESKTOP, PHONE, accessibility_findings, chromium, shown
+from tests.browser import DESKTOP, PHONE, Shown, accessibility_findings, chromium, shown
 from tests.servers import downloads
 from tests.tiers import cases
 from tests.unit.holdfast.commands.state_dir import put_record
+from tests.unit.holdfast.health import in_four_states
 from tests.unit.holdfast.ui.serving import served
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow(30)]
@@ -164,7 +166,7 @@ def test_it_needs_no_scripts(browser: Browser, address: str) -> None:
         page.goto(f"{address}?follow=1")
         assert page.locator("noscript meta[http-equiv=refresh]").count() == 1
         page.goto(address)
-        page.click("text=totals >> nth=0")
+        page.click("main a >> text=totals >> nth=0")
         page.click("text=Snapshot lag")
         expect(page.locator(".map a")).to_have_count(24)
     finally:
@@ -189,3 +191,111 @@ def test_nothing_runs_from_state(browser: Browser, address: str) -> None:
         assert it.page.locator("text=<script>alert(1)</script>").count() == 1
         assert dialogs == []
         assert it.errors == []
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Serve a query in each state; by state the address of its page."""
+    root = tmp_path_factory.mktemp("states")
+    with ExitStack() as stack:
+        yield {
+            state: stack.enter_context(served(in_four_states.make(root / state, state)))
+            for state in in_four_states.STATES
+        }
+
+
+@pytest.mark.parametrize(
+    ("state", "width", "scheme"), [(state, *screen) for state in in_four_states.STATES for screen in SCREENS]
+)
+def test_the_first_card_is_how_the_query_is(
+    browser: Browser, states: dict[str, str], state: str, width: int, scheme: str
+) -> None:
+    """In each state, on phone and desktop: above all else, in its own colour, and readable by everybody."""
+    with shown(browser, states[state], width, scheme) as it:
+        for view in ("", "0/totals/", "0/totals/shard/2", "0/totals/rows", "0/totals/upkeep"):
+            it.page.goto(states[state] + view)
+            card = it.page.locator(f".health.{state}")
+            expect(card).to_have_count(1)
+            assert card.locator(".state").inner_text() == state.capitalize()
+            assert accessibility_findings(it.page) == []
+            assert it.page.evaluate("document.documentElement.scrollWidth") == width
+        it.page.goto(states[state])
+        first, others = it.page.locator(".health").bounding_box(), it.page.locator(".answers").bounding_box()
+        assert first
+        assert others
+        assert first["y"] + first["height"] <= others["y"]
+        assert it.errors == []
+
+
+def test_the_states_have_colours_of_their_own(browser: Browser, states: dict[str, str]) -> None:
+    """No two look alike."""
+    colours = set()
+    for address in states.values():
+        with shown(browser, address, DESKTOP) as it:
+            colours.add(it.page.evaluate("getComputedStyle(document.querySelector('.health .state')).color"))
+    assert len(colours) == len(states)
+
+
+def rows_of(it: Shown, region: str) -> list[str]:
+    """Return the first cells of a table."""
+    heads = it.page.locator(f"[aria-label='{region}'] tbody tr > :first-child")
+    return [text.strip() for text in heads.all_inner_texts()]
+
+
+def test_a_table_is_sorted_by_the_head_that_is_pressed(browser: Browser, sample: Path, tmp_path: Path) -> None:
+    """Sizes as numbers, first downwards, then upwards; by keyboard too, and a page that follows stays sorted."""
+    root = shutil.copytree(sample, tmp_path / "state")
+    with served(root) as address, shown(browser, f"{address}0/totals/shard/3?follow=1", DESKTOP) as it:
+        region = "Table of objects"
+        head = it.page.locator(f"[aria-label='{region}'] th:last-child")
+        sizes = (
+            f"[...document.querySelectorAll(\"[aria-label='{region}'] tbody td:last-child\")].map(c => +c.dataset.v)"
+        )
+        head.locator("button").click()
+        found = it.page.evaluate(sizes)
+        assert found == sorted(found, reverse=True)
+        assert len(set(found)) > 1
+        assert head.get_attribute("aria-sort") == "descending"
+        it.page.keyboard.press("Enter")
+        assert it.page.evaluate(sizes) == sorted(found)
+        (root / "totals/shard-0003/troubles").mkdir()
+        with open_storage(str(root)) as storage:
+            storage.put("totals/shard-0003/unknown", b"x")
+        it.page.wait_for_selector(f"[aria-label='{region}'] >> text=unknown", timeout=20_000)
+        assert it.page.evaluate(sizes) == sorted([*found, 1])
+        assert it.page.evaluate("document.activeElement.tagName") == "BUTTON"
+        assert it.errors == []
+    with served(root) as address, shown(browser, address, DESKTOP) as it:
+        region = it.page.locator(".scroll >> nth=0").get_attribute("aria-label") or ""
+        assert rows_of(it, region) == ["totals", "sessions"]
+        it.page.click("th button >> text=operator")
+        it.page.click("th button >> text=operator")
+        assert rows_of(it, region) == ["sessions", "totals"]
+
+
+def test_a_wide_table_shows_that_it_goes_on(browser: Browser, address: str) -> None:
+    """On a phone: a shadow at its edge, drawn over what is there, and none where nothing is hidden."""
+    with shown(browser, f"{address}0/totals/shard/3", PHONE) as it:
+        table = it.page.locator("[aria-label='Table of versions and snapshots']")
+        assert table.evaluate("t => t.scrollWidth > t.clientWidth")
+        box = table.bounding_box()
+        assert box
+
+        def right_edge() -> bytes:
+            return it.page.screenshot(
+                clip={"x": box["x"] + box["width"] - 14, "y": box["y"] + 2, "width": 12, "height": 20}
+            )
+
+        begun = right_edge()
+        table.evaluate("t => { t.scrollLeft = t.scrollWidth }")
+        it.page.wait_for_timeout(200)
+        assert right_edge() != begun
+        assert "local" in table.evaluate("t => getComputedStyle(t).backgroundAttachment")
+
+
+def test_the_legend_has_figures(browser: Browser, address: str) -> None:
+    """Beside the colours stand the values that they go up to."""
+    with shown(browser, f"{address}0/totals/?measure=lag", DESKTOP) as it:
+        found = it.page.locator(".legend li").all_inner_texts()
+        assert found[0].strip() == "none"
+        assert found[-1].strip() == "up to 6 commits"

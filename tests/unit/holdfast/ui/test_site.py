@@ -98,11 +98,11 @@ def test_a_location_that_is_begun_again(tmp_path: Path, site_of: SiteOf) -> None
 def test_a_directory_may_become_a_query(tmp_path: Path, site_of: SiteOf) -> None:
     """What was a directory when it was listed last is what it is now."""
     site = site_of([directory(tmp_path / "a", "a"), directory(tmp_path / "state")], lambda _query, _home: Stored())
-    assert len(overview(site).directories) == 2
+    assert len(overview(site, 0).directories) == 2
     shutil.rmtree(tmp_path / "a")
     location(tmp_path / "a")
-    overview(site)  # lists it
-    assert [one.place for one in overview(site).directories] == [1]
+    overview(site, 0)  # lists it
+    assert [one.place for one in overview(site, 0).directories] == [1]
     assert [len(one.queries) for one in site.look()[0]] == [1]
 
 
@@ -117,7 +117,7 @@ def test_what_a_view_costs(tmp_path: Path, site_of: SiteOf) -> None:
     listed = [sum(one.action == "list" for one in home.operations) for home in homes]
     assert listed == [1, 0, 0, 0]
     stored.reads = 0
-    overview(site)
+    overview(site, 0)
     assert stored.reads == 1
 
 

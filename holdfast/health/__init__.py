@@ -1,0 +1,1 @@
+"""How a query is: running, stopped, stale or failing, from what is stored; for the commands and the page."""

@@ -1,0 +1,109 @@
+"""What fails, as it was reported in the state directory: micro-batches, snapshots and clean-ups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.health.words import ago
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.catalogue import ShardListing
+from holdfast.snapshotter.upkeep.troubles import batch_of, read_trouble
+
+SHOWN_MAX = 20
+
+
+@dataclass(frozen=True, order=True)
+class Report:
+    """A report, as a listing shows it.
+
+    Attributes
+    ----------
+    stored_ms : int
+    shard : str
+        The shard's prefix.
+    key : str
+        Below the shard.
+    """
+
+    stored_ms: int
+    shard: str
+    key: str
+
+    @property
+    def batch_id(self) -> int | None:
+        """The micro-batch that failed; None where it is something else that does."""
+        return batch_of(self.key)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a report says.
+
+    Attributes
+    ----------
+    shard : str
+        The shard's prefix.
+    stored_ms : int
+        When it was stored, by the store's clock.
+    what : str
+        What fails: ``snapshot``, ``clean-up`` or ``micro-batch 42``.
+    error : str
+    in_a_row : int
+        How often in a row; 0 where the report cannot be read.
+    host : str
+    """
+
+    shard: str
+    stored_ms: int
+    what: str
+    error: str
+    in_a_row: int = 0
+    host: str = ""
+
+    def sentence(self, now_ms: int) -> str:
+        """Return it in words."""
+        times = f", {self.in_a_row:,} times in a row" if self.in_a_row > 1 else ""
+        host = f" on {self.host}" if self.host else ""
+        return f"{self.shard}: {self.what} failed{times}, last {ago(self.stored_ms, now_ms)}{host}: {self.error}"
+
+
+def reports(shards: Iterable[ShardListing], committed: int | None = None) -> list[Report]:
+    """Return the reports of failures that persist, the newest first.
+
+    Parameters
+    ----------
+    committed : int, optional
+        The last micro-batch that is known to be committed: what failed before it is over.
+    """
+    found = [Report(o.modified_ms, shard.prefix, o.key) for shard in shards for o in shard.troubles]
+    return sorted(still(found, committed), reverse=True)
+
+
+def still(found: Iterable[Report], committed: int | None) -> Iterator[Report]:
+    """Yield the reports without those of micro-batches that have been committed since."""
+    return (one for one in found if one.batch_id is None or committed is None or one.batch_id > committed)
+
+
+def read_failures(storage: ObjectStorage, told: Iterable[Report]) -> list[Failure]:
+    """Return what the first `SHOWN_MAX` reports say.
+
+    Raises
+    ------
+    UnavailableError
+        The storage does not answer.
+    """
+    found = []
+    for report in [*told][:SHOWN_MAX]:
+        try:
+            trouble = read_trouble(PrefixedStorage(storage, report.shard), report.key)
+        except NotFoundError:  # over since the listing
+            continue
+        except CorruptionError as exc:
+            found.append(Failure(report.shard, report.stored_ms, report.key, str(exc)))
+        else:
+            what = trouble.what.replace("micro-batch-", "micro-batch ")
+            found.append(Failure(report.shard, report.stored_ms, what, trouble.error, trouble.in_a_row, trouble.host))
+    return found

@@ -1,0 +1,215 @@
+"""What tells how a query is, and where each of it is from: nothing is asked that does not answer without the query.
+
+::
+
+    state directory     <operator>/claims/…     its runs: begun when, seen when, at which micro-batch, which processes
+                        shard-…/commits/…       when something was stored last
+                        shard-…/troubles/…      what failed
+    checkpointLocation  offsets/, commits/      when each retained micro-batch was planned and committed
+    this machine        the processes of runs; state servers, which remember the rows of the last micro-batches
+
+A claim is renewed every two minutes while micro-batches run, so it says little more than that; Spark's log is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from holdfast.health.failures import Report, reports, still
+from holdfast.snapshotter.ownership.claim_listing import ALIVE_MS, ListedClaim, digest
+from holdfast.snapshotter.upkeep.catalogue import OperatorListing
+from holdfast.spark_integration.client.recent import OperatorBatch, RecentBatch, over_executors
+from holdfast.spark_integration.executor.processes import ProcessId, machine
+from holdfast.spark_integration.spark_state.query_location import BatchTimes
+
+
+@dataclass(frozen=True)
+class Run:
+    """One start of a query.
+
+    Attributes
+    ----------
+    run_id : str
+    started_ms : int
+        By the clock of the machine that began it.
+    seen_ms : int
+        When it showed last that it was at work, by the store's clock.
+    batch_id : int or None
+        At which micro-batch it was then; None where that is not known.
+    has_ended : bool or None
+        Whether all of its processes have; None where some ran on another machine.
+    """
+
+    run_id: str
+    started_ms: int
+    seen_ms: int
+    batch_id: int | None
+    has_ended: bool | None
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What is known of a query.
+
+    Attributes
+    ----------
+    runs : tuple of Run
+        As far as their claims are kept, a day; the newest last.
+    stored_ms : int
+        When an operator stored a commit or snapshot last; 0 where none has.
+    log : tuple of BatchTimes or None
+        The micro-batches that Spark retains, ascending; None where the query's location is not known.
+    measured : tuple of OperatorBatch
+        The last micro-batches that state servers on this machine remember, newest first.
+    reports : tuple of Report
+        Failures, the newest first, whether they are over or not.
+    lost : str
+        Why state of the query cannot be used; empty where it can, as far as is known.
+    """
+
+    runs: tuple[Run, ...] = ()
+    stored_ms: int = 0
+    log: tuple[BatchTimes, ...] | None = None
+    measured: tuple[OperatorBatch, ...] = ()
+    reports: tuple[Report, ...] = ()
+    lost: str = ""
+
+    @property
+    def run(self) -> Run | None:
+        """The newest one."""
+        return self.runs[-1] if self.runs else None
+
+    @property
+    def committed(self) -> BatchTimes | None:
+        """The micro-batch that Spark committed last, where its log is known."""
+        return next((one for one in reversed(self.log or ()) if one.committed_ms is not None), None)
+
+    @property
+    def planned(self) -> BatchTimes | None:
+        """The micro-batch that is planned and not committed, where there is one and Spark's log is known."""
+        newest = self.log[-1] if self.log else None
+        return newest if newest and newest.committed_ms is None else None
+
+    @property
+    def committed_id(self) -> int | None:
+        """The number of the last micro-batch that is known to be committed: the one before what a run was at."""
+        known = [run.batch_id - 1 for run in self.runs if run.batch_id is not None]
+        known += [one.batch_id - 1 for one in self.measured if one.batch_id is not None]
+        known += [self.committed.batch_id] if self.committed else []
+        return max(known, default=None)
+
+    @property
+    def failing(self) -> tuple[Report, ...]:
+        """The failures that are not over, the newest first."""
+        return tuple(still(self.reports, self.committed_id))
+
+    @property
+    def seen(self) -> tuple[int, str]:
+        """When the query showed last that it was at work, and what shows it; (0, "") where nothing does."""
+        signs = [(self.stored_ms, "the newest commit that is stored")]
+        signs += [(self.run.seen_ms, "its claim in the state directory")] if self.run else []
+        signs += [(one.batch_ms, "a state server on this machine") for one in self.measured[:1]]
+        signs += [(one.planned_ms, "Spark's log") for one in (self.log or ())[-1:]]
+        signs += [(self.committed.committed_ms or 0, "Spark's log")] if self.committed else []
+        return max(signs) if max(signs)[0] else (0, "")
+
+
+@dataclass(frozen=True)
+class OperatorSigns:
+    """What one operator's directory tells.
+
+    Attributes
+    ----------
+    name : str
+    stored_ms : int
+        As in `Signs`.
+    reports : tuple of Report
+    claims : tuple of ListedClaim
+    is_lost : bool
+        Whether its record cannot be read.
+    """
+
+    name: str
+    stored_ms: int
+    reports: tuple[Report, ...]
+    claims: tuple[ListedClaim, ...]
+    is_lost: bool
+
+    @classmethod
+    def of(cls, listing: OperatorListing, *, is_lost: bool) -> OperatorSigns:
+        """Return what a listing shows."""
+        stored = (o.modified_ms for shard in listing.shards.values() for o in shard.versions)
+        found = tuple(reports(listing.shards.values()))
+        return cls(listing.name, max(stored, default=0), found, tuple(listing.claims()), is_lost)
+
+    @property
+    def claimed_by(self) -> str:
+        """The query that claimed it last; empty where none did."""
+        newest = max(self.claims, key=lambda claim: claim.modified_ms, default=None)
+        return newest.query_id if newest else ""
+
+
+def signs_of(
+    query_id: str,
+    operators: Sequence[OperatorSigns],
+    log: Sequence[BatchTimes] | None,
+    live: Iterable[RecentBatch],
+) -> Signs:
+    """Return what is known of a query.
+
+    Parameters
+    ----------
+    query_id : str
+    operators : sequence of OperatorSigns
+        At least one.
+    log : sequence of BatchTimes or None
+        What Spark's log says; None where the query's location is not known.
+    live : iterable of RecentBatch
+        What state servers on this machine remember, of whatever query.
+    """
+    return Signs(
+        runs_of((claim for one in operators for claim in one.claims), query_id),
+        max(one.stored_ms for one in operators),
+        None if log is None else tuple(log),
+        _busiest(live, query_id),
+        tuple(sorted((report for one in operators for report in one.reports), reverse=True)),
+        next((f"The record of {one.name} cannot be read." for one in operators if one.is_lost), ""),
+    )
+
+
+def _busiest(batches: Iterable[RecentBatch], query_id: str) -> tuple[OperatorBatch, ...]:
+    """Return the last micro-batches of a query, newest first, as its operator with the most rows has measured them."""
+    by_operator: dict[str, list[OperatorBatch]] = {}
+    for one in over_executors(one for one in batches if one.query == query_id):
+        by_operator.setdefault(one.operator, []).append(one)
+    return tuple(max(by_operator.values(), key=lambda of: sum(one.values.get("rows", 0) for one in of), default=[]))
+
+
+def runs_of(claims: Iterable[ListedClaim], query_id: str) -> tuple[Run, ...]:
+    """Return the runs of a query, the newest last, as the claims of its operators tell."""
+    by_run: dict[str, list[ListedClaim]] = {}
+    for claim in claims:
+        if claim.query_id == query_id:
+            by_run.setdefault(claim.run_id, []).append(claim)
+    return tuple(sorted(map(_run, by_run.values()), key=lambda run: (run.started_ms, run.seen_ms)))
+
+
+def _run(claims: Sequence[ListedClaim]) -> Run:
+    newest = max(claims, key=lambda claim: claim.modified_ms)
+    at = [claim.batch_id for claim in claims if claim.batch_id is not None]
+    return Run(
+        newest.run_id,
+        min(claim.started_ms for claim in claims),
+        newest.modified_ms,
+        max(at, default=None),
+        # Executors that went earlier say nothing of the run.
+        _have_ended([claim for claim in claims if newest.modified_ms - claim.modified_ms < ALIVE_MS]),
+    )
+
+
+def _have_ended(claims: Sequence[ListedClaim]) -> bool | None:
+    if any(claim.machine != digest(machine()) for claim in claims):
+        return None
+    processes = [ProcessId.parse(claim.process) for claim in claims]
+    return not any(process.is_alive() for process in processes if process)

@@ -1,0 +1,86 @@
+"""How the queries of a directory are: one card for each, from what is listed, and from their locations where named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from holdfast.health.failures import read_failures
+from holdfast.health.health import Health, health_of
+from holdfast.health.signs import signs_of
+from holdfast.spark_integration.client.recent import RecentBatch
+from holdfast.ui.directory import Directory
+from holdfast.ui.inquiry import Dated, Patience, answers
+from holdfast.ui.named_query import Pointers
+from holdfast.ui.survey import OperatorSurvey, Survey
+
+#: Of a directory; the others have no card.
+CARDS_MAX = 20
+
+
+@dataclass(frozen=True)
+class Card:
+    """How a query is.
+
+    Attributes
+    ----------
+    directory : int
+    health : Health
+    failing : dict of str to int
+        By operator how many reports of failures are not over.
+    """
+
+    directory: int
+    health: Health
+    failing: dict[str, int]
+
+
+def cards(
+    directory: Directory, survey: Survey, live: Iterable[RecentBatch], patience: Patience, now_ms: int
+) -> list[Card]:
+    """Return how the queries are whose state is in a directory; those with the most operators first.
+
+    Raises
+    ------
+    UnavailableError
+        The storage does not answer.
+    """
+    operators: dict[str, list[OperatorSurvey]] = {}
+    for one in survey.operators.values():
+        operators.setdefault(one.of_query, []).append(one)
+    chosen = sorted((query for query in operators if query), key=lambda query: -len(operators[query]))[:CARDS_MAX]
+    told = answers({place: query.pointers for place, query in enumerate(directory.queries)}, patience)
+    logs = [one for one in told.values() if isinstance(one, Dated)]
+    batches = list(live)
+    return [_card(directory, query, operators[query], logs, batches, now_ms) for query in chosen]
+
+
+def card_of(
+    directory: Directory,
+    survey: Survey,
+    operator: OperatorSurvey,
+    live: Iterable[RecentBatch],
+    patience: Patience,
+    now_ms: int,
+) -> Card | None:
+    """Return how the query of an operator is; None where nothing says which that is. Raises as `cards`."""
+    of_query = {name: one for name, one in survey.operators.items() if one.of_query == operator.of_query}
+    found = cards(directory, Survey(of_query, (), 0, ()), live, patience, now_ms)
+    return found[0] if found else None
+
+
+def _card(
+    directory: Directory,
+    query_id: str,
+    operators: list[OperatorSurvey],
+    logs: list[Dated[Pointers]],
+    live: list[RecentBatch],
+    now_ms: int,
+) -> Card:
+    names = {one.name for one in operators}
+    log = next((one.found.log for one in logs if names & one.found.named.keys()), None)
+    signs = signs_of(query_id, [one.signs for one in operators], log, live)
+    failures = read_failures(directory.storage, signs.failing[:1])
+    failing = {name: sum(one.shard.startswith(f"{name}/") for one in signs.failing) for name in names}
+    health = health_of(query_id, sorted(names), signs, failures, now_ms)
+    return Card(directory.place, health, failing)

@@ -1,0 +1,196 @@
+"""How the query is, first on each page; and what pages say of shards without a snapshot, failures, sizes and types."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from flask.testing import FlaskClient
+
+from holdfast import clock
+from holdfast.backends.schema import TableSchema
+from holdfast.errors import UnavailableError
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.troubles import Troubles, of_batch
+from tests.model.shard_history import ShardHistory
+from tests.unit.holdfast.commands.state_dir import document, put_record, run
+from tests.unit.holdfast.health import in_four_states
+from tests.unit.holdfast.health.claimed import claim
+from tests.unit.holdfast.ui.conftest import TOKEN
+from tests.unit.holdfast.ui.test_views import text
+
+OpenPage = Callable[..., FlaskClient]
+WHY = {
+    "running": "It was at work 4\\d s ago, as its claim in the state directory shows.",
+    "stopped": "and its processes on this machine have ended.",
+    "stale": "No micro-batch for 67 d, as its claim in the state directory tells; whether it still runs cannot be seen",
+    "failing": "Micro-batch 42 failed and has not been committed since.",
+}
+
+
+@pytest.mark.parametrize("state", in_four_states.STATES)
+def test_each_page_begins_with_how_the_query_is(open_page: OpenPage, tmp_path: Path, state: str) -> None:
+    """State, since when and why; the command says the same."""
+    root = in_four_states.make(tmp_path, state)
+    page = open_page(root)
+    for view in ("", "0/totals/", "0/totals/shard/2", "0/totals/rows", "0/totals/upkeep"):
+        shown = text(page, view)
+        assert state.capitalize() in shown
+        assert (f"{state.capitalize()} since 20" in shown) == (view in ("", "0/totals/"))
+        assert re.search(WHY[state], shown)
+        assert len(re.findall(rf'class="health (line )?{state}"', page.get(f"/{TOKEN}/{view}").text)) == 1
+    assert re.search(f"query query-1 is {state} since", run("inspect", root).stdout)
+    (query,) = document("inspect", root)["queries"]
+    assert (query["query_id"], query["state"]) == ("query-1", state)
+    assert re.search(WHY[state], query["why"])
+
+
+def test_a_failed_micro_batch_is_told_in_words(open_page: OpenPage, tmp_path: Path) -> None:
+    """The card and the shard's own page have the error, each once; the page of another shard does not."""
+    root = in_four_states.make(tmp_path, "failing")
+    page = open_page(root)
+    told = "totals/shard-0002: micro-batch 42 failed"
+    error = "ValueError: could not convert string to float: &#39;n/a&#39;"
+    for view in ("", "0/totals/", "0/totals/shard/2"):
+        shown = text(page, view)
+        assert shown.count(told) == 1
+        assert error in shown
+    assert "What fails" in text(page, "0/totals/shard/2")
+    assert "What fails" not in text(page, "0/totals/shard/1")
+    assert f"{told}, last now on host-1" in run("inspect", root).stdout or told in run("inspect", root).stdout
+
+
+def test_a_failure_that_was_got_over_is_gone(open_page: OpenPage, tmp_path: Path) -> None:
+    """The query is at a later micro-batch: its claim says so."""
+    root = in_four_states.make(tmp_path, "failing")
+    claim(root, clock.now_ms() - 1_000, batch_id=43)
+    page = open_page(root)
+    assert "Running since" in text(page)
+    assert "Does anything fail? No" in text(page)
+    for view in ("0/totals/", "0/totals/shard/2"):
+        assert "micro-batch 42 failed" not in text(page, view)
+    assert "micro-batch 42 failed" not in run("inspect", root).stdout
+    assert document("inspect", root)["operators"][0]["troubles"] == []
+
+
+def test_a_shards_page_shows_its_own_failure(page: FlaskClient) -> None:
+    """A snapshot that fails is told where the shard is looked at, not only beside all others."""
+    assert "totals/shard-0007: snapshot failed 3 times in a row" in text(page, "0/totals/shard/7")
+    assert text(page, "0/totals/shard/7").count("snapshot failed") == 1
+
+
+def test_where_there_is_no_snapshot_none_is_spoken_of(open_page: OpenPage, tmp_path: Path) -> None:
+    """ "8 commits since the snapshot of totals 3" was said of a shard that has none."""
+    with open_storage(str(tmp_path)) as storage:
+        put_record(storage)
+        ShardHistory(storage).grow(None, 8)
+    page = open_page(tmp_path)
+    shown = text(page)
+    assert re.search(r"At most 8 commits in \d+ m?s of totals 3, which has no snapshot yet", shown)
+    assert "8 commits, no snapshot yet" in shown
+    assert "since the snapshot" not in shown
+    assert "8 commits, and no snapshot yet" in text(page, "0/totals/shard/3")
+    shown = run("inspect", tmp_path, "--shards").stdout
+    assert "at most 8 commits and no snapshot yet: totals/shard-0003" in shown
+    assert "8, no snapshot yet" in shown
+
+
+def test_one_commit_after_a_snapshot_is_one(open_page: OpenPage, tmp_path: Path) -> None:
+    """And the snapshot that is there is spoken of."""
+    with open_storage(str(tmp_path)) as storage:
+        put_record(storage)
+        made = ShardHistory(storage).grow(None, 6, 6)
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (1_790_000_000, 1_790_000_000))
+    with open_storage(str(tmp_path)) as storage:
+        ShardHistory(storage, ids=99).commit(made[-1])
+    page = open_page(tmp_path)
+    assert "1 commit since the newest snapshot" in text(page, "0/totals/shard/3")
+    assert "since the snapshot of totals 3" in text(page)
+
+
+def test_size_is_that_of_the_state(page: FlaskClient, sample: Path) -> None:
+    """Not of all objects, which older versions need; both are told, and the command has the same figure."""
+    (operator,) = [one for one in document("inspect", sample)["operators"] if one["operator"] == "totals"]
+    stored = sum(sum(shard["bytes"].values()) for shard in operator["shards"])
+    assert 0 < operator["state_bytes"] < stored / 2
+    assert operator["shards_estimated"] == 0
+    shown = text(page, "0/totals/")
+    kilobytes = operator["state_bytes"] / 1000
+    assert f"{kilobytes:.1f} kB of state in 24 of 24 shards" in shown
+    assert f"Which operator is big? totals {kilobytes:.1f} kB in 24 shards" in text(page)
+    assert f"{kilobytes:.1f} kB of state" in run("inspect", sample).stdout
+
+
+def test_types_are_sparks(open_page: OpenPage, tmp_path: Path) -> None:
+    """What users have declared: string, bigint and timestamp, not what they are in Arrow."""
+    import pyarrow as pa
+
+    from tests.unit.holdfast.commands import state_dir
+
+    wide = TableSchema.of(
+        "counts",
+        pa.schema([("user", pa.string()), ("day", pa.date32())]),
+        pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("x", pa.float32())]),
+    )
+    with pytest.MonkeyPatch.context() as patch, open_storage(str(tmp_path)) as storage:
+        patch.setattr(state_dir, "COUNTS", wide)
+        put_record(storage)
+    shown = text(open_page(tmp_path), "0/totals/")
+    for column in ("user string", "day date", "n bigint", "at timestamp", "x float"):
+        assert column in shown
+    (operator,) = document("inspect", tmp_path)["operators"]
+    assert [one["type"] for one in operator["tables"]["counts"]["value"]] == ["bigint", "timestamp", "float"]
+
+
+def test_a_damaged_record_is_a_failing_query(open_page: OpenPage, tmp_path: Path) -> None:
+    """Its claims say whose state it was."""
+    root = in_four_states.make(tmp_path / "state", "running")
+    (root / "totals/operator").write_bytes(b"no record")
+    assert "Failing The record of totals cannot be read." in text(open_page(root))
+    (query,) = document("inspect", root)["queries"]
+    assert query["state"] == "failing"
+
+
+def test_operators_of_one_query_share_a_card(open_page: OpenPage, sample: Path, tmp_path: Path) -> None:
+    """What one of them has claimed, another one has got over."""
+    root = shutil.copytree(sample, tmp_path / "state")
+    shutil.rmtree(root / "totals/shard-0007/troubles")
+    with open_storage(str(root)) as storage:
+        told = Troubles(PrefixedStorage(storage, "sessions/shard-0001"))
+        told.tell(of_batch(7), UnavailableError("x"), 1, "host-1", 0)
+    claim(root, clock.now_ms() - 1_000, operator="totals")
+    shown = open_page(root).get(f"/{TOKEN}/").text
+    assert shown.count('<div class="health') == 1
+    assert 'class="health running"' in shown
+
+
+def test_the_command_reads_the_pace_in_sparks_log(tmp_path: Path) -> None:
+    """Of the query's location, which may be none, or another query's."""
+    root = in_four_states.make(tmp_path / "state", "running")
+    location = tmp_path / "query"
+    for folder in ("offsets", "commits"):
+        (location / folder).mkdir(parents=True)
+    (location / "metadata").write_text('{"id": "query-1"}')
+    now_s = clock.now_ms() / 1000
+    for number in range(6):
+        for folder, after_s in (("offsets", 0), ("commits", 2)):
+            path = location / folder / str(number)
+            path.write_text("v1\n{}")
+            os.utime(path, (now_s - 60 + 10 * number + after_s,) * 2)
+    (query,) = document("inspect", root, "--checkpoint-location", location)["queries"]
+    figures = {one["name"]: one["value"] for one in query["figures"]}
+    assert query["state"] == "running"
+    assert figures["Micro-batches a minute"] == "6.0"
+    assert figures["A micro-batch takes"] in ("2 s of 10 s", "2 s of 9 s", "1 s of 10 s", "1 s of 9 s")
+    assert "name the query" in run("inspect", root).stdout
+    (location / "metadata").write_text('{"id": "query-2"}')
+    refused = run("inspect", root, "--checkpoint-location", location)
+    assert "no operator here belongs to the query of that checkpoint location" in str(refused.exception)
+    refused = run("inspect", root, "--checkpoint-location", tmp_path)
+    assert "is not the checkpoint location of a query" in str(refused.exception)
