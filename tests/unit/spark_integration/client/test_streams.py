@@ -65,6 +65,7 @@ def test_runs_arrive_as_they_were_sent(tmp_path: Path, monkeypatch: pytest.Monke
     assert max(chunk.num_rows for chunk in chunks) == 7
 
 
+@pytest.mark.slow(1)
 def test_of_a_large_run_only_the_piece_that_is_read_is_in_memory(tmp_path: Path) -> None:
     """The budget of the state server does not hang on the size of a commit; and the file goes with the run."""
     sizes, received = sent(large_run())
@@ -126,6 +127,7 @@ class RunView:
         return run_stack.look_up([self.run], keys, TABLE)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     ("piece_bytes", "pieces"),
     [(8 * MIB, [128, 672, 1200]), (101_000, [128, *[100] * 6, 72, *[100] * 12]), (500, [128, *[1] * 1872])],

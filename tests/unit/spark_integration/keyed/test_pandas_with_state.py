@@ -359,6 +359,7 @@ def test_a_wrong_return_names_its_key(tmp_path: Path) -> None:
     assert caught.value.__notes__ == ["raised in operator 'op' for key ('a',)"]
 
 
+@pytest.mark.slow(1)
 def test_many_timers_due_at_once_cost_by_what_is_due(tmp_path: Path, script: Script) -> None:
     """Thousands with one due time are found, fired and removed; none of them twice."""
     n = 4_000
