@@ -144,7 +144,7 @@ class SavedQuery:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Savepoint:
     """See the module.
 
@@ -170,6 +170,12 @@ class Savepoint:
     left_out: tuple[str, ...] = ()
 
     FIELDS = ("name", "comment", "created_ms", "versions", "query", "operators", "left_out")
+
+    def __repr__(self) -> str:
+        rows = {operator.name: dict(operator.rows) for operator in self.operators}
+        return (
+            f"<Savepoint {self.name!r} after micro-batch {self.query.batch_id}, {self.size_bytes} bytes, rows={rows}>"
+        )
 
     @property
     def size_bytes(self) -> int:

@@ -63,6 +63,13 @@ def test_a_directory_without_savepoints_is_said_to_be_none(
             invoke("list", url, *how)
 
 
+def test_a_notebook_shows_what_was_saved(target: ObjectStorage) -> None:
+    """In a line: the names of thousands of pieces are of no use to people."""
+    shown = repr(a_savepoint(target))
+    assert shown.startswith("<Savepoint 'one' after micro-batch 7, ")
+    assert shown.endswith("rows={'totals': {'state': 200, 'v.a/b:c': 200}}>")
+
+
 def test_a_misspelt_operator_is_recognised(target: ObjectStorage) -> None:
     """By whoever reads a savepoint's table."""
     with pytest.raises(NotFoundError, match="did you mean 'totals'"):
