@@ -21,6 +21,13 @@ def blocks(page: str, language: str) -> list[str]:
     return [textwrap.dedent(code) for found, code in FENCE.findall(text(page)) if found == language]
 
 
+def shown(page: str) -> list[tuple[str, str]]:
+    """Return what a document shows to type, with its language: commands, Python, and changes of a program."""
+    return [
+        (found, textwrap.dedent(code)) for found, code in FENCE.findall(text(page)) if found in {"sh", "python", "diff"}
+    ]
+
+
 def block_with(page: str, part: str) -> str:
     """Return the one block of Python that has this text in it."""
     (block,) = [block for block in blocks(page, "python") if part in block]

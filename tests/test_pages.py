@@ -67,6 +67,13 @@ def test_commands_exist(page: str) -> None:
     )
 
 
+@pytest.mark.parametrize("path", [*PAGES, "pyproject.toml", "examples/parquet_backend/pyproject.toml"])
+def test_nobody_is_sent_to_the_namesake(path: str) -> None:
+    """`holdfast` on PyPI is another project: what is installed by name is holdfast-spark."""
+    by_name = r"pip install (?:[^`\n]* )?'?holdfast(?![\w/*-]).*"
+    assert not re.findall(by_name, text(path)) + re.findall(r'"holdfast *[\[<>=!~].*', text(path))
+
+
 def text_of_makefile() -> str:
     return (ROOT / "Makefile").read_text()
 

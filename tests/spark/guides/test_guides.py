@@ -1,0 +1,238 @@
+"""What README and the guides show to type runs as it is printed, in a world like the one that they speak of.
+
+A run is some blocks of one page, one after the other. Two things differ from what is printed: `/data` is a folder of
+the test's, and an S3 server on this machine has the bucket.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from tests.pages import FENCE, ROOT, shown
+from tests.spark.guides import world
+
+if TYPE_CHECKING:
+    from tests.servers.s3 import Moto
+
+
+class Run(NamedTuple):
+    """Blocks of a page, by number, counting those in `sh`, `python` and `diff`.
+
+    Attributes
+    ----------
+    world : str
+        ``query``; ``fresh``, which is the same without the savepoint `before-upgrade`; ``spark``; or ``empty``.
+    before : str
+        Python that says what the page takes for granted.
+    """
+
+    page: str
+    blocks: tuple[int, ...]
+    world: str = "query"
+    before: str = ""
+
+
+#: The exit status of `holdfast savepoint diff`, as the page says.
+DIFFERS = 1
+A_QUERY = """
+spark.conf.set("spark.holdfast.state.dir", "/data/app")
+feed(ROOT, BATCHES, 1)
+query = totals_of(events_of(spark, ROOT)).writeStream.outputMode("update").option(
+    "checkpointLocation", "/data/app-spark"
+).format("noop").start()
+query.processAllAvailable()
+"""
+RUNS = [
+    Run("docs/deploy.md", (2,), "fresh", A_QUERY),
+    Run("docs/deploy.md", (3, 4)),
+    Run("docs/lookups.md", (0,)),
+    Run("docs/lookups.md", (1,)),
+    Run("docs/metrics.md", (0, 1), before=A_QUERY),
+    Run("docs/migrate.md", (0, 2, 3), "spark"),
+    Run("docs/migrate.md", (1,), "spark"),
+    Run("docs/operations.md", (0,)),
+    Run("docs/operations.md", (2,)),
+    Run("docs/savepoints.md", (0,), "fresh"),
+    Run("docs/savepoints.md", (1,), "fresh"),
+    Run("docs/savepoints.md", (2,)),
+    Run("docs/savepoints.md", (3,), before="spark.conf.set('spark.holdfast.state.dir', '/data/app')"),
+    Run("docs/savepoints.md", (4, 5, 6, 8), before="from pyspark.sql import functions as F"),
+    Run(
+        "docs/savepoints.md",
+        (7,),
+        "empty",
+        "pq.write_table(pa.table({'user': ['ann', 'bob'], 'n': [1, 2]}), 'totals.parquet')\n"
+        "spark.conf.set('spark.holdfast.state.dir', '/data/app')",
+    ),
+    Run("docs/state-tables.md", (0, 1, 2, 3)),
+    Run("docs/state-tables.md", (4,)),
+]
+
+# What stands on a page and does not run here, and why.
+ELSEWHERE = {
+    "README.md": {
+        "git clone": "there is no public repository yet; tests/packaging builds and installs what is cloned",
+        '"""Flights': "tests/spark/programs/test_examples.py",
+        "make demo    ": "tests/spark/programs/test_demo.py runs what make demo runs; make test runs this test",
+        "make s3": "serves until Ctrl-C; tests/spark/programs/test_demo.py kills S3 under the demo",
+    },
+    "docs/backends.md": {
+        'spark.conf.set("spark.holdfast.backend"': "tests/spark/queries/test_documents.py",
+        "from holdfast.backends.base": "tests/test_shown_code.py",
+        "import pytest": "tests/test_shown_code.py",
+    },
+    "docs/deploy.md": {
+        "pip install --no-deps": "tests/packaging/test_without_pyspark.py",
+        "python -m venv": "needs a cluster: packs an environment for spark-submit",
+    },
+    "docs/file-sinks.md": {"": "names a bucket that is not here; tests/spark/sinks runs each sink"},
+    "docs/kafka-sink.md": {"": "names brokers that are not here; tests/spark/sinks runs the sink"},
+    "docs/operations.md": {"pip uninstall": "tests/packaging/test_namesake.py, with a wheel in place of PyPI"},
+    "docs/operators.md": {"": "fragments, and what tests/spark/queries/test_documents.py and test_shown_code.py run"},
+    "docs/performance.md": {"holdfast bench": "ten minutes; tests/spark/programs/test_bench_runs.py runs a tiny one"},
+    "docs/postgres-sink.md": {"": "names a server that is not here; tests/spark/sinks runs the sink"},
+    "docs/sessions.md": {"": "tests/test_shown_code.py"},
+    "docs/sinks.md": {"": "names servers that are not here; tests/spark/sinks runs each sink"},
+    "docs/state-schema.md": {"": "fragments of queries; tests/spark/restarts and tests/spark/savepoints run such"},
+    "docs/testing.md": {"": "tests/test_shown_code.py"},
+    "docs/transform-with-state.md": {"": "fragments of queries; tests/spark/processors runs such"},
+    "docs/ui.md": {"pip install": "serves until Ctrl-C; tests/spark/page opens it in a browser"},
+}
+
+
+def test_each_block_of_each_page_runs_or_says_why_not() -> None:
+    """A command that is added to a page is run, or somebody decides that it cannot be."""
+    for page in ["README.md", *(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]:
+        run = {number for run in RUNS if run.page == page for number in run.blocks}
+        for number, (_, code) in enumerate(shown(page)):
+            why = [why for start, why in ELSEWHERE.get(page, {}).items() if code.lstrip().startswith(start)]
+            assert (number in run) != bool(why), f"{page}, block {number}:\n{code}"
+        assert not [code for language, code in FENCE.findall((ROOT / page).read_text()) if not language], page
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Return the worlds, each made once; every run has a copy, at the same place as the original."""
+    found = {}
+    for which in ("query", "spark"):
+        found[which] = tmp_path_factory.mktemp(which)
+        program(Path(world.__file__), found[which], which, str(found[which]))
+        shutil.copytree(found[which], found[which].with_suffix(".kept"))
+    return found
+
+
+def program(path: Path, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
+    """Run a Python program that must succeed."""
+    command = [sys.executable, str(path), *arguments]
+    variables = {**os.environ, **(environment or {}), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-5000:]
+    return done.stdout
+
+
+@pytest.mark.spark
+@pytest.mark.s3
+@pytest.mark.all
+@pytest.mark.slow(120)
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.page}-{'-'.join(map(str, run.blocks))}")
+def test_what_a_page_shows_runs(run: Run, worlds: Mapping[str, Path], moto: Moto, tmp_path: Path) -> None:
+    """Whoever types it gets what the page promises, not an error."""
+    root = tmp_path
+    if run.world != "empty":
+        root = worlds["spark" if run.world == "spark" else "query"]
+        shutil.rmtree(root)
+        shutil.copytree(root.with_suffix(".kept"), root)
+    if run.world == "fresh":
+        shutil.rmtree(root / "data" / "savepoints" / "before-upgrade")
+    upload(root, moto)
+    environment = moto.environment() | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    code: list[str] = []
+    for number in run.blocks:
+        language, block = shown(run.page)[number]
+        block = block.replace("/data/", f"{root}/data/")
+        if language == "sh":
+            for command in commands(block):
+                type_in(command, root, environment, DIFFERS if " savepoint diff " in command else 0)
+        else:
+            code.append(block if language == "python" else changed(block))
+    if code:
+        before = run.before.replace("/data/", f"{root}/data/")
+        (root / "page.py").write_text("\n".join([PRELUDE.format(root=root), before, *code, "spark.stop()\n"]))
+        program(root / "page.py", root, environment=environment)
+
+
+PRELUDE = """
+from pathlib import Path
+import pandas as pd, pyarrow as pa, pyarrow.compute as pc, pyarrow.parquet as pq
+import holdfast
+from holdfast import savepoints
+from tests.spark.guides.world import BATCHES, count, events_of, feed, session, totals_of
+
+ROOT = Path("{root}")
+(ROOT / "data" / "events").mkdir(parents=True, exist_ok=True)
+spark = session(ROOT)
+events = events_of(spark, ROOT)
+"""
+
+
+def commands(block: str) -> list[str]:
+    """Return the commands of a block: in one where prompts tell them from output, those behind prompts."""
+    lines = block.replace("\\\n", " ").splitlines()
+    prompted = [line[2:] for line in lines if line.startswith("$ ")]
+    exports = [line for line in prompted if line.startswith("export ")]
+    return [
+        "\n".join([*exports, command])
+        for command in prompted or lines
+        if command.strip() and not command.startswith("export ")
+    ]
+
+
+def type_in(command: str, folder: Path, environment: Mapping[str, str], exits: int) -> None:
+    """Run a command as somebody does who sits at a terminal, and says yes."""
+    keyboard, terminal = pty.openpty()
+    os.write(keyboard, b"y\n")
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdin=terminal,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    os.close(keyboard)
+    os.close(terminal)
+    assert done.returncode == exits, f"{command}\n{done.stdout}{done.stderr[-5000:]}"
+
+
+def changed(diff: str) -> str:
+    """Return the program after a change that a page shows, run on what there is to read."""
+    lines = [line[1:] for line in diff.splitlines() if not line.startswith("-")]
+    kept = "def store(rows, batch):\n    found[batch] = rows.collect()\n\nfound = {}\nfeed(ROOT, 3, 1)\n"
+    check = (
+        "query.processAllAvailable()\nassert {row['user']: row['n'] for row in found[1]} == {'ann': 5, 'dan': 1}, found"
+    )
+    return "\n".join([kept, *lines, check])
+
+
+def upload(root: Path, moto: Moto) -> None:
+    """Give the bucket what the pages say is there: the same query, its location and its savepoints."""
+    with moto.client() as client:
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket="bucket"):
+            for found in page.get("Contents", ()):
+                client.delete_object(Bucket="bucket", Key=found["Key"])
+        for local, prefix in (("app", "app"), ("app-spark", "queries/totals"), ("savepoints", "savepoints")):
+            folder = root / "data" / local
+            if (root / "data" / "app").is_dir():
+                for path in (path for path in folder.rglob("*") if path.is_file()):
+                    client.upload_file(str(path), "bucket", f"{prefix}/{path.relative_to(folder).as_posix()}")
