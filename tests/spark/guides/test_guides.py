@@ -11,7 +11,7 @@ import pty
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -120,14 +120,21 @@ def test_each_block_of_each_page_runs_or_says_why_not() -> None:
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Return the worlds, each made once; every run has a copy, at the same place as the original."""
-    found = {}
-    for which in ("query", "spark"):
-        found[which] = tmp_path_factory.mktemp(which)
-        program(Path(world.__file__), found[which], which, str(found[which]))
-        shutil.copytree(found[which], found[which].with_suffix(".kept"))
-    return found
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that gives a world as it was made, each at one place: paths in it stay right."""
+    root = tmp_path_factory.mktemp("worlds")
+
+    def world_of(which: str) -> Path:
+        folder, kept = root / which, root / f"{which}-kept"
+        if not kept.exists():
+            folder.mkdir()
+            program(Path(world.__file__), folder, which, str(folder))
+            folder.rename(kept)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(kept, folder)
+        return folder
+
+    return world_of
 
 
 def program(path: Path, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
@@ -145,13 +152,9 @@ def program(path: Path, folder: Path, *arguments: str, environment: Mapping[str,
 @pytest.mark.slow(120)
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.page}-{'-'.join(map(str, run.blocks))}")
-def test_what_a_page_shows_runs(run: Run, worlds: Mapping[str, Path], moto: Moto, tmp_path: Path) -> None:
+def test_what_a_page_shows_runs(run: Run, made: Callable[[str], Path], moto: Moto, tmp_path: Path) -> None:
     """Whoever types it gets what the page promises, not an error."""
-    root = tmp_path
-    if run.world != "empty":
-        root = worlds["spark" if run.world == "spark" else "query"]
-        shutil.rmtree(root)
-        shutil.copytree(root.with_suffix(".kept"), root)
+    root = tmp_path if run.world == "empty" else made("spark" if run.world == "spark" else "query")
     if run.world == "fresh":
         shutil.rmtree(root / "data" / "savepoints" / "before-upgrade")
     upload(root, moto)
