@@ -205,7 +205,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 
 
 @pytest.mark.parametrize(
-    ("state", "width", "scheme"), [(state, *screen) for state in in_four_states.STATES for screen in SCREENS]
+    ("state", "width", "scheme"), cases([(state, *screen) for state in in_four_states.STATES for screen in SCREENS], 4)
 )
 def test_the_first_card_is_how_the_query_is(
     browser: Browser, states: dict[str, str], state: str, width: int, scheme: str
