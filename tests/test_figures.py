@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.backends.rocksdb import options as rocksdb
 from holdfast.cli import group
-from holdfast.commands import inspect
 from holdfast.errors import InvalidArgumentError
+from holdfast.health import failures
 from holdfast.settings import MOST_SHARDS, Settings
 from holdfast.snapshotter import commit_objects, commits, stored_reads
 from holdfast.snapshotter.ownership import claim_listing, claims
@@ -123,7 +123,7 @@ FIGURES = {
         f"more than {kib(SETTINGS.carried_bytes)} KB in each micro-batch",
     ],
     "docs/operations.md": [
-        f"reports the newest {inspect._TROUBLES_SHOWN} failures",
+        f"reports the newest {failures.SHOWN_MAX} failures",
         f"({SETTINGS.retained_versions} by default)",
         f"`--grace HOURS` | {default('gc', '--grace')} |",
         f"at most two files of {mib(state_server.LOG_BYTES_MAX)} MB",
