@@ -56,7 +56,7 @@ RUNS = [
     Run("docs/deploy.md", (3, 4)),
     Run("docs/lookups.md", (0,)),
     Run("docs/lookups.md", (1,)),
-    Run("docs/metrics.md", (0, 1), before=A_QUERY),
+    Run("docs/metrics.md", (0, 1), before="spark.conf.set('spark.holdfast.metrics.inProgress', 'true')" + A_QUERY),
     Run("docs/migrate.md", (0, 2, 3), "spark"),
     Run("docs/migrate.md", (1,), "spark"),
     Run("docs/operations.md", (0,)),
@@ -126,13 +126,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     root = tmp_path_factory.mktemp("worlds")
 
     def world_of(which: str) -> Path:
-        folder, kept = root / which, root / f"{which}-kept"
+        folder, kept = root / which, root / f"{which}-as-it-was-made"
         if not kept.exists():
             folder.mkdir()
             program(Path(world.__file__), folder, which, str(folder))
-            folder.rename(kept)
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(kept, folder)
+            (folder / "data").rename(kept)
+        shutil.rmtree(folder / "data", ignore_errors=True)  # all but local state, which state servers clean up
+        shutil.copytree(kept, folder / "data")
         return folder
 
     return world_of
