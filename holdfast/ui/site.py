@@ -19,10 +19,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
+from holdfast.errors import HoldfastError, NotFoundError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.client.recent import recent_batches
+from holdfast.spark_integration.lookup.state_directory import find_state_dir
 from holdfast.spark_integration.lookup.stored_query import StoredQuery, open_query
 from holdfast.ui.assignment import Assignment, Join, assign
 from holdfast.ui.directory import Awaited, Directory
@@ -192,11 +193,9 @@ def open_site(
         add(state_dir)
         named[-1].surveyor.latest(_UNLIMITED)
     elif all(one.query_id for one in surveys_of):
-        raise InvalidArgumentError(
-            "these are queries' checkpoint locations, which hold only pointers: name their state directory, too "
-            "(spark.holdfast.state.dir)",
-            given=", ".join(one.location for one in named),
-        )
+        for found in [find_state_dir(one.location, parse_storage_options(options)) for one in named]:
+            add(found)
+            named[-1].surveyor.latest(_UNLIMITED)
 
     def join(query: Directory, home: Directory) -> StoredQuery:
         return open_query(query.location, home.location, options)

@@ -64,7 +64,11 @@ def query_at(location: str | Path, options: Mapping[str, object]) -> str | None:
 
 
 def _newest(pointers: QueryPointers) -> PointerRow:
-    rows = [row for held in pointers.held(pointers.batch(None).batch_id) for row in held.rows]
+    try:
+        batch_id = pointers.batch(None).batch_id
+    except NotFoundError as exc:
+        raise NotFoundError(f"{exc.message}, so nothing tells its state directory: {_NAME_IT}", **exc.facts) from exc
+    rows = [row for held in pointers.held(batch_id) for row in held.rows]
     named = [row for row in rows if row.state_dir is not None]
     if not named:
         why = (
