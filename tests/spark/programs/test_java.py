@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,9 +35,3 @@ def test_spark_runs_on_the_java_from_pypi(environment_without_java: dict[str, st
     assert Path(home).is_relative_to(tmp_path / "cache")
     assert total == "4950"
     assert version.startswith("21.")
-
-
-@pytest.mark.spark
-def test_shared_session_runs(spark: object, java_home: Path) -> None:
-    assert spark.range(10).count() == 10  # type: ignore[attr-defined]
-    assert os.environ["JAVA_HOME"] == str(java_home)
