@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo s3 hdfs kafka postgres test test-fast test-all test-long smoke matrix check types bench bench-micro docs links results dist \
+.PHONY: help setup demo s3 hdfs kafka postgres test test-fast test-all test-long record smoke matrix check types bench bench-micro docs links results dist \
         lock clean
 
 help: ## this list
@@ -70,6 +70,10 @@ test-all: $(STAMP) ## every case once, in hours [PART=7/20: a part of them] [ARG
 
 test-long: $(STAMP) ## every case, many times; stops at the first failure [PART= ARGS=]
 	HOLDFAST_TEST_TIER=long HOLDFAST_TEST_PART=$(PART) $(BIN)/pytest $(SIDE_BY_SIDE) --timeout 1800 --exitfirst $(ARGS)
+
+record: $(STAMP) ## ask Spark's own operators again what tests/recorded says that they answer [SPARK= ARGS=tests/spark/parity]
+	HOLDFAST_TEST_TIER=all HOLDFAST_TEST_RECORD=1 $(BIN)/pytest -p no:benchmark --timeout 1800 \
+	    $(or $(ARGS),tests/spark/parity tests/spark/processors)
 
 smoke: $(STAMP) ## the few tests that tell whether a version of Spark or Python works: demo, kill, drop-in [SPARK= PYTHON= ARGS=]
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m smoke $(ARGS)

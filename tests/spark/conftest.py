@@ -16,6 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import holdfast
+from tests.spark.answers import RECORDS, Book, Questions
+from tests.spark.parity.engines import Engine, Open, trial
+from tests.spark.questions import digest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,6 +105,67 @@ class Lab:
         """Return the durable commit objects, oldest first."""
         paths = (self.folder / "durable").glob("*/shard-*/commits/*")
         return sorted(paths, key=lambda path: int(path.name.partition("-")[0]))
+
+
+@pytest.fixture
+def questions(request: pytest.FixtureRequest) -> Questions | None:
+    """Return how this test asks Spark's own operators; what is marked ``live`` asks them itself."""
+    if request.node.get_closest_marker("live"):
+        return None
+    return Questions(Book.of(request.path), _name_without_engine(request.node), digest(request.function))
+
+
+@pytest.fixture
+def run_on(spark: SparkSession, tmp_path: Path, local_state: Path, questions: Questions | None) -> Open:
+    """Return a function that opens a trial on an engine."""
+
+    def opened(engine: Engine, **conf: str) -> Any:
+        return trial(spark, engine, tmp_path / engine.name, local_state, conf, questions)
+
+    return opened
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave to ``make test-all`` what asks Spark itself; ``make record`` runs only what it is asked for the record."""
+    recordable = []
+    for item in items:
+        engine, is_live = _engine_of(item), item.get_closest_marker("live")
+        if is_live and engine is not None and engine.is_spark:
+            item.add_marker(pytest.mark.all)
+        if not is_live and getattr(engine, "is_spark", True):
+            recordable.append(item)
+    if RECORDS:
+        config.hook.pytest_deselected(items=[item for item in items if item not in recordable])
+        items[:] = recordable
+
+
+def _name_without_engine(item: Any) -> str:
+    engine = _engine_of(item)
+    if engine is None:
+        return str(item.name)
+    return f"{item.originalname}[{item.callspec.id.replace(engine.name, '').strip('-')}]"
+
+
+def _engine_of(item: Any) -> Any:
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    return next((value for value in given.values() if hasattr(value, "is_spark")), None)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        _failed.add(report.nodeid.partition("::")[0])
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write what Spark has answered to the tests of a module, if it is what all of them expect."""
+    if RECORDS and exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
+        for book in Book.opened():
+            if str(book.module.relative_to(session.config.rootpath)) not in _failed:
+                book.write()
+
+
+_failed: set[str] = set()
 
 
 @pytest.fixture(scope="session")

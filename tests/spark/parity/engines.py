@@ -16,11 +16,13 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import holdfast
+from tests.spark.answers import Batches, Questions
 from tests.spark.parity import program
 from tests.spark.running_tasks import wait_for_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import DataStreamWriter
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -44,6 +46,9 @@ class Engine:
     @property
     def is_spark(self) -> bool:
         return self.name == "spark"
+
+    def require(self) -> None:
+        """Skip the test where this engine cannot run it."""
 
     def apply(self, frame: DataFrame, keys: Sequence[Any], *arguments: Any) -> DataFrame:
         """Group a frame and call Spark's ``applyInPandasWithState``, or ours, with the same arguments."""
@@ -70,16 +75,17 @@ State = dict[str | None, tuple[tuple[Any, ...] | None, int | None]]
 """By key: the value, and when it times out, in ms."""
 
 
-def engines(*quick: Engine, more: Sequence[Engine] = ()) -> pytest.MarkDecorator:
-    """Parametrise a test by engine: by those that show it in ``make test``, and by `more` in ``make test-all``."""
-    late = [pytest.param(engine, marks=pytest.mark.all) for engine in more]
-    return pytest.mark.parametrize("engine", [*quick, *late], ids=lambda engine: engine.name)
+def engines(*own: Engine) -> pytest.MarkDecorator:
+    """Parametrise a test by Spark's engine and by these of ours; ``make test`` has the first of them."""
+    later = [pytest.param(engine, marks=pytest.mark.all) for engine in own[1:]]
+    return pytest.mark.parametrize("engine", [SPARK, own[0], *later], ids=lambda engine: engine.name)
 
 
 # What depends on the backend hardly, or on whether it is made of runs; and what depends on how rows travel.
-of_runs = engines(SPARK, FILESYSTEM, more=[MEMORY, ROCKSDB])
-of_rocksdb = engines(SPARK, ROCKSDB, more=[MEMORY, FILESYSTEM])
-every_transport = engines(SPARK, MEMORY, PACKED)
+of_runs = engines(FILESYSTEM, MEMORY, ROCKSDB)
+of_rocksdb = engines(ROCKSDB, MEMORY, FILESYSTEM)
+every_transport = engines(MEMORY, PACKED)
+packed_first = engines(PACKED, MEMORY)
 
 
 @dataclass
@@ -94,13 +100,16 @@ class Trial:
         Holds input, Spark's checkpoint and what is durable of the state.
     conf : dict of str to str
         Settings of Spark for this query.
+    questions : Questions, optional
+        By which Spark's own operator is asked: it may have answered already. None asks it itself.
     """
 
     session: SparkSession
     engine: Engine
     folder: Path
     conf: dict[str, str] = field(default_factory=dict)
-    batches: list[list[tuple[Any, ...]]] = field(default_factory=list)
+    batches: Batches = field(default_factory=list)
+    questions: Questions | None = None
     _files: int = 0
 
     def feed(self, rows: Iterable[Row]) -> None:
@@ -131,50 +140,76 @@ class Trial:
 
     def run(self, frame: DataFrame, mode: str = "update") -> None:
         """Run the query over what it has not read yet, and keep its output by micro-batch."""
+        self.batches = self.answer(lambda: self._run(frame, mode))
+
+    def _run(self, frame: DataFrame, mode: str) -> Batches:
+        batches = list(self.batches)
 
         def collect(rows: DataFrame, number: int) -> None:
-            del self.batches[number:]
-            self.batches.append([tuple(row) for row in rows.collect()])
+            del batches[number:]
+            batches.append([tuple(row) for row in rows.collect()])
 
-        writer = frame.writeStream.foreachBatch(collect).outputMode(mode).trigger(availableNow=True)
-        query = writer.option("checkpointLocation", str(self.folder / "query")).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        self._await(frame.writeStream.foreachBatch(collect), mode)
+        return batches
 
     def failure(self, frame: DataFrame, mode: str = "update") -> StreamingQueryException:
         """Run the query, which must fail, and return its error once no task of it runs any more."""
-        writer = frame.writeStream.format("noop").outputMode(mode).trigger(availableNow=True)
+
+        def fails() -> Batches:
+            try:
+                self._await(frame.writeStream.format("noop"), mode)
+            finally:
+                wait_for_tasks(self.session)
+            return []
+
+        try:
+            self.answer(fails)
+        except StreamingQueryException as exc:
+            return exc
+        raise AssertionError("the query did not fail")
+
+    def _await(self, writer: DataStreamWriter, mode: str) -> None:
+        writer = writer.outputMode(mode).trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(self.folder / "query")).start()
         try:
             query.awaitTermination()
-        except StreamingQueryException as exc:
-            return exc
         finally:
             query.stop()
-            wait_for_tasks(self.session)
-        raise AssertionError("the query did not fail")
+
+    def collect(self, frame: DataFrame) -> list[tuple[Any, ...]]:
+        """Return the rows of a batch query."""
+        [rows] = self.answer(lambda: [[tuple(row) for row in frame.collect()]])
+        return rows
+
+    def answer(self, ask: Callable[[], Batches]) -> Batches:
+        """Return what this engine says, of Spark's own what it has said."""
+        return ask() if self.questions is None else self.questions.ask(self.engine.name, ask)
 
     def apply(self, frame: DataFrame, keys: Sequence[Any], *arguments: Any) -> DataFrame:
         """Group a frame and call Spark's ``applyInPandasWithState``, or ours, with the same arguments."""
         return self.engine.apply(frame, keys, *arguments)
 
-    def state(self) -> State:
-        """Return what is stored for each key."""
-        return self._state_of_spark() if self.engine.is_spark else self._state_of_holdfast()
+    def state(self, *, exact: bool = True) -> State:
+        """Return what is stored for each key; if not `exact`, a time is 1 whenever it is."""
 
-    def _state_of_spark(self) -> State:
-        rows = self.session.read.format("statestore").load(str(self.folder / "query")).collect()
-        found = {}
-        for key, value in ((row["key"], row["value"]) for row in rows):
-            due_ms = value.asDict().get("timeoutTimestamp", -1)
-            group = value["groupState"]
-            found[key[0]] = (None if group is None else tuple(group), None if due_ms == -1 else due_ms)
+        def stored() -> Batches:
+            rows = self._state_of_spark() if self.engine.is_spark else self._state_of_holdfast()
+            return [[(key, value, due_ms and (due_ms if exact else 1)) for key, value, due_ms in rows]]
+
+        [rows] = self.answer(stored)
+        found = {key: (value, due_ms) for key, value, due_ms in rows}
         assert len(found) == len(rows)
         return found
 
-    def _state_of_holdfast(self) -> State:
+    def _state_of_spark(self) -> list[tuple[Any, ...]]:
+        found = []
+        for row in self.session.read.format("statestore").load(str(self.folder / "query")).collect():
+            due_ms = row["value"].asDict().get("timeoutTimestamp", -1)
+            group = row["value"]["groupState"]
+            found.append((row["key"][0], None if group is None else tuple(group), None if due_ms == -1 else due_ms))
+        return found
+
+    def _state_of_holdfast(self) -> list[tuple[Any, ...]]:
         def of_table(name: str) -> dict[str | None, tuple[Any, ...]]:
             rows = holdfast.read_state(self.session, self.folder / "query", _OPERATOR, table=name).to_pylist()
             return {key: tuple(values) for key, *values in (row.values() for row in rows)}
@@ -184,7 +219,7 @@ class Trial:
             timers = of_table("timers")
         except holdfast.NotFoundError:
             timers = {}
-        return {key: (values.get(key), timers.get(key, (None,))[0]) for key in {**values, **timers}}
+        return [(key, values.get(key), timers.get(key, (None,))[0]) for key in {**values, **timers}]
 
 
 @contextmanager
@@ -209,7 +244,12 @@ Open = Callable[..., Any]
 
 @contextmanager
 def trial(
-    session: SparkSession, engine: Engine, folder: Path, local: Path, conf: dict[str, str] | None = None
+    session: SparkSession,
+    engine: Engine,
+    folder: Path,
+    local: Path,
+    conf: dict[str, str] | None = None,
+    questions: Questions | None = None,
 ) -> Iterator[Trial]:
     """Give a query of an engine its folder and its settings.
 
@@ -219,11 +259,14 @@ def trial(
         Directory of local state, one for all.
     conf : dict of str to str, optional
         Further settings.
+    questions : Questions, optional
+        By which Spark's own operator is asked.
     """
+    engine.require()
     folder.mkdir(parents=True, exist_ok=True)
     places = {"spark.holdfast.state.dir": str(folder / "durable"), "spark.holdfast.local.dir": str(local)}
     with configured(session, {**({} if engine.is_spark else places), **engine.settings, **(conf or {})}):
-        yield Trial(session, engine, folder)
+        yield Trial(session, engine, folder, questions=questions if engine.is_spark else None)
 
 
 _CAUSE = re.compile(r"^(?:[\w.]*\.)?(\w+(?:Error|Exception))(?:: (.*))?$")

@@ -31,6 +31,7 @@ from tests.spark.parity.engines import (
     every_transport,
     of_rocksdb,
     of_runs,
+    packed_first,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 Notes = Callable[..., list[list[Any]]]
 NOTES = "note string"
-of_both = engines(SPARK, MEMORY, ROCKSDB, more=[FILESYSTEM])
+of_both = engines(MEMORY, ROCKSDB, FILESYSTEM)
 
 # Without a zone, as pyarrow takes them for columns with and without one.
 MOMENT = dt.datetime.fromisoformat("2020-03-29T01:30:00")
@@ -146,7 +147,7 @@ def same_rows(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: Group
     yield from chunks
 
 
-@every_transport
+@packed_first
 @pytest.mark.smoke
 @pytest.mark.parametrize("key", ["all", "no nulls"])
 def test_rows_come_back(engine: Engine, key: str, notes_of: Notes) -> None:
@@ -196,7 +197,7 @@ def keep_values(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: Gro
     return [pd.DataFrame({"note": [note, str(state), repr(state.get)]})]
 
 
-@engines(SPARK, FILESYSTEM, ROCKSDB, more=[MEMORY])
+@engines(FILESYSTEM, ROCKSDB, MEMORY)
 @pytest.mark.smoke
 def test_values_of_the_state(engine: Engine, notes_of: Notes) -> None:
     """G1, G2: values come back as Spark gives them, and those of numpy and pandas may be set (SPARK-41260)."""
@@ -363,7 +364,7 @@ class FailsOnce:
             _ = 1 / 0
 
 
-@engines(SPARK, FILESYSTEM, ROCKSDB, more=[DOCUMENTED, MEMORY])
+@engines(ROCKSDB, FILESYSTEM, DOCUMENTED, MEMORY)
 def test_an_error_leaves_no_trace(engine: Engine, run_on: Open, tmp_path: Path) -> None:
     """C7: nothing of a micro-batch that failed is seen; the same micro-batch then sees the state before it."""
     flag = tmp_path / f"{engine.name} fails"
@@ -390,6 +391,7 @@ def tell_time(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: Group
 
 
 @of_runs
+@pytest.mark.live
 def test_one_time_in_a_micro_batch(engine: Engine, run_on: Open) -> None:
     """C7: processing time is that of the micro-batch, for all keys."""
     with run_on(engine) as run:

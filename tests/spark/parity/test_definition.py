@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +14,7 @@ from pyspark.errors import (
 )
 
 from tests.spark.parity import program
-from tests.spark.parity.engines import SPARK, STRICT, Engine, Trial, trial
+from tests.spark.parity.engines import SPARK, STRICT, Engine, Open, Trial
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,17 +22,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark]
 
 engines = pytest.mark.parametrize("engine", [SPARK, STRICT[0]], ids=lambda engine: engine.name)
-Apply = Callable[..., Any]
-
-
-@pytest.fixture
-def run_on(spark: SparkSession, tmp_path: Path, local_state: Path) -> Callable[[Engine], Any]:
-    """Return a function that opens a trial with one row on an engine."""
-
-    def opened(engine: Engine) -> Any:
-        return trial(spark, engine, tmp_path / engine.name, local_state)
-
-    return opened
 
 
 def applied(run: Trial, frame: DataFrame | None = None, **changed: Any) -> DataFrame:
@@ -52,7 +39,7 @@ def applied(run: Trial, frame: DataFrame | None = None, **changed: Any) -> DataF
 
 @engines
 @pytest.mark.parametrize("timeout", ["Never", "notimeout", "", None])
-def test_timeouts(engine: Engine, timeout: str, run_on: Apply) -> None:
+def test_timeouts(engine: Engine, timeout: str, run_on: Open) -> None:
     """C1: what is no timeout is an AssertionError, and case matters."""
     with run_on(engine) as run, pytest.raises(AssertionError):
         applied(run, timeoutConf=timeout)
@@ -69,7 +56,7 @@ def test_timeouts(engine: Engine, timeout: str, run_on: Apply) -> None:
     ],
 )
 def test_arguments(
-    engine: Engine, argument: str, value: object, error: type[Exception], words: str, run_on: Apply
+    engine: Engine, argument: str, value: object, error: type[Exception], words: str, run_on: Open
 ) -> None:
     """C1: modes and schemas that Spark refuses with an error of its own."""
     with run_on(engine) as run, pytest.raises(error, match=words):
@@ -87,7 +74,7 @@ def test_arguments(
         ("outputMode", None, (Exception, PySparkTypeError)),
     ],
 )
-def test_arguments_of_the_wrong_type(argument: str, value: object, error: tuple[Any, Any], run_on: Apply) -> None:
+def test_arguments_of_the_wrong_type(argument: str, value: object, error: tuple[Any, Any], run_on: Open) -> None:
     """C1: where Spark fails with whatever comes first, in Python or in the JVM, ours says what is wrong."""
     for engine, expected in zip((SPARK, STRICT[0]), error, strict=True):
         with run_on(engine) as run, pytest.raises(expected):
@@ -96,7 +83,7 @@ def test_arguments_of_the_wrong_type(argument: str, value: object, error: tuple[
 
 @engines
 @pytest.mark.parametrize("mode", ["append", "Append", "UPDATE"])
-def test_modes_in_any_case(engine: Engine, mode: str, run_on: Apply) -> None:
+def test_modes_in_any_case(engine: Engine, mode: str, run_on: Open) -> None:
     """C1: modes are written as one likes; schemas are texts or types."""
     with run_on(engine) as run:
         frame = applied(run, outputMode=mode)
@@ -112,21 +99,21 @@ def test_modes_in_any_case(engine: Engine, mode: str, run_on: Apply) -> None:
         ("update", "append", "update mode.*with Append"),
     ],
 )
-def test_mode_of_the_query(engine: Engine, function: str, query: str, words: str, run_on: Apply) -> None:
+def test_mode_of_the_query(engine: Engine, function: str, query: str, words: str, run_on: Open) -> None:
     """The function's mode must be the query's."""
     with run_on(engine) as run, pytest.raises(AnalysisException, match=words):
         run.run(applied(run, outputMode=function), query)
 
 
 @engines
-def test_complete_mode_of_the_query(engine: Engine, run_on: Apply) -> None:
+def test_complete_mode_of_the_query(engine: Engine, run_on: Open) -> None:
     """Without an aggregation a query cannot be complete."""
     with run_on(engine) as run, pytest.raises(AnalysisException, match=r"OUTPUT_MODE.*UNSUPPORTED_OPERATION"):
         run.run(applied(run), "complete")
 
 
 @engines
-def test_aggregations(engine: Engine, run_on: Apply) -> None:
+def test_aggregations(engine: Engine, run_on: Open) -> None:
     """In update mode there is no aggregation in the query, and in no mode one before the function."""
     with run_on(engine) as run:
         with pytest.raises(AnalysisException, match=r"update mode.*with aggregation"):
@@ -137,14 +124,14 @@ def test_aggregations(engine: Engine, run_on: Apply) -> None:
 
 
 @engines
-def test_two_of_them(engine: Engine, run_on: Apply) -> None:
+def test_two_of_them(engine: Engine, run_on: Open) -> None:
     """Spark allows one in a query."""
     with run_on(engine) as run, pytest.raises(AnalysisException, match="Multiple applyInPandasWithStates"):
         run.run(applied(run, applied(run)))
 
 
 @engines
-def test_event_time_without_a_watermark(engine: Engine, run_on: Apply) -> None:
+def test_event_time_without_a_watermark(engine: Engine, run_on: Open) -> None:
     """Event-time timeouts need a watermark."""
     with run_on(engine) as run, pytest.raises(AnalysisException, match="Watermark must be specified"):
         run.run(applied(run, timeoutConf="EventTimeTimeout"))
@@ -152,7 +139,7 @@ def test_event_time_without_a_watermark(engine: Engine, run_on: Apply) -> None:
 
 @engines
 @pytest.mark.parametrize("timeout", ["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"])
-def test_batch_frames(engine: Engine, timeout: str, run_on: Apply, spark: SparkSession) -> None:
+def test_batch_frames(engine: Engine, timeout: str, run_on: Open, spark: SparkSession) -> None:
     """C8: Spark refuses them in Python; ours calls each key once, with empty state, and nothing times out."""
     with run_on(engine) as run:
         rows = [("a", 1, "update 5;get"), ("a", 2, "get;remove"), ("b@fail", 3, "get;timed-out")]
@@ -163,7 +150,7 @@ def test_batch_frames(engine: Engine, timeout: str, run_on: Apply, spark: SparkS
                 frame.collect()
         else:
             missing = "PySparkValueError [STATE_NOT_EXISTS] State is either not defined or has already been removed."
-            assert sorted(map(tuple, frame.collect())) == [
+            assert sorted(run.collect(frame)) == [
                 ("a", "data [1, 2], new None | update 5: None | get: (5,) | get: (5,) | remove: None | new None"),
                 ("b@fail", f"data [3], new None | get: {missing} | timed-out: False | new None"),
             ]

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 
 from tests.spark.parity import program
 from tests.spark.parity.engines import PACKED, SPARK, STRICT, Row, State, Trial, trial
-from tests.tiers import LONG, cases
+from tests.tiers import LONG
 
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.state import GroupState
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.all, pytest.mark.slow, pytest.mark.timeout(3000)]
 
 _NOW_MS = 5_000
 _UPDATES = st.sampled_from(["", "update 1", "increase", "increase;increase", "remove", "remove;increase", "get;str"])
@@ -82,10 +82,9 @@ def named_interpreter(
     yield from program.interpret((key[0] or "null",), chunks, state)
 
 
-OURS = cases([*STRICT, PACKED])
+OURS = [*STRICT, PACKED]
 
 
-@pytest.mark.all
 @hypothesis.settings(
     max_examples=25 if LONG else 2,
     derandomize=not LONG,

@@ -6,17 +6,15 @@ import datetime as dt
 import re
 from collections.abc import Iterable
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pytest
 
-from tests.spark.parity.engines import FILESYSTEM, MEMORY, ROCKSDB, SPARK, Engine, cause_of, engines, trial
+from tests.spark.parity.engines import FILESYSTEM, MEMORY, ROCKSDB, SPARK, Engine, Open, cause_of, engines
 from tests.tiers import cases
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.state import GroupState
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -84,11 +82,11 @@ class Returning:
         return self.returned[key[0]]
 
 
-@engines(SPARK, FILESYSTEM, more=[MEMORY, ROCKSDB])
-def test_what_may_be_returned(engine: Engine, spark: SparkSession, tmp_path: Path, local_state: Path) -> None:
+@engines(FILESYSTEM, MEMORY, ROCKSDB)
+def test_what_may_be_returned(engine: Engine, run_on: Open) -> None:
     """R2, R4, R5: one query, a key each."""
     function = Returning({name: returned for name, (returned, _) in GOOD.items()})
-    with trial(spark, engine, tmp_path, local_state) as run:
+    with run_on(engine) as run:
         run.feed([(name, 1, "") for name in GOOD])
         frame = run.apply(run.source(delay=None), ["key"], function, OUTPUT, STATE, "update", "NoTimeout")
         run.run(frame)
@@ -120,12 +118,12 @@ CONVERTED: dict[str, tuple[str, Any, Any]] = {
 
 
 @pytest.mark.since("4.1")
-@engines(SPARK, MEMORY)
-def test_conversions(engine: Engine, spark: SparkSession, tmp_path: Path, local_state: Path) -> None:
+@engines(MEMORY)
+def test_conversions(engine: Engine, run_on: Open) -> None:
     """R5: a frame with columns of many kinds. All pairs of type and kind: `tests/fuzz/test_conversions.py`."""
     frame = pd.DataFrame({f"c{at}": values for at, (_, values, _) in enumerate(CONVERTED.values())})
     output = ", ".join(f"c{at} {data_type}" for at, (data_type, _, _) in enumerate(CONVERTED.values()))
-    with trial(spark, engine, tmp_path, local_state) as run:
+    with run_on(engine) as run:
         run.feed([("key", 1, "")])
         arguments = (Returning({"key": [frame]}), output, STATE, "update", "NoTimeout")
         run.run(run.apply(run.source(delay=None), ["key"], *arguments))
@@ -133,7 +131,7 @@ def test_conversions(engine: Engine, spark: SparkSession, tmp_path: Path, local_
     assert dict(zip(CONVERTED, row, strict=True)) == {what: value for what, (_, _, value) in CONVERTED.items()}
 
 
-# Each takes a query that starts and fails: ``make test`` has some of them, and asks Spark's own operator of fewer.
+# Each takes a query that starts and fails.
 QUICK = cases(list(WRONG), quick=4)
 # Spark 4.0 makes a whole number of a fraction.
 REFUSED_SINCE_41 = ("R5 a fraction for a number",)
@@ -143,7 +141,7 @@ MISTAKES = [
         item,
         id=f"{item}-{engine.name}",
         marks=[
-            *([] if item in QUICK else [pytest.mark.all]),
+            *([] if engine is SPARK or item in QUICK else [pytest.mark.all]),
             *([pytest.mark.since("4.1")] if item in REFUSED_SINCE_41 else []),
         ],
     )
@@ -153,12 +151,10 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("engine", "item"), MISTAKES)
-def test_what_may_not_be_returned(
-    engine: Engine, item: str, spark: SparkSession, tmp_path: Path, local_state: Path
-) -> None:
+def test_what_may_not_be_returned(engine: Engine, item: str, run_on: Open) -> None:
     """R1 to R5: Spark's class, condition and words."""
     returned, error, words = WRONG[item]
-    with trial(spark, engine, tmp_path, local_state) as run:
+    with run_on(engine) as run:
         run.feed([(item, 1, "")])
         arguments = (Returning({item: returned}), OUTPUT, STATE, "update", "NoTimeout")
         cause, message = cause_of(run.failure(run.apply(run.source(delay=None), ["key"], *arguments)))
@@ -168,20 +164,20 @@ def test_what_may_not_be_returned(
     assert re.search(text, message)
 
 
-@engines(SPARK, MEMORY)
-def test_labels(engine: Engine, spark: SparkSession, tmp_path: Path, local_state: Path) -> None:
+@engines(MEMORY)
+def test_labels(engine: Engine, run_on: Open) -> None:
     """R5: numbers for labels mean positions. Spark says so too, but its output is nulls; that of ours is not."""
     frame = pd.DataFrame([[1, "x"]])
-    with trial(spark, engine, tmp_path, local_state) as run:
+    with run_on(engine) as run:
         run.feed([("by position", 1, "")])
         arguments = (Returning({"by position": [frame]}), OUTPUT, STATE, "update", "NoTimeout")
         run.run(run.apply(run.source(delay=None), ["key"], *arguments))
         assert run.batches == [[(None, None) if engine is SPARK else (1, "x")]]
 
 
-def test_wrong_labels(spark: SparkSession, tmp_path: Path, local_state: Path) -> None:
+def test_wrong_labels(run_on: Open) -> None:
     """R5: names that are not those of the output are an error as in `applyInPandas`; Spark returns nulls here."""
-    with trial(spark, MEMORY, tmp_path, local_state) as run:
+    with run_on(MEMORY) as run:
         run.feed([("wrong", 1, "")])
         arguments = (Returning({"wrong": [RIGHT.rename(columns=str.upper)]}), OUTPUT, STATE, "update", "NoTimeout")
         cause, message = cause_of(run.failure(run.apply(run.source(delay=None), ["key"], *arguments)))

@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spark.answers import Book, Questions
 from tests.spark.once import Once
 from tests.spark.parity import program
 from tests.spark.parity.engines import (
     DOCUMENTED,
     FILESYSTEM,
-    MEMORY,
     PACKED,
     ROCKSDB,
     SPARK,
     STRICT,
     Engine,
     State,
+    Trial,
     trial,
 )
 from tests.spark.parity.scripts import EVENT_TIME, NO_TIMEOUT, PROCESSING_TIME, SCRIPTS, Case, Script
-from tests.tiers import cases
+from tests.spark.questions import digest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,15 +37,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow(0.3)]
 
 ENGINES = [SPARK, *STRICT, PACKED, DOCUMENTED]
-# Who plays a script in ``make test`` beside Spark: each of these four, another one each.
-_BY_TURNS = [MEMORY, FILESYSTEM, ROCKSDB, PACKED]
+# What ``make test`` plays beside Spark, as recorded.
 QUICK = {
-    NO_TIMEOUT.name: [SPARK, *cases([*_BY_TURNS[1:], *_BY_TURNS[:1]])],
-    EVENT_TIME.name: [SPARK, *cases(_BY_TURNS)],
-    PROCESSING_TIME.name: [SPARK, *cases([*_BY_TURNS[3:], *_BY_TURNS[:3]])],
+    NO_TIMEOUT.name: [SPARK, FILESYSTEM],
+    EVENT_TIME.name: [SPARK, ROCKSDB, DOCUMENTED],
+    PROCESSING_TIME.name: [SPARK, PACKED],
 }
-# One of the two that differ as documented.
-QUICK[cases([EVENT_TIME, PROCESSING_TIME])[0].name].append(DOCUMENTED)
 PLAYS = [
     (engine, script, () if engine in QUICK[script.name] else (pytest.mark.all,))
     for script in SCRIPTS
@@ -83,23 +81,27 @@ def play(spark: SparkSession, local_state: Path, tmp_path_factory: pytest.TempPa
         # With processing time, micro-batches without data would never end.
         endless = script.timeout == "ProcessingTimeTimeout"
         conf = {"spark.sql.streaming.noDataMicroBatches.enabled": str(not endless).lower()}
-        with trial(spark, engine, tmp_path_factory.mktemp("play"), local_state, conf) as run:
-            for number in range(script.micro_batches):
-                run.feed(script.rows(number))
-            arguments = (program.interpret, program.OUTPUT, program.STATE, "update", script.timeout)
-            run.run(run.apply(run.source(), ["key"], *arguments))
-            return _played(run.batches, run.state(), script)
+        questions = Questions(Book.of(Path(__file__)), script.name, digest(play_on, script))
+        with trial(spark, engine, tmp_path_factory.mktemp("play"), local_state, conf, questions) as run:
+            return play_on(run, script)
 
     return lambda engine, script: played.get((engine.name, script.name), lambda: play_it(engine, script))
 
 
-def _played(batches: list[list[tuple[str, str]]], states: State, script: Script) -> Played:
+def play_on(run: Trial, script: Script) -> Played:
+    """Play a script."""
+    for number in range(script.micro_batches):
+        run.feed(script.rows(number))
+    arguments = (program.interpret, program.OUTPUT, program.STATE, "update", script.timeout)
+    run.run(run.apply(run.source(), ["key"], *arguments))
+    return _played(run.batches, run.state(exact=script.timeout != "ProcessingTimeTimeout"))
+
+
+def _played(batches: list[list[tuple[str, str]]], states: State) -> Played:
     notes: dict[str, list[tuple[int, str]]] = {}
     for number, rows in enumerate(batches):
         for key, note in rows:
             notes.setdefault(key, []).append((number, note))
-    if script.timeout == "ProcessingTimeTimeout":
-        states = {key: (value, due_ms and 1) for key, (value, due_ms) in states.items()}
     return Played(notes, [[key for key, _ in rows] for rows in batches], states, len(batches))
 
 

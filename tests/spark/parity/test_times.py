@@ -14,7 +14,6 @@ from tests.spark.parity.engines import (
     FILESYSTEM,
     MEMORY,
     ROCKSDB,
-    SPARK,
     Engine,
     Open,
     Trial,
@@ -22,6 +21,7 @@ from tests.spark.parity.engines import (
     every_transport,
     of_rocksdb,
     of_runs,
+    packed_first,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-of_both = engines(SPARK, FILESYSTEM, ROCKSDB, more=[MEMORY])
+of_both = engines(ROCKSDB, FILESYSTEM, MEMORY)
 
 
 def keys_called(run: Trial) -> list[set[str]]:
@@ -81,7 +81,7 @@ def test_a_timeout_that_stays_while_the_watermark_stands_still(engine: Engine, r
         assert run.state() == dict.fromkeys(fired, (None, 1500))
 
 
-@every_transport
+@packed_first
 def test_watermark_with_a_delay(engine: Engine, run_on: Open) -> None:
     """P2, P3, G7: timeouts and late rows go by the watermark, which is the delay behind the newest row."""
     with run_on(engine) as run:
@@ -118,6 +118,7 @@ def test_event_time_in_a_window(engine: Engine, run_on: Open) -> None:
 
 
 @of_both
+@pytest.mark.live
 def test_processing_time_fires_without_data(engine: Engine, run_on: Open, tmp_path: Path) -> None:
     """P4: with processing time a micro-batch comes by itself, and what is due fires in it."""
     fired: list[tuple[str, str]] = []

@@ -10,8 +10,9 @@ import pyspark
 import pytest
 
 import holdfast
+from holdfast.spark_integration.spark_versions import minor_version
 from tests.spark.parity.engines import Engine
-from tests.tiers import ALL, cases
+from tests.tiers import ALL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,11 +42,14 @@ class ProcessorEngine(Engine):
     def is_spark(self) -> bool:
         return self.name.startswith("spark")
 
+    def require(self) -> None:
+        """Skip the test on a Spark whose own operator does otherwise."""
+        if self.is_spark and minor_version(pyspark.__version__) < (4, 3):
+            pytest.skip("what Spark does is stated of Spark 4.3")
+
     def transform(self, frame: DataFrame, keys: Sequence[Any], *arguments: Any, **named: Any) -> DataFrame:
         """Group a frame and call ``transformWithState`` or ``transformWithStateInPandas``, Spark's or ours."""
         if self.is_spark:
-            if pyspark.__version__.startswith(("4.0.", "4.1.", "4.2.")):
-                pytest.skip("what Spark does is stated of Spark 4.3")
             grouped: Any = frame.groupBy(*keys)
         else:
             grouped = holdfast.stream(frame).groupBy(*keys)
@@ -69,21 +73,19 @@ OURS = [engine for pair in zip(BY_ROW, BY_PANDAS, strict=True) for engine in pai
 ENGINES = [*SPARK, *OURS]
 
 
-def quick_engines(turn: int = 0) -> list[ProcessorEngine]:
-    """Return all engines, or in ``make test`` one of Spark's and one of ours.
+def ours(number: int, among: Sequence[ProcessorEngine] = OURS) -> list[ProcessorEngine]:
+    """Return our engines; in ``make test`` one of them, another one for another number."""
+    return list(among) if ALL else [among[number % len(among)]]
 
-    Parameters
-    ----------
-    turn : int
-        So that modules take different engines.
-    """
-    if ALL:
-        return ENGINES
 
-    def next_of(engines: list[ProcessorEngine]) -> list[ProcessorEngine]:
-        return cases(engines[turn % len(engines) :] + engines[: turn % len(engines)])
+def later(among: Sequence[ProcessorEngine] = OURS) -> list[Any]:
+    """Return engines for ``make test-all`` alone."""
+    return [pytest.param(engine, marks=pytest.mark.all) for engine in among]
 
-    return [*next_of(SPARK), *next_of(OURS)]
+
+def engines(number: int) -> list[ProcessorEngine]:
+    """Return Spark's engines, which answer as recorded, and `ours`."""
+    return [*SPARK, *ours(number)]
 
 
 def by_engine(engines: Sequence[ProcessorEngine]) -> pytest.MarkDecorator:

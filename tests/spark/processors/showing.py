@@ -74,15 +74,6 @@ def of(shown: Iterable[tuple[str, str]], what: str) -> list[str]:
     return [text for kind, text in shown if kind == what]
 
 
-def text_of(error: BaseException | None) -> str:
-    """Return the texts of an error from the JVM and of its causes: what fails on the driver says why only there."""
-    texts = []
-    while error is not None:
-        texts += [str(error), str(getattr(error, "_stackTrace", ""))]
-        error = getattr(error, "_cause", None)
-    return "\n".join(texts)
-
-
 class Calling(StatefulProcessor):
     """Does for the rows of a key what a function says, with a value, a list, a map and the handle at hand.
 

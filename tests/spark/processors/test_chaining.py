@@ -14,15 +14,17 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import holdfast
 from holdfast.errors import InvalidArgumentError
+from tests.spark.answers import text_of
 from tests.spark.parity.engines import Open, Trial
-from tests.spark.processors.engines import BY_ROW, OURS, SPARK, ProcessorEngine, by_engine
-from tests.spark.processors.showing import as_output, text_of
+from tests.spark.processors.engines import BY_ROW, ProcessorEngine, by_engine, engines, later
+from tests.spark.processors.showing import as_output
+from tests.spark.processors.test_keys import ONE_PARTITION
 from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(6)]
+pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.slow(6)]
 
 SCHEMA = "k string, at timestamp"
 OUTPUT = "k string, n int, at timestamp"
@@ -78,11 +80,11 @@ def per_minute(frame: DataFrame) -> DataFrame:
     return counted.select(F.unix_seconds("window.start").alias("start"), "rows", "most")
 
 
-@by_engine([*cases(SPARK), *cases(OURS)])
-@pytest.mark.parametrize("time_mode", ["None", "EventTime"])
+@by_engine(engines(0))
+@pytest.mark.parametrize("time_mode", [pytest.param("None", marks=pytest.mark.all), "EventTime"])
 def test_w8_w9_a_window_behind_a_processor(engine: ProcessorEngine, time_mode: str, run_on: Open) -> None:
     """W8, W9: the output's column takes the watermark over, and a window ends by it."""
-    with run_on(engine) as on:
+    with run_on(engine, **ONE_PARTITION) as on:
         feed(on, ("a", 10), ("a", 50), ("b", 70))
         feed(on, ("a", 130))
         feed(on, ("b", 400))
@@ -90,10 +92,10 @@ def test_w8_w9_a_window_behind_a_processor(engine: ProcessorEngine, time_mode: s
         assert sorted(row for rows in on.batches for row in rows) == [(0, 2, 2), (60, 1, 1), (120, 1, 3)]
 
 
-@by_engine([*cases(SPARK), *cases(OURS)])
+@by_engine(engines(1))
 def test_w9_two_processors_in_a_row(engine: ProcessorEngine, run_on: Open) -> None:
     """W9: in one query, by the watermark of the first; the second drops what is late for it."""
-    with run_on(engine) as on:
+    with run_on(engine, **ONE_PARTITION) as on:
         for rows in ([("a", 10), ("b", 20)], [("a", 30)], [("a", 5), ("a", 100), ("b", 100)]):
             feed(on, *rows)
         named = {} if engine.is_spark else {"name": "second"}
@@ -137,11 +139,11 @@ BEHIND: dict[Any, list[list[tuple[Any, ...]]]] = {
 }
 
 
-@by_engine([*cases(SPARK), *cases(OURS)])
+@by_engine(engines(2))
 @pytest.mark.parametrize("behind", cases(list(BEHIND)), ids=lambda behind: behind.__name__)
 def test_w9_deduplication_and_joins_behind_a_processor(behind: Any, engine: ProcessorEngine, run_on: Open) -> None:
     """W9: the watermark reaches their state, and drops what is late and what is over, in the same micro-batches."""
-    with run_on(engine) as on:
+    with run_on(engine, **ONE_PARTITION) as on:
         feed(on, ("a", 10), ("a", 40), ("b", 40))
         feed(on, ("a", 60), ("b", 70))
         feed(on, ("c", 400))
@@ -151,19 +153,19 @@ def test_w9_deduplication_and_joins_behind_a_processor(behind: Any, engine: Proc
         assert found == BEHIND[behind]
 
 
-@by_engine([*cases(SPARK), *cases(OURS)])
+@by_engine(engines(3))
 def test_w10_without_the_column_nothing_can_stand_behind(engine: ProcessorEngine, run_on: Open) -> None:
     """W10: the query does not start."""
-    with run_on(engine) as on:
+    with run_on(engine, **ONE_PARTITION) as on:
         feed(on, ("a", 10))
         with pytest.raises(AnalysisException, match=r"STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION"):
             on.run(per_minute(numbered(on, engine, eventTimeColumnName="")), "append")
 
 
-@by_engine([*cases(SPARK), *cases(OURS)])
+@by_engine(engines(4))
 def test_w12_rows_that_are_older_than_the_watermark_fail(engine: ProcessorEngine, run_on: Open) -> None:
     """W12: the watermark is that by which rows are late."""
-    with run_on(engine) as on:
+    with run_on(engine, **ONE_PARTITION) as on:
         feed(on, ("a", 100))
         on.run(per_minute(numbered(on, engine, moved_s=-50)), "append")
         feed(on, ("a", 200))
@@ -176,7 +178,7 @@ def test_w12_rows_that_are_older_than_the_watermark_fail(engine: ProcessorEngine
 def test_w11_w13_columns_that_carry_no_watermark(run_on: Open) -> None:
     """W11, W13: Spark emits nothing for ever, or dies of a cast in the first micro-batch; an unknown column is its."""
     engine = BY_ROW[0]
-    with run_on(engine) as on:
+    with run_on(engine, **ONE_PARTITION) as on:
         feed(on, ("a", 10))
         with pytest.raises(InvalidArgumentError, match="passes no watermark on"):
             numbered(on, engine, timeMode="ProcessingTime")
@@ -188,10 +190,10 @@ def test_w11_w13_columns_that_carry_no_watermark(run_on: Open) -> None:
             numbered(on, engine, on.source(SCHEMA, delay=None), timeMode="None").schema  # noqa: B018
 
 
-@by_engine(cases(OURS))
+@by_engine(later())
 def test_a_chain_after_a_restart(engine: ProcessorEngine, run_on: Open) -> None:
     """Both operators go on with their own state."""
-    with run_on(engine) as on:
+    with run_on(engine, **ONE_PARTITION) as on:
         for rows in ([("a", 10)], [("a", 20)], [("a", 30), ("b", 40)]):
             feed(on, *rows)
             on.run(numbered(on, engine, numbered(on, engine), name="second"), "append")

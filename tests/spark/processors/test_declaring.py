@@ -14,13 +14,13 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import IntegerType, StructType
 
 from holdfast.errors import InvalidArgumentError
+from tests.spark.answers import text_of
 from tests.spark.parity.engines import Open
-from tests.spark.processors.engines import BY_ROW, OURS, SPARK, SPARK_ROW, ProcessorEngine, by_engine
-from tests.spark.processors.showing import SHOWN, text_of
+from tests.spark.processors.engines import BY_ROW, SPARK_ROW, ProcessorEngine, by_engine, engines
+from tests.spark.processors.showing import SHOWN
 from tests.spark.processors.ways import Run, Way
-from tests.tiers import ALL, cases
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(2)]
+pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.slow(2)]
 
 _KEYS = pa.table({"k": ["a"]})
 Init = Callable[[StatefulProcessorHandle], Any]
@@ -97,7 +97,8 @@ WRONG: dict[str, tuple[Init, str, str]] = {
 _BY_THE_DRIVER = {"D2 a map as a user key", "D5 value, then list", "D5 map, then value"}
 
 
-@pytest.mark.parametrize("name", cases(list(WRONG), quick=3))
+@pytest.mark.all
+@pytest.mark.parametrize("name", list(WRONG))
 def test_what_spark_refuses(name: str, run: Run, run_on: Open) -> None:
     """D1 to D5, TL1, L6, L7: so that we learn when it changes."""
     init, time_mode, words = WRONG[name]
@@ -123,7 +124,7 @@ def test_what_init_must_not_declare(name: str, run_on: Open) -> None:
             engine.transform(on.source(), ["key"], Declaring(init), SHOWN, "append", time_mode)
 
 
-@by_engine([*(SPARK if ALL else []), *cases(OURS)])
+@by_engine(engines(5))
 def test_d3_names_that_go(engine: ProcessorEngine, run_on: Open) -> None:
     """D3, D1: anything else, and case matters; schemas are texts or types. D7: deleting an unknown name is fine."""
 

@@ -12,24 +12,26 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import holdfast
 from holdfast.errors import InvalidArgumentError
+from tests.spark.answers import text_of
 from tests.spark.parity.engines import Open, Trial
 from tests.spark.processors.engines import (
     BY_PANDAS,
     BY_ROW,
+    ENGINES,
     OPERATOR,
-    OURS,
     SPARK,
     ProcessorEngine,
     by_engine,
-    quick_engines,
+    engines,
+    later,
+    ours,
 )
-from tests.spark.processors.showing import SHOWN, as_output, text_of
-from tests.tiers import cases
+from tests.spark.processors.showing import SHOWN, as_output
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(6)]
+pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.slow(6)]
 
 SCHEMA = "k string, n int"
 Rows = list[tuple[Any, ...]]
@@ -102,7 +104,7 @@ def feed(on: Trial, *rows: tuple[str | None, int]) -> None:
     on.feed_table(pa.table(columns))
 
 
-@by_engine(quick_engines(1))
+@by_engine(engines(1))
 def test_n1_n2_n3_initial_state_is_read_once(engine: ProcessorEngine, run_on: Open) -> None:
     """N1, N2, N3: each row of each key, also of keys without rows; not again at a restart, which may leave it out."""
     with run_on(engine) as on:
@@ -118,7 +120,7 @@ def test_n1_n2_n3_initial_state_is_read_once(engine: ProcessorEngine, run_on: Op
         assert sorted(on.batches[2]) == [("c", "33+3 1"), ("d", "0+1 0")]
 
 
-@by_engine([*cases(SPARK), *cases(OURS)])
+@by_engine(engines(2))
 def test_n3_timers_of_the_initial_state_fire_in_the_first_micro_batch(engine: ProcessorEngine, run_on: Open) -> None:
     """N3, N4, O1: after all rows, also for keys without rows, and once for each key."""
     with run_on(engine) as on:
@@ -129,7 +131,7 @@ def test_n3_timers_of_the_initial_state_fire_in_the_first_micro_batch(engine: Pr
         assert not [row for rows in on.batches[1:] for row in rows]
 
 
-@by_engine(cases(OURS))
+@by_engine(later())
 def test_a_first_micro_batch_that_fails_begins_anew(engine: ProcessorEngine, run_on: Open) -> None:
     """What the failed attempt made of the initial state is not counted twice."""
     with run_on(engine) as on:
@@ -142,7 +144,7 @@ def test_a_first_micro_batch_that_fails_begins_anew(engine: ProcessorEngine, run
         assert sorted(shown, key=str) == [{"k": "a", "n": 11}, {"k": "b", "n": 20}]
 
 
-@by_engine(cases(OURS))
+@by_engine(later())
 def test_initial_state_that_spark_hands_over_in_pieces(engine: ProcessorEngine, run_on: Open) -> None:
     """Spark does not say which piece is the last: all of them are the first version."""
     with run_on(engine, **{"spark.sql.execution.arrow.maxRecordsPerBatch": "2"}) as on:
@@ -159,7 +161,7 @@ def test_initial_state_that_spark_hands_over_in_pieces(engine: ProcessorEngine, 
         assert sum(row["n"] for row in shown) == sum(range(140)) + 2
 
 
-@by_engine([*cases(SPARK), *cases(OURS)])
+@by_engine(engines(5))
 def test_n8_initial_state_in_a_batch_query(engine: ProcessorEngine, run_on: Open) -> None:
     """N8: as in a stream; due timers of keys without rows fire."""
     with run_on(engine) as on:
@@ -167,7 +169,7 @@ def test_n8_initial_state_in_a_batch_query(engine: ProcessorEngine, run_on: Open
         initial = on.session.createDataFrame([("a", 10), ("c", 30)], SCHEMA).groupBy("k")
         processor = Beginning(engine.api, 0)
         frame = engine.transform(rows, ["k"], processor, SHOWN, "append", "ProcessingTime", initialState=initial)
-        found = sorted(map(tuple, frame.collect()))
+        found = sorted(on.collect(frame))
         assert found == [("a", "10+1 1"), ("b", "0+2 0"), ("timer of a", "11"), ("timer of c", "30")]
 
 
@@ -181,7 +183,7 @@ class Noting(Beginning):
             file.write("x")
 
 
-@by_engine([*cases(SPARK), *cases(OURS)])
+@by_engine(later(ENGINES))
 def test_n2_each_initial_row_is_one_call(engine: ProcessorEngine, run_on: Open) -> None:
     """N2: also where Spark's frames are small, of which each makes a shard's first version anew."""
     conf = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10", "spark.holdfast.shards": "2"}
@@ -217,7 +219,7 @@ class Gathering(Beginning):
         yield as_output(self._api, what=key[0], shown=f"{sorted(n for (n,) in self._numbers.get())}")
 
 
-@by_engine([*cases(SPARK), *cases([BY_ROW[0], BY_PANDAS[0]])])
+@by_engine([*SPARK, *ours(7, [BY_ROW[0], BY_PANDAS[0]])])
 def test_n8_lists_in_a_batch_query_with_initial_state(engine: ProcessorEngine, run_on: Open) -> None:
     """N8: elements that rows append stand beside those of the initial state, not in their place."""
     with run_on(engine) as on:
@@ -225,10 +227,10 @@ def test_n8_lists_in_a_batch_query_with_initial_state(engine: ProcessorEngine, r
         initial = on.session.createDataFrame([("a", 10), ("a", 20), ("a", 30)], SCHEMA).groupBy("k")
         processor = Gathering(engine.api)
         frame = engine.transform(rows, ["k"], processor, SHOWN, "append", "ProcessingTime", initialState=initial)
-        assert list(map(tuple, frame.collect())) == [("a", "[1, 2, 10, 20, 30]")]
+        assert on.collect(frame) == [("a", "[1, 2, 10, 20, 30]")]
 
 
-@by_engine(cases(OURS))
+@by_engine(ours(8))
 def test_n6_columns_of_the_initial_frame_may_have_other_names(engine: ProcessorEngine, run_on: Open) -> None:
     """N6: number and types of the keys count, not their names, nor the order of columns."""
     with run_on(engine) as on:
@@ -280,7 +282,7 @@ class Spelling(Beginning):
             raise ValueError("b is misspelt")
 
 
-@by_engine(cases(OURS))
+@by_engine(later())
 def test_an_exception_for_an_initial_row_names_the_key(engine: ProcessorEngine, run_on: Open) -> None:
     """With the user's text, and no state is left."""
     with run_on(engine) as on:

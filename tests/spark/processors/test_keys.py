@@ -13,7 +13,7 @@ import pytest
 from tests.spark.processors.showing import SHOWN, Calling, Showing, of
 from tests.spark.processors.ways import Run, Way, by_way, ways
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(2)]
+pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.slow(2)]
 
 ONE_PARTITION = {"spark.sql.shuffle.partitions": "1"}
 NEW_YORK = {"spark.sql.session.timeZone": "America/New_York"}

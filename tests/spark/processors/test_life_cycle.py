@@ -11,17 +11,17 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming import StatefulProcessor
 
+from tests.spark.answers import text_of
 from tests.spark.parity.engines import Open, cause_of
-from tests.spark.processors.engines import OURS, SPARK, ProcessorEngine, by_engine, quick_engines
-from tests.spark.processors.showing import SHOWN, Logging, text_of
+from tests.spark.processors.engines import ProcessorEngine, by_engine, engines, ours
+from tests.spark.processors.showing import SHOWN, Logging
 from tests.spark.processors.test_keys import ONE_PARTITION
 from tests.spark.processors.ways import Run, Way, by_way, ways
-from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StatefulProcessorHandle
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(3)]
+pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.slow(3)]
 
 _KEYS = pa.table({"k": ["b", "a"]})
 
@@ -43,7 +43,7 @@ def test_o1_the_order_of_calls(way: Way, run: Run, tmp_path: Path) -> None:
     ]
 
 
-@by_engine(quick_engines(1))
+@by_engine(engines(2))
 def test_l2_nothing_that_the_object_holds_survives(engine: ProcessorEngine, run_on: Open, tmp_path: Path) -> None:
     """L2, Q24: each batch has a new object; L1: init and close run once more, on the driver, before the first batch."""
     log = tmp_path / "log"
@@ -62,7 +62,7 @@ def test_l2_nothing_that_the_object_holds_survives(engine: ProcessorEngine, run_
 _FAILS = ["init", "rows a", "generated a", "close"]
 
 
-@by_engine([*cases(SPARK), *cases(OURS)])
+@by_engine(engines(3))
 @pytest.mark.parametrize("event", _FAILS)
 def test_x5_an_error_of_the_user(engine: ProcessorEngine, event: str, run_on: Open, tmp_path: Path) -> None:
     """X5, L1: the query ends with the user's own error; ours fails at definition where Spark does at the start."""
@@ -82,6 +82,7 @@ def test_x5_an_error_of_the_user(engine: ProcessorEngine, event: str, run_on: Op
             assert f"no {event} today" in text_of(error)
             if event not in {"init", "close"}:
                 assert cause_of(error) == ("LookupError", f"no {event} today")
+                assert engine.is_spark or "raised in operator 'parity' for key ('a',)" in str(error), "beyond Spark"
                 assert log.read_text().count("close") == 1, "L4: not after an error"
 
 
@@ -93,17 +94,6 @@ def test_x5_an_error_in_a_timer(way: Way, run: Run, tmp_path: Path) -> None:
         run(way, _KEYS, "k string", ["k"], processor, SHOWN, "processingTime")
     assert cause_of(error.value) == ("LookupError", "no timer a today")
     assert "handleExpiredTimer" in str(error.value)
-
-
-@by_engine(cases(OURS))
-def test_x5_ours_names_key_and_operator(engine: ProcessorEngine, run_on: Open, tmp_path: Path) -> None:
-    """Beyond Spark: whose key it was."""
-    with run_on(engine) as on:
-        on.feed_table(_KEYS)
-        processor = Logging(engine.api, tmp_path / "log", fails="rows a")
-        frame = engine.transform(on.source("k string", delay=None), ["k"], processor, SHOWN, "append", "none")
-        error = on.failure(frame, "append")
-    assert "raised in operator 'parity' for key ('a',)" in str(error)
 
 
 class _OtherNames(StatefulProcessor):
@@ -146,7 +136,7 @@ def test_tm9_by_default_a_timer_is_dropped(way: Way, run: Run) -> None:
     assert run(way, _KEYS, "k string", ["k"], _NoTimers(), SHOWN, "processingTime") == []
 
 
-@by_engine([engine for engine in quick_engines(5) if not engine.is_spark])
+@by_engine(ours(5))
 def test_l12_a_failed_batch_leaves_nothing(engine: ProcessorEngine, run_on: Open, tmp_path: Path) -> None:
     """L12, V5, X5: what the failed attempt wrote is gone, and the next start does the batch again."""
     log = tmp_path / "log"

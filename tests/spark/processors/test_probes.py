@@ -14,13 +14,14 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PythonException
 
+from tests.spark.answers import Book, Questions
 from tests.spark.once import Once
 from tests.spark.parity.engines import Open, trial
 from tests.spark.processors.engines import SPARK
 from tests.spark.processors.probes import calls, lists, maps, types, values
 from tests.spark.processors.probes.probe import INPUT, OUTPUT, Probe, Probing, findings_in, probes_of
 from tests.spark.processors.ways import Way, by_way, ways
-from tests.tiers import cases
+from tests.spark.questions import digest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +35,7 @@ TOGETHER = [probe for probe in PROBES if not probe.ends_spark]
 ALONE = [probe for probe in PROBES if probe.ends_spark]
 
 
-WAYS = ways()
+WAYS = ways(streams=True)
 Find = Callable[[Way], dict[str, list[str]]]
 
 
@@ -47,14 +48,20 @@ def run(way: Way, probes: list[Probe], on: Trial, *, raises: bool = False) -> di
     return {key: findings_in(f"<found>{found}</found>") for key, found in rows}
 
 
+def run_together(way: Way, on: Trial) -> dict[str, list[str]]:
+    """Return what those find that can share a query."""
+    return run(way, TOGETHER if way.is_spark else PROBES, on)
+
+
 @pytest.fixture(scope="module")
 def find(spark: SparkSession, local_state: Path, tmp_path_factory: pytest.TempPathFactory) -> Find:
     """Return a function that runs, once, the probes that can share a query, and returns what they find."""
     found = Once[dict[str, list[str]]]()
 
     def find_it(way: Way) -> dict[str, list[str]]:
-        with trial(spark, way.engine, tmp_path_factory.mktemp("probes"), local_state) as on:
-            return run(way, TOGETHER if way.is_spark else PROBES, on)
+        questions = Questions(Book.of(Path(__file__)), "all together", digest(run_together))
+        with trial(spark, way.engine, tmp_path_factory.mktemp("probes"), local_state, questions=questions) as on:
+            return run_together(way, on)
 
     return lambda way: found.get(way.name, lambda: find_it(way))
 
@@ -73,8 +80,9 @@ def test_probe_that_ends_the_task_on_spark(probe: Probe, way: Way, find: Find) -
     assert probe.seen(find(way)[probe.name], is_spark=False) == probe.wanted(is_spark=False)
 
 
-@pytest.mark.parametrize("probe", cases(ALONE, quick=3), ids=lambda probe: probe.name)
-@by_way([Way(engine, is_batch=True) for engine in cases(SPARK)])
+@pytest.mark.live
+@pytest.mark.parametrize("probe", ALONE, ids=lambda probe: probe.name)
+@by_way([Way(engine, is_batch=True) for engine in SPARK])
 def test_what_ends_the_task_on_spark(probe: Probe, way: Way, run_on: Open) -> None:
     """X1: so that we learn when it changes."""
     with run_on(way.engine) as on, pytest.raises(PythonException) as error:

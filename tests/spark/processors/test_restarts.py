@@ -19,21 +19,26 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 import holdfast
 from holdfast.errors import UnavailableError
 from holdfast.spark_integration.client.connection import client_of
+from tests.spark.answers import text_of
 from tests.spark.parity.engines import Open, Trial
 from tests.spark.processors.engines import (
     BY_ROW,
+    ENGINES,
     OPERATOR,
     OURS,
-    SPARK,
     SPARK_ROW,
     ProcessorEngine,
     by_engine,
+    engines,
+    later,
+    ours,
 )
-from tests.spark.processors.showing import SHOWN, as_output, text_of
+from tests.spark.processors.showing import SHOWN, as_output
 from tests.tiers import cases
 
 pytestmark = [
     pytest.mark.spark,
+    pytest.mark.live,
     pytest.mark.slow(10),
     pytest.mark.filterwarnings("ignore:this definition of .* cannot continue the state"),
 ]
@@ -144,7 +149,7 @@ SECOND = variables(
 THIRD = variables(**{**SECOND, "gone": FIRST["gone"], "shrunk": FIRST["shrunk"]})
 
 
-@by_engine([*cases(SPARK), *cases(OURS)])
+@by_engine(engines(3))
 def test_e6_e3_variables_and_columns_come_and_go(engine: ProcessorEngine, run_on: Open, local_state: Path) -> None:
     """E6, E3, E2: by name. What is left out stays, and is found again; so are columns of rows not written since.
 
@@ -192,7 +197,7 @@ EVOLUTION = {
 }
 
 
-@by_engine([*cases(SPARK), *cases(OURS)])
+@by_engine(later(ENGINES))
 def test_e3_each_change_of_columns_side_by_side(engine: ProcessorEngine, run_on: Open) -> None:
     """E3: the same is found. But Spark takes a column that is renamed for a new one, and loses what it held: Q."""
     before, after = ({name: ("value", of[start]) for name, of in EVOLUTION.items()} for start in (0, 1))
@@ -262,7 +267,8 @@ def files_of(on: Trial) -> set[str]:
     return {str(path) for path in durable.rglob("*") if path.is_file() and path.parent.name != "claims"}
 
 
-@pytest.mark.parametrize("name", cases(list(REFUSED), quick=2))
+@pytest.mark.all
+@pytest.mark.parametrize("name", list(REFUSED))
 def test_e4_e5_what_spark_refuses(name: str, run_on: Open) -> None:
     """E3 to E5: so that we learn when it changes."""
     declared, called, condition = REFUSED[name]
@@ -274,28 +280,29 @@ def test_e4_e5_what_spark_refuses(name: str, run_on: Open) -> None:
 
 
 _MODES = [name for name, (_, called, _) in REFUSED.items() if "modes" in called]
+_NOT_MODES = [name for name in (*REFUSED, *BY_US_ONLY) if name not in _MODES]
 
 
-@by_engine(cases(BY_ROW))
+@by_engine(ours(5, BY_ROW))
 def test_what_a_restart_must_not_change(engine: ProcessorEngine, run_on: Open) -> None:
     """E3, E4, E5, E7: with Spark's class, both schemas and the remedy; nothing is written, the old one goes on."""
     with run_on(engine, **settings_of(engine)) as on:
         restart(on, engine, _BEGUN, "v.update((1, 'one'));m.updateValue((1,), (2,))")
         before = files_of(on)
-        for name, (declared, called, words) in {**REFUSED, **BY_US_ONLY}.items():
-            if name not in _MODES:
-                text = text_of(on.failure(define(on, engine, declared, "1", **called), "append"))
-                assert words in text, name
-                assert "stored=" in text
-                assert "asked=" in text
-                assert "start over with a new checkpointLocation" in text
+        for name in cases(_NOT_MODES, quick=3):
+            declared, called, words = (REFUSED | BY_US_ONLY)[name]
+            text = text_of(on.failure(define(on, engine, declared, "1", **called), "append"))
+            assert words in text, name
+            assert "stored=" in text
+            assert "asked=" in text
+            assert "start over with a new checkpointLocation" in text
         assert files_of(on) == before, "nothing was written"
         found = restart(on, engine, _BEGUN, "v.get();m.getValue((1,))")
         assert list(found.values()) == ["(1, 'one')", "Row(n=2)"]
 
 
-@by_engine(cases(BY_ROW))
-@pytest.mark.parametrize("name", cases(_MODES))
+@by_engine(later(BY_ROW))
+@pytest.mark.parametrize("name", _MODES)
 def test_e5_modes_stay(name: str, engine: ProcessorEngine, run_on: Open) -> None:
     """E5: Spark's operator underneath says so."""
     declared, called, condition = REFUSED[name]
@@ -305,7 +312,7 @@ def test_e5_modes_stay(name: str, engine: ProcessorEngine, run_on: Open) -> None
         assert restart(on, engine, _BEGUN, "v.get()", modes=began_with(called)) == {"v.get()": "(1, 'one')"}
 
 
-@by_engine(cases(BY_ROW))
+@by_engine(later(BY_ROW))
 def test_e6_what_was_left_out_comes_back_as_it_was_or_not_at_all(engine: ProcessorEngine, run_on: Open) -> None:
     """E6, E5: its state waits, so its kind and its keys are those of before."""
     less = {"v": _BEGUN["v"]}
@@ -321,7 +328,7 @@ def test_e6_what_was_left_out_comes_back_as_it_was_or_not_at_all(engine: Process
         assert restart(on, engine, _BEGUN, "m.getValue((1,))") == {"m.getValue((1,))": "Row(n=2)"}
 
 
-@by_engine([*cases(SPARK), *cases(OURS)])
+@by_engine(later(ENGINES))
 def test_e11_deleted_variables(engine: ProcessorEngine, run_on: Open) -> None:
     """E11, D7: `deleteIfExists` drops what a variable holds, also one that is left out."""
     with run_on(engine, **settings_of(engine)) as on:
@@ -334,15 +341,17 @@ def test_e11_deleted_variables(engine: ProcessorEngine, run_on: Open) -> None:
 _HOUR = 3_600_000
 
 
-@by_engine(cases(OURS))
-def test_e9_ttl_comes_and_goes(engine: ProcessorEngine, run_on: Open) -> None:
-    """E9, TL7: where Spark refuses it. What was written without a time to live lives until it is written again."""
+@by_engine(ours(9))
+def test_e8_e9_ttl_and_the_api_come_and_go(engine: ProcessorEngine, run_on: Open) -> None:
+    """E8, E9, TL7: where Spark refuses it. What was written without a time to live lives until it is written again."""
     without = variables(v=("value", "n long"), m=("map", "k long", "n int"))
     within = variables(v=("value", "n long", 1), m=("map", "k long", "n int", _HOUR))
     modes = ("append", "processingTime")
     with run_on(engine, **settings_of(engine)) as on:
         restart(on, engine, without, "v.update((1,));m.updateValue((1,), (2,))", modes=modes)
-        found = restart(on, engine, within, "v.get();m.getValue((1,));m.updateValue((2,), (3,))", modes=modes)
+        by_the_other_api = OURS[OURS.index(engine) ^ 1]
+        do = "v.get();m.getValue((1,));m.updateValue((2,), (3,))"
+        found = restart(on, by_the_other_api, within, do, modes=modes)
         assert list(found.values())[:2] == ["(1,)", "Row(n=2)"]
         restart(on, engine, within, "v.update((5,))", modes=modes)
         found = restart(on, engine, within, "v.get();sorted(m.values())", modes=modes)

@@ -17,9 +17,8 @@ from tests.spark.parity.engines import cause_of
 from tests.spark.processors.showing import Calling
 from tests.spark.processors.test_keys import NEW_YORK, ONE_PARTITION
 from tests.spark.processors.ways import Run, Way, by_way, ways
-from tests.tiers import cases
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(2)]
+pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.slow(2)]
 
 OUTPUT = "a long, b string"
 _X = pd.DataFrame({"a": [1], "b": ["x"]})
@@ -110,7 +109,8 @@ def refused(run: Run, way: Way, name: str) -> tuple[str, str]:
     return cause_of(error.value)
 
 
-@pytest.mark.parametrize(("api", "name"), cases(NAMES, quick=2))
+@pytest.mark.all
+@pytest.mark.parametrize(("api", "name"), NAMES)
 def test_what_spark_refuses(api: Any, name: str, run: Run) -> None:
     """R1, R2, R4, R5, L10: so that we learn when it changes."""
     _, (class_, words), _ = WRONG[api][name]
@@ -122,7 +122,7 @@ def test_what_spark_refuses(api: Any, name: str, run: Run) -> None:
 def test_what_a_processor_must_not_return(api: Any, name: str, run: Run) -> None:
     """R1, R2, R4, R5, L10: with Spark's classes; a column that is missing has a clearer one."""
     *_, (class_, words) = WRONG[api][name]
-    found, text = refused(run, ways(api=api)[-1], name)
+    found, text = refused(run, ways(api=api, batch_only=True)[-1], name)
     assert (found, words in text) == (class_, True), text
 
 

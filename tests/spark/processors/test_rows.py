@@ -15,7 +15,7 @@ from tests.spark.processors.showing import SHOWN, Calling, Showing, of
 from tests.spark.processors.test_keys import NEW_YORK, ONE_PARTITION
 from tests.spark.processors.ways import Run, Way, by_way, ways
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(2)]
+pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.slow(2)]
 
 _AT = dt.datetime(2026, 1, 2, 8, 4, 5, 6, tzinfo=dt.UTC)
 _STRUCT = pa.struct([("x", pa.int32()), ("at", pa.timestamp("us", "UTC"))])

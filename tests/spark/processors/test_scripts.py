@@ -1,7 +1,7 @@
 """Timers, time to live and state over micro-batches and a restart: the scripts, on Spark's operator and on ours.
 
-What a script must come to stands in its cases, and holds for each engine alone. In ``make test`` one engine of
-ours plays each script, each another one, and Spark's operator one script, which shows that its cases are right.
+What a script must come to stands in its cases, and holds for each engine alone. In ``make test`` each script is played
+by one engine of ours, each another one; what Spark's operator came to, as recorded, shows that its cases are right.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spark.answers import Book, Questions
 from tests.spark.once import Once
 from tests.spark.parity.engines import trial
-from tests.spark.processors.engines import OURS, SPARK, ProcessorEngine
+from tests.spark.processors.engines import SPARK, ProcessorEngine, ours
 from tests.spark.processors.scripts.clocked import play_script
 from tests.spark.processors.scripts.script import Case, Play, Played, Script
 from tests.spark.processors.scripts.timers import EVENT_TIME, NO_TIME, PROCESSING_TIME
 from tests.spark.processors.scripts.ttl import TTL
-from tests.tiers import cases
+from tests.spark.questions import digest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,8 +29,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow(0.5)]
 
 SCRIPTS = (PROCESSING_TIME, EVENT_TIME, NO_TIME, TTL)
 PLAYS = [
-    *((engine, script) for turn, script in enumerate(SCRIPTS) for engine in cases(OURS[turn:] + OURS[:turn])),
-    *cases(list(product(SPARK, SCRIPTS))),
+    *((engine, script) for number, script in enumerate(SCRIPTS) for engine in ours(number)),
+    *product(SPARK, SCRIPTS),
 ]
 CASES = [
     pytest.param(script, case, engine, id=f"{script.name}-{case.name.replace(' ', '_')}-{engine.name}")
@@ -44,7 +45,8 @@ def play(spark: SparkSession, local_state: Path, tmp_path_factory: pytest.TempPa
     played = Once[Played]()
 
     def play_it(engine: ProcessorEngine, script: Script) -> Played:
-        with trial(spark, engine, tmp_path_factory.mktemp("play"), local_state) as on:
+        questions = Questions(Book.of(Path(__file__)), script.name, digest(play_script, script))
+        with trial(spark, engine, tmp_path_factory.mktemp("play"), local_state, questions=questions) as on:
             return play_script(script, engine, on)
 
     return lambda engine, script: played.get((engine.name, script.name), lambda: play_it(engine, script))

@@ -11,28 +11,28 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
+from tests.spark.answers import text_of
 from tests.spark.parity.engines import Open, Trial
 from tests.spark.processors.engines import (
     BY_ROW,
     OPERATOR,
-    OURS,
     SPARK,
     SPARK_ROW,
     ProcessorEngine,
     by_engine,
-    quick_engines,
+    engines,
+    ours,
 )
 from tests.spark.processors.scripts.clocked import ClockedQuery
 from tests.spark.processors.scripts.script import INPUT, OUTPUT, Case, Script, Scripted, now_ms
-from tests.spark.processors.showing import SHOWN, Calling, text_of
+from tests.spark.processors.showing import SHOWN, Calling
 from tests.spark.processors.test_keys import ONE_PARTITION
 from tests.spark.processors.ways import Run, Way, by_way, ways
-from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(4)]
+pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.slow(4)]
 
 
 def scripted(on: Trial, engine: ProcessorEngine, frame: DataFrame, time_mode: str, mode: str = "append") -> DataFrame:
@@ -41,7 +41,7 @@ def scripted(on: Trial, engine: ProcessorEngine, frame: DataFrame, time_mode: st
     return engine.transform(frame, ["key"], processor, OUTPUT, mode, time_mode)
 
 
-@by_engine(quick_engines(3))
+@by_engine(engines(4))
 @pytest.mark.parametrize("time_mode", ["None", "EventTime"])
 def test_w3_late_rows(engine: ProcessorEngine, time_mode: str, run_on: Open) -> None:
     """W3: late up to and including the watermark of the micro-batch before, row by row, and with event time only.
@@ -85,7 +85,7 @@ def test_w3_event_times_beyond_those_of_pandas(engine: ProcessorEngine, run_on: 
         ]
 
 
-@by_engine(quick_engines(4))
+@by_engine(engines(5))
 def test_w14_a_window_is_late_when_its_end_is(engine: ProcessorEngine, run_on: Open) -> None:
     """W14: a window carries the watermark too."""
     with run_on(engine) as on:
@@ -110,7 +110,7 @@ def test_w7_output_modes(engine: ProcessorEngine, mode: str, run_on: Open) -> No
             on.batches.clear()
 
 
-@by_engine([*cases(SPARK), *cases(OURS)])
+@by_engine(engines(6))
 def test_w5_without_time_nothing_happens_in_a_batch_without_data(engine: ProcessorEngine, run_on: Open) -> None:
     """W5: Spark makes one when the watermark moves on, and nobody is called in it."""
     with run_on(engine) as on:
@@ -134,7 +134,7 @@ class _Deleting(Calling):
         super().init(handle)
 
 
-@by_engine(quick_engines(5))
+@by_engine(engines(7))
 def test_d7_a_variable_that_is_deleted_is_empty(engine: ProcessorEngine, run_on: Open) -> None:
     """D7, E11: for all keys, in each batch while the line is there; other variables stay."""
     with run_on(engine) as on:
@@ -171,8 +171,9 @@ def test_d7_a_variable_that_is_deleted_after_its_declaration(way: Way, run: Run)
     assert sorted(rows) == [(key, repr(words)) for key in "ab"]
 
 
+@pytest.mark.all
 def test_e8_spark_refuses_frames_after_rows(run_on: Open) -> None:
-    """E8: so that we learn when it changes; ours goes on (`test_restarts.py`)."""
+    """E8: so that we learn when it changes; ours goes on (`test_e8_e9_ttl_and_the_api_come_and_go`)."""
     with run_on(SPARK_ROW) as on:
         for engine in SPARK:
             on.feed_table(pa.table({"k": ["a"]}))
@@ -217,7 +218,7 @@ _EXPIRING = Script(
 )
 
 
-@by_engine(cases(OURS))
+@by_engine(ours(8))
 def test_tl5_what_has_expired_is_removed(engine: ProcessorEngine, run_on: Open) -> None:
     """TL5: of all kinds, by micro-batches without data, and from what is read from outside."""
     with run_on(engine) as on:
@@ -240,7 +241,7 @@ def test_tl5_what_has_expired_is_removed(engine: ProcessorEngine, run_on: Open) 
         assert [keys_of(on, table) for table in stored] == [[], [], []]
 
 
-@by_engine([*cases(SPARK), *cases(OURS)])
+@by_engine(engines(9))
 def test_tl7_another_ttl_at_a_restart(engine: ProcessorEngine, run_on: Open) -> None:
     """TL7: what was written keeps its time; what is written now has the new one. TL8: `read_state` shows both."""
     with run_on(engine) as on:
@@ -284,7 +285,7 @@ def _waits_and_expires(key: Any, rows: Any, processor: Calling) -> Any:
     return [processor.emit("rows", key[0])]
 
 
-@by_engine([*cases(SPARK), *cases(OURS)])
+@by_engine(engines(10))
 def test_w6_a_query_with_processing_time_ends_without_batches_of_no_data(engine: ProcessorEngine, run_on: Open) -> None:
     """W6, Q26: else it would run on for ever. What is due then waits for the next rows."""
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from tests.spark.processors.engines import BY_PANDAS, BY_ROW, OURS, SPARK, Api, ProcessorEngine
-from tests.tiers import cases
+from tests.spark.processors.engines import BY_PANDAS, BY_ROW, OURS, SPARK, Api, ProcessorEngine, ours
+from tests.tiers import ALL
 
 if TYPE_CHECKING:
     from tests.spark.parity.engines import Trial
@@ -53,31 +53,33 @@ class Way:
 
         if self.is_batch:
             frame = transformed(on.session.read.schema(schema).parquet(str(on.folder / "input")))
-            return [tuple(row) for row in frame.collect()]
+            return on.collect(frame)
         on.run(transformed(on.source(schema, delay=None)), "append")
         return [row for batch in on.batches for row in batch]
 
 
-def ways(turn: int = 0, *, api: Api | None = None, batch_only: bool = False) -> list[Way]:
-    """Return all ways, or in ``make test`` some of them.
+def ways(number: int = 0, *, api: Api | None = None, batch_only: bool = False, streams: bool = ALL) -> list[Way]:
+    """Return Spark's ways, which answer as recorded, and ours; in ``make test`` one, a batch query, which is cheaper.
 
     Parameters
     ----------
-    turn : int
-        So that modules take different ones.
+    number : int
+        For another number ``make test`` has another one.
     api : {"row", "pandas"}, optional
         Only this one.
     batch_only : bool
         With processing time a stream does not end by itself.
+    streams : bool
+        Whether ``make test`` has one of ours, too.
     """
 
-    def among(engines: Sequence[ProcessorEngine], *, is_batch: bool) -> list[Way]:
-        found = [Way(engine, is_batch) for engine in engines if api in (None, engine.api)]
-        shift = turn % len(found)
-        return cases(found[shift:] + found[:shift])
+    def of_api(engines: Sequence[ProcessorEngine]) -> list[ProcessorEngine]:
+        return [engine for engine in engines if api in (None, engine.api)]
 
-    streams = [] if batch_only else among(OURS, is_batch=False)
-    return [*among(SPARK, is_batch=True), *streams, *among([BY_PANDAS[0], BY_ROW[0]], is_batch=True)]
+    of_spark = [Way(engine, is_batch=True) for engine in of_api(SPARK)]
+    in_streams = [Way(engine, is_batch=False) for engine in ours(number, of_api(OURS))]
+    in_batches = [Way(engine, is_batch=True) for engine in ours(number, of_api([BY_PANDAS[0], BY_ROW[0]]))]
+    return [*of_spark, *(in_streams if streams and not batch_only else []), *in_batches]
 
 
 def by_way(found: Sequence[Way]) -> pytest.MarkDecorator:

@@ -17,6 +17,7 @@ from tests.spark.processors.scripts.script import INPUT, OUTPUT, Played, Script,
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from tests.spark.answers import Batches
     from tests.spark.parity.engines import Trial
     from tests.spark.processors.engines import ProcessorEngine
 
@@ -89,6 +90,13 @@ class ClockedQuery:
 def play_script(script: Script, engine: ProcessorEngine, on: Trial) -> Played:
     """Play a script, with a restart in its middle."""
     found = Played()
+    for number, rows in enumerate(on.answer(lambda: _micro_batches(script, engine, on))):
+        found.add(number, rows)
+    return found
+
+
+def _micro_batches(script: Script, engine: ProcessorEngine, on: Trial) -> Batches:
+    found = []
     middle = script.micro_batches // 2
     for first, end in ((0, middle), (middle, script.micro_batches)):
         on.feed(script.rows(first))
@@ -97,11 +105,11 @@ def play_script(script: Script, engine: ProcessorEngine, on: Trial) -> Played:
         frame = engine.transform(source, ["key"], processor, OUTPUT, "append", script.time_mode)
         query = ClockedQuery(frame, on.folder / "query", now_ms(first))
         try:
-            found.add(first, query.micro_batch())
+            found.append(query.micro_batch())
             for number in range(first + 1, end):
                 if number < script.micro_batches - 1 or script.time_mode == "None":
                     on.feed(script.rows(number))
-                found.add(number, query.tick(now_ms(number)))
+                found.append(query.tick(now_ms(number)))
         finally:
             query.query.stop()
     return found

@@ -155,7 +155,7 @@ class Played:
 
     notes: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, number: int, rows: list[tuple[str, str]]) -> None:
+    def add(self, number: int, rows: list[tuple[Any, ...]]) -> None:
         """Add the output of a micro-batch."""
         for key, note in rows:
             self.notes.setdefault(key, []).append(f"{number} {note}")
