@@ -86,16 +86,17 @@ def health_of(
         ),
         next(iter(told), None),
     )
-    figures = (_often(pace), _rows(signs), _takes(pace), _left(signs))
+    figures = (_often(pace, signs), _rows(signs), _takes(pace, signs), _left(signs))
     return Health(
         query_id, tuple(operators), found.state, found.since_ms, found.why, figures, newest, signs.committed_id
     )
 
 
-def _often(pace: Pace) -> Figure:
+def _often(pace: Pace, signs: Signs) -> Figure:
     name = "Micro-batches a minute"
     if pace.batches < 2 or not pace.span_ms:
-        return Figure(name, "unknown", "fewer than two are known in a row" if pace.known_from else _NAME_IT)
+        is_told = pace.known_from or signs.log is not None
+        return Figure(name, "unknown", "fewer than two are known in a row" if is_told else _NAME_IT)
     often = (pace.batches - 1) / pace.span_ms * 60_000
     value = f"{often:,.1f}" if often >= 0.1 else f"one in {duration(60_000 / often)}"
     return Figure(name, value, f"the last {pace.batches} without a pause, in {pace.known_from}")
@@ -111,10 +112,10 @@ def _rows(signs: Signs) -> Figure:
     return Figure(name, value, f"the last {len(last)} micro-batches into {last[0].operator}, by this machine's servers")
 
 
-def _takes(pace: Pace) -> Figure:
+def _takes(pace: Pace, signs: Signs) -> Figure:
     name = "A micro-batch takes"
     if pace.takes_ms is None:
-        return Figure(name, "unknown", _NAME_IT)
+        return Figure(name, "unknown", _NAME_IT if signs.log is None else "Spark's log has none that was committed")
     if not pace.between_ms:
         return Figure(name, duration(pace.takes_ms), "from plan to commit, in Spark's log")
     share = min(pace.takes_ms / pace.between_ms, 1)

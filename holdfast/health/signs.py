@@ -187,12 +187,15 @@ def _busiest(batches: Iterable[RecentBatch], query_id: str) -> tuple[OperatorBat
 
 
 def runs_of(claims: Iterable[ListedClaim], query_id: str) -> tuple[Run, ...]:
-    """Return the runs of a query, the newest last, as the claims of its operators tell."""
+    """Return the runs of a query, the newest last, as the claims of its operators tell.
+
+    Who was seen last goes by the store's clock alone: machines differ in when they began.
+    """
     by_run: dict[str, list[ListedClaim]] = {}
     for claim in claims:
         if claim.query_id == query_id:
             by_run.setdefault(claim.run_id, []).append(claim)
-    return tuple(sorted(map(_run, by_run.values()), key=lambda run: (run.started_ms, run.seen_ms)))
+    return tuple(sorted(map(_run, by_run.values()), key=lambda run: (run.seen_ms, run.started_ms)))
 
 
 def _run(claims: Sequence[ListedClaim]) -> Run:

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Literal
 
 from holdfast.health.failures import Report
-from holdfast.health.signs import Signs
+from holdfast.health.signs import Run, Signs
 from holdfast.health.words import ago, duration
 from holdfast.snapshotter.ownership.claim_listing import ALIVE_MS
 
@@ -92,25 +92,35 @@ def pace_of(signs: Signs) -> Pace:
     if signs.log and len(signs.log) > 1:
         planned = [one.planned_ms for one in signs.log]
         took = [one.committed_ms - one.planned_ms for one in signs.log[-RECENT:] if one.committed_ms is not None]
-        known = _paced(planned, "Spark's log", median(took) if took else None)
+        took = [one for one in took if one >= 0]  # a copy of a location has the times of copying
+        known = _paced(planned, "Spark's log", median(took) if took else None, signs.runs)
         pauses = pauses or _pauses((after - before for before, after in pairwise(planned)), known.silence_ms)
     else:
-        known = _paced([one.batch_ms for one in signs.measured], "state servers on this machine", None)
+        known = _paced([one.batch_ms for one in signs.measured], "state servers on this machine", None, signs.runs)
     return replace(known, pause_ms=median(pauses) if pauses else None)
 
 
-def _paced(begun_ms: Sequence[int], known_from: str, takes_ms: float | None) -> Pace:
+def _paced(begun_ms: Sequence[int], known_from: str, takes_ms: float | None, runs: Sequence[Run]) -> Pace:
     last = sorted(begun_ms)[-RECENT:]
     if len(last) < 2:
         return Pace(takes_ms=takes_ms)
-    between = median(after - before for before, after in pairwise(last))
+    gaps = [after - before for before, after in pairwise(last) if not _is_between_runs(before, after, runs)]
+    between = median(gaps) if gaps else None
     # A pause is none of its pace.
     going = [last[-1]]
     for before, after in reversed([*pairwise(last)]):
-        if after - before > max(ALIVE_MS, 2 * between):
+        if after - before > max(ALIVE_MS, 2 * (between or 0)):
             break
         going.insert(0, before)
     return Pace(len(going), between, takes_ms, going[-1] - going[0], known_from=known_from)
+
+
+def _is_between_runs(before_ms: int, after_ms: int, runs: Sequence[Run]) -> bool:
+    """Tell whether the query was started between two micro-batches, as far as its starts are known."""
+    if len(runs) < 2:
+        return False
+    starts = [run.started_ms for run in runs]
+    return before_ms < min(starts) or any(before_ms < start <= after_ms for start in starts)
 
 
 def _pauses(gaps_ms: Iterable[int], silence_ms: float) -> list[int]:
@@ -134,7 +144,8 @@ def judge(signs: Signs, now_ms: int) -> Verdict:
     if signs.lost:
         return Verdict("failing", 0, signs.lost, newest)
     if of_batch:
-        why = f"Micro-batch {of_batch.batch_id:,} failed and has not been committed since."
+        since = "has not been committed since" if signs.log else "is not known to have been committed since"
+        why = f"Micro-batch {of_batch.batch_id:,} failed and {since}."
         return Verdict("failing", of_batch.stored_ms, why, of_batch)
     if vain := _starts_in_vain(signs):
         return vain
@@ -172,9 +183,10 @@ def _starts_in_vain(signs: Signs) -> Verdict | None:
     same = [one for one in signs.runs if one.batch_id == run.batch_id]
     if len(same) < STARTS_IN_VAIN:
         return None
+    vain = "none of them has committed" if signs.log else "none of them is known to have committed"
     why = (
-        f"The query has been started {len(same)} times at micro-batch {run.batch_id:,}, which none of them has "
-        "committed; the error stands in the program's own log."
+        f"The query has been started {len(same)} times at micro-batch {run.batch_id:,}, which {vain}; the error stands "
+        "in the program's own log."
     )
     return Verdict("failing", same[0].started_ms, why)
 
@@ -184,7 +196,7 @@ def _at_rest(signs: Signs, pace: Pace, now_ms: int) -> Verdict | None:
     seen_ms, shown_by = signs.seen
     if not seen_ms:
         return Verdict("stale", 0, "Nothing shows that it has ever been at work: no micro-batch, claim or commit.")
-    silent_ms = now_ms - seen_ms
+    silent_ms = max(now_ms - seen_ms, 0)  # the store's clock may be ahead
     has_ended = signs.run.has_ended if signs.run and signs.run.seen_ms >= seen_ms - ALIVE_MS else None
     if not has_ended and silent_ms <= pace.silence_ms:
         return None

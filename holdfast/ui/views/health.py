@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -80,7 +81,8 @@ def _card(
     names = {one.name for one in operators}
     log = next((one.found.log for one in logs if names & one.found.named.keys()), None)
     signs = signs_of(query_id, [one.signs for one in operators], log, live)
-    failures = read_failures(directory.storage, signs.failing[:1])
-    failing = {name: sum(one.shard.startswith(f"{name}/") for one in signs.failing) for name in names}
+    persist = signs.failing
+    failures = read_failures(directory.storage, persist[:1])
+    failing = dict.fromkeys(names, 0) | Counter(one.shard.partition("/")[0] for one in persist)
     health = health_of(query_id, sorted(names), signs, failures, now_ms)
     return Card(directory.place, health, failing)

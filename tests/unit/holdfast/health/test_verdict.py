@@ -8,8 +8,9 @@ import pytest
 
 from holdfast.health.failures import Report
 from holdfast.health.health import Health, health_of
-from holdfast.health.signs import Run, Signs
+from holdfast.health.signs import Run, Signs, runs_of
 from holdfast.health.verdict import Verdict, judge
+from holdfast.snapshotter.ownership.claim_listing import ListedClaim
 from holdfast.spark_integration.client.recent import OperatorBatch
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
 
@@ -118,6 +119,47 @@ def test_a_minute_each_hour(has_ended: bool | None, silent_ms: int, state: str) 
     assert ("it usually pauses for 59 min" in found.why) == (state == "stale" or has_ended is None)
 
 
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize(("silent_ms", "state"), [(2 * MIN, "running"), (40 * MIN, "stopped"), (119 * MIN, "stale")])
+def test_a_run_each_hour_of_a_micro_batch_or_two(batches: int, silent_ms: int, state: str) -> None:
+    """What is between two runs is a pause, also where each has no more to do: no trigger of an hour."""
+    runs = hourly(8, NOW - silent_ms - MIN)
+    planned = [one.started_ms + n * 10 * S for one in runs for n in range(batches)]
+    times = tuple(BatchTimes(n, at_ms, at_ms + 4 * S) for n, at_ms in enumerate(planned))
+    assert judge(Signs(runs, log=times), NOW).state == state
+
+
+def test_an_hourly_trigger_with_two_deployments_runs() -> None:
+    """Few of its micro-batches are the first of a run: what is between the others is its pace."""
+    times = log(NOW - 70 * MIN, every_ms=HOUR)
+    starts = [NOW - 90 * DAY, NOW - 5 * HOUR, NOW - 3 * HOUR]
+    runs = tuple(
+        run(at, max(one.planned_ms for one in times if one.planned_ms < end), 20 + n)
+        for n, (at, end) in enumerate(zip(starts, [*starts[1:], NOW], strict=True))
+    )
+    assert judge(Signs(runs, log=tuple(times)), NOW).state == "running"
+
+
+def test_a_clock_that_is_ahead_makes_no_time_negative() -> None:
+    """The store's: its objects are of the future. A copied location has the times of copying, commits before plans."""
+    ended = run(NOW - DAY, NOW + 5 * S, 29, has_ended=True)
+    assert judge(Signs((ended,)), NOW).why.startswith("No micro-batch for 0 ms")
+    copied = tuple(BatchTimes(n, NOW, NOW - S) for n in range(10))
+    assert figures(Signs(log=copied))["A micro-batch takes"][0] == "unknown"
+
+
+def test_the_newest_run_is_the_one_that_the_store_saw_last() -> None:
+    """An earlier run's machine had its clock an hour ahead: its start is later than that of who works now."""
+
+    def claim(run_id: str, epoch: int, started_ms: int, seen_ms: int) -> ListedClaim:
+        return ListedClaim("", epoch, started_ms, "q", run_id, epoch, "app", "elsewhere", "1-1", seen_ms)
+
+    ahead, now = claim("a", 1, NOW + 30 * MIN, NOW - 30 * MIN), claim("b", 2, NOW - 20 * MIN, NOW - MIN)
+    runs = runs_of([ahead, now], "q")
+    assert [one.run_id for one in runs] == ["a", "b"]
+    assert judge(Signs(runs), NOW).state == "running"
+
+
 def test_one_run_a_day_is_told_by_sparks_log() -> None:
     """Claims are kept for a day, so that two are there at most; the log has a hundred micro-batches."""
     days = [one for n in range(6) for one in log(NOW - (6 - n) * DAY + 4 * HOUR, 3, 30 * S)]
@@ -142,7 +184,8 @@ def test_a_micro_batch_that_failed_is_failing_until_it_is_committed() -> None:
     ):
         found = judge(signs, NOW)
         assert (found.state, found.since_ms) == ("failing", NOW - MIN)
-        assert found.why == "Micro-batch 30 failed and has not been committed since."
+        known = "has not been committed" if signs.log else "is not known to have been committed"
+        assert found.why == f"Micro-batch 30 failed and {known} since."
         assert found.failure == failed(30)
     assert judge(Signs(log=times, reports=(failed(29),)), NOW - HOUR + 3 * S).state == "running"
     assert judge(Signs((run(NOW - DAY, NOW - S, 31),), reports=(failed(30),)), NOW).state == "running"
@@ -212,6 +255,9 @@ def test_what_is_not_known_is_unknown() -> None:
     assert {value for value, _ in found.values()} == {"unknown"}
     assert "name the query's checkpointLocation" in found["Micro-batches a minute"][1]
     assert "query.lastProgress" in found["Input left"][1]
+    named = figures(Signs(log=(BatchTimes(0, NOW - S, None),)))
+    assert named["Micro-batches a minute"] == ("unknown", "fewer than two are known in a row")
+    assert named["A micro-batch takes"] == ("unknown", "Spark's log has none that was committed")
 
 
 def test_a_pause_is_no_part_of_the_pace() -> None:
