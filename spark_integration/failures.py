@@ -24,14 +24,15 @@ from holdfast.errors import HoldfastError
 from holdfast.spark_integration.spark_versions import java_stack
 
 _TRACEBACK = "Traceback (most recent call last):"
+_GROUP = f"+ Exception Group {_TRACEBACK}"
 _FRAME = re.compile(r'  File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<function>.+)')
-_RAISED = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$", re.DOTALL)
+_RAISED = re.compile(r"(?P<name>[^\W\d][\w.<>]*)(?:: (?P<message>.*))?$", re.DOTALL)
 _NOTE_OF_KEY = re.compile(r"raised in operator (?P<operator>'.*'|\".*\") for key (?P<key>\(.*\))")
 _NOTE_OF_SHARD = re.compile(
     r"raised in operator (?P<operator>'.*'|\".*\"), shard (?P<shard>\d+)(?:, micro-batch (?P<batch>\d+))?"
 )
 _NOT_THE_USERS = (
-    "/pyspark/",
+    "/python/pyspark/",
     "/pyspark.zip/",
     "/py4j",
     "/site-packages/",
@@ -42,7 +43,7 @@ _NOT_THE_USERS = (
     ".pyx",
 )
 _ENDS_A_MESSAGE = re.compile(
-    r"\s*at [\w.$/@]+\(|Driver stacktrace:|=== Streaming Query ===|JVM stacktrace:|Caused by: "
+    r"\s*at [\w.$/@]+\(|Driver stacktrace:|=== Streaming Query ===|JVM stacktrace:|Caused by: | SQLSTATE:|  \+-"
 )
 _JAVA = re.compile(r"(?:^|\s)((?:[a-z_][\w$]*\.){2,}[A-Z][\w$]*(?:Exception|Error)): (.+)")
 _CAUSED_BY = re.compile(r"^Caused by: ((?:[\w$]+\.)+[\w$]+): (.+)$", re.MULTILINE)
@@ -52,8 +53,15 @@ _SAYS_NOTHING = (
     "raised by the Python Proxy",
     "thrown from the Python worker",
 )
-_OF_SPARK = ("pyspark.", "py4j.", "grpc.")
-_SQL_STATE = re.compile(r"(?:\s*SQLSTATE: \w{5})+\s*$")
+#: What passes on what others raise; ``pyspark.errors.exceptions.base`` has what PySpark itself raises in Python.
+_OF_SPARK = (
+    "pyspark.errors.exceptions.captured.",
+    "pyspark.errors.exceptions.connect.",
+    "pyspark.errors.exceptions.base.StreamingQueryException",
+    "py4j.",
+    "grpc.",
+)
+_SQL_STATE = re.compile(r"(?:\s*SQLSTATE: \w{5})+(?:;\n.*|\s*)$", re.DOTALL)
 _OPERATOR_FACT = re.compile(r"\boperator=('[^']*'|\S+)")
 
 _AGAIN = "start the query again: nothing of this micro-batch was kept"
@@ -64,10 +72,6 @@ _WHAT_TO_DO = {
     "objects back; else go back to an earlier micro-batch (docs/operations.md)",
     errors.CorruptionError: "let `holdfast verify` name every damaged object; restore them, or go back to an earlier "
     "micro-batch (docs/operations.md)",
-    errors.ConflictError: "stop the other application that runs this query; if it is dead, wait as long as the "
-    "message says",
-    errors.SchemaMismatchError: "change the code so that it agrees with what the message names "
-    "(docs/state-schema.md says how stored columns may change)",
 }
 
 
@@ -146,6 +150,11 @@ class _Raised:
     batch: str | None = None
 
     @property
+    def is_noted(self) -> bool:
+        """Whether holdfast's code in a worker has let it pass, and noted where."""
+        return self.key is not None or self.shard is not None
+
+    @property
     def kind(self) -> type[HoldfastError] | None:
         """Its class, if it is one of holdfast's."""
         module, _, name = self.name.rpartition(".")
@@ -189,16 +198,17 @@ def explain(error: BaseException) -> str:
     to do:       correct add_up (app.py, line 12), and start the query again: nothing of this micro-batch was kept
     """
     text = _text(error)
-    for cause in _CAUSES:
-        found = cause.pattern.search(text)
-        if found is not None:
-            batch = found.groupdict().get("batch")
-            return _lines(what=found.expand(cause.what), batch=batch, to_do=found.expand(cause.to_do))
     all_raised = list(_raised(text))
     raised = _chosen(all_raised)
+    for cause in _CAUSES:
+        found = cause.pattern.search(text)
+        if found is not None and not (raised and raised.is_noted):
+            batch = found.groupdict().get("batch")
+            return _lines(what=found.expand(cause.what), batch=batch, to_do=found.expand(cause.to_do))
     if raised is None:
         return _lines(what=_innermost(text, all_raised))
-    what = f"{raised.name.removeprefix(errors.__name__ + '.')}: {raised.message}".removesuffix(": ")
+    name = raised.name.rpartition(".")[2] if raised.name.startswith(("holdfast.", "pyspark.")) else raised.name
+    what = f"{name}: {raised.message}".removesuffix(": ")
     return _lines(
         what=what,
         operator=raised.operator,
@@ -233,19 +243,20 @@ def _lines(
 
 
 def _to_do(raised: _Raised) -> str | None:
+    again = f", and {_AGAIN}" if raised.is_noted else ""
     if raised.kind is None:
-        place = raised.place
-        return _AGAIN if place is None else f"correct {place}, and {_AGAIN}"
+        place = raised.place or ("the operator's function" if raised.is_noted else None)
+        return None if place is None else f"correct {place}{again}"
     for kind, to_do in _WHAT_TO_DO.items():
         if issubclass(raised.kind, kind):
             return to_do
-    return f"do as the message says, and {_AGAIN}" if raised.shard else "do as the message says"
+    return f"do as the message says{again}"
 
 
 def _chosen(found: list[_Raised]) -> _Raised | None:
-    """Return what says most: an error with notes, one of holdfast's, or else the last that is not Spark's own."""
+    """Return what says most: an error with notes, one of holdfast's, or else the last that Python raised."""
     own = [raised for raised in found if not raised.name.startswith(_OF_SPARK)]
-    noted = [raised for raised in own if raised.operator is not None]
+    noted = [raised for raised in found if raised.is_noted]
     ours = [raised for raised in own if raised.kind is not None]
     chosen = noted or ours or own
     return chosen[-1] if chosen else None
@@ -267,7 +278,7 @@ def _read(lines: list[str], start: int) -> _Raised | None:
     """Return what a traceback ends with; it may stand in a message, and so be indented."""
     indent = 0 if start < 0 else len(lines[start]) - len(lines[start].lstrip())
     # What a message has before it on its line is no indentation.
-    margin = lines[start][:indent] if start >= 0 else ""
+    margin = "  | " if start >= 0 and _GROUP in lines[start] else lines[max(start, 0)][:indent]
     rest = [line.removeprefix(margin) for line in lines[start + 1 :]]
     frames, end = [], 0
     for line in rest:
@@ -278,19 +289,16 @@ def _read(lines: list[str], start: int) -> _Raised | None:
         end += 1
     said: list[str] = []
     notes: dict[str, str] = {}
+    is_cut = False  # at the message's first empty line; notes come after all of it
     for line in rest[end:]:
-        if (
-            line.rstrip().endswith(_TRACEBACK)
-            or _ENDS_A_MESSAGE.match(line)
-            or (said and not line.strip())
-            or line.startswith(" SQLSTATE:")
-        ):
+        if line.rstrip().endswith(_TRACEBACK) or _ENDS_A_MESSAGE.match(line):
             break
+        is_cut = is_cut or bool(said and not line.strip())
         noted = _NOTE_OF_KEY.match(line) or _NOTE_OF_SHARD.match(line)
         if noted:
             # The innermost comes first.
             notes = {name: value for name, value in noted.groupdict().items() if value is not None} | notes
-        else:
+        elif not is_cut:
             said.append(line)
     matched = _RAISED.match("\n".join(said))
     if matched is None:

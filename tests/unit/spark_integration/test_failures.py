@@ -3,11 +3,12 @@ from __future__ import annotations
 import traceback
 
 import pytest
-from pyspark.errors import PythonException, StreamingQueryException
+from pyspark.errors import AnalysisException, PySparkValueError, PythonException, StreamingQueryException
+from pyspark.sql import Row
 
 import holdfast
 from holdfast import errors
-from holdfast.errors import HoldfastError, InvalidArgumentError, SchemaMismatchError, StateLostError
+from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, SchemaMismatchError, StateLostError
 from holdfast.spark_integration.failures import explain
 
 
@@ -81,6 +82,65 @@ def test_each_of_our_errors_says_what_to_do(kind: type[HoldfastError]) -> None:
         assert lines[0] == f"what:        {kind.__name__}: it went wrong"
         assert lines[-1].startswith("to do:       ")
         assert len(lines) <= 5
+
+
+class _UnluckyError(Exception):
+    """Of a class within a function, Python shows ``make.<locals>.UnluckyError``."""
+
+
+_UnluckyError.__qualname__ = "make.<locals>.UnluckyError"
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (_UnluckyError("no"), f"{__name__}.make.<locals>.UnluckyError: no"),
+        (ExceptionGroup("two", [KeyError("a"), KeyError("b")]), "ExceptionGroup: two (2 sub-exceptions)"),
+        (ValueError("first\n\nsecond"), "ValueError: first"),
+        (PySparkValueError("Invalid return type"), "PySparkValueError: Invalid return type"),
+        (ModuleNotFoundError("No module named 'holdfast.a'"), "ModuleNotFoundError: No module named 'holdfast.a'"),
+        (ValueError("STATE_STORE_COMMIT_VALIDATION_FAILED is for batch 3"), "ValueError: STATE_STORE_COMMIT"),
+    ],
+)  # fmt: skip
+def test_an_error_with_notes_is_the_cause_whatever_it_says(error: Exception, what: str) -> None:
+    """Such an error was raised while the operator ran: no other part of the text says more."""
+    text = in_a_worker(error, "raised in operator 'op' for key (1,)", "raised in operator 'op', shard 2, micro-batch 3")
+    lines = explain(of_a_query(text)).splitlines()
+    assert lines[0].startswith(f"what:        {what}")
+    assert lines[1:4] == ["operator:    op", "key:         (1,)", "micro-batch: 3"]
+    assert lines[4].startswith("to do:       correct in_a_worker (test_failures.py, line ")
+
+
+def test_advice_does_not_contradict_the_message() -> None:
+    """A conflict may be one of two operators in one query, and no other application runs it."""
+    text = in_a_worker(ConflictError("pass each its own name="), "raised in operator 'op', shard 2, micro-batch 3")
+    assert "to do:       do as the message says, and start the query again" in explain(of_a_query(text))
+
+
+def test_an_error_outside_of_a_micro_batch_says_nothing_of_one() -> None:
+    assert explain(KeyError("plain")) == "what:        KeyError: 'plain'"
+    assert explain(InvalidArgumentError("no such backend")).splitlines()[-1] == "to do:       do as the message says"
+
+
+def test_what_pyspark_raises_for_a_line_of_the_users_is_the_users() -> None:
+    """A misspelt attribute of a `Row`, in foreachBatch: PySpark raises its error while it handles another."""
+
+    def save() -> None:
+        Row(n=1).total  # noqa: B018
+
+    with pytest.raises(AttributeError) as caught:
+        save()
+    text = "".join(traceback.format_exception(caught.value))
+    what, to_do = explain(
+        of_a_query(f"An exception was raised by the Python Proxy. Return Message: {text}")
+    ).splitlines()
+    assert "Attribute" in what
+    assert to_do.startswith("to do:       correct save (test_failures.py, line ")
+
+
+def test_the_plan_in_an_error_of_an_analysis_is_left_out() -> None:
+    error = AnalysisException("[UNRESOLVED_COLUMN] no such column. SQLSTATE: 42703;\n'Project ['nope]\n+- Range\n")
+    assert explain(error) == "what:        AnalysisException: [UNRESOLVED_COLUMN] no such column."
 
 
 def test_the_operator_of_an_error_at_a_definition_is_in_its_facts() -> None:
