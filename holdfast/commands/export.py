@@ -16,14 +16,15 @@ from holdfast import savepoints
 from holdfast.commands.own_spark import CONF, started_spark
 from holdfast.commands.progress import things_shown
 from holdfast.commands.target import batch_option, on_storage, state_dir_option
-from holdfast.errors import InvalidArgumentError, UnavailableError
+from holdfast.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.settings import PREFIX
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.spark_integration.lookup.state_directory import find_state_dir, query_at
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.spark_integration.lookup.state_directory import find_state_dir, query_at, require_no_state_directory
 from holdfast.spark_integration.lookup.stored_query import open_query
 from holdfast.spark_integration.sinks.extras import needs_extra
-from holdfast.spark_integration.state_source.files import Kind, saved_rows, write_files
+from holdfast.spark_integration.state_source.files import Kind, ShardRows, saved_rows, write_files
 from holdfast.spark_integration.state_source.reading import said_by_holdfast
 
 if TYPE_CHECKING:
@@ -118,14 +119,21 @@ class _Exported:
         with ExitStack() as stack:
             to = stack.enter_context(open_storage(target, parse_storage_options(options)))
             if state_dir is None or self.operator is None:
-                directory, name = _place(self.location)
-                saved = stack.enter_context(open_storage(directory, parse_storage_options(options)))
-                rows = saved_rows(saved, name, self.operator, self.table)
+                rows = self._saved_rows(stack, options)
             else:
                 query = stack.enter_context(open_query(self.location, state_dir, options))
                 rows = query.rows(self.operator, self.table, batch_id=self.batch_id)
             on_rows = stack.enter_context(things_shown("rows", None))
             write_files(rows, self.names or (), to, kind, on_rows)
+
+    def _saved_rows(self, stack: ExitStack, options: Mapping[str, str]) -> ShardRows:
+        directory, name = _place(self.location)
+        saved = stack.enter_context(open_storage(directory, parse_storage_options(options)))
+        try:
+            return saved_rows(saved, name, self.operator, self.table)
+        except NotFoundError:
+            require_no_state_directory(PrefixedStorage(saved, name))
+            raise
 
 
 def is_of_query(context: click.Context, options: Mapping[str, str]) -> bool:
@@ -139,8 +147,9 @@ def is_of_query(context: click.Context, options: Mapping[str, str]) -> bool:
 
 
 def _place(location: str) -> tuple[str, str]:
-    directory, _, name = location.rstrip("/").rpartition("/")
-    return directory, name
+    """Return the directory and the name of a savepoint."""
+    directory, slash, name = location.rstrip("/").rpartition("/")
+    return directory or slash or ".", name
 
 
 def write(frame: DataFrame, target: str, kind: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -20,12 +20,12 @@ from holdfast.snapshotter.decisions import Decisions, StoredSink
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.ownership.query_origin import find_origin
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
-from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing
 from holdfast.snapshotter.upkeep.state_size import StateSizes
 from holdfast.spark_integration.client.recent import recent_batches
-from holdfast.spark_integration.spark_state.query_location import BatchTimes, QueryLocation
+from holdfast.spark_integration.lookup.stored_query import opened_query
+from holdfast.spark_integration.spark_state.query_location import BatchTimes
 
 _KINDS = ("commit", "snapshot", "part", "probe", "trouble", "unknown")
 
@@ -49,7 +49,8 @@ def inspect(
     """
     with opened(url, options, operator) as target:
         found = [(o, _record(target, o.name)) for o in target.listing.operators.values()]
-        logs = _logs(target, location, options) if location else {}
+        owners = {record.query_id for _, record in found if isinstance(record, OperatorRecord)}
+        logs = _logs(target, location, options, owners) if location else {}
         healths = _healths(target, found, logs)
         committed = {name: health.committed for health in healths for name in health.operators}
         if as_json:
@@ -85,7 +86,9 @@ def _tables(target: Target, record: OperatorRecord) -> SparkTables | HoldfastErr
         return exc
 
 
-def _logs(target: Target, location: str, options: Mapping[str, str]) -> dict[str, list[BatchTimes]]:
+def _logs(
+    target: Target, location: str, options: Mapping[str, str], known: Container[str]
+) -> dict[str, list[BatchTimes]]:
     """Return Spark's log of a query by the id that its state has: a clone's is that of the original.
 
     Raises
@@ -93,11 +96,14 @@ def _logs(target: Target, location: str, options: Mapping[str, str]) -> dict[str
     InvalidArgumentError
         It is not the checkpoint location of a query.
     """
-    with open_storage(location, parse_storage_options(options)) as storage:
-        log = QueryLocation(storage)
-        query_id = log.query_id()
-        origin = find_origin(target.storage, query_id)
-        return {origin.state_id if origin else query_id: log.times()}
+    with opened_query(location, target.storage.url, parse_storage_options(options)) as query:
+        times = query.times()
+        origin = find_origin(target.storage, query.query_id)
+        owner = origin.state_id if origin else query.query_id
+        if owner not in known and any(one.committed_ms is not None for one in times):
+            # State that began in a task which Spark told no query has another id.
+            return {found: times for found in query.directories().values() if found in known} or {owner: times}
+        return {owner: times}
 
 
 def _healths(
@@ -119,7 +125,8 @@ def _healths(
         by_query.setdefault(query_id, []).append(signs)
     if elsewhere := logs.keys() - by_query.keys():
         raise InvalidArgumentError(
-            "no operator here belongs to the query of that checkpoint location: give the state directory that it uses",
+            "no operator that is shown belongs to the query of that checkpoint location: give the state directory that "
+            "it uses, and no --operator of another query",
             query=next(iter(elsewhere)),
             queries=", ".join(sorted(by_query)),
         )
@@ -177,12 +184,14 @@ def _show(
     else:
         console.print(
             f"[bold]{plain(listing.name)}[/] of query {plain(record.query_id)}: "
-            f"{len(listing.shards):,} of {record.shards:,} shards hold state"
+            f"{len(listing.shards):,} of {record.shards:,} shards have objects here"
         )
         _show_tables(target, _tables(target, record))
     of_state = StateSizes(target.storage, target.executor).of_operator(listing)
     estimated = f", {of_state.estimated:,} shards estimated" if of_state.estimated else ""
     console.print(f"{size(of_state.state_bytes)} of state{estimated}")
+    if not of_state.state_bytes:
+        console.print("small commits travel in the query's checkpointLocation until they are worth an object")
     shown = table("", "objects", "size", right=("objects", "size"))
     facts = [_facts(shard) for shard in listing.shards.values()]
     for kind in _KINDS:

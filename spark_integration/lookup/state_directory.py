@@ -6,11 +6,12 @@ the query's next micro-batch. What is found must have the state of this query: a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.operator_record import find_operator
 from holdfast.snapshotter.ownership.query_origin import find_origin
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -20,6 +21,7 @@ from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 
 _THREADS = 16
+_IS_RECORD = re.compile(r"[^/]+/operator")
 _NAME_IT = "name the state directory with --state-dir, or as the argument state_dir"
 
 
@@ -45,7 +47,7 @@ def find_state_dir(location: str | Path, options: Mapping[str, object]) -> str:
         try:
             query_id = pointers.query_id
         except InvalidArgumentError:
-            _require_no_state_directory(storage)
+            require_no_state_directory(storage)
             raise
         newest = _newest(pointers)
     assert newest.state_dir is not None
@@ -68,7 +70,11 @@ def _newest(pointers: QueryPointers) -> PointerRow:
         batch_id = pointers.batch(None).batch_id
     except NotFoundError as exc:
         raise NotFoundError(f"{exc.message}, so nothing tells its state directory: {_NAME_IT}", **exc.facts) from exc
-    rows = [row for held in pointers.held(batch_id) for row in held.rows]
+    try:
+        rows = [row for held in pointers.held(batch_id) for row in held.rows]
+    except InvalidArgumentError as exc:
+        message = f"without Spark, this query's pointers do not tell its state directory: {_NAME_IT} ({exc.message})"
+        raise InvalidArgumentError(message, **exc.facts) from exc
     named = [row for row in rows if row.state_dir is not None]
     if not named:
         why = (
@@ -102,10 +108,13 @@ def _require_state_of(storage: ObjectStorage, query_id: str, row: PointerRow) ->
         )
 
 
-def _require_no_state_directory(location: ObjectStorage) -> None:
+def require_no_state_directory(location: ObjectStorage) -> None:
     """Raise InvalidArgumentError where somebody has taken a state directory for a checkpoint location."""
-    records = [info.key for info in location.list("") if info.key.endswith("/operator") and info.key.count("/") == 1]
-    found = [find_operator(location, key.removesuffix("/operator")) for key in sorted(records)]
+    try:
+        records = [info.key for info in location.list("") if _IS_RECORD.fullmatch(info.key)]
+        found = [find_operator(location, key.removesuffix("/operator")) for key in sorted(records)]
+    except HoldfastError:  # as of a folder that is not ours to list: what is known of it already says more
+        return
     if found:
         raise InvalidArgumentError(
             "this is a state directory: name the checkpointLocation of a query instead, which is enough to find its "

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from pyspark.sql import DataFrame
 
 import holdfast
 from holdfast import savepoints
@@ -94,6 +96,29 @@ def test_a_restored_query_has_its_directory_before_it_runs(lab: Lab) -> None:
     lab.configure({"state.dir": str(lab.folder / "restored state")})
     savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "restored")
     assert find_state_dir(lab.folder / "restored", {}) == str(lab.folder / "restored state")
+
+
+def test_state_that_began_in_a_users_thread_belongs_to_the_query(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark tells such a task no query, so the state has an id of its own: the pointers say whose it is."""
+    monkeypatch.delenv("HOLDFAST_STATE_DIR", raising=False)
+    lab.feed([("a", 1)])
+
+    def collect(rows: DataFrame, _batch_id: int) -> None:
+        thread = threading.Thread(target=rows.collect)
+        thread.start()
+        thread.join()
+
+    writer = lab.totals().writeStream.foreachBatch(collect).outputMode("update")
+    writer.option("checkpointLocation", str(lab.folder / "query")).trigger(availableNow=True).start().awaitTermination()
+    assert get(lab.folder / "query") == [{"key": "a", "n": 1, "total": 1}]
+    shown = CliRunner().invoke(
+        group,
+        ["inspect", str(lab.folder / "durable"), "--checkpoint-location", str(lab.folder / "query"), "--json"],
+        catch_exceptions=False,
+    )
+    (found,) = json.loads(shown.output)["queries"]
+    assert found["query_id"] != query_id(lab.folder / "query")
+    assert found["committed"] == 0
 
 
 def test_what_cannot_be_found_says_why(lab: Lab) -> None:

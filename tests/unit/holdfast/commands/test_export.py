@@ -22,7 +22,10 @@ from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.spark_integration.lookup.state_directory import require_no_state_directory
 from holdfast.spark_integration.state_source.files import write_files
+from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from tests.unit.holdfast.commands.state_dir import put_record
 from tests.unit.snapshotter.savepoints.sample import a_savepoint
 
 
@@ -88,6 +91,23 @@ def test_a_savepoint_is_exported_without_spark(tmp_path: Path) -> None:
     with pytest.raises(CorruptionError):
         exported(*where, "--to", str(tmp_path / "new"))
     assert not list((tmp_path / "new").glob("*"))
+
+
+def test_what_is_no_savepoint_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state directory, the name alone where the shell is, and a folder that may not be listed."""
+    with open_storage(str(tmp_path)) as target:
+        a_savepoint(target, "one")
+        put_record(PrefixedStorage(target, "state"))
+    monkeypatch.chdir(tmp_path)
+    exported("one", "--operator", "totals", "--to", "new")
+    with pytest.raises(InvalidArgumentError, match="this is a state directory: name the checkpointLocation"):
+        exported(str(tmp_path / "state"), "--to", "elsewhere")
+    with pytest.raises(NotFoundError, match="no savepoint of this name"):
+        exported("two", "--to", "elsewhere")
+    with open_storage(str(tmp_path / "state")) as inner:
+        denied = FaultyStorage(inner, [Fault("fail", "list", error=lambda: InvalidArgumentError("access denied"))])
+        require_no_state_directory(denied)
+        denied.assert_all_hit()
 
 
 def exported(*arguments: str) -> None:

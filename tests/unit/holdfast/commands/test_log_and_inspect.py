@@ -7,10 +7,11 @@ from pathlib import Path
 
 from holdfast.errors import CorruptionError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import Troubles
 from tests.model.shard_history import ShardHistory
-from tests.unit.holdfast.commands.state_dir import age, document, files, run
+from tests.unit.holdfast.commands.state_dir import age, document, files, put_record, run
 
 
 def test_log_lists_versions_and_snapshots_newest_first(root: Path, shard: ShardHistory) -> None:
@@ -62,7 +63,7 @@ def test_inspect_shows_operators_tables_shards_and_sizes(
     assert facts["newest_version"].startswith("30-")
     assert found["unknown_objects"] == 1
     shown = run("inspect", root, "--shards").stdout
-    assert "1 of 4 shards hold state" in shown
+    assert "1 of 4 shards have objects here" in shown
     assert shard.prefix in shown
 
 
@@ -103,3 +104,12 @@ def test_a_name_in_other_digits_is_no_shard(root: Path, shard: ShardHistory, sto
     (operator,) = document("inspect", root)["operators"]
     assert [s["shard"] for s in operator["shards"]] == [shard.prefix]
     assert document("verify", root)["damages"] == []
+
+
+def test_an_operator_whose_commits_still_travel_looks_like_none_that_was_lost(tmp_path: Path) -> None:
+    """A newcomer's first query has stored nothing yet: no object is said to be no state."""
+    with open_storage(str(tmp_path)) as storage:
+        put_record(storage)
+    shown = run("inspect", tmp_path).stdout
+    assert "0 of 4 shards have objects here" in shown
+    assert "small commits travel in the query's checkpointLocation until they are worth an object" in shown
