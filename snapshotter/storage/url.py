@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from holdfast.errors import InvalidArgumentError
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+_SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _S3 = ("s3", "s3a")
 
 
@@ -86,7 +86,10 @@ def _remote(scheme: str, rest: str) -> StorageUrl:
     if scheme == "hdfs" and rest.startswith("/") and not rest.startswith("//"):
         rest = f"//{rest}"
     if not rest.startswith("//"):
-        raise InvalidArgumentError(f"URL must be scheme://root, or a path: write {scheme}://…", scheme=scheme)
+        raise InvalidArgumentError(
+            f"URL must be scheme://root, or a path: write {scheme}://…, or ./{scheme}:… where it is a path",
+            scheme=scheme,
+        )
     authority, slash, path = rest[2:].partition("/")
     user, _, _ = authority.rpartition("@")
     # A secret may itself hold a slash, so for S3 a colon in the authority, or an @ anywhere, is enough.
