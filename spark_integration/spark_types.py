@@ -132,7 +132,9 @@ def _arrow_type(t: DataType, column: str, what: str, only_sent: Mapping[str, pa.
         return _arrow_type(of, name, what, only_sent)
 
     if isinstance(t, ArrayType):
-        return pa.list_(pa.field("element", part(t.elementType), t.containsNull))
+        element = part(t.elementType)
+        # Of ``array()`` Arrow takes no elements of type null that are never null.
+        return pa.list_(pa.field("element", element, t.containsNull or pa.types.is_null(element)))
     if isinstance(t, MapType):
         return pa.map_(part(t.keyType), pa.field("value", part(t.valueType), t.valueContainsNull))
     if isinstance(t, StructType):

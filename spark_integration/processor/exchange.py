@@ -108,6 +108,8 @@ class FrameExchange:
 
     def _key_column(self, name: str, column: pa.ChunkedArray) -> list[Any]:
         """Return Python's values; times as pandas has them, timestamps without a zone, in the session's time."""
+        if pa.types.is_nested(column.type):
+            return [value for (value,) in key_tuples(pa.table({name: column}), self.frame_format)]
         if pa.types.is_timestamp(column.type) or pa.types.is_duration(column.type):
             [series] = self.frame_format.to_series(pa.table({name: column}))
             return list(series)

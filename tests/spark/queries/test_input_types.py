@@ -26,6 +26,7 @@ POINT_AS_WKB = "X'0101000000000000000000F03F0000000000000040'"
 EXPRESSIONS = {
     "variant": ((4, 0), "parse_json(cast(v AS string))"),
     "variants": ((4, 0), "array(parse_json('1'), null)"),
+    "nothing": ((4, 0), "array()"),
     "time": ((4, 3), "CAST('12:30:00' AS TIME)"),
     "geometry": ((4, 3), f"st_geomfromwkb({POINT_AS_WKB})"),
     "geography": ((4, 3), f"st_geogfromwkb({POINT_AS_WKB})"),
