@@ -1,8 +1,8 @@
 """The Python that Spark starts for tasks on this machine, beside the one that this program runs in.
 
-Spark takes ``PYSPARK_PYTHON``, or else the ``python3`` of the PATH. A program that an IDE, cron or
-``venv/bin/python app.py`` starts has an environment that is not on the PATH, so that its tasks fail, each with a page
-of Java: without PySpark in that ``python3``, the worker does not even start.
+Spark takes ``PYSPARK_PYTHON``, or else the ``python3`` of the PATH, unless a setting of the session names another. A
+program that an IDE, cron or ``venv/bin/python app.py`` starts has an environment that is not on the PATH, so that its
+tasks fail, each with a page of Java: without PySpark in that ``python3``, the worker does not even start.
 
 Only a local master is looked at. The executors of a cluster may run another Python than the driver's machine has, and
 so may a server of Spark Connect.
@@ -35,6 +35,8 @@ def missing(name):
 print("%d.%d" % sys.version_info[:2], *filter(missing, sys.argv[1:]))
 """
 _START_TIMEOUT_S = 60
+#: Stands above PYSPARK_PYTHON.
+_SETTING = "spark.sql.execution.pyspark.python"
 _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -52,7 +54,7 @@ def require_worker_python(session: SparkSession) -> None:
     """
     if not is_classic(session) or not str(session.sparkContext.master).startswith("local"):
         return
-    program = session.sparkContext.pythonExec
+    program = session.conf.get(_SETTING, None) or session.sparkContext.pythonExec
     problem = problem_of(program)
     if problem is not None:
         raise InvalidArgumentError(

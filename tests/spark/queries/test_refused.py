@@ -20,6 +20,7 @@ from holdfast.backends.base import Backend
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from tests.spark.conftest import OUTPUT, STATE, Lab, count_and_sum
+from tests.spark.parity.engines import configured
 
 pytestmark = pytest.mark.spark
 
@@ -50,6 +51,21 @@ def test_tasks_in_a_python_without_the_packages(lab: Lab, tmp_path: Path, monkey
     monkeypatch.setattr(lab.spark.sparkContext, "pythonExec", str(tmp_path / "bare/bin/python3"))
     with pytest.raises(InvalidArgumentError, match=r"which has no pandas, pyarrow, holdfast: set .* PYSPARK_PYTHON"):
         lab.totals()
+
+
+def test_the_python_that_a_session_sets_is_the_one_that_counts(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark takes the setting before PYSPARK_PYTHON: what runs is not refused, and what cannot run is."""
+    lab.feed([("a", 1)])
+    venv.create(tmp_path / "bare", with_pip=False)
+    bare = str(tmp_path / "bare/bin/python3")
+    missing = pytest.raises(InvalidArgumentError, match="which has no pandas, pyarrow, holdfast")
+    with configured(lab.spark, {"spark.sql.execution.pyspark.python": bare}), missing:
+        lab.totals()
+    monkeypatch.setattr(lab.spark.sparkContext, "pythonExec", bare)
+    with configured(lab.spark, {"spark.sql.execution.pyspark.python": sys.executable}):
+        assert lab.run(lab.totals()) == [[{"key": "a", "n": 1, "total": 1}]]
 
 
 def test_unknown_key_column(lab: Lab) -> None:
