@@ -170,6 +170,7 @@ def test_keys_of_processors_and_their_timers(in_order: Lab, in_pandas: bool) -> 
     """
     timer = spark_versions.makes_frames_anew()
     keys = [*KEYS, "struct"] if spark_versions.makes_frames_anew(beside_initial_state=True) else KEYS
+    spark_versions.start_state_coordinator(in_order.spark)  # which Spark 4.1 needs here and starts only for a stream
     in_order.spark.conf.set("spark.sql.session.timeZone", "UTC")
     rows = typed(in_order.spark.createDataFrame([(1, True)] * 2, "k long, present boolean"))
 
