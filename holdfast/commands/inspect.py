@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -100,10 +101,13 @@ def _logs(
         times = query.times()
         origin = find_origin(target.storage, query.query_id)
         owner = origin.state_id if origin else query.query_id
-        if owner not in known and any(one.committed_ms is not None for one in times):
-            # State that began in a task which Spark told no query has another id.
-            return {found: times for found in query.directories().values() if found in known} or {owner: times}
-        return {owner: times}
+        if owner in known:
+            return {owner: times}
+        named: Mapping[str, str] = {}
+        with suppress(HoldfastError):  # nothing is committed, or its pointers cannot be read
+            named = query.directories()
+        # State that began in a task which Spark told no query has another id.
+        return {found: times for found in named.values() if found in known} or {owner: times}
 
 
 def _healths(

@@ -31,15 +31,16 @@ class Stored:
     named: dict[str, str] = field(default_factory=lambda: {"totals": "query-1"})
     error: Exception | None = None
     reads: int = 0
+    batch_id: int = 0
     query_id: str = "query-1"
     answers: threading.Event = field(default_factory=_answered)
     is_closed: threading.Event = field(default_factory=threading.Event)
 
     def times(self) -> list[BatchTimes]:
-        return [BatchTimes(0, 1_000, 2_000)]
+        return [BatchTimes(self.batch_id, 1_000, 2_000)]
 
     def batches(self) -> list[int]:
-        return [0]
+        return [self.batch_id]
 
     def directories(self) -> dict[str, str]:
         self.reads += 1

@@ -191,6 +191,6 @@ def test_the_command_reads_the_pace_in_sparks_log(tmp_path: Path) -> None:
     assert "name the query" in run("inspect", root).stdout
     (location / "metadata").write_text('{"id": "query-2"}')
     refused = run("inspect", root, "--checkpoint-location", location)
-    assert "no operator here belongs to the query of that checkpoint location" in str(refused.exception)
+    assert "no operator that is shown belongs to the query of that checkpoint location" in str(refused.exception)
     refused = run("inspect", root, "--checkpoint-location", tmp_path)
     assert "is not the checkpoint location of a query" in str(refused.exception)

@@ -53,7 +53,7 @@ def test_a_query_that_cannot_be_read_hides_no_other(tmp_path: Path, site_of: Sit
     places = [location(tmp_path / "one"), location(tmp_path / "two"), state]
     site = site_of(places, lambda query, _home: queries[query.place])
     home = site.directory(2)
-    broken.error = CorruptionError("its log is damaged")
+    broken.error, broken.batch_id = CorruptionError("its log is damaged"), 1
     found = home.query_of("sessions", Patience.of_a_view())
     assert found is not None
     with found[0].reading() as stored:
@@ -107,7 +107,7 @@ def test_a_directory_may_become_a_query(tmp_path: Path, site_of: SiteOf) -> None
 
 
 def test_what_a_view_costs(tmp_path: Path, site_of: SiteOf) -> None:
-    """No directory is listed but the one that is looked at; pointers are read once, not for each directory."""
+    """No directory is listed but the one that is looked at; pointers are read once a micro-batch, for all of them."""
     homes = [directory(tmp_path / f"state-{n}", f"operator-{n}") for n in range(4)]
     stored = Stored()
     site = site_of([location(tmp_path / "query"), *homes], lambda _query, _home: stored)
@@ -116,9 +116,11 @@ def test_what_a_view_costs(tmp_path: Path, site_of: SiteOf) -> None:
     site.directory(1).surveyor.latest()
     listed = [sum(one.action == "list" for one in home.operations) for home in homes]
     assert listed == [1, 0, 0, 0]
-    stored.reads = 0
     overview(site, 0)
     assert stored.reads == 1
+    stored.batch_id = 1
+    overview(site, 0)
+    assert stored.reads == 2
 
 
 def test_empty_places_that_are_slow_are_waited_for_together(
