@@ -1,8 +1,9 @@
 """Which process of a run has which tests, what begins first, and parts of a run: ``make test-all PART=7/20``.
 
-The tests of a file stay together and share its servers. In ``make test`` so do all that use the one session of Spark:
-a JVM costs 10 CPU seconds to start, and as much until it is warm; in longer tiers one process would be left alone with
-them. What takes longest begins first. A part is always of whole files, and at one commit always of the same.
+The tests of a file stay together and share its servers. In ``make test`` so do those that use a session of Spark: a
+JVM costs 10 CPU seconds to start, and as much until it is warm. Two processes have them, one for each core: one alone
+would still be at it when all other tests have ended; in longer tiers two would be left alone with them. What takes
+longest begins first. A part is always of whole files, and at one commit always of the same.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ PART = os.environ.get("HOLDFAST_TEST_PART", "")
 # `slow(60)`.
 _WEIGHTS = {"slow": 20, "cluster": 20, "kafka": 10, "postgres": 5, "spark": 4, "hdfs": 2, "s3": 1}
 
-# What uses the one session, and what of it starts applications of its own.
+# What uses a session, what of it runs beside the rest, and what starts applications of its own.
+_BESIDE = ("tests/spark/parity/", "tests/spark/processors/")
 _SESSION, _APPLICATIONS = ("tests/spark/", "tests/formats/"), ("tests/spark/programs/",)
 # What kills drivers and executors, and reads with a session of its own what came of it.
 _KILLS = ("tests/cluster/", "tests/faults/test_exactly_once", "tests/faults/sinks/")
@@ -31,7 +33,7 @@ _SERVERS = ("hdfs", "kafka", "postgres", "s3")
 
 
 class Scheduling(LoadScopeScheduling):
-    """Gives out tests by file, but those of the one session all to one process."""
+    """Gives out tests by file, but those of a session all to one process."""
 
     def _split_scope(self, nodeid: str) -> str:
         return together(nodeid)
@@ -43,7 +45,7 @@ def together(nodeid: str) -> str:
     if ALL:
         return file
     if file.startswith(_SESSION) and not file.startswith(_APPLICATIONS):
-        return "session"
+        return "parity" if file.startswith(_BESIDE) else "session"
     if file.startswith(_KILLS):
         return "kills"
     return next((server for server in _SERVERS if server in file), file)

@@ -41,12 +41,13 @@ def test_make_test_takes_the_same_cases_and_the_longer_tiers_all(monkeypatch: py
     assert tiers.cases(every, quick=3) == every
 
 
-def test_one_process_has_the_session_of_spark_and_one_each_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_have_sessions_of_spark_and_one_each_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the longer tiers these tests would keep one process for hours: there, files are given out."""
+    parity = "tests/spark/parity/test_calls.py"
     demo, query = "tests/spark/programs/test_demo.py", "tests/spark/queries/test_totals.py"
     stream, sink = "tests/spark/sinks/test_kafka_stream.py", "tests/sinks/kafka/test_sink.py"
     monkeypatch.setattr(parts, "ALL", False)
-    together = [parts.together(f"{file}::test_it[a::b]") for file in (demo, query, stream, sink)]
-    assert together == [demo, "session", "session", "kafka"]
+    together = [parts.together(f"{file}::test_it[a::b]") for file in (demo, parity, query, stream, sink)]
+    assert together == [demo, "parity", "session", "session", "kafka"]
     monkeypatch.setattr(parts, "ALL", True)
     assert [parts.together(f"{file}::test_it") for file in (query, sink)] == [query, sink]
