@@ -106,7 +106,8 @@ def _rows(signs: Signs) -> Figure:
     name, last = "Rows a second", signs.measured[:RECENT]
     # The newest may be at work, and none after it says how long it took.
     if len(last) < 2 or last[0].batch_ms <= last[-1].batch_ms:
-        return Figure(name, "unknown", "only state servers on the query's own machines count rows: none here does")
+        where = "only state servers on the query's own machines count rows: none here does"
+        return Figure(name, "unknown", "this machine's servers know fewer than two micro-batches" if last else where)
     rows = sum(one.values.get("rows", 0) for one in last[1:])
     value = count(rows * 1000 / (last[0].batch_ms - last[-1].batch_ms))
     return Figure(name, value, f"the last {len(last)} micro-batches into {last[0].operator}, by this machine's servers")

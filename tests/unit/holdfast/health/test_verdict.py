@@ -255,6 +255,8 @@ def test_what_is_not_known_is_unknown() -> None:
     assert {value for value, _ in found.values()} == {"unknown"}
     assert "name the query's checkpointLocation" in found["Micro-batches a minute"][1]
     assert "query.lastProgress" in found["Input left"][1]
+    begun = figures(Signs(measured=live([7])))
+    assert begun["Rows a second"] == ("unknown", "this machine's servers know fewer than two micro-batches")
     named = figures(Signs(log=(BatchTimes(0, NOW - S, None),)))
     assert named["Micro-batches a minute"] == ("unknown", "fewer than two are known in a row")
     assert named["A micro-batch takes"] == ("unknown", "Spark's log has none that was committed")
