@@ -41,7 +41,7 @@ def test_one_definition_may_run_under_a_name_in_one_run_of_a_query(tmp_path: Pat
     operator = tmp_path / "query" / "totals"
     for _ in range(2):
         claiming.require_one_definition(operator, "run-1", "def-1")
-    with pytest.raises(ConflictError, match=r"name='totals'"):
+    with pytest.raises(ConflictError, match=r"pass each its own name=.*operator=totals"):
         claiming.require_one_definition(operator, "run-1", "def-2")
     claiming.require_one_definition(operator, "run-2", "def-2")
     claiming.require_one_definition(tmp_path / "query" / "others", "run-1", "def-2")
