@@ -168,6 +168,7 @@ def files_of(shard: Path) -> list[Path]:
     return sorted(p.relative_to(shard) for p in shard.glob("databases/*/*") if p.is_file() and p.stat().st_size)
 
 
+@pytest.mark.all
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("verify", cases([False, True]), ids=lambda verify: "verified" if verify else "read")

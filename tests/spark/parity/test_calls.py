@@ -364,6 +364,7 @@ class FailsOnce:
             _ = 1 / 0
 
 
+@pytest.mark.all
 @engines(ROCKSDB, FILESYSTEM, DOCUMENTED, MEMORY)
 def test_an_error_leaves_no_trace(engine: Engine, run_on: Open, tmp_path: Path) -> None:
     """C7: nothing of a micro-batch that failed is seen; the same micro-batch then sees the state before it."""

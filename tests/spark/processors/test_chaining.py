@@ -162,6 +162,7 @@ def test_w10_without_the_column_nothing_can_stand_behind(engine: ProcessorEngine
             on.run(per_minute(numbered(on, engine, eventTimeColumnName="")), "append")
 
 
+@pytest.mark.all
 @by_engine(engines(4))
 def test_w12_rows_that_are_older_than_the_watermark_fail(engine: ProcessorEngine, run_on: Open) -> None:
     """W12: the watermark is that by which rows are late."""

@@ -341,6 +341,7 @@ def test_e11_deleted_variables(engine: ProcessorEngine, run_on: Open) -> None:
 _HOUR = 3_600_000
 
 
+@pytest.mark.all
 @by_engine(ours(9))
 def test_e8_e9_ttl_and_the_api_come_and_go(engine: ProcessorEngine, run_on: Open) -> None:
     """E8, E9, TL7: where Spark refuses it. What was written without a time to live lives until it is written again."""

@@ -67,6 +67,7 @@ def test_w3_late_rows(engine: ProcessorEngine, time_mode: str, run_on: Open) -> 
         assert batches[2]["mixed"] == "rows 2"
 
 
+@pytest.mark.all
 @by_engine([SPARK_ROW, BY_ROW[0], BY_ROW[1]])
 def test_w3_event_times_beyond_those_of_pandas(engine: ProcessorEngine, run_on: Open) -> None:
     """W3: rows of the years 9000 and 1500 travel to their shard; with the first, the watermark leaps."""
@@ -241,6 +242,7 @@ def test_tl5_what_has_expired_is_removed(engine: ProcessorEngine, run_on: Open) 
         assert [keys_of(on, table) for table in stored] == [[], [], []]
 
 
+@pytest.mark.all
 @by_engine(engines(9))
 def test_tl7_another_ttl_at_a_restart(engine: ProcessorEngine, run_on: Open) -> None:
     """TL7: what was written keeps its time; what is written now has the new one. TL8: `read_state` shows both."""

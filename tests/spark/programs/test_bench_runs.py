@@ -95,6 +95,7 @@ COMPARED: list[tuple[str, list[str], list[str], list[str], int]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("command", "size", "labels", "targets", "batches"), cases(COMPARED))
 def test_tiny_runs_are_compared(
     java_home: Path,

@@ -37,6 +37,7 @@ def _events(spark: SparkSession, first: int, end: int, mix: Mix = MIX) -> pa.Tab
     return events(numbers, mix, "number").toArrow()
 
 
+@pytest.mark.all
 def test_an_event_is_made_of_its_number_alone(spark: SparkSession, made: pa.Table) -> None:
     """Another stream, or another cut into micro-batches, has the same events; another seed has others."""
     again = _events(spark, 500, 1_500).sort_by("number")

@@ -33,6 +33,7 @@ EXAMPLES: list[tuple[ModuleType, Any, Any, str, int]] = [
 ]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("example", cases(EXAMPLES), ids=lambda example: example[0].__name__.rpartition(".")[2])
 def test_both_forms_give_the_same(lab: Lab, example: tuple[ModuleType, Any, Any, str, int]) -> None:
     """What a user copies runs: it prints what it says, in the same micro-batches, by key and for a whole shard."""

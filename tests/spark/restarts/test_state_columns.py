@@ -97,6 +97,7 @@ def test_columns_are_renamed_and_dropped_by_consent(lab: Lab, backend: str) -> N
     assert lab.state(query="restored") == {"a": ("kept", 5, "again"), "quiet": ("kept", 1, None)}
 
 
+@pytest.mark.all
 def test_what_asks_for_no_consent_and_what_is_refused(lab: Lab) -> None:
     """Columns come, go, move and widen by name; a refusal names columns, types and remedy, and leaves no trace."""
     start(lab, counted("n", m="one"), "n int, m string")

@@ -14,6 +14,7 @@ from tests.tiers import cases
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("case", cases(CASES, quick=1), ids=str)
 def test_what_is_overdue_in_quiet_shards_is_due_at_once(lab: Lab, case: Case) -> None:
     """Each timer fires once, in the first micro-batch, and rows live as long as they would have in the original."""

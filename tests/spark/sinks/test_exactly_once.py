@@ -333,6 +333,7 @@ def lost_shuffles(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return found
 
 
+@pytest.mark.all
 def test_a_stage_that_is_begun_again_counts_as_repeated(lost_shuffles: dict[str, Any]) -> None:
     """Its tasks are numbered from 0 anew, while twins of the first time may prepare too."""
     begun_again, whole = lost_shuffles["no spares"]["prepared"]

@@ -89,6 +89,7 @@ def test_what_spark_does_not_hash_is_not_hashed_here() -> None:
     assert wanted_hashes([], pa.schema([("tags", pa.large_list(pa.int64()))])) is None
 
 
+@pytest.mark.all
 @pytest.mark.since("4.1")
 def test_a_filter_on_keys_of_every_type_finds_its_row(lab: Lab) -> None:
     """Through Spark's own way of handing filters over; reading only the piece that may have the key."""

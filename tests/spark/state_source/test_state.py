@@ -108,6 +108,7 @@ def test_an_operator_without_state(lab: Lab) -> None:
     assert (found.columns, found.count()) == (["key", "n", "total", "shard"], 0)
 
 
+@pytest.mark.all
 def test_what_cannot_be_is_said(lab: Lab) -> None:
     lab.feed([("a", 1)])
     lab.run(lab.totals())
@@ -195,6 +196,7 @@ def test_a_key_is_read_from_its_shard(lab: Lab) -> None:
             state(key=key)
 
 
+@pytest.mark.all
 def test_a_stored_read_is_hostile_until_it_is_validated(lab: Lab) -> None:
     """Swapped for that of another operator, cut, or gone: an error that says so, never another state."""
     with configured(lab.spark, UNCHECKED):

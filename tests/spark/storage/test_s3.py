@@ -52,6 +52,7 @@ def test_state_on_s3_outlives_local_state_and_wrong_credentials_stop_the_query(l
     assert lab.state() == {"a": (2, 11), "b": (1, 2), None: (1, 3)}
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("server", cases(SERVERS[::-1]), indirect=True)
 def test_places_that_cannot_be_used(lab: Lab, server: S3Server) -> None:
     """Absent, or not to be written to: the first micro-batch names the action, the key and the remedy."""

@@ -64,6 +64,7 @@ def require_answers(page: FlaskClient, what: object) -> None:
         assert answer.status_code == 200 or "This cannot be shown" in answer.text, (what, view)
 
 
+@pytest.mark.all
 @pytest.mark.slow(8)
 @pytest.mark.parametrize("damage", [Path.unlink, cut_off, change_a_byte, empty, make_a_folder])
 def test_each_object_may_be_damaged(

@@ -109,6 +109,7 @@ def test_lists_keep_their_order_over_micro_batches(shard: ProcessorShard) -> Non
     assert shard.each(["a", "b"], lambda states, *_: list(states[1].get())) == {"a": in_order, "b": in_order}
 
 
+@pytest.mark.all
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("kind", ["list", "map"])
 def test_what_was_fetched_for_keys_that_were_called_is_let_go(
