@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from holdfast.commands.progress import things_shown
-from holdfast.commands.target import Target, on_checkpoint, opened, plain, retain_option, size, table
+from holdfast.commands.target import Target, on_state_dir, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.claim_listing import retained_versions
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
@@ -46,7 +46,7 @@ class Outcome:
 
 
 @click.command()
-@on_checkpoint
+@on_state_dir
 @retain_option(
     "Versions to keep before the newest one; fewer than minBatchesToRetain deletes some that Spark may return to."
 )

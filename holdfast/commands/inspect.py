@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from holdfast import clock
-from holdfast.commands.target import Target, moment, on_checkpoint, opened, plain, size, table
+from holdfast.commands.target import Target, moment, on_state_dir, opened, plain, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.health.failures import read_failures, reports
 from holdfast.health.health import Health, health_of
@@ -32,7 +32,7 @@ _KINDS = ("commit", "snapshot", "part", "probe", "trouble", "unknown")
 
 
 @click.command()
-@on_checkpoint
+@on_state_dir
 @click.option("--shards", "with_shards", is_flag=True, help="Also list each shard.")
 @click.option(
     "--checkpoint-location",

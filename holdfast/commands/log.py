@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from holdfast.commands.target import Target, moment, on_checkpoint, opened, plain, size, table
+from holdfast.commands.target import Target, moment, on_state_dir, opened, plain, size, table
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import ShardListing, StoredObject
@@ -14,7 +14,7 @@ from holdfast.snapshotter.upkeep.headers import Headers
 
 
 @click.command()
-@on_checkpoint
+@on_state_dir
 @click.option("--shard", type=click.IntRange(min=0), metavar="N", help="Only this shard of each operator.")
 @click.option(
     "--limit",

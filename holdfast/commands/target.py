@@ -25,7 +25,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.catalogue import CheckpointListing, ShardListing, list_checkpoint
+from holdfast.snapshotter.upkeep.catalogue import ShardListing, StateDirListing, list_state_dir
 
 _THREADS = 16
 # Of what goes into a file or a pipe, where rich would take 80 and cut names.
@@ -46,7 +46,7 @@ class Target:
     storage : ObjectStorage
     executor : concurrent.futures.Executor
         For requests side by side.
-    listing : CheckpointListing
+    listing : StateDirListing
         Of all operators, or of the one that was asked for.
     console : rich.console.Console
         Standard output.
@@ -54,7 +54,7 @@ class Target:
 
     storage: ObjectStorage
     executor: Executor
-    listing: CheckpointListing
+    listing: StateDirListing
     console: Console
 
     def shards(self, operator: str) -> list[ShardListing]:
@@ -114,7 +114,7 @@ def on_storage(command: _Command) -> _Command:
     return command
 
 
-def on_checkpoint(command: _Command) -> _Command:
+def on_state_dir(command: _Command) -> _Command:
     """Give a command the URL of a state directory, and the options that all commands have."""
     for option in (on_storage, click.option("--operator", metavar="NAME", help="Only this operator."), _URL):
         command = option(command)
@@ -169,7 +169,7 @@ def opened(url: str, options: Mapping[str, str], operator: str | None) -> Iterat
         ThreadPoolExecutor(_THREADS, "holdfast-command") as executor,
     ):
         try:
-            listing = list_checkpoint(storage, operator)
+            listing = list_state_dir(storage, operator)
         except NotFoundError:
             _require_no_location(url, options)
             raise

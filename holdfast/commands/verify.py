@@ -9,7 +9,7 @@ from dataclasses import asdict
 import click
 
 from holdfast.commands.progress import bytes_shown
-from holdfast.commands.target import Target, on_checkpoint, opened, plain, retain_option, size, table
+from holdfast.commands.target import Target, on_state_dir, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.decisions import damages as damages_of
 from holdfast.snapshotter.ownership.claim_listing import claims_of, latest_claims, read_claim, retained_versions
@@ -22,7 +22,7 @@ _RANGES_SHOWN = 6
 
 
 @click.command()
-@on_checkpoint
+@on_state_dir
 @retain_option("Versions before the newest one that a query may return to; objects of older ones may be missing.")
 def verify(url: str, operator: str | None, options: dict[str, str], as_json: bool, retain: int | None) -> None:
     """Read everything in a state directory and compare checksums.

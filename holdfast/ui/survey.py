@@ -13,7 +13,7 @@ from holdfast.health.signs import OperatorSigns
 from holdfast.snapshotter.decisions import Decisions, StoredSink
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.upkeep.catalogue import CheckpointListing, OperatorListing, list_begun
+from holdfast.snapshotter.upkeep.catalogue import OperatorListing, StateDirListing, list_begun
 from holdfast.snapshotter.upkeep.state_size import StateSizes
 from holdfast.ui.stored_objects import Column, StoredObjects, number_of
 
@@ -159,7 +159,7 @@ def _query_id(storage: ObjectStorage) -> str:
     return query_id if isinstance(query_id, str) else ""
 
 
-def _surveyed(storage: ObjectStorage, listing: CheckpointListing, sizes: StateSizes) -> dict[str, OperatorSurvey]:
+def _surveyed(storage: ObjectStorage, listing: StateDirListing, sizes: StateSizes) -> dict[str, OperatorSurvey]:
     return {name: _operator(storage, found, sizes) for name, found in listing.operators.items()}
 
 

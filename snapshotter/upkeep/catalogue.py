@@ -177,7 +177,7 @@ class OperatorListing:
 
 
 @dataclass(frozen=True)
-class CheckpointListing:
+class StateDirListing:
     """The objects of a state directory.
 
     Attributes
@@ -237,7 +237,7 @@ def _shard(prefix: str, infos: Iterable[ObjectInfo]) -> ShardListing:
     return ShardListing(prefix, {o.key: o for o in objects})
 
 
-def list_checkpoint(storage: ObjectStorage, operator: str | None = None) -> CheckpointListing:
+def list_state_dir(storage: ObjectStorage, operator: str | None = None) -> StateDirListing:
     """List a state directory, or one operator of it.
 
     Raises
@@ -252,7 +252,7 @@ def list_checkpoint(storage: ObjectStorage, operator: str | None = None) -> Chec
     return found
 
 
-def list_begun(storage: ObjectStorage) -> CheckpointListing:
+def list_begun(storage: ObjectStorage) -> StateDirListing:
     """List a state directory in which no operator may have committed yet, or some are half-deleted.
 
     What a query stores of an operator before its record is not unknown there.
@@ -272,7 +272,7 @@ def list_begun(storage: ObjectStorage) -> CheckpointListing:
     return replace(found, unknown=unknown)
 
 
-def _listing(infos: Collection[ObjectInfo]) -> CheckpointListing:
+def _listing(infos: Collection[ObjectInfo]) -> StateDirListing:
     names = {info.key.removesuffix("/operator") for info in infos if info.key.count("/") == 1 and _is_record(info)}
     of_operator: dict[str, list[ObjectInfo]] = {name: [] for name in sorted(names)}
     unknown: list[ObjectInfo] = []
@@ -284,7 +284,7 @@ def _listing(infos: Collection[ObjectInfo]) -> CheckpointListing:
         elif folder != QUERIES and parse_key(info.key) is None:
             of_operator.get(folder, unknown).append(info)
     found = {name: _operator(name, of_operator[name]) for name in of_operator}
-    return CheckpointListing(found, tuple(unknown), rescaling, stored_sinks(infos))
+    return StateDirListing(found, tuple(unknown), rescaling, stored_sinks(infos))
 
 
 def _operator(name: str, infos: Iterable[ObjectInfo]) -> OperatorListing:

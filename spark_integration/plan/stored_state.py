@@ -14,7 +14,7 @@ from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import find_operator
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.spark_integration.shard.operator import ShardFunction
-from holdfast.spark_integration.shard.task_storage import checkpoint_storage
+from holdfast.spark_integration.shard.task_storage import state_storage
 
 _log = logging.getLogger(__name__)
 _COLUMNS = "shards int, query string, problem string"
@@ -61,7 +61,7 @@ def stored_state(session: SparkSession, settings: Settings, operator: str, funct
 
 
 def _look(settings: Settings, operator: str, function: ShardFunction) -> StoredState:
-    storage = checkpoint_storage(settings)
+    storage = state_storage(settings)
     record = None if storage is None else find_operator(storage, operator)
     if storage is None or record is None:
         return StoredState(None, None, None)

@@ -257,7 +257,7 @@ def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
     SchemaMismatchError
         The query was restored, and this operator was not.
     """
-    storage = task_storage.checkpoint_storage(operator.settings)
+    storage = task_storage.state_storage(operator.settings)
     if storage is None or streaming.batch_id == 0:
         return streaming
     origin = claiming.origin_once(storage, streaming.query_id)
@@ -279,7 +279,7 @@ def require_own_state(operator: Operator, streaming: StreamingTask, remembered: 
     """
     if streaming.spark_id is None or streaming.spark_id == remembered.query:
         return
-    storage = task_storage.checkpoint_storage(operator.settings)
+    storage = task_storage.state_storage(operator.settings)
     if storage is not None and remembered.directory is not None:
         claiming.require_clone_once(storage, streaming.spark_id, remembered.query, remembered.directory)
 

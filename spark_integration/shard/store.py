@@ -142,7 +142,7 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     shards_directory = local_dirs.shards_directory(executor_directory, in_memory=backend_class.in_memory)
     of_query = shards_directory / streaming.query_id
     claiming.require_one_definition(of_query / operator.name, streaming.run_id, operator.definition_id)
-    storage = task_storage.checkpoint_storage(settings)
+    storage = task_storage.state_storage(settings)
     name, record, retained_versions = operator.name, None, settings.retained_versions
     if storage is not None:
         name, tenure = _claimed_directory(operator, streaming, remembered, storage, of_query)

@@ -43,7 +43,7 @@ def local_dir_of_session() -> str | None:
     return value or None
 
 
-def checkpoint_storage(settings: Settings) -> ObjectStorage | None:
+def state_storage(settings: Settings) -> ObjectStorage | None:
     """Return the durable storage of this task, shared by the tasks of this process."""
     return None if settings.state_dir is None else storage_at(settings.state_dir, settings)
 

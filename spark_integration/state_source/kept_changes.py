@@ -6,7 +6,7 @@ from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.stored_reads import ReadShard, StoredRead
-from holdfast.snapshotter.upkeep.catalogue import list_checkpoint
+from holdfast.snapshotter.upkeep.catalogue import list_state_dir
 from holdfast.snapshotter.upkeep.headers import Headers
 from holdfast.spark_integration.state_source.query_table import cleaned_up
 
@@ -29,7 +29,7 @@ def require_kept(storage: ObjectStorage, read: StoredRead, version: int) -> None
     """
     missing: list[tuple[int, ReadShard]] = []
     for directory in read.directories:
-        listing = list_checkpoint(storage, directory).operators[directory]
+        listing = list_state_dir(storage, directory).operators[directory]
         for at in read.shards:
             if at.directory == directory and at.pointer.version > version:
                 prefix = shard_prefix(directory, at.shard)

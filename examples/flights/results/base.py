@@ -76,14 +76,14 @@ class Results(ABC):
     def read(self) -> pd.DataFrame:
         """Return all rows that a reader sees, micro-batch by micro-batch."""
 
-    def look(self, query: Path, open_checkpoint: Callable[[], ObjectStorage]) -> Look | None:
+    def look(self, query: Path, open_state_dir: Callable[[], ObjectStorage]) -> Look | None:
         """Return what is there while no driver runs, if each micro-batch is there once also at such a moment.
 
         Parameters
         ----------
         query : pathlib.Path
             Spark's checkpoint location.
-        open_checkpoint : callable
+        open_state_dir : callable
             Opens the state directory.
         """
         return None
@@ -167,10 +167,10 @@ class SinkResults(Results):
     def read(self) -> pd.DataFrame:
         return self.rows().sort_values("batch", kind="stable", ignore_index=True)
 
-    def look(self, query: Path, open_checkpoint: Callable[[], ObjectStorage]) -> Look | None:
+    def look(self, query: Path, open_state_dir: Callable[[], ObjectStorage]) -> Look | None:
         writer = looking.query_id(query)
         assert writer is not None  # it has micro-batches
-        with open_checkpoint() as storage:
+        with open_state_dir() as storage:
             decided = looking.newest_decision(storage, self.name, writer)
         return Look(self.read(), looking.ended(query), decided, self.called, self.reader)
 

@@ -12,7 +12,7 @@ from holdfast.backends import stored_file
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.decisions import Decision, Decisions, StoredSink, damages, parse_key
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.upkeep.catalogue import list_checkpoint
+from holdfast.snapshotter.upkeep.catalogue import list_state_dir
 from tests.storage_in_ram import storage_in_ram
 
 DECISION = Decision("totals", "q-1", 7, 30, ({"gid": "a", "at": [1, {"x": None}]}, {"gid": "b"}))
@@ -130,7 +130,7 @@ def test_a_directory_lists_its_sinks(storage: ObjectStorage, decisions: Decision
     decisions.begin()
     decisions.put(DECISION)
     storage.put("_sinks/totals/q-1/foreign", b"")
-    listing = list_checkpoint(storage)
+    listing = list_state_dir(storage)
     (sink,) = listing.sinks
     assert (sink.sink, sink.query_id, sink.decided) == ("totals", "q-1", (7,))
     assert [info.key for info in listing.unknown] == ["_sinks/totals/q-1/foreign"]

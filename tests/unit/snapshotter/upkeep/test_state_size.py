@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from holdfast.snapshotter.upkeep.catalogue import OperatorListing, list_checkpoint
+from holdfast.snapshotter.upkeep.catalogue import OperatorListing, list_state_dir
 from holdfast.snapshotter.upkeep.state_size import SHARDS_READ_MAX, StateSizes
 from tests.model.shard_history import ShardHistory, TimedStorage
 from tests.unit.holdfast.commands.state_dir import put_record
@@ -35,7 +35,7 @@ def made(shards: int, snapshot_every: int = 5) -> tuple[CountedStorage, Operator
     for shard in range(shards):
         ShardHistory(storage, f"totals/shard-{shard:04d}").grow(None, 22, snapshot_every)
     storage.reads = 0
-    return storage, list_checkpoint(storage).operators["totals"]
+    return storage, list_state_dir(storage).operators["totals"]
 
 
 def test_older_versions_do_not_count(executor: ThreadPoolExecutor) -> None:

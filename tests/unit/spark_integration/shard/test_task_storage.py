@@ -23,4 +23,4 @@ def test_threads_for_requests_are_those_of_the_process(monkeypatch: pytest.Monke
 
 def test_outside_a_task_there_is_no_credential() -> None:
     assert task_storage.storage_options(Settings(storage_names=("secret",))) == {}
-    assert task_storage.checkpoint_storage(Settings()) is None
+    assert task_storage.state_storage(Settings()) is None
