@@ -2,7 +2,7 @@
 
 The kernel caches a write in blocks of memory as large as the write. A virtual machine gives large free blocks back to
 its host, and each of their pages must then be fetched again: 1 GB costs 2.6 s of CPU in writes of 8 MiB, and 0.3 s in
-these small ones (`docs/decisions/0010-local-files.md`). Each block takes the GIL once.
+these small ones (`docs/decisions/0005-run-files.md`). Each block takes the GIL once.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ from holdfast.backends.stored_file import SectionWriter
 from holdfast.errors import ConflictError, CorruptionError, NotFoundError
 
 __all__ = [
+    "DURABLE",
     "FileNote",
     "StagedFolder",
     "folder_bytes",
@@ -58,6 +59,8 @@ __all__ = [
     "writing",
 ]
 
+#: The file that marks a shard's directory: commits are durable elsewhere, so nothing of the shard exists here alone.
+DURABLE = "durable"
 # Each try is lost only where somebody takes the folder away between two of its steps.
 _TRIES = 20
 
@@ -306,13 +309,20 @@ def list_folder(folder: Path) -> list[str]:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the bytes of all files below a folder, each file once however often it is linked."""
+    """Return the bytes of all files below a folder, each file once however often it is linked.
+
+    What is taken away meanwhile, or cannot be read, counts nothing.
+    """
     sizes: dict[int, int] = {}
-    with reading(folder):
-        for parent, _, names in os.walk(folder):
-            for name in names:
-                with suppress(FileNotFoundError):
-                    found = os.stat(os.path.join(parent, name))
+    folders = [os.fspath(folder)]
+    for path in folders:
+        with suppress(OSError), os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                    continue
+                with suppress(OSError):
+                    found = entry.stat()
                     sizes[found.st_ino] = found.st_size
     return sum(sizes.values())
 

@@ -6,7 +6,7 @@ import pkgutil
 from functools import lru_cache
 
 from holdfast.backends.base import CONTRACT_VERSION, Backend
-from holdfast.backends.options import nearest_name
+from holdfast.backends.options import did_you_mean
 from holdfast.errors import InvalidArgumentError
 
 GROUP = "holdfast.backends"
@@ -47,11 +47,9 @@ def find_backend(name: str) -> type[Backend]:
     points = [point for plug_in, point in _plug_ins() if plug_in == name]
     if not points:
         known = backend_names()
-        near = nearest_name(name, known)
-        hint = f"did you mean {near!r}? " if near else ""
         raise InvalidArgumentError(
-            f"no backend named {name!r}: {hint}known are {', '.join(known)}; a plug-in registers under the "
-            f"entry point group {GROUP!r}"
+            f"no backend named {name!r}{did_you_mean(name, known) or ';'} known are {', '.join(known)}; a plug-in "
+            f"registers under the entry point group {GROUP!r}"
         )
     if len(points) > 1:
         raise InvalidArgumentError(

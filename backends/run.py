@@ -121,6 +121,20 @@ class Run:
         """Tell which of `rows` are deletes; costs nothing for the others."""
         return arrow_rows.to_bools(self.batch.column(1).take(pa.array(rows)))
 
+    def values_at(self, rows: IntArray) -> pa.RecordBatch:
+        """Return the values of `rows`, in any order."""
+        return take(self.values, rows)
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The first and the last hash of a run that has rows."""
+        return int(self.hashes[0]), int(self.hashes[-1])
+
+    @property
+    def parts(self) -> list[Run]:
+        """The run as its only stretch; see `holdfast.backends.stretched_run`."""
+        return [self]
+
     @cached_property
     def keys(self) -> pa.RecordBatch:
         """The key columns under their own names."""
@@ -356,7 +370,7 @@ def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
 
     Notes
     -----
-    Cost: linear; about 15 ns a row and column of 8 bytes (`docs/performance.md`).
+    Cost: linear; about 15 ns a row and column of 8 bytes.
     """
     schema = reduce(evolved, (run.schema for run in runs))
     batch = runs[0].batch if len(runs) == 1 else _concatenate([run.projected(schema) for run in runs])

@@ -8,12 +8,13 @@
 
 A merge leaves a run that is less than `1 / GROWTH` of the one below it, so a stack is a few runs high and a row is
 rewritten a few times in all. What is rewritten is also what a snapshot sends. Source of the rule: the size-tiered
-merging of log-structured merge trees (O'Neil et al. 1996); figures: `docs/decisions/0005-merging.md`.
+merging of log-structured merge trees (O'Neil et al. 1996); figures: `docs/decisions/0005-run-files.md`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -39,26 +40,57 @@ _BLOCKS, _BLOCKS_PER_STRETCH = 12, 16
 _CROWD_ROWS = 4096
 
 
-def look_up(runs: Sequence[Run], keys: Keys, schema: TableSchema) -> Found:
+class Stacked(Protocol):
+    """A run of a stack, as a look-up sees it: `Run`, or `holdfast.backends.stretched_run.StretchedRun`."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def schema(self) -> TableSchema:
+        """That it was written with."""
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The first and the last hash of a run that has rows."""
+
+    @property
+    def parts(self) -> list[Run]:
+        """Its stretches, by ascending hash."""
+
+    def find(self, keys: Keys) -> IntArray:
+        """Return for each key, which are sorted, the row where it stands, or -1."""
+
+    def deleted_at(self, rows: IntArray) -> BoolArray:
+        """Tell which of `rows` are deletes."""
+
+    def values_at(self, rows: IntArray) -> pa.RecordBatch:
+        """Return the values of `rows`, in any order."""
+
+
+def parts_of(runs: Iterable[Stacked]) -> list[Run]:
+    """Return the stretches of all runs, for merges and scans."""
+    return [part for run in runs for part in run.parts]
+
+
+def look_up(
+    runs: Sequence[Stacked], keys: Keys, schema: TableSchema, floor: Callable[[Keys], Found] | None = None
+) -> Found:
     """Return the newest value of each key.
 
     Parameters
     ----------
-    runs : sequence of Run
-        Oldest first; the stretches of one run file in any order.
+    runs : sequence of Stacked
+        Oldest first.
     schema : TableSchema
         Holds all that the runs do.
+    floor : callable, optional
+        Looks up, below the oldest run, the keys of which no run knows anything; they come sorted, with the values of
+        `schema`. By default nothing lies there.
     """
     n = len(keys)
-    if not keys.is_sorted:
-        order = np.argsort(keys.hashes)
-        keys = keys.take(order)
-    else:
-        order = np.arange(n)
-    exists = np.zeros(n, np.bool_)
-    places = np.zeros(n, np.int64)
-    hits: list[tuple[Run, np.ndarray]] = []
-    held = 0
+    order = None if keys.is_sorted else np.argsort(keys.hashes)
+    keys = keys if order is None else keys.take(order)
+    hits: list[tuple[IntArray, pa.RecordBatch]] = []
     undecided = np.ones(n, np.bool_)
     for run in reversed(runs):
         wanted = _within(run, keys, undecided)
@@ -69,20 +101,22 @@ def look_up(runs: Sequence[Run], keys: Keys, schema: TableSchema) -> Found:
         wanted, rows = wanted[hit], rows[hit]
         undecided[wanted] = False
         live = ~run.deleted_at(rows)
-        chosen = order[wanted[live]]
-        exists[chosen] = True
-        places[chosen] = held + np.arange(len(chosen))
-        if len(chosen):
-            hits.append((run, rows[live]))
-            held += len(chosen)
-    return Found(exists, _gather(hits, places, exists, schema))
+        if live.any():
+            hits.append((wanted[live], project(run.values_at(rows[live]), schema.value)))
+    if floor is not None and undecided.all():
+        return _in_order(floor(keys), order)
+    if floor is not None and undecided.any():
+        wanted = np.flatnonzero(undecided)
+        found = floor(keys.take(wanted))
+        hits.append((wanted[found.exists], filter_rows(found.values, found.exists)))
+    return _placed(hits, n, order, schema)
 
 
-def _within(run: Run, keys: Keys, undecided: BoolArray) -> IntArray:
+def _within(run: Stacked, keys: Keys, undecided: BoolArray) -> IntArray:
     """Return which of the undecided keys, which are sorted, have a hash between the first and the last of `run`."""
     if not len(run):
         return np.empty(0, np.int64)
-    start, end = _places(keys.hashes, run.hashes[0], run.hashes[-1])
+    start, end = _places(keys.hashes, *run.ends)
     return start + np.flatnonzero(undecided[start:end])
 
 
@@ -282,20 +316,38 @@ def _last_hash(runs: Sequence[Run], size_bytes: int) -> int | None:
     return int(hashes[_BLOCKS - 1]) if len(hashes) >= _BLOCKS else None
 
 
-def _gather(
-    hits: list[tuple[Run, np.ndarray]], places: np.ndarray, exists: np.ndarray, schema: TableSchema
-) -> pa.RecordBatch:
+def _in_order(found: Found, order: IntArray | None) -> Found:
+    """Return the answer for keys that stood at the places `order` before they were sorted."""
+    if order is None:
+        return found
+    places = np.empty(len(order), np.int64)
+    places[order] = np.arange(len(order))
+    return Found(found.exists[places], take(found.values, places))
+
+
+def _placed(hits: list[tuple[IntArray, pa.RecordBatch]], n: int, order: IntArray | None, schema: TableSchema) -> Found:
+    """Return the answer to a look-up of n keys.
+
+    Parameters
+    ----------
+    hits : list
+        Values, and the keys that have them, by their places among the sorted ones.
+    order : numpy.ndarray of int64 or None
+        Where the sorted keys stood; None where they stood as they do.
+    """
+    if len(hits) == 1 and order is None and len(hits[0][0]) == n:
+        return Found(np.ones(n, np.bool_), hits[0][1])
+    exists = np.zeros(n, np.bool_)
     if not hits:
-        empty = [pa.nulls(len(places), f.type) for f in schema.value]
-        return from_columns(empty, schema.value, len(places))
-    if len(hits) == 1:
-        run, rows = hits[0]
-        places[exists] = rows[places[exists]]
-        return project(take(run.values, pa.array(places, mask=~exists)), schema.value)
-    taken = [project(take(run.values, rows), schema.value) for run, rows in hits]
-    columns = [pa.concat_arrays([t.column(i) for t in taken]) for i in range(len(schema.value))]
-    together = from_columns(columns, schema.value, sum(t.num_rows for t in taken))
-    return take(together, pa.array(places, mask=~exists))
+        return Found(exists, from_columns([pa.nulls(n, f.type) for f in schema.value], schema.value, n))
+    chosen = np.concatenate([wanted for wanted, _ in hits])
+    chosen = chosen if order is None else order[chosen]
+    exists[chosen] = True
+    places = np.zeros(n, np.int64)
+    places[chosen] = np.arange(len(chosen))
+    columns = [pa.concat_arrays([values.column(i) for _, values in hits]) for i in range(len(schema.value))]
+    together = from_columns(columns, schema.value, len(chosen))
+    return Found(exists, take(together, pa.array(places, mask=None if exists.all() else ~exists)))
 
 
 def first_to_merge(sizes_bytes: Sequence[int], limit_bytes: int | None = None) -> int:

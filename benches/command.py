@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import click
 
-from holdfast.benches.commands import durability, keyed, nexmark, peers, totals
 from holdfast.benches.commands.compare import compare
-from holdfast.benches.commands.report import report
 from holdfast.benches.commands.run import run
-from holdfast.benches.commands.table import table
+from holdfast.benches.commands.single import SINGLE, command_of
+from holdfast.benches.report import tables
+from holdfast.errors import InvalidArgumentError
 
-# In the order of the listing; whoever chooses a backend needs these alone.
-_RUNS = (run, report, compare, table)
-_SINGLE = (*totals.COMMANDS, *keyed.COMMANDS, *durability.COMMANDS, *nexmark.COMMANDS, *peers.COMMANDS)
+_DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+_PAGE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command("report")
+@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.option("-o", "--out", "page", default="report.html", show_default=True, type=_PAGE, help="the page to write")
+def report(directory: Path, page: Path) -> None:
+    """Make one HTML page of the results in DIR, which holdfast bench run wrote: it loads nothing from anywhere."""
+    from holdfast.benches.report.directory import read, replace_text
+    from holdfast.benches.report.html import render
+
+    if not page.parent.is_dir():
+        raise InvalidArgumentError("the folder of the page does not exist; make it, or choose another", page=page)
+    results = read(directory)
+    replace_text(page, render(results))
+    click.echo(f"{page}: {len(results.measured)} questions measured, {len(results.missing)} not")
+
+
+@click.command("table")
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
+def table(files: tuple[str, ...]) -> None:
+    """Print stored measurements as Markdown: of this command, or of pytest-benchmark (--benchmark-json)."""
+    for file in files:
+        found = json.loads(Path(file).read_text())
+        click.echo(tables.markdown(found))
+
+
+# In the order of the listing; whoever chooses a backend needs the first alone.
+_RUNS, _SINGLE = (run, report, compare, table), tuple(map(command_of, SINGLE))
 
 
 class _Group(click.Group):

@@ -38,7 +38,8 @@ def session(key: tuple[str, ...], frames: Iterable[pd.DataFrame], state: GroupSt
     else:
         state.update((clicks, last))
         state.setTimeoutTimestamp(int((last + GAP).timestamp() * 1000))
-    yield pd.DataFrame(over, columns=["user", "clicks", "last"])
+    if over:
+        yield pd.DataFrame(over, columns=["user", "clicks", "last"])
 
 
 clicks = spark.readStream.schema("user string, at timestamp").csv(f"{folder}/clicks-*.csv")

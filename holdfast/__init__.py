@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from holdfast.distribution import VERSION
+from holdfast.distribution import VERSION, refuse_old_spark
 
 if TYPE_CHECKING:
     from holdfast.backends.base import Pointer as Pointer
@@ -28,8 +28,24 @@ if TYPE_CHECKING:
     from holdfast.spark_integration.failures import explain as explain
     from holdfast.spark_integration.lookup.stored_query import StoredQuery as StoredQuery
     from holdfast.spark_integration.lookup.stored_query import open_query as open_query
+    from holdfast.spark_integration.operators.aggregates import Aggregate as Aggregate
+    from holdfast.spark_integration.operators.aggregates import all as all
+    from holdfast.spark_integration.operators.aggregates import any as any
+    from holdfast.spark_integration.operators.aggregates import avg as avg
+    from holdfast.spark_integration.operators.aggregates import count as count
+    from holdfast.spark_integration.operators.aggregates import first as first
+    from holdfast.spark_integration.operators.aggregates import last as last
+    from holdfast.spark_integration.operators.aggregates import max as max
+    from holdfast.spark_integration.operators.aggregates import mean as mean
+    from holdfast.spark_integration.operators.aggregates import min as min
+    from holdfast.spark_integration.operators.aggregates import stddev as stddev
+    from holdfast.spark_integration.operators.aggregates import stddev_pop as stddev_pop
+    from holdfast.spark_integration.operators.aggregates import sum as sum
+    from holdfast.spark_integration.operators.aggregates import var_pop as var_pop
+    from holdfast.spark_integration.operators.aggregates import variance as variance
     from holdfast.spark_integration.progress_metrics import metrics as metrics
     from holdfast.spark_integration.read_state import read_state as read_state
+    from holdfast.spark_integration.restarting import run as run
     from holdfast.spark_integration.sink_source.registering import register as register
     from holdfast.spark_integration.state_source.reading import state as state
     from holdfast.spark_integration.stream import stream as stream
@@ -41,6 +57,7 @@ if TYPE_CHECKING:
 
 # Public name: the module that defines it (PEP 562).
 _EXPORTS = {
+    "Aggregate": "holdfast.spark_integration.operators.aggregates",
     "ClosedError": "holdfast.errors",
     "ConflictError": "holdfast.errors",
     "CorruptionError": "holdfast.errors",
@@ -59,13 +76,28 @@ _EXPORTS = {
     "StoredQuery": "holdfast.spark_integration.lookup.stored_query",
     "UnavailableError": "holdfast.errors",
     "VersionedStore": "holdfast.mvcc.store",
+    "all": "holdfast.spark_integration.operators.aggregates",
+    "any": "holdfast.spark_integration.operators.aggregates",
+    "avg": "holdfast.spark_integration.operators.aggregates",
+    "count": "holdfast.spark_integration.operators.aggregates",
     "explain": "holdfast.spark_integration.failures",
+    "first": "holdfast.spark_integration.operators.aggregates",
+    "last": "holdfast.spark_integration.operators.aggregates",
+    "max": "holdfast.spark_integration.operators.aggregates",
+    "mean": "holdfast.spark_integration.operators.aggregates",
     "metrics": "holdfast.spark_integration.progress_metrics",
+    "min": "holdfast.spark_integration.operators.aggregates",
     "open_query": "holdfast.spark_integration.lookup.stored_query",
     "read_state": "holdfast.spark_integration.read_state",
     "register": "holdfast.spark_integration.sink_source.registering",
+    "run": "holdfast.spark_integration.restarting",
     "state": "holdfast.spark_integration.state_source.reading",
+    "stddev": "holdfast.spark_integration.operators.aggregates",
+    "stddev_pop": "holdfast.spark_integration.operators.aggregates",
     "stream": "holdfast.spark_integration.stream",
+    "sum": "holdfast.spark_integration.operators.aggregates",
+    "var_pop": "holdfast.spark_integration.operators.aggregates",
+    "variance": "holdfast.spark_integration.operators.aggregates",
 }
 
 __all__ = list(_EXPORTS)
@@ -77,7 +109,11 @@ def __getattr__(name: str) -> object:
     module = _EXPORTS.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
+    try:
+        value = getattr(importlib.import_module(module), name)
+    except ImportError as exc:
+        refuse_old_spark(exc)
+        raise
     globals()[name] = value
     return value
 

@@ -38,6 +38,8 @@ _COMMANDS = {
 
 # Commands with packages that only an extra of the same name installs.
 _EXTRAS = {"bench"}
+# What an installation beside a Spark that came without pip leaves out, docs/deploy.md.
+_SPARK = {"pyspark", "py4j"}
 
 
 class _LazyGroup(click.Group):
@@ -51,8 +53,6 @@ class _LazyGroup(click.Group):
         try:
             command: click.Command = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as exc:
-            if name not in _EXTRAS:
-                raise
             return _not_installed(name, _needs_packages(name, exc))
         return command
 
@@ -67,12 +67,20 @@ class _LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as exc:  # of what a command imports when it needs it
-            if ctx.invoked_subcommand not in _EXTRAS:
-                raise
-            raise _needs_packages(ctx.invoked_subcommand, exc) from exc
+            raise _needs_packages(str(ctx.invoked_subcommand), exc) from exc
 
 
 def _needs_packages(name: str, missing: ModuleNotFoundError) -> InvalidArgumentError:
+    """Return the error that says how a command gets its packages; raise the one given where nobody left them out."""
+    package = (missing.name or "").partition(".")[0]
+    if package in _SPARK:
+        return InvalidArgumentError(
+            f"holdfast {name} needs PySpark: pip install pyspark; or, where a Spark is that pip did not install, "
+            "put both $SPARK_HOME/python and the py4j-….zip in its folder lib on PYTHONPATH",
+            missing=package,
+        )
+    if name not in _EXTRAS:
+        raise missing
     return InvalidArgumentError(
         f"holdfast {name} needs packages that are not installed: {distribution.pip_install(name)}", missing=missing.name
     )
@@ -84,12 +92,13 @@ def _not_installed(name: str, error: InvalidArgumentError) -> click.Command:
     def say(**_: object) -> None:
         raise error
 
+    missing = error.facts["missing"]
     return click.Command(
         name,
         callback=say,
         params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
         context_settings={"ignore_unknown_options": True, "help_option_names": []},
-        help=f"Not installed: needs {distribution.NAME}[{name}].",
+        help=f"Not installed: needs {missing if missing in _SPARK else f'{distribution.NAME}[{name}]'}.",
     )
 
 

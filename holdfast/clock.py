@@ -6,6 +6,7 @@ Components never call these functions directly. They take them as arguments with
 
 from __future__ import annotations
 
+import random
 import secrets
 import time
 import uuid
@@ -34,6 +35,11 @@ def cpu_ns() -> int:
 def sleep_ms(milliseconds: int) -> None:
     """Put the calling thread to sleep."""
     time.sleep(milliseconds / 1000)
+
+
+def chance() -> float:
+    """Return a random number, from 0 to below 1."""
+    return random.random()  # noqa: S311  nothing secret
 
 
 def new_id() -> str:

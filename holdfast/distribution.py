@@ -27,6 +27,24 @@ def pip_install(extra: str) -> str:
     return f"pip install '{NAME}[{extra}]'"
 
 
+def refuse_old_spark(exc: ImportError) -> None:
+    """Say that PySpark is too old, where that is why something of it is missing.
+
+    Raises
+    ------
+    ImportError
+        PySpark is older than 4.0; without this, Python names a module of Spark 4.
+    """
+    pyspark = sys.modules.get("pyspark")
+    version = getattr(pyspark, "__version__", "")
+    major = version.partition(".")[0]
+    if (exc.name or "").startswith("pyspark.") and major.isdecimal() and int(major) < 4:
+        folder = Path(str(getattr(pyspark, "__file__", None))).parent
+        raise ImportError(
+            f"{NAME} needs Spark 4.0 or later, and this Python has PySpark {version} in {folder}", name=exc.name
+        ) from exc
+
+
 @functools.cache
 def require_no_namesake() -> None:
     """Check, once per process, that this package's first module is its own, and warn if another project owns it too.

@@ -24,6 +24,7 @@ from holdfast.snapshotter.savepoints.savepoints import Listed
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.copies.cloning import clone
+from holdfast.spark_integration.copies.draining import drain
 from holdfast.spark_integration.copies.rescaling import rescale
 from holdfast.spark_integration.savepoints.changes import Sources
 from holdfast.spark_integration.savepoints.creating import create, stop
@@ -42,6 +43,7 @@ __all__ = [
     "create",
     "delete",
     "diff",
+    "drain",
     "edit",
     "from_spark",
     "leftovers",

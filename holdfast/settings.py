@@ -120,6 +120,8 @@ class Settings:
     timeouts : {"documented", "spark"}
         ``spark.holdfast.timeouts``: whether each call clears the timeout of its key, as Spark documents, or one in
         which the function does nothing leaves it, as Spark does.
+    frame_templates : bool
+        ``spark.holdfast.pandas.frameTemplates``: whether frames of functions by key are made from templates.
     shards : int or None
         ``spark.holdfast.shards``: shards of each operator; None takes ``spark.sql.shuffle.partitions``.
     allow_new : tuple of str
@@ -145,6 +147,8 @@ class Settings:
         Spark's ``spark.sql.streaming.minBatchesToRetain``: how many versions back the query may return to.
     application : str
         Spark's own id of the application that runs the query.
+    driver : str
+        Which process defined the query, and runs it; empty over Spark Connect, where it runs elsewhere.
     storage_names : tuple of str
         Names below ``spark.holdfast.storage.`` that are set. Their values are never kept here.
     backend_options : mapping of str to str
@@ -156,6 +160,7 @@ class Settings:
     local_dir: str | None = _setting("local.dir", _directory, None)
     transport: Transport | None = _setting("transport", _one_of("packed", "rows"), None)
     timeouts: TimeoutRule = _setting("timeouts", _one_of("documented", "spark"), "documented")
+    frame_templates: bool = _setting("pandas.frameTemplates", _flag, True)
     shards: int | None = _setting("shards", _shards, None)
     allow_new: tuple[str, ...] = _setting("restore.allowNew", _names, ())
     snapshot_max_commits: int = _setting("snapshot.maxCommits", _count, 20)
@@ -168,6 +173,7 @@ class Settings:
     metrics_address: str = _setting("metrics.address", _text, "127.0.0.1")
     retained_versions: int = 100
     application: str = ""
+    driver: str = ""
     storage_names: tuple[str, ...] = ()
     backend_options: Mapping[str, str] = field(default_factory=dict)
 
@@ -242,7 +248,8 @@ def _retained(value: str) -> int:
 def _unknown(full_key: str, known: Mapping[str, object], backends: Collection[str]) -> InvalidArgumentError:
     key = full_key.removeprefix(PREFIX)
     head, _, rest = key.partition(".")
-    near_head = nearest_name(head, ["storage", "sink", *backends])
+    begins_a_setting = any(name.startswith(f"{head}.") for name in known)
+    near_head = None if begins_a_setting else nearest_name(head, ["storage", "sink", *backends])
     near = f"{near_head}.{rest}" if rest and near_head else nearest_name(key, known)
     names = ", ".join([*(PREFIX + name for name in known), *(f"{PREFIX}{name}.*" for name in backends)])
     hint = f"did you mean {PREFIX + near!r}?" if near else f"known are {names} and {STORAGE_PREFIX}*"

@@ -20,7 +20,7 @@ from holdfast.spark_integration.sink_source.options import source_options
 from holdfast.spark_integration.sink_source.source import SinkSource
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.exactly_once import ExactlyOnce, exactly_once
-from holdfast.spark_integration.sinks.extras import needs_extra, require_extra
+from holdfast.spark_integration.sinks.extras import needs_extra
 from holdfast.spark_integration.sinks.parquet.reading import parquet_files, read_parquet
 from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
 from holdfast.spark_integration.sinks.two_phase_sink import (
@@ -58,7 +58,6 @@ def postgres(
     create: bool = False,
     schema: str | None = None,
     dsn: str = "",
-    connections: int = 1,
 ) -> TwoPhaseSink:
     """Return a sink into a PostgreSQL table; needs ``holdfast-spark[postgres]``.
 
@@ -77,10 +76,6 @@ def postgres(
         Where the sink keeps its marks and staging tables; by default beside the table.
     dsn : str
         A libpq connection string without credentials. Options take precedence over it.
-    connections : int
-        How many connections the driver uses to apply a micro-batch of more than 4 MB by keys. With 1 it becomes visible
-        as a whole. More, say 4, are faster, but its parts become visible one after the other, within milliseconds;
-        after a crash between two of them, the rest with the next start.
 
     Raises
     ------
@@ -89,7 +84,7 @@ def postgres(
     """
     with needs_extra("postgres"):
         from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
-    return PostgresSink(name, table, keys, create, schema, dsn, connections)
+    return PostgresSink(name, table, keys, create, schema, dsn)
 
 
 def kafka(name: str, topic: str | None = None, *, servers: str | None = None, timeout_s: float = 30) -> TwoPhaseSink:
@@ -151,7 +146,8 @@ def delta(
     InvalidArgumentError
         A parameter is invalid, or a package is missing.
     """
-    require_extra("delta", "deltalake")
+    with needs_extra("delta"):
+        import holdfast.spark_integration.sinks.delta.commits  # noqa: F401  said here, not at the first start
     return DeltaSink(name, os.fspath(url), keys, partition_by, create, compression, file_mb)
 
 

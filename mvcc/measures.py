@@ -51,6 +51,8 @@ class Measures:
     ----------
     look_up_ns : int
         Time in look-ups and scans.
+    moved_bytes : int
+        Of the rows that look-ups and scans have returned, and of those that were written.
     commit_ns : int
         Time to make the new version, here and in durable storage.
     commit_bytes : int
@@ -62,6 +64,7 @@ class Measures:
     """
 
     look_up_ns: int = 0
+    moved_bytes: int = 0
     commit_ns: int = 0
     commit_bytes: int = 0
     stored_bytes: int = 0
@@ -94,6 +97,7 @@ class Measures:
                 run = next(runs, None)
             if run is None:
                 return
+            self.moved_bytes += run.size_bytes
             yield run
 
     def looked_up(self, table: str, keys: Keys, exists: BoolArray) -> None:

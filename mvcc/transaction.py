@@ -8,10 +8,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-import numpy as np
 import pyarrow as pa
 
-from holdfast.backends.arrow.rows import BoolArray, from_columns, take
 from holdfast.backends.base import MAX_HASH, Found, Pointer, View
 from holdfast.backends.column_names import Names, named, relabelled
 from holdfast.backends.evolution import project
@@ -94,35 +92,20 @@ class Transaction:
         schema = self._schema(table)
         with self.measures.looking_up():
             found = self._get(table, self.tables[table], keys)
+        self.measures.moved_bytes += found.values.nbytes
         return Found(found.exists, relabelled(project(found.values, self._stored[table].value), schema.value))
 
     def _get(self, table: str, schema: TableSchema, keys: Keys) -> Found:
-        writes = self._writes.get(table, [])
-        if self._view is None:
-            return look_up(writes, keys, schema)
-        with self._reading():
-            below = self._view.get(table, keys)
-        self.measures.looked_up(table, keys, below.exists)
-        touched = np.flatnonzero(self._touched(writes, keys))
-        if not len(touched):
-            return below
-        own = look_up(writes, keys.take(touched), schema)
-        exists = below.exists.copy()
-        exists[touched] = own.exists
-        source = np.arange(len(keys))
-        source[touched] = len(keys) + np.arange(len(touched))
-        pairs = zip(below.values.columns, own.values.columns, strict=True)
-        both = [pa.concat_arrays(pair) for pair in pairs]
-        together = from_columns(both, schema.value, len(keys) + len(touched))
-        return Found(exists, take(together, source))
+        view = self._view
 
-    @staticmethod
-    def _touched(writes: Sequence[Run], keys: Keys) -> BoolArray:
-        """Tell which keys are written or deleted by one of `writes`."""
-        touched = np.zeros(len(keys), np.bool_)
-        for run in writes:
-            touched |= run.find(keys) >= 0
-        return touched
+        def below(asked: Keys) -> Found:
+            assert view is not None
+            with self._reading():
+                found = view.get(table, asked)
+            self.measures.looked_up(table, asked, found.exists)
+            return found
+
+        return look_up(self._writes.get(table, []), keys, schema, None if view is None else below)
 
     def put(self, table: str, keys: Keys, values: pa.Table | pa.RecordBatch) -> None:
         """Set the value of each key; of duplicate keys, the last row wins.
@@ -150,6 +133,7 @@ class Transaction:
 
     def _write(self, table: str, run: Run) -> None:
         if len(run):
+            self.measures.moved_bytes += run.size_bytes
             self._writes.setdefault(table, []).append(run)
 
     def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:

@@ -157,10 +157,6 @@ class Fields:
         """Return a list of so many texts."""
         return self._texts(name, self._values[name], length)
 
-    def lists_of_texts(self, name: str, length: int) -> list[list[str]]:
-        """Return a list of lists of so many texts."""
-        return [self._texts(name, values, length) for values in self._list(name)]
-
     def integers(self, name: str, length: int) -> list[int]:
         """Return a list of so many numbers from 0 on, of any size that JSON gave."""
         values = self._list(name)

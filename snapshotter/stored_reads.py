@@ -22,11 +22,9 @@ import pyarrow as pa
 from holdfast import clock
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
-from holdfast.backends.column_names import Names
-from holdfast.backends.schema import TableSchema
-from holdfast.backends.stored_schema import decode_schemas, encode_schemas
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
@@ -51,48 +49,23 @@ class ReadDirectory:
     ----------
     shards : int
         How many shards the operator has there.
-    held, latest : mapping of str to TableSchema
-    names : mapping of str to mapping of str to str
-        See `holdfast.snapshotter.ownership.stored_tables.StoredTables`.
+    tables : StoredTables
+        What they may hold.
     """
 
     shards: int
-    held: Mapping[str, TableSchema]
-    latest: Mapping[str, TableSchema]
-    names: Mapping[str, Names]
+    tables: StoredTables
 
-    FIELDS = ("shards", "held", "latest", "names")
+    FIELDS = ("shards", *StoredTables.FIELDS)
 
     @classmethod
     def read(cls, fields: Fields) -> Self:
         """Return the directory that the fields describe; raises `CorruptionError`."""
-        found = cls(
-            fields.number("shards", 1, _SHARDS_LIMIT),
-            decode_schemas(fields.texts_by_name("held", 2)),
-            decode_schemas(fields.texts_by_name("latest", 2)),
-            _names(fields),
-        )
-        if not found.held.keys() == found.latest.keys() == found.names.keys():
-            fields.refuse("shows other tables than it holds")
-        for table, names in found.names.items():
-            if not set(names.values()) <= set(found.held[table].value.names) or len(set(names.values())) < len(names):
-                fields.refuse("shows columns that its table does not hold", table=table)
-        return found
+        return cls(fields.number("shards", 1, _SHARDS_LIMIT), StoredTables.read(fields))
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        return {
-            "shards": self.shards,
-            "held": encode_schemas(self.held),
-            "latest": encode_schemas(self.latest),
-            "names": {table: dict(names) for table, names in self.names.items()},
-        }
-
-
-def _names(fields: Fields) -> dict[str, Names]:
-    tables = fields.mapping("names")
-    one_by_one = Fields(tables, fields.source, *tables)
-    return {table: one_by_one.mapping_of_texts(table) for table in tables}
+        return {"shards": self.shards, **self.tables.to_json()}
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ _NOTE_OF_KEY = re.compile(r"raised in operator (?P<operator>'.*'|\".*\") for key
 _NOTE_OF_SHARD = re.compile(
     r"raised in operator (?P<operator>'.*'|\".*\"), shard (?P<shard>\d+)(?:, micro-batch (?P<batch>\d+))?"
 )
+_NOTE_OF_DEFINITION = re.compile(r"raised in operator (?P<operator>'.*'|\".*\"), when it was defined")
 _NOT_THE_USERS = (
     "/python/pyspark/",
     "/pyspark.zip/",
@@ -60,6 +61,20 @@ _OF_SPARK = (
     "pyspark.errors.exceptions.base.StreamingQueryException",
     "py4j.",
     "grpc.",
+)
+#: Python's errors that pass by themselves, by the last part of their names, as ``requests.exceptions.ConnectionError``.
+_PASSING_ERRORS = {
+    *("ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError"),
+    *("TimeoutError", "EndpointConnectionError", "ReadTimeoutError", "ConnectTimeoutError"),
+}
+#: Words of Spark and Java where a machine, a process or a network was lost.
+_PASSING_WORDS = re.compile(
+    r"ExecutorLostFailure|FetchFailedException|MetadataFetchFailed"
+    r"|Python worker (?:exited unexpectedly|failed to connect)"
+    r"|java\.net\.(?:Connect|Socket|SocketTimeout|UnknownHost|NoRouteToHost)Exception"
+    r"|java\.util\.concurrent\.TimeoutException|RpcTimeoutException|SdkClientException|StatusCode\.UNAVAILABLE"
+    r"|org\.apache\.kafka\.common\.errors\.(?:Timeout|Disconnect|Network|NotLeaderOrFollower|LeaderNotAvailable"
+    r"|BrokerNotAvailable|CoordinatorNotAvailable|CoordinatorLoadInProgress)Exception"
 )
 _SQL_STATE = re.compile(r"(?:\s*SQLSTATE: \w{5})+(?:;\n.*|\s*)$", re.DOTALL)
 _OPERATOR_FACT = re.compile(r"\boperator=('[^']*'|\S+)")
@@ -115,9 +130,50 @@ _CAUSES = (
         "for the other mode",
     ),
     _Cause(
+        # Where a task unpickles the function; what the function itself imports is noted, and its own error.
+        re.compile(r"/worker\.py\", line .*?ModuleNotFoundError: No module named '(?P<module>\w+)", re.DOTALL),
+        r"the function comes from the module \g<module>, which Spark's tasks cannot import",
+        r'send it, by spark.addArtifacts("\g<module>.py", pyfile=True) or spark-submit --py-files, or install it where '
+        r"the executors run",
+    ),
+    _Cause(
+        # Spark's logs of commits and of offsets, in words of their own.
+        re.compile(r"CONCURRENT_STREAM_LOG_UPDATE|Multiple streaming queries are concurrently using"),
+        "another program runs a query on the same checkpointLocation, and has planned or committed this micro-batch",
+        "stop one of the two; a second query needs a checkpointLocation of its own (holdfast clone)",
+    ),
+    _Cause(
         re.compile(r"'GroupedData' object has no attribute '(?P<method>applyInArrowWithState|transformWithState\w*)'"),
         r"\g<method> was called on Spark's own groupBy",
         r"begin with holdfast: holdfast.stream(df).groupBy(…).\g<method>(…)",
+    ),
+    _Cause(
+        # Spark's, of metrics in the progress; without them the first micro-batch fails of ours.
+        re.compile(r"The metric name is not unique: `?holdfast`?\.`?(?P<operator>[\w.-]+?)`?\. The same name"),
+        r"two operators of this query have the same name, '\g<operator>'",
+        "pass each its own name=: without one, an operator is called as its function or its processor's class is",
+    ),
+    _Cause(
+        re.compile(r"Multiple applyInPandasWithStates are not supported"),
+        "the query has two operators that are applyInArrowWithState or applyInPandasWithState, and Spark allows one",
+        "give each a query of its own, make processors of them (transformWithState), or set "
+        "spark.sql.streaming.unsupportedOperationCheck to false (docs/configuration.md)",
+    ),
+    _Cause(
+        re.compile(r"Invalid streaming output mode: complete\b"),
+        "the query was started in output mode complete, which only Spark's own aggregations have",
+        'start it in the mode that its operator was defined for: outputMode("update") or outputMode("append")',
+    ),
+    _Cause(
+        re.compile(r"Could not serialize object: (?P<said>.+)"),
+        r"the function, or what it uses from outside, cannot be sent to Spark's tasks: \g<said>",
+        "make what cannot be sent (a lock, a connection, the SparkSession) inside of the function, and pass values "
+        "in; a task has no SparkSession at all",
+    ),
+    _Cause(
+        re.compile(r"'DataStreamWriter' object has no attribute '(?P<method>awaitTermination|stop|process\w+)'"),
+        r"\g<method> was called on a query that was not started",
+        r"start it first: df.writeStream.….start().\g<method>(…)",
     ),
     _Cause(
         re.compile(r"PYTHON_VERSION_MISMATCH"),
@@ -160,6 +216,12 @@ class _Raised:
         module, _, name = self.name.rpartition(".")
         found = getattr(errors, name, None) if module in ("", errors.__name__) else None
         return found if isinstance(found, type) and issubclass(found, HoldfastError) else None
+
+    @property
+    def is_of_py4j(self) -> bool:
+        """Whether it was raised on the way to the driver's JVM."""
+        paths = [path for path, _, _ in self.frames if not re.search(r"/lib/python3[^/]*/(?!site-packages/)", path)]
+        return bool(paths) and "/py4j" in paths[-1]
 
     @property
     def place(self) -> str | None:
@@ -217,6 +279,23 @@ def explain(error: BaseException) -> str:
         batch=raised.batch,
         to_do=_to_do(raised),
     )
+
+
+def passes(error: BaseException) -> bool:
+    """Tell whether a query that failed of this may well succeed when it is started again, with nothing changed.
+
+    So may what says so itself (`HoldfastError.retryable`), and what a lost machine, process or network causes; but for
+    the driver's own JVM, without which this process can start nothing.
+    """
+    text = _text(error)
+    raised = _chosen(list(_raised(text)))
+    if raised is not None and raised.kind is not None:
+        return raised.kind.retryable
+    if raised is not None and raised.name.rpartition(".")[2] in _PASSING_ERRORS:
+        return not raised.is_of_py4j
+    if raised is not None and (raised.is_noted or raised.frames):
+        return False  # a function's own
+    return _PASSING_WORDS.search(text) is not None
 
 
 def _text(error: BaseException) -> str:
@@ -294,7 +373,7 @@ def _read(lines: list[str], start: int) -> _Raised | None:
         if line.rstrip().endswith(_TRACEBACK) or _ENDS_A_MESSAGE.match(line):
             break
         is_cut = is_cut or bool(said and not line.strip())
-        noted = _NOTE_OF_KEY.match(line) or _NOTE_OF_SHARD.match(line)
+        noted = _NOTE_OF_KEY.match(line) or _NOTE_OF_SHARD.match(line) or _NOTE_OF_DEFINITION.match(line)
         if noted:
             # The innermost comes first.
             notes = {name: value for name, value in noted.groupdict().items() if value is not None} | notes

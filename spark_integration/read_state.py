@@ -30,7 +30,7 @@ from holdfast.spark_integration.lookup.keys import keys_of
 from holdfast.spark_integration.lookup.shown import as_table
 from holdfast.spark_integration.lookup.stored_operator import Key
 from holdfast.spark_integration.lookup.stored_query import opened_query, sequence_of
-from holdfast.spark_integration.processor.state.variable_tables import KINDS, table_of
+from holdfast.spark_integration.processor.state.variable_tables import tables_called
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.spark_state.operators import NotKnownError
@@ -197,9 +197,6 @@ def _table_of(stored: StoredTables, name: str) -> str:
     NotFoundError
         There is none.
     """
-    if name not in stored.held:
-        for kind in KINDS:
-            if table_of(kind, name) in stored.held:
-                return table_of(kind, name)
-    find_table(stored.held, name)
-    return name
+    found = next((table for table in tables_called(name) if table in stored.held), name)
+    find_table(stored.held, found)
+    return found

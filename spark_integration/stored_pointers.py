@@ -6,6 +6,8 @@
         state store ──pointers──▶                <operator>/operator           schemas, number of shards
         (data source "statestore")               <operator>/shard-0003/…       each shard, restored at its pointer
 
+Spark reads them, which need not run for `stored_steps`: that reads the files of the state store.
+
 A query may have several steps with state. Which of Spark's operators are ours, and whose directories they use, is what
 their pointers say; names and settings of the session say nothing.
 """
@@ -15,13 +17,15 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from holdfast.backends.registry import backend_names
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.settings import Settings
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.shard.pointer_row import (
@@ -32,6 +36,9 @@ from holdfast.spark_integration.shard.pointer_row import (
     PointerRow,
 )
 from holdfast.spark_integration.shard.timeout import TimeMode
+from holdfast.spark_integration.spark_state.operators import StateOperators
+from holdfast.spark_integration.spark_state.pointers import StateStores, read_pointers
+from holdfast.spark_integration.spark_state.query_location import LoggedBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,7 +122,7 @@ def modes_of(properties: Mapping[str, Any], number: int) -> dict[str, str]:
 
 
 def configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
-    """Return the settings of a session that reads state, and the options of its storage.
+    """Return the settings of a session that reads or restores state, and the options of its storage.
 
     Raises
     ------
@@ -126,7 +133,8 @@ def configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
     settings = Settings.parse(configuration, backend_names())
     if settings.state_dir is None:
         raise InvalidArgumentError(
-            "only durable state can be read: set spark.holdfast.state.dir to the directory that the query uses"
+            "no state directory is set: set spark.holdfast.state.dir to the one that has the query's state, or is to "
+            "get it"
         )
     return settings, parse_storage_options(settings.storage_values(configuration))
 
@@ -150,6 +158,58 @@ def stateful_steps(spark: SparkSession, checkpoint_location: str, batch_id: int 
     require_readable(checkpoint_location)
     spark_versions.start_state_coordinator(spark)
     return [_step(spark, checkpoint_location, batch_id, *step) for step in _hosts(spark, checkpoint_location)]
+
+
+def stored_steps(location: ObjectStorage, batch: LoggedBatch, executor: Executor) -> list[StatefulStep]:
+    """Return the same from the files of Spark's state, without Spark.
+
+    Parameters
+    ----------
+    location : ObjectStorage
+        Its root is the checkpoint location.
+    executor : concurrent.futures.Executor
+        Must not run the caller.
+
+    Raises
+    ------
+    NotKnownError
+        Only Spark can read this state.
+    InvalidArgumentError
+        This is not the checkpoint location of a query with state.
+    NotFoundError
+        The micro-batch was purged.
+    CorruptionError
+        Something of Spark's state is damaged, or missing.
+    """
+    operators, stores = StateOperators(location), StateStores.of(batch)
+    found = operators.at(batch.batch_id)
+    if location.list(f"state/{len(found)}/"):  # they are numbered without gaps, and each has metadata
+        raise CorruptionError(
+            "Spark's metadata of an operator with state is missing: the checkpoint location was copied in part, or "
+            "files of it were deleted; bring them back",
+            number=len(found),
+            location=location.url,
+        )
+    if not found:
+        raise no_query(location.url)
+    steps = []
+    for operator in found:
+        rows = read_pointers(location, stores, operator, operators, executor)
+        has_timeout = rows is not None and operator.host == GROUP_STATE and operators.has_timeout(operator)
+        pointers = _by_directory(rows or [])
+        steps.append(
+            StatefulStep(
+                operator.number, operator.host, rows is not None, has_timeout, pointers, dict(operator.properties)
+            )
+        )
+    return steps
+
+
+def _by_directory(rows: Iterable[PointerRow]) -> dict[str, list[PointerRow]]:
+    pointers: dict[str, list[PointerRow]] = {}
+    for row in rows:
+        pointers.setdefault(row.directory or "", []).append(row)
+    return pointers
 
 
 def _hosts(spark: SparkSession, checkpoint_location: str) -> list[tuple[int, str, str]]:
@@ -235,7 +295,5 @@ def _step(
             batch_id=batch_id,
             because=exc,
         ) from exc
-    pointers: dict[str, list[PointerRow]] = {}
-    for row in map(PointerRow.read, map(tuple, found)):
-        pointers.setdefault(row.directory or "", []).append(row)
+    pointers = _by_directory(map(PointerRow.read, map(tuple, found)))
     return StatefulStep(number, host, True, has_timeout, pointers, properties_of(properties, number))

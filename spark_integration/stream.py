@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, GroupedData
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
@@ -17,6 +18,10 @@ from holdfast.spark_integration.hosts.group_state import GroupStateHost
 from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
+from holdfast.spark_integration.operators.aggregates import Aggregate
+from holdfast.spark_integration.operators.deduplicating import deduplicated, deduplicated_within_watermark
+from holdfast.spark_integration.operators.defining import aggregated, by_key, checked_mode
+from holdfast.spark_integration.operators.windows import SessionStream, WindowedStream, windowed
 from holdfast.spark_integration.plan.arguments import declared_struct, operator_name, require_accepted_by_spark
 from holdfast.spark_integration.plan.definition import Definition, KeyedRows
 from holdfast.spark_integration.plan.event_time import (
@@ -76,6 +81,10 @@ def stream(df: DataFrame) -> StatefulStream:
     return StatefulStream(df)
 
 
+#: Methods of Spark's grouped DataFrames that are functions of holdfast.
+_SPARKS_AGGREGATES = ("count", "sum", "avg", "mean", "min", "max")
+
+
 @dataclass(frozen=True)
 class StatefulStream:
     """A DataFrame about to be grouped; see `stream`."""
@@ -100,12 +109,87 @@ class StatefulStream:
         """
         return GroupedStream(self.df, resolve_keys(self.df, keys))
 
+    def window(
+        self,
+        timeColumn: str | Column,
+        windowDuration: str,
+        slideDuration: str | None = None,
+        startTime: str | None = None,
+    ) -> WindowedStream:
+        """Group by windows of time alone; as `GroupedStream.window` else."""
+        return windowed(self.df, Grouping([], []), timeColumn, windowDuration, slideDuration, startTime)
+
+    def dropDuplicates(
+        self, subset: Sequence[str] | None = None, ttl: str | None = None, name: str = "dropDuplicates"
+    ) -> DataFrame:
+        """Keep the first row of each key, as ``DataFrame.dropDuplicates`` does, and the key for as long as is said.
+
+        Parameters
+        ----------
+        subset : list of str, optional
+            The columns that tell rows apart; by default all.
+        ttl : str, optional
+            How long a key is remembered after its first row, such as ``"1 day"``: in event time if the input has a
+            watermark, else in processing time. By default for ever, as in Spark, unless the column of the watermark is
+            in `subset`.
+        name : str
+            Name of the operator, which identifies its state for good. Unique in a query.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            The input's columns; without a watermark. Start the query in append mode.
+
+        Raises
+        ------
+        AnalysisException, PySparkTypeError
+            As Spark's own method raises them: no such column, or something else than a list of names.
+        InvalidArgumentError
+            A column of a type that cannot be grouped by, or a wrong name or setting; nothing has run.
+
+        Examples
+        --------
+        >>> holdfast.stream(orders).dropDuplicates(["id"], ttl="1 day")
+        """
+        return deduplicated(self.df, subset, ttl, name)
+
+    def dropDuplicatesWithinWatermark(
+        self, subset: Sequence[str] | None = None, name: str = "dropDuplicatesWithinWatermark"
+    ) -> DataFrame:
+        """Keep the first row of each key, as Spark's method of this name does.
+
+        Parameters
+        ----------
+        subset : list of str, optional
+            The columns that tell rows apart; by default all.
+        name : str
+            Name of the operator, which identifies its state for good. Unique in a query.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            The input's columns; without a watermark. Start the query in append mode.
+
+        Raises
+        ------
+        AnalysisException, PySparkTypeError
+            As Spark's own method raises them: no such column, or something else than a list of names.
+        InvalidArgumentError
+            No stream with a watermark, a column of a type that cannot be grouped by, or a wrong name or setting;
+            nothing has run.
+        """
+        return deduplicated_within_watermark(self.df, subset, name)
+
     if not TYPE_CHECKING:  # which know by themselves
 
         def __getattr__(self, name: str) -> NoReturn:
             """Say where a method is that is not here."""
             if hasattr(GroupedStream, name):
                 raise AttributeError(f"group first: holdfast.stream(df).groupBy(…).{name}(…)", name=name)
+            if name == "writeStream":
+                raise AttributeError(
+                    f"{name} is a result's: holdfast.stream(df).groupBy(…).<operator>(…).{name}", name=name
+                )
             if hasattr(DataFrame, name):
                 raise AttributeError(f"{name} is a DataFrame's: holdfast.stream(df.{name}(…)).groupBy(…)", name=name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
@@ -117,6 +201,111 @@ class GroupedStream:
 
     df: DataFrame
     grouping: Grouping
+
+    if not TYPE_CHECKING:  # which know by themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say where a method is that is not here."""
+            if name in _SPARKS_AGGREGATES:
+                of = "" if name == "count" else "'column'"
+                raise AttributeError(f"{name} stands in agg: groupBy(…).agg(n=holdfast.{name}({of}))", name=name)
+            if hasattr(GroupedData, name) and not name.startswith("_"):
+                raise AttributeError(
+                    f"{name} is Spark's own, and so is its state: df.groupBy(…).{name}(…). holdfast has agg, window, "
+                    "session, applyInArrowWithState, applyInPandasWithState, transformWithState and "
+                    "transformWithStateInPandas",
+                    name=name,
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def agg(
+        self, *aggregates: Aggregate, outputMode: str = "update", name: str = "agg", **named: Aggregate
+    ) -> DataFrame:
+        """Aggregate each key's rows, as ``DataFrame.groupBy(…).agg(…)`` does.
+
+        Parameters
+        ----------
+        *aggregates : Aggregate
+            With Spark's names, such as ``max(delay)``, or those that `Aggregate.alias` has given.
+        outputMode : {"update"}
+            The query must be started in it: each micro-batch shows the keys that had rows.
+        name : str
+            Name of the operator, which identifies its state for good. Unique in a query.
+        **named : Aggregate
+            By column.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            The keys and the aggregates, in Spark's types; without a watermark.
+
+        Raises
+        ------
+        AnalysisException
+            As of Spark's own aggregation: no such column, or one of a wrong type.
+        InvalidArgumentError
+            No aggregate, or a wrong name, mode or setting; nothing has run.
+
+        Examples
+        --------
+        >>> flights = holdfast.stream(df).groupBy("aircraft")
+        >>> flights.agg(n=holdfast.count(), worst=holdfast.max("delay"))
+        """
+        mode = checked_mode(outputMode)
+        return by_key(aggregated(self.df, self.grouping, None, aggregates, named), mode, name)
+
+    def window(
+        self,
+        timeColumn: str | Column,
+        windowDuration: str,
+        slideDuration: str | None = None,
+        startTime: str | None = None,
+    ) -> WindowedStream:
+        """Group by windows of time, too, as by Spark's ``F.window``: call `WindowedStream.agg` on what is returned.
+
+        Parameters
+        ----------
+        timeColumn : str or Column
+            Of timestamps; a row without one is in no window.
+        windowDuration, slideDuration, startTime : str
+            As of Spark's ``F.window``: how long windows are, how far apart they begin, and how long after 1970.
+
+        Returns
+        -------
+        WindowedStream
+
+        Raises
+        ------
+        AnalysisException, IllegalArgumentException
+            As Spark's function raises them for what is no duration. `WindowedStream.agg` finds a wrong column.
+
+        Examples
+        --------
+        >>> hours = holdfast.stream(df.withWatermark("at", "10 minutes")).groupBy("user").window("at", "1 hour")
+        >>> hours.agg(n=holdfast.count())
+        """
+        return windowed(self.df, self.grouping, timeColumn, windowDuration, slideDuration, startTime)
+
+    def session(self, timeColumn: str | Column, gap: str | Column) -> SessionStream:
+        """Group by sessions, too, as by Spark's ``F.session_window``: call `SessionStream.agg` on what is returned.
+
+        Parameters
+        ----------
+        timeColumn : str or Column
+            Of timestamps; a row without one is in no session.
+        gap : str or Column
+            A session is over when so much time has passed after its last row.
+
+        Returns
+        -------
+        SessionStream
+
+        Examples
+        --------
+        >>> visits = holdfast.stream(df.withWatermark("at", "10 minutes")).groupBy("user").session("at", "30 minutes")
+        >>> visits.agg(n=holdfast.count(), first=holdfast.min("at"))
+        """
+        return SessionStream(self.df, self.grouping, F.session_window(timeColumn, gap))
 
     def applyInArrowWithState(
         self,
@@ -260,6 +449,7 @@ class GroupedStream:
             shown_keys=self.grouping.given,
             shown_columns=self.df.columns,
             state_changes=changes_of_tables(stateChanges, {STATE_TABLE: state.names}),
+            frame_templates=settings.frame_templates,
         )
         return Definition(
             rows=KeyedRows(self.df, self.grouping.keys, function),
@@ -357,7 +547,12 @@ class GroupedStream:
     ) -> DataFrame:
         settings = checked_settings(self.df, stacklevel=3)
         processor = PickledProcessor(given)
-        declared = declaration_of(processor, host.time_mode)
+        operator = operator_name(type(given), name)
+        try:
+            declared = declaration_of(processor, host.time_mode)
+        except Exception as exc:
+            exc.add_note(f"raised in operator {operator!r}, when it was defined")  # as `holdfast.explain` reads it
+            raise
         function = TransformWithState(
             processor=processor,
             declared=declared,
@@ -370,6 +565,7 @@ class GroupedStream:
             output_mode=host.output_mode,
             is_streaming=self.df.isStreaming,
             state_changes=changes_of_variables(state_changes, declared.variables),
+            frame_templates=settings.frame_templates and isinstance(exchange, FrameExchange),
         )
         initial = None
         if initial_state is not None:
@@ -380,7 +576,7 @@ class GroupedStream:
             initial = KeyedRows(frame, grouping.keys, begin, INITIAL_VERSION)
         return Definition(
             rows=KeyedRows(self.df, self.grouping.keys, function),
-            name=operator_name(type(given), name),
+            name=operator,
             output=OneByOneOutput(marked_as_delivered(exchange.output_schema, host.time_mode)),
             host=host,
             transport=None,

@@ -13,7 +13,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.health import failures
 from holdfast.settings import MOST_SHARDS, Settings
 from holdfast.snapshotter import commit_objects, commits, stored_reads
-from holdfast.snapshotter.ownership import claim_listing, claims
+from holdfast.snapshotter.ownership import claims, stored_claims
 from holdfast.snapshotter.snapshots import policy
 from holdfast.snapshotter.storage.hdfs import storage as hdfs
 from holdfast.snapshotter.storage.s3 import options as s3
@@ -101,7 +101,7 @@ FIGURES = {
         f"first free one of {exposition.PORTS} ports",
         f"`spark.holdfast.metrics.address` | `{SETTINGS.metrics_address}` |",
         f"renews the claim every {minutes(claims.RENEW_EVERY_MS)} minutes",
-        f"{minutes(claim_listing.ALIVE_MS)} minutes after the query is gone",
+        f"{minutes(stored_claims.ALIVE_MS)} minutes after the query is gone",
         f"`config_kwargs.retries.total_max_attempts` | {s3.TOTAL_MAX_ATTEMPTS} |",
         f"`operation_timeout_seconds` | {S3['operation_timeout_seconds']:g} | limit for one operation",
         f"`part_size_bytes`, `max_concurrency` | {mib(int(S3['part_size_bytes']))} MiB, {S3['max_concurrency']} |",

@@ -114,3 +114,37 @@ def test_the_api_reference_has_every_public_name() -> None:
 def test_every_decision_is_listed() -> None:
     notes = {path.name for path in (ROOT / "docs/decisions").glob("0*.md")}
     assert set(re.findall(r"\]\((0[\w-]+\.md)\)", text("docs/decisions/README.md"))) == notes
+
+
+def test_decisions_can_be_read_in_an_hour() -> None:
+    """A decision amends the note of its subject: a note for each would bury what somebody still wonders about."""
+    notes = list((ROOT / "docs/decisions").glob("*.md"))
+    assert len(notes) <= 26
+    assert sum(len(note.read_text().split()) for note in notes) <= 12_000
+
+
+MENTION = re.compile(r"[Dd]ecisions?[/ \n]+(0\d{3})\b")
+
+
+def test_every_decision_that_is_named_exists() -> None:
+    """`make check` follows links; this follows docstrings, comments and configuration."""
+    notes = {path.name[:4] for path in (ROOT / "docs/decisions").glob("0*.md")}
+    folders = [
+        "backends",
+        "benches",
+        "docs",
+        "examples",
+        "holdfast",
+        "mvcc",
+        "snapshotter",
+        "spark_integration",
+        "tests",
+    ]
+    files = [path for folder in folders for kind in ("*.py", "*.md") for path in (ROOT / folder).rglob(kind)]
+    files += [*ROOT.glob("*.md"), ROOT / "pyproject.toml"]
+    assert not {
+        f"{path.relative_to(ROOT)}: {number}"
+        for path in files
+        for number in MENTION.findall(path.read_text())
+        if number not in notes
+    }

@@ -53,13 +53,6 @@ def test_the_walk_through_the_sessions_shows_what_runs() -> None:
     exec(tried, {"pd": pd})
 
 
-def test_the_session_window_of_the_guide_is_the_one_that_is_measured() -> None:
-    """docs/operators.md shows the functions of the bench as they are; a test of theirs compares them."""
-    source = text("benches/jobs/sessions.py")
-    for name in ("session_of_key", "sessions_of_shard"):
-        assert block_with("docs/operators.md", f"def {name}(").strip() in source
-
-
 def test_the_guide_lists_every_option_with_its_default() -> None:
     """An option that a backend has stands in docs/backends.md, and no other does."""
     rows = re.findall(
@@ -74,6 +67,7 @@ def test_the_guide_lists_every_option_with_its_default() -> None:
         assert find_backend(name).parse_options(name, defaults) == find_backend(name).parse_options(name, {})
 
 
+@pytest.mark.slow(1)
 def test_duckdb_and_polars_read_a_savepoint_as_the_guide_shows(tmp_path: Path) -> None:
     """Neither of them with code of ours; every row, whatever piece it is in."""
     with open_storage(str(tmp_path)) as target:

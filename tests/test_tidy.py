@@ -44,15 +44,15 @@ ROOMS = {
         "local_files schema",
         "column_names evolution stored_schema",
         "run",
-        "base",
+        "base stretched_run",
         "registry run_stack",
         "rocksdb run_files",
     ),
     "mvcc": ("measures", "transaction", "store"),
     "snapshotter": (
         "fields storage",
-        "lineage",
-        "commit_objects decisions ownership snapshots",
+        "fence lineage",
+        "commit_objects ownership sink_log snapshots",
         "commits stored_reads",
         "upkeep version_rows",
         "version_reader",
@@ -62,6 +62,7 @@ ROOMS = {
         # All differences between Spark's releases.
         "spark_versions",
         "failures java spark_types worker_python",
+        "restarting",
         "executor",
         "client",
         "transport",
@@ -71,6 +72,7 @@ ROOMS = {
         "keyed vectorised",
         "processor",
         "lookup plan",
+        "operators",
         # The server is a program: workers start it, and import nothing of it.
         "progress_metrics read_state sinks",
         "savepoints server stream",
@@ -82,7 +84,7 @@ ROOMS = {
         "clock errors",
         "distribution",
         "settings",
-        "savepoints sinks",
+        "restart savepoints sinks",
         "health",
         "commands testing",
         "ui",
@@ -115,6 +117,7 @@ ABOVE = (
     "holdfast/cli*.py",
     "holdfast/commands/*",
     "holdfast/health/*",
+    "holdfast/restart.py",
     "holdfast/savepoints.py",
     "holdfast/sinks.py",
     "holdfast/testing/*",
@@ -133,10 +136,8 @@ PLACES = {
     "flask": ("holdfast/ui/app.py", "holdfast/ui/guard.py"),
     "fsspec": ("snapshotter/storage/*",),
     "hdfs_native": ("snapshotter/storage/*",),
-    "jinja2": ("benches/report/page/html.py", "holdfast/ui/app.py"),
+    "jinja2": ("benches/report/html.py", "holdfast/ui/app.py"),
     "jsonschema": ("benches/report/directory.py",),
-    "markupsafe": ("benches/report/page/*",),
-    "matplotlib": ("benches/report/charts/*", "benches/report/figure.py"),
     "mmh3": (),
     "moto": ("benches/instruments/object_store.py",),
     "prometheus_client": ("spark_integration/server/exposition.py",),
@@ -147,7 +148,7 @@ PLACES = {
         "spark_integration/client/exchange.py",
         "spark_integration/server/service.py",
     ),
-    "py4j": (),
+    "py4j": ("spark_integration/spark_state/running_query.py",),
     "pyspark": (
         *("spark_integration/*", "benches/*", "examples/*"),
         *("holdfast/cli*.py", "holdfast/commands/export.py", "holdfast/commands/own_spark.py", "holdfast/testing/*"),
@@ -194,8 +195,9 @@ MAY_PICKLE: tuple[str, ...] = ("spark_integration/processor/declaring.py",)
 # Markers of what a test starts, and no unit test does.
 STARTED = ("spark", "cluster", "s3", "hdfs", "kafka", "postgres", "prometheus")
 
-# The aim is 400 and 50; the test leaves slack, so that nobody cuts a function in two on a deadline.
-MODULE_LINES_MAX = 450
+# A module is one subject, whole. The aim for functions is 50; the test leaves slack, so that nobody cuts one in two on
+# a deadline.
+MODULE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 80
 # A folder is what one reads in a listing; ``__init__.py`` does not count. Benches lie side by side: each is a program.
 FOLDER_MODULES_MAX = 13
@@ -361,7 +363,7 @@ def test_unit_tests_start_no_server_and_no_jvm(path: str) -> None:
 @for_each([*all_sources(), *modules("tests")])
 def test_modules_and_functions_stay_small(path: str) -> None:
     lines = len((ROOT / path).read_text().splitlines())
-    assert lines <= LONG_TESTS.get(path, MODULE_LINES_MAX), f"{path} has {lines} lines; aim at 400"
+    assert lines <= LONG_TESTS.get(path, MODULE_LINES_MAX), f"{path} has {lines} lines; is it one subject?"
     functions = [n for n in ast.walk(tree(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     long = [f"{path}:{f.lineno} {f.name}" for f in functions if (f.end_lineno or 0) - f.lineno >= FUNCTION_LINES_MAX]
     assert not long

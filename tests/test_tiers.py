@@ -9,6 +9,7 @@ import pytest
 from tests import parts, tiers
 
 
+@pytest.mark.slow(0.5)
 def test_each_test_is_in_one_part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of whole files; what a part says of itself is the same in each process of a run."""
     items = request.session.items

@@ -46,9 +46,10 @@ def kills(quick: int) -> int:
     return int(os.environ.get("HOLDFAST_TEST_KILLS") or (10 if LONG else quick))
 
 
-def examples() -> int:
-    """Return how many examples hypothesis tries, 200 in the long tier; ``HOLDFAST_TEST_EXAMPLES=1000`` more.
+def examples(quick: int = 10, every: int = 20, long: int = 200) -> int:
+    """Return how many examples hypothesis tries in ``make test``, in ``make test-all`` and in the long tier.
 
-    Some tests try as many for each of 8 cases, at a quarter of a second each.
+    ``HOLDFAST_TEST_EXAMPLES=1000`` tries more. Some tests try as many for each of 8 cases, at a quarter of a second
+    each.
     """
-    return int(os.environ.get("HOLDFAST_TEST_EXAMPLES") or (200 if LONG else 20))
+    return int(os.environ.get("HOLDFAST_TEST_EXAMPLES") or (long if LONG else every if ALL else quick))

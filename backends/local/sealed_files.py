@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from holdfast.backends import stored_file
 from holdfast.backends.local.errors import reading, writing
+from holdfast.backends.local.page_cache import MappedFile
 from holdfast.errors import CorruptionError
 
 _SEALED_BEFORE_NS = 1_000_000_000
@@ -36,6 +35,10 @@ class FileNote(NamedTuple):
     size_bytes: int
     digest: str
     modified_ns: int
+
+    def is_of(self, found: os.stat_result) -> bool:
+        """Tell whether nobody has written to a file since it was sealed."""
+        return (found.st_size, found.st_mtime_ns) == (self.size_bytes, self.modified_ns)
 
 
 def write_sealed(
@@ -83,7 +86,20 @@ def read_header(path: Path, kind: str) -> Mapping[str, Any]:
     return stored_file.decode(data, source=str(path), kind=kind).header
 
 
-def map_stored_file(path: Path, kind: str, note: FileNote, *, verify: bool = False) -> stored_file.StoredFile:
+class MappedStoredFile(NamedTuple):
+    """A stored file in memory.
+
+    Attributes
+    ----------
+    file : MappedFile
+    stored : StoredFile
+    """
+
+    file: MappedFile
+    stored: stored_file.StoredFile
+
+
+def map_stored_file(path: Path, kind: str, note: FileNote, *, verify: bool = False) -> MappedStoredFile:
     """Map a whole file into memory; the mapping outlives the file.
 
     Parameters
@@ -102,18 +118,19 @@ def map_stored_file(path: Path, kind: str, note: FileNote, *, verify: bool = Fal
     """
     with reading(path):
         found = os.stat(path)
-        if found.st_size != note.size_bytes:
+        if found.st_size != note.size_bytes or not found.st_size:
             raise CorruptionError(f"{path} was cut or altered", size_bytes=found.st_size, expected=note.size_bytes)
-        with pa.memory_map(str(path)) as mapped:
-            data = mapped.read_buffer()
+        file = MappedFile(path)
     touched = found.st_mtime_ns != note.modified_ns
-    stored = stored_file.decode(data, source=str(path), kind=kind, verify=verify or touched)
+    if not (verify or touched or file.is_cached()):
+        file.expect_look_ups()
+    stored = stored_file.decode(file.data, source=str(path), kind=kind, verify=verify or touched)
     if stored.digest != note.digest:
         raise CorruptionError(f"{path} was replaced by another file", digest=stored.digest, expected=note.digest)
     if touched and verify:
         with writing(path):
             seal(path, note.modified_ns)
-    return stored
+    return MappedStoredFile(file, stored)
 
 
 def sealed_inode(path: Path, note: FileNote) -> int | None:
@@ -126,5 +143,4 @@ def sealed_inode(path: Path, note: FileNote) -> int | None:
     """
     with reading(path):
         found = os.stat(path)
-    is_sealed = (found.st_size, found.st_mtime_ns) == (note.size_bytes, note.modified_ns)
-    return found.st_ino if is_sealed else None
+    return found.st_ino if note.is_of(found) else None

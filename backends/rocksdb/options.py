@@ -29,7 +29,7 @@ defaults are measured: docs/decisions/0009-rocksdb.md.
 
 More shards make the shares smaller, and the budget says how many may be open before they are too small
 (`most_open_shards`). Beyond that, whoever opens shards closes some that rest; the budget itself never makes a call
-fail (docs/decisions/0020-open-shards.md). The process's limit of open files is divided in the same way: each shard
+fail (docs/decisions/0009-rocksdb.md). The process's limit of open files is divided in the same way: each shard
 may count on `_FILES_MIN`, and has more while there are few.
 """
 

@@ -41,12 +41,13 @@ from holdfast.backends.local_files import StagedFolder
 from holdfast.backends.run import Run, merge_runs
 from holdfast.backends.run_files.damage import DamagedRuns
 from holdfast.backends.run_files.frozen import FrozenRuns
+from holdfast.backends.run_files.kept_runs import KEPT
 from holdfast.backends.run_files.merges import needs_merge, read_merges, use_merges
 from holdfast.backends.run_files.run_reader import RunReader
 from holdfast.backends.run_files.version_file import VERSION, MergeFile, RunFile, VersionFile
 from holdfast.backends.run_files.view import RunFilesView
 from holdfast.backends.run_files.written_run import WrittenRun
-from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES, first_to_merge, merge_in_stretches
+from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES, first_to_merge, merge_in_stretches, parts_of
 from holdfast.backends.schema import TableSchema, require_declared
 from holdfast.errors import (
     ConflictError,
@@ -58,9 +59,6 @@ from holdfast.errors import (
 
 class RunFilesBackend(Backend):
     """A backend on run files; subclasses say where the directory lies and whether files are synced."""
-
-    #: Whether files must survive the machine's power, not only the process.
-    fsync = False
 
     def __init__(
         self,
@@ -77,12 +75,15 @@ class RunFilesBackend(Backend):
         self._reader = RunReader(self.tables, self._damaged)
         # Runs, and their inodes, that were whole when this process last froze a version.
         self._frozen: set[tuple[str, int | None]] = set()
+        # What `apply` has made last, so that its size is known without reading it.
+        self._made: VersionFile | None = None
         for folder in (self._versions, self._merges, self._staging):
             with local_files.writing(folder):
                 local_files.make_private_folder(folder)
 
     def view(self, pointer: Pointer) -> RunFilesView:
         folder = self._version_folder(pointer)
+        KEPT.let_go()
         with ExitStack() as undo:
             with local_files.reading(self.directory):
                 lock = undo.enter_context(lock_shared(self.directory))
@@ -100,14 +101,16 @@ class RunFilesBackend(Backend):
             for table, run in runs.items():
                 stack = use_merges(stacks.get(table, []), merges, staged)
                 stacks[table] = self._push(table, stack, run, staged)
-            VersionFile(str(new), stacks, properties).write(staged)
+            version = VersionFile(str(new), stacks, properties)
+            version.write(staged)
             staged.publish(self._version_folder(new))
+        self._made = version
 
     def _push(self, table: str, stack: list[RunFile], run: Run, staged: StagedFolder) -> list[RunFile]:
         """Return the stack with `run` on top, merged with those below where that is cheap."""
         sizes = [f.size_bytes for f in stack] + [run.size_bytes]
         start = first_to_merge(sizes, COMMIT_MERGE_LIMIT_BYTES)
-        below = self._reader.open_all(staged.path, stack[start:], table, verify=True)
+        below = parts_of(self._reader.open_all(staged.path, stack[start:], table, verify=True))
         merged = merge_runs([*below, run], drop_deletes=start == 0)
         return stack[:start] + ([self._write_run(table, merged.size_bytes, [merged], staged)] if len(merged) else [])
 
@@ -206,6 +209,7 @@ class RunFilesBackend(Backend):
         for merge in merges:
             if not set(merge.inputs) <= held:
                 self._retire(merge.folder)
+        KEPT.let_go()
 
     def maintain(self, pointer: Pointer) -> int:
         """Merge the runs of a version that its commit left standing because they are large.
@@ -231,7 +235,7 @@ class RunFilesBackend(Backend):
             wanted_bytes = sum(f.size_bytes for f in inputs)
             if not self._has_room(wanted_bytes):
                 return False
-            runs = self._reader.open_all(staged.path, inputs, table, verify=True)
+            runs = parts_of(self._reader.open_all(staged.path, inputs, table, verify=True))
             merged = merge_in_stretches(runs, drop_deletes=start == 0)
             MergeFile.write(staged, [f.id for f in inputs], self._write_run(table, wanted_bytes, merged, staged))
             staged.publish(self._merges / self.new_id())
@@ -254,12 +258,16 @@ class RunFilesBackend(Backend):
         int
             Folders removed.
         """
+        KEPT.let_go()
         return sum(local_files.remove_stale_folders(f, before_ns) for f in (self._staging, self._set_aside))
 
     def statistics(self) -> BackendStatistics:
         versions = self.versions()
         stacks: Mapping[str, list[RunFile]] = {}
         for pointer in reversed(versions):
+            if self._made is not None and self._made.pointer == str(pointer):
+                stacks = self._made.stacks
+                break
             with suppress(NotFoundError, CorruptionError):  # dropped meanwhile, or set aside just now
                 stacks = self._read_version(pointer).stacks
                 break
@@ -274,7 +282,11 @@ class RunFilesBackend(Backend):
         """Nothing is held open."""
 
     def _stage(self) -> AbstractContextManager[StagedFolder]:
-        return local_files.staged_folder(self._staging, self.new_id(), fsync=self.fsync)
+        return local_files.staged_folder(self._staging, self.new_id(), fsync=self._must_sync())
+
+    def _must_sync(self) -> bool:
+        """Whether files must survive the machine's power, not only the process."""
+        return False
 
     def _retire(self, folder: Path) -> None:
         local_files.retire_folder(folder, self._staging, self.new_id())

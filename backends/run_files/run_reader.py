@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from holdfast.backends.local_files import map_stored_file
-from holdfast.backends.run import Run, read_stretches
+from holdfast.backends.run import read_stretches
 from holdfast.backends.run_files.damage import DamagedRuns
+from holdfast.backends.run_files.kept_runs import KEPT, KeptRun
 from holdfast.backends.run_files.version_file import RunFile
+from holdfast.backends.run_stack import Stacked
 from holdfast.backends.schema import TableSchema
-from holdfast.errors import CorruptionError, SchemaMismatchError
+from holdfast.backends.stretched_run import StretchedRun
+from holdfast.errors import CorruptionError, SchemaMismatchError, UnavailableError
 
 
 class RunReader:
@@ -28,12 +31,12 @@ class RunReader:
         self._tables = tables
         self._damaged = damaged
 
-    def open_all(self, folder: Path, files: Iterable[RunFile], table: str, *, verify: bool = False) -> list[Run]:
+    def open_all(self, folder: Path, files: Iterable[RunFile], table: str, *, verify: bool = False) -> list[Stacked]:
         """Map the files of a stack, as `open` does; return their runs in the order of the files."""
-        return [run for file in files for run in self.open(folder / file.name, file, table, verify=verify)]
+        return [self.open(folder / file.name, file, table, verify=verify) for file in files]
 
-    def open(self, path: Path, file: RunFile, table: str, *, verify: bool = False) -> list[Run]:
-        """Map one run file.
+    def open(self, path: Path, file: RunFile, table: str, *, verify: bool = False) -> Stacked:
+        """Map one run file, or find it mapped.
 
         Parameters
         ----------
@@ -47,18 +50,31 @@ class RunReader:
         CorruptionError
             It is not what was written; what holds it is set aside.
         """
+        kept = KEPT.find(path, file.note, self._tables[table])
+        if kept is not None and (not verify or kept.is_whole(file.note)):
+            return kept.run
         try:
-            return self.read(path, file, table, verify=verify, trusted=True)
+            kept = self._read_in_room(path, file, table, verify=verify)
         except CorruptionError:
             self._damaged.set_aside_holders(file)
             raise
         except SchemaMismatchError:
             self._damaged.check(path, file)  # damage may look like another schema
             raise
+        if not verify:  # what is merged will not be read again
+            KEPT.keep(kept, file.note)
+        return kept.run
 
-    def read(self, path: Path, file: RunFile, table: str, *, verify: bool, trusted: bool) -> list[Run]:
-        """Map one run file; unless it is trusted, its columns are checked as well, as `Run.read` does."""
-        stored = map_stored_file(path, "run", file.note, verify=verify)
+    def _read_in_room(self, path: Path, file: RunFile, table: str, *, verify: bool) -> KeptRun:
+        try:
+            return self.read(path, file, table, verify=verify, trusted=True)
+        except UnavailableError:  # as where the process may open no more, or has no more addresses
+            KEPT.forget()
+            return self.read(path, file, table, verify=verify, trusted=True)
+
+    def read(self, path: Path, file: RunFile, table: str, *, verify: bool, trusted: bool) -> KeptRun:
+        """Map one run file anew; unless it is trusted, its columns are checked as well, as `Run.read` does."""
+        mapped, stored = map_stored_file(path, "run", file.note, verify=verify)
         section = stored.section(table, str(path))
         runs = read_stretches(
             section,
@@ -69,4 +85,8 @@ class RunReader:
         )
         if sum(len(run) for run in runs) != file.rows:
             raise CorruptionError(f"{path} does not hold the rows that were written", expected=file.rows)
-        return runs
+        stretches = [run for run in runs if len(run)]
+        if len(stretches) > 1:
+            return KeptRun(mapped, self._tables[table], StretchedRun(stretches, section, mapped))
+        mapped.expect_scans()
+        return KeptRun(mapped, self._tables[table], [*stretches, runs[0]][0])

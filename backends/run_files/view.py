@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from holdfast.backends.base import MAX_HASH, Found, Pointer, View
 from holdfast.backends.local.folder_locks import FolderLock
 from holdfast.backends.run import Run
-from holdfast.backends.run_stack import look_up, merge_prefixes, scan_runs
+from holdfast.backends.run_stack import Stacked, look_up, merge_prefixes, parts_of, scan_runs
 from holdfast.backends.schema import Keys, TableSchema, find_table
 from holdfast.errors import ClosedError
 
@@ -23,22 +23,22 @@ class RunFilesView(View):
         self,
         pointer: Pointer,
         tables: Mapping[str, TableSchema],
-        stacks: Mapping[str, list[Run]],
+        stacks: Mapping[str, Sequence[Stacked]],
         properties: Mapping[str, Any],
         lock: FolderLock | None = None,
     ) -> None:
         self._lock = lock
         self.pointer = pointer
         self._tables = tables
-        self._stacks: Mapping[str, list[Run]] | None = stacks
+        self._stacks: Mapping[str, Sequence[Stacked]] | None = stacks
         self._properties = properties
 
     @property
     def properties(self) -> Mapping[str, Any]:
         return self._properties
 
-    def stack(self, table: str) -> list[Run]:
-        """Return the runs of `table`, oldest first; those of one file by ascending hash."""
+    def stack(self, table: str) -> Sequence[Stacked]:
+        """Return the runs of `table`, oldest first."""
         if self._stacks is None:
             raise ClosedError("the view was closed: open a new one", pointer=self.pointer)
         find_table(self._tables, table)
@@ -48,10 +48,10 @@ class RunFilesView(View):
         return look_up(self.stack(table), keys, self._tables[table])
 
     def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
-        return self._projected(table, scan_runs(self.stack(table), first_hash, last_hash))
+        return self._projected(table, scan_runs(parts_of(self.stack(table)), first_hash, last_hash))
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
-        return self._projected(table, merge_prefixes(self.stack(table), prefixes))
+        return self._projected(table, merge_prefixes(parts_of(self.stack(table)), prefixes))
 
     def _projected(self, table: str, runs: Iterator[Run]) -> Iterator[Run]:
         schema = self._tables[table]

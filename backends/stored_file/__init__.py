@@ -38,6 +38,7 @@ from holdfast.backends.stored_file.reading import (
     StoredFile,
     decode,
     decode_end,
+    digest_at_end,
     digest_of,
     require_digest,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "StoredFile",
     "decode",
     "decode_end",
+    "digest_at_end",
     "digest_of",
     "encode",
     "encode_in_place",

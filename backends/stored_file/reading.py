@@ -243,10 +243,15 @@ def _read_footer(text: bytes, at: int, source: str, kind: str) -> dict[str, Any]
 
 def digest_of(data: memoryview) -> str | None:
     """Return the digest that names exactly these bytes; None if they are no whole stored file."""
+    named = digest_at_end(data)
+    return named if named is not None and xxhash.xxh3_128(data[:-_SEAL_BYTES]).hexdigest() == named else None
+
+
+def digest_at_end(data: memoryview) -> str | None:
+    """Return the digest that a file names at its end, which nobody has checked; None if that is no end of one."""
     if len(data) < TAIL_BYTES or bytes(data[-8:]) != MAGIC:
         return None
-    digest = xxhash.xxh3_128(data[:-24]).digest()
-    return digest.hex() if bytes(data[-24:-8]) == digest else None
+    return bytes(data[-_SEAL_BYTES:-8]).hex()
 
 
 def _require_declared(

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from holdfast.benches.comparing.documents import Measured, differ, read
-from holdfast.benches.comparing.verdicts import FASTER, RATIO, SLOWER, Verdict, smallest_visible
+from holdfast.benches.comparing.verdicts import FASTER, RATIO, SLOWER, Measured, Verdict, differ, read, smallest_visible
 from holdfast.benches.comparing.verdicts import compare as compare_all
 from holdfast.benches.finite import FiniteRange
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -15,16 +18,15 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.benches.finite import FiniteRange
-from holdfast.benches.running.carrying_out import CarryingOut
-from holdfast.benches.running.directory import DONE, FAILED, LEFT_OUT, ResultsDirectory, facts_of
+from holdfast.benches.running.carrying_out import CarryingOut, Step, TimeLeft
+from holdfast.benches.running.directory import FAILED, LEFT_OUT, ResultsDirectory, facts_of
 from holdfast.benches.running.plan import Room, measurements_of, with_room
-from holdfast.benches.running.progress import Progress
-from holdfast.benches.running.stopping import Stopped, stoppable
-from holdfast.benches.suites.by_name import SUITES
 from holdfast.benches.suites.measurement import Measurement, Profile, Shape
+from holdfast.benches.suites.suites import SUITES
 from holdfast.errors import InvalidArgumentError
 
 _QUICK_S = 600.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHAPE = Shape()
 
 
@@ -128,17 +130,63 @@ def _carry_out(
     work = [CarryingOut(directory, one, seed=seed, disk=disk, end_s=end_s) for one in measurements]
     directory.write_facts()
     done = [pair for one in work for pair in one.done]
-    steps = [step for one in work for step in one.to_do] + [step for step, _ in done]
+    left = TimeLeft([step for one in work for step in one.to_do] + [step for step, _ in done])
+    for step, seconds in done:
+        left.done(step, seconds)
+
+    def tell(step: Step, seconds: float | None, outcome: str) -> None:
+        if not outcome:
+            console.print(f"{step} … {_duration(left.left_s)} left", highlight=False)
+            return
+        left.done(step, seconds)
+        if seconds is not None:
+            console.print(f"{step}: {outcome.splitlines()[0]}, {_duration(seconds)}", highlight=False)
+
     failed = []
-    with Progress(console, steps, done).shown() as hooks:
-        for one, measurement in zip(work, measurements, strict=True):
-            state = one.run(hooks)
-            if state == FAILED:
-                failed.append(measurement)
-                reason = directory.plan(measurement)["reason"]
-                console.print(f"{measurement.suite}/{measurement.name} failed: {reason}", style="red", markup=False)
-            assert state in {DONE, FAILED}
+    for one, measurement in zip(work, measurements, strict=True):
+        if one.run(tell) == FAILED:
+            failed.append(measurement)
+            reason = directory.plan(measurement)["reason"]
+            console.print(f"{measurement.suite}/{measurement.name} failed: {reason}", style="red")
     return failed
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+class Stopped(KeyboardInterrupt):
+    """Somebody wants the command to stop."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_status = 128 + number
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Raise `Stopped` on the first Ctrl-C or SIGTERM, which stops in good order; end the process on the second.
+
+    Runs of engines end by themselves in either case, once this process does (`holdfast.benches.runs.child_process`).
+    """
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        for name in _SIGNALS:
+            signal.signal(name, end_at_once)
+        raise Stopped(number)
+
+    def end_at_once(number: int, _frame: FrameType | None) -> None:
+        os._exit(128 + number)
+
+    before = {name: signal.signal(name, stop) for name in _SIGNALS}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
 
 
 @contextmanager

@@ -54,15 +54,7 @@ class Variance:
 
 @dataclass(frozen=True)
 class Sample:
-    """What was measured of one figure in one run of the suites.
-
-    Attributes
-    ----------
-    logs : tuple of float
-        Natural logarithms, one a turn.
-    within : float
-        The variance of one of these that comes from its micro-batches alone.
-    """
+    """What was measured of one figure: a natural logarithm a turn, and the variance `within` one, of micro-batches."""
 
     logs: tuple[float, ...]
     within: float = 0.0
@@ -75,14 +67,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class Change:
-    """How a figure changed.
+    """How a figure changed: new by base, and its interval at `1 - ERRORS`, of this comparison alone.
 
-    Attributes
-    ----------
-    factor, low, high : float
-        New by base, and its interval at `1 - ERRORS`, of this comparison alone.
-    p : float
-        The chance of a change so large in this direction where there is none, adjusted for all comparisons.
+    `p` is the chance of a change so large in this direction where there is none, adjusted for all comparisons.
     """
 
     factor: float
@@ -105,15 +92,7 @@ class Place:
 
 
 def changes(pairs: Sequence[tuple[Sample, Sample]], places: Sequence[Place]) -> list[Change]:
-    """Return how each figure changed, from base to new.
-
-    Parameters
-    ----------
-    pairs : sequence
-        Base and new of each figure.
-    places : sequence of Place
-        Of each figure.
-    """
+    """Return how each figure changed, from base to new."""
     if not pairs:
         return []
     between = _between([_pooled(base, new) for base, new in pairs], places)

@@ -1,16 +1,21 @@
-"""What became faster or slower between two runs of the same suites, figure by figure."""
+"""What became faster or slower between two runs of the same suites, figure by figure: directories, or documents."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from holdfast.benches.comparing.documents import Measured, common, differ, is_micro
 from holdfast.benches.comparing.noise import Change, Place, Sample, changes, midmean
+from holdfast.benches.report import directory
+from holdfast.benches.report.directory import RUN
 from holdfast.benches.report.results import Document, job_of
+from holdfast.benches.report.tables import BENCHMARKS
+from holdfast.benches.running.directory import differences
+from holdfast.errors import CorruptionError, InvalidArgumentError
 
 SLOWER, FASTER, SAME, UNKNOWN = "slower", "faster", "no difference", "cannot tell"
 RATIO, ENTRY = "ratio", "entry"
@@ -20,22 +25,113 @@ _QUARTILES, _MEDIAN = 1.349, 1.2533
 _SHORTEST_MS = 0.05
 
 
+_MICRO = "micro"
+_FACTS = ("machine", "versions", "profile", "shape")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that one side of a comparison holds: documents by suite and name, and what their figures depend on."""
+
+    path: Path
+    documents: Mapping[str, Document]
+    facts: Mapping[str, Any]
+
+
+def read(path: Path) -> Measured:
+    """Return the documents of a directory, or one document."""
+    if path.is_dir():
+        results = directory.read(path)
+        documents = {f"{question.suite}/{question.name}": document for question, document in results.measured}
+        if not documents:
+            raise InvalidArgumentError("no measurement is done in this directory; run it again", directory=path)
+        return Measured(path, documents, {name: results.run.get(name) for name in _FACTS})
+    if path.name == RUN:
+        raise CorruptionError("no document, but the plan of a directory; give the directory", file=path)
+    found = directory.read_document(path)
+    name = f"{found['suite']}/{found['name']}" if "suite" in found else str(found.get("bench", _MICRO))
+    return Measured(path, {name: found}, {part: found.get(part) for part in ("machine", "versions")})
+
+
+def _is_micro(document: Document) -> bool:
+    """Tell whether a document is pytest-benchmark's."""
+    return BENCHMARKS in document
+
+
+def _is_wrong(document: Document) -> bool:
+    """Tell whether the entries of a document found different results, so that no time of theirs counts."""
+    runs = (run for engine in document.get("engines", {}).values() for run in engine["runs"])
+    compared = [one.get("equality") for one in (document, *runs)]
+    return any(not one["equal"] for one in compared if one)
+
+
+def differ(base: Measured, new: Measured) -> list[str]:
+    """Return in words how two sides differ in what their figures depend on, and what cannot be compared."""
+    facts = [
+        line
+        for name in dict.fromkeys([*base.facts, *new.facts])
+        for line in differences(base.facts.get(name), new.facts.get(name), name)
+    ]
+    for name in _both(base, new):
+        facts += _differ(name, base.documents[name], new.documents[name])
+    return facts
+
+
+def _differ(name: str, before: Document, after: Document) -> Iterator[str]:
+    for side, document in (("base", before), ("new", after)):
+        if _is_wrong(document):
+            yield f"{name}: in {side} the entries found different results, so that it is not compared"
+    if _is_micro(before) != _is_micro(after):
+        yield f"{name}: one side is of single functions, the other of jobs, so that it is not compared"
+    elif _is_micro(before):
+        functions = ([one["name"] for one in of[BENCHMARKS]] for of in (before, after))
+        yield from _one_sided(name, *functions)
+    else:
+        yield from differences(before.get("baseline") or "none", after.get("baseline") or "none", f"{name} baseline")
+        yield from differences(_compared(before), _compared(after), f"{name} equality")
+        yield from _one_sided(name, list(before["engines"]), list(after["engines"]))
+        jobs, others = before["settings"]["jobs"], after["settings"]["jobs"]
+        for label in (label for label in jobs if label in others):
+            yield from differences(jobs[label], others[label], f"{name} {label}")
+
+
+def _one_sided(name: str, before: list[str], after: list[str]) -> Iterator[str]:
+    for side, ours, theirs in (("base", before, after), ("new", after, before)):
+        only = [label for label in ours if label not in theirs]
+        if only:
+            yield f"{name}: only {side} has {', '.join(only)}"
+
+
+def _compared(document: Document) -> str:
+    return "compared" if document.get("equality") else "not compared"
+
+
+def _common(base: Measured, new: Measured) -> list[str]:
+    """Return the names of the documents that both sides have, and whose times count."""
+    return [
+        name
+        for name in _both(base, new)
+        if _is_micro(base.documents[name]) == _is_micro(new.documents[name])
+        and not (_is_wrong(base.documents[name]) or _is_wrong(new.documents[name]))
+    ]
+
+
+def _both(base: Measured, new: Measured) -> list[str]:
+    both = [name for name in base.documents if name in new.documents]
+    if not both:
+        raise InvalidArgumentError(
+            "the two have no measurement in common, so there is nothing to compare",
+            base=" ".join(base.documents),
+            new=" ".join(new.documents),
+        )
+    return both
+
+
 @dataclass(frozen=True)
 class Figure:
-    """A figure that both sides have.
+    """A figure that both sides have, of an entry or a micro-benchmark: larger is better.
 
-    Attributes
-    ----------
-    measurement : str
-        ``jobs/job-a``.
-    kind : str
-        `RATIO`: throughput by that of the baseline. `ENTRY`: throughput.
-    name : str
-        The entry, or the micro-benchmark.
-    base, new : Sample
-        Larger is better.
-    decides : bool
-        Whether it may be a regression, or only says more about others.
+    `RATIO`: throughput by that of the baseline. `ENTRY`: throughput. One that does not decide is no regression.
     """
 
     measurement: str
@@ -50,24 +146,10 @@ class Figure:
 class Verdict:
     """A figure and what became of it.
 
-    Attributes
-    ----------
-    measurement, kind, name : str
-        As `Figure` has them.
-    base, new : float
-        Rows a second in a typical micro-batch, or their ratio; of micro-benchmarks runs a second. Geometric means.
-    turns : tuple of int
-        Of base and new.
-    change, low, high : float
-        New by base, less 1: -0.1 is a tenth slower. The interval is of this figure alone.
-    p : float
-        The chance of such a change where there is none, adjusted for all figures.
-    verdict : str
-        `SLOWER`, `FASTER`, `SAME` or `UNKNOWN`.
-    decides : bool
-        Whether it may be a regression.
-    regression : bool
-        Whether it decides, and is slower by more than the threshold.
+    Base and new are rows a second in a typical micro-batch, their ratio, or runs a second; geometric means. The change,
+    and its interval of this figure alone, is new by base, less 1: -0.1 is a tenth slower. `p` is the chance of such a
+    change where there is none, adjusted for all figures. A regression decides, and is slower by more than the
+    threshold.
     """
 
     measurement: str
@@ -90,21 +172,14 @@ class Verdict:
 
 
 def compare(base: Measured, new: Measured, threshold: float) -> list[Verdict]:
-    """Return a verdict on every ratio and every entry that both sides have.
+    """Return a verdict on every ratio and every entry that both sides have; a change of the threshold, 0.05, counts.
 
-    Parameters
-    ----------
-    threshold : float
-        The change that counts: 0.05 is 5 %.
-
-    Notes
-    -----
-    How noise is told from change: `holdfast.benches.comparing.noise`. A ratio decides, since what changes the machine
-    changes both of its runs. Throughput decides only where a measurement has no baseline, and both sides ran on one
-    machine. "No difference" means that the interval lies within the threshold on both sides.
+    A ratio decides, since what changes the machine changes both of its runs. Throughput decides only where a
+    measurement has no baseline, and both sides ran on one machine. "No difference" means that the interval lies
+    within the threshold on both sides.
     """
     same_machine = not [line for line in differ(base, new) if line.startswith("machine")]
-    figures = [one for name in common(base, new) for one in _figures(name, base, new, same_machine)]
+    figures = [one for name in _common(base, new) for one in _figures(name, base, new, same_machine)]
     found = []
     for kind in (RATIO, ENTRY):  # each kind by itself: they differ in their noise
         of_kind = [one for one in figures if one.kind == kind]
@@ -152,7 +227,7 @@ def _verdict(one: Figure, change: Change, threshold: float) -> Verdict:
 
 def _figures(name: str, base: Measured, new: Measured, same_machine: bool) -> Iterator[Figure]:
     before, after = base.documents[name], new.documents[name]
-    if is_micro(before) or is_micro(after):
+    if _is_micro(before) or _is_micro(after):
         old, now = _micro(before), _micro(after)
         for test in (test for test in old if test in now):
             yield Figure(name, ENTRY, test, old[test], now[test], same_machine)

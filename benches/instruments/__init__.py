@@ -1,1 +1,1 @@
-"""What is looked at during a run: processes, spans of the workers, requests, the machine."""
+"""What is looked at during a run: processes, requests, the machine."""

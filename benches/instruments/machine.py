@@ -33,11 +33,6 @@ def busy_cores(over_s: float = 1.0) -> float:
     """Return how many cores everything on this machine, and beside it on its host, keeps busy.
 
     Unlike the load, which falls over minutes, it holds nothing of a run that has ended.
-
-    Parameters
-    ----------
-    over_s : float
-        How long to look; the call takes as long.
     """
     shares = psutil.cpu_times_percent(over_s)
     idle: float = shares.idle + getattr(shares, "iowait", 0.0)

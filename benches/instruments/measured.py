@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.benches.instruments.processes import Processes, since, store_kind
+
 
 @dataclass(frozen=True)
 class Places:
-    """Where a run may write.
-
-    Attributes
-    ----------
-    disk : pathlib.Path
-        Checkpoints, local state on disk, and Spark's own local files.
-    memory : pathlib.Path
-        Local state in RAM where the machine has room for it.
-    profile : pathlib.Path or None
-        Where workers leave their spans; None does not profile.
-    """
+    """Where a run may write: on disk; in memory where the machine has room."""
 
     disk: Path
     memory: Path
-    profile: Path | None = None
 
     @property
     def checkpoint(self) -> Path:
@@ -51,8 +45,7 @@ class Measured:
     settings : dict
         All settings of the run.
     state_bytes : dict
-        ``local_peak``, ``local_final`` and the sizes after each micro-batch; ``live_arrow`` and ``ratio``, which may
-        be None.
+        As of `state_bytes`.
     storage : dict
         Over the counted micro-batches, where it is counted: requests to the durable storage by kind, bytes each way,
         and files of Spark's own checkpoint.
@@ -74,3 +67,70 @@ class Measured:
     storage: dict[str, float] = field(default_factory=dict)
     start_ms: float | None = None
     equality: dict[str, Any] = field(default_factory=dict)
+
+
+def state_bytes(local: list[int], after_batch: list[int], live: int | None = None) -> dict[str, Any]:
+    """Return the sizes of the local state: at its peak, at the end, after each micro-batch, and by the `live` one."""
+    peak = max(local)
+    return {
+        "live_arrow": live,
+        "local_final": local[-1],
+        "local_peak": peak,
+        "ratio": None if live is None else round(peak / max(live, 1), 3),
+        "after_batch": after_batch,
+    }
+
+
+class StoreWatch:
+    """What a run without Spark takes, part by part, and uses from its first counted micro-batch on."""
+
+    def __init__(self, settings: Mapping[str, str], warmup: int) -> None:
+        self._settings, self._warmup = dict(settings), warmup
+        self._processes = Processes(store_kind)
+        self._sizes: list[int] = []
+        self._batch_ms: list[float] = []
+        self._phases_ms: list[dict[str, float]] = []
+        self._count_from_here()
+
+    def _count_from_here(self) -> None:
+        self._processes.look()
+        self._before = self._processes.seconds(), self._processes.written()
+
+    def begin(self) -> None:
+        """Begin a micro-batch; what the ones before the first counted one used is forgotten, but for memory."""
+        if len(self._batch_ms) == self._warmup:
+            self._count_from_here()
+        self._batch_ms.append(0.0)
+        self._phases_ms.append({})
+
+    def note(self, name: str, ms: float, *, counts: bool = False) -> None:
+        """Note what a part took; the time of the micro-batch is the sum of those that count."""
+        self._phases_ms[-1][name] = ms
+        if counts:
+            self._batch_ms[-1] = round(self._batch_ms[-1] + ms, 2)
+
+    @contextmanager
+    def part(self, name: str, *, counts: bool = False) -> Iterator[None]:
+        """Time a part."""
+        start = time.perf_counter()
+        yield
+        self.note(name, round((time.perf_counter() - start) * 1000, 2), counts=counts)
+
+    def look(self, local_bytes: int) -> None:
+        """Note what is used now, and how large the local state is."""
+        self._processes.look()
+        self._sizes.append(local_bytes)
+
+    def measured(self, storage: dict[str, float]) -> Measured:
+        """Return what was measured until now; there was a look at least."""
+        self._processes.look()
+        return Measured(
+            batch_ms=self._batch_ms,
+            phases_ms=self._phases_ms,
+            cpu=since(self._before[0], self._processes.seconds()),
+            memory=self._processes.peak(),
+            written=since(self._before[1], self._processes.written()),
+            settings=self._settings,
+            state_bytes=state_bytes(self._sizes, self._sizes),
+            storage=storage,
+        )

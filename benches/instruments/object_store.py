@@ -1,38 +1,46 @@
-"""An S3 server for benches, in a process of its own on the loopback: moto, objects in memory.
+"""An S3 server for benches, as far away as one likes, and a proxy that counts what is asked of it.
 
 ::
 
-    ObjectStore ──starts──▶ python -m holdfast.benches.instruments.object_store ──prints──▶ its URL
-                ◀─────────────────── ends with its standard input ──────────────────────
+    client ──▶ RequestCounts(latency_ms) ──▶ ObjectStore, or a server that runs already
+                {"PUT commits": 12, …}       python -m holdfast.benches.instruments.object_store, which prints its URL
 
-Every client may do everything, whatever its credentials are. What moto itself takes for a request and for each MiB is
-part of every time that is measured on it, so compare with the same at a latency of 0.
+    with delayed_store(20) as counts:
+        subprocess.run(…, env={**os.environ, **counts.environment})    # finds s3://bucket
+        counts.so_far()
+
+The server is moto, in a process of its own on the loopback, with objects in memory; every client may do everything.
+What it takes for a request and for each MiB is part of every time measured on it, so compare with a latency of 0.
+
+The proxy leaves hosts and headers unchanged, so that signatures stay valid. It counts what was sent: a request that a
+client repeats counts twice. Each connection waits for its own requests alone; opening one takes no longer.
 """
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import logging
+import re
 import subprocess
 import sys
-from contextlib import ExitStack
-from types import TracebackType
+import threading
+from asyncio import StreamReader, StreamWriter
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Self
 from urllib.parse import urlsplit
 
 from holdfast.errors import UnavailableError
 
 BUCKET = "bucket"
+# /bucket/…/<operator>/shard-0003/commits/17-9f3c
+_KIND = re.compile(r"/(?:shard-\d+/)(\w+)/|/(probes|claims)/")
 
 
 class ObjectStore:
-    """See the module; a context manager, which serves until its end.
-
-    Attributes
-    ----------
-    url : str
-        Of the server, which has one bucket: `BUCKET`.
-    """
+    """See the module; a context manager, which serves the bucket `BUCKET` at `url` until its end."""
 
     def __init__(self) -> None:
         self._end = ExitStack()
@@ -53,10 +61,8 @@ class ObjectStore:
             self._end = undo.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end.__exit__(kind, exc, trace)
+    def __exit__(self, *failure: object) -> None:
+        self._end.close()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -78,6 +84,114 @@ def _make_bucket(url: str) -> None:
             raise UnavailableError("the S3 server of the bench made no bucket", status=answer.status)
     finally:
         connection.close()
+
+
+@contextmanager
+def delayed_store(latency_ms: float = 0.0, server: str = "") -> Iterator[RequestCounts]:
+    """Give the proxy of a server that runs already, or of one that is started; its `environment` leads clients there.
+
+    Of a server that runs already, the environment must have credentials.
+    """
+    with ExitStack() as stack:
+        credentials: dict[str, str] = {}
+        if not server:
+            own = stack.enter_context(ObjectStore())
+            credentials, server = own.environment, own.url
+        counts = stack.enter_context(RequestCounts(server, latency_ms))
+        # The service's own variable wins over the general one: the user's would lead past the proxy.
+        counts.environment = {**credentials, "AWS_ENDPOINT_URL": counts.url, "AWS_ENDPOINT_URL_S3": counts.url}
+        yield counts
+
+
+class RequestCounts:
+    """The proxy; a context manager, which serves at `url` until its end. Bodies are held in memory."""
+
+    def __init__(self, server: str, latency_ms: float = 0.0) -> None:
+        parts = urlsplit(server)
+        assert parts.hostname is not None
+        self._server = (parts.hostname, parts.port or 80)
+        self._latency_s = latency_ms / 1000
+        self._counts: Counter[str] = Counter()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="request counts", daemon=True)
+        self._loop: asyncio.AbstractEventLoop
+        self._end: asyncio.Event
+        self.url: str
+        self.environment: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._ready.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()
+
+    def so_far(self) -> dict[str, float]:
+        """Return requests by method and kind of object, and the bytes of all bodies each way."""
+        return dict(self._counts)
+
+    async def _serve(self) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._converse, "127.0.0.1", 0)
+        self.url = "http://{}:{}".format(*server.sockets[0].getsockname())
+        self._ready.set()
+        await self._end.wait()
+        server.close()
+
+    async def _converse(self, client: StreamReader, to_client: StreamWriter) -> None:
+        """Pass one client's requests on, over a connection of its own, until either side leaves."""
+        server, to_server = await asyncio.open_connection(*self._server)
+        try:
+            while True:
+                head = await client.readuntil(b"\r\n\r\n")
+                method, target, _ = head.split(b" ", 2)
+                self._counts[_name(method.decode(), target.decode())] += 1
+                if b"\r\nexpect:" in head.lower():
+                    to_client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    head = re.sub(rb"(?i)\r\nexpect:[^\r]*", b"", head)
+                if self._latency_s:
+                    await asyncio.sleep(self._latency_s)
+                self._counts["bytes up"] += await _pass_on(head, client, to_server)
+                answer = await server.readuntil(b"\r\n\r\n")
+                no_body = method == b"HEAD" or answer.split(b" ", 2)[1] in (b"204", b"304")
+                self._counts["bytes down"] += await _pass_on(answer, server, to_client, no_body=no_body)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # one of them left
+        finally:
+            to_client.close()
+            to_server.close()
+
+
+async def _pass_on(head: bytes, reader: StreamReader, writer: StreamWriter, *, no_body: bool = False) -> int:
+    """Send a head, which was read, and its body, which was not; return the body's size."""
+    chunks = [head]
+    lower = head.lower()
+    length = re.search(rb"\r\ncontent-length: *(\d+)", lower)
+    if no_body:
+        pass
+    elif b"\r\ntransfer-encoding: chunked" in lower:
+        size = 1
+        while size:
+            line = await reader.readuntil(b"\r\n")
+            size = int(line.split(b";")[0], 16)
+            chunks += [line, await reader.readexactly(size + 2)]
+    elif length:
+        chunks.append(await reader.readexactly(int(length[1])))
+    writer.writelines(chunks)
+    await writer.drain()
+    return sum(map(len, chunks[1:]))
+
+
+def _name(method: str, target: str) -> str:
+    path, _, query = target.partition("?")
+    if method == "GET" and "list-type=" in query:
+        return "LIST"
+    if method == "POST" and query.startswith("delete"):
+        return "DELETE many"
+    found = _KIND.search(path)
+    return f"{method} {(found[1] or found[2]) if found else 'others'}"
 
 
 def main() -> None:

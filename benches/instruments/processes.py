@@ -60,13 +60,7 @@ def _stands_for_a_machine(process: psutil.Process) -> bool:
 
 
 class Processes:
-    """The process that makes it and those below, looked at now and then.
-
-    Parameters
-    ----------
-    kind_of : callable
-        Takes a process, returns its kind, or None to leave it out.
-    """
+    """The process that makes it and those below, by kind, looked at now and then; a kind of None is left out."""
 
     def __init__(self, kind_of: Callable[[psutil.Process], str | None]) -> None:
         self._kind_of = kind_of

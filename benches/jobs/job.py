@@ -11,6 +11,7 @@ An engine knows where state is kept, and runs every job of the kind that it name
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -19,17 +20,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import click
 import pyarrow as pa
 
+from holdfast.benches.finite import FiniteRange
 from holdfast.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from holdfast.benches.instruments.measured import Measured, Places
-    from holdfast.spark_integration.shard.timeout import TimeMode
     from holdfast.spark_integration.vectorised.batch import ShardBatch
 
-
-_MAY_BE_ZERO = ("warmup", "latency_ms")
+ENDPOINT = "AWS_ENDPOINT_URL"
+#: When the rows of the first micro-batch happen, in s since 1970.
+FIRST_SECOND = 1_700_000_000
+SEEDS_PER_PARTITION = 8
+_MAY_BE_ZERO = ("warmup", "latency_ms", "executors")
 
 
 def option(default: Any, description: str, kind: Any = None) -> Any:
@@ -79,11 +83,6 @@ class Job:
         return {"name": self.name, **asdict(self)}
 
 
-_MAX_COMMITS = "spark.holdfast.snapshot.maxCommits"
-_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
-_PLAIN_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-
-
 @dataclass(frozen=True)
 class StreamingJob(Job, ABC):
     """A streaming query."""
@@ -94,18 +93,24 @@ class StreamingJob(Job, ABC):
     transport: str | None = option(
         None, "spark.holdfast.transport; by default the operator's own", click.Choice(["packed", "rows"])
     )
-
     snapshot_commits: int | None = option(
         None, "commits of a shard after which a snapshot is due; by default holdfast's own, for job B never"
     )
-
-    plain_files: bool = option(False, "Spark writes its checkpoint files without forking: docs/configuration.md")
+    plain_files: bool = option(
+        False, "whether Spark writes checkpoint files without forking: docs/configuration.md", bool
+    )
+    executors: int = option(0, "executors of a standalone cluster, with a core each; by default none is started")
+    state_dir: str = option("s3://bucket/bench", f"where engines on S3 keep commits; {ENDPOINT} may name the server")
+    latency_ms: float = option(0.0, "ms that the S3 server takes longer for each request", FiniteRange(min=0))
 
     def settings(self) -> dict[str, str]:
         """Return the Spark settings that all engines share."""
-        chosen = {} if self.snapshot_commits is None else {_MAX_COMMITS: str(self.snapshot_commits)}
+        chosen: dict[str, str] = {}
+        if self.snapshot_commits is not None:
+            chosen["spark.holdfast.snapshot.maxCommits"] = str(self.snapshot_commits)
         if self.plain_files:
-            chosen[_FILE_MANAGER] = _PLAIN_FILES
+            manager = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+            chosen["spark.sql.streaming.checkpointFileManagerClass"] = manager
         return chosen | {
             "spark.master": f"local[{self.slots}]",
             "spark.driver.memory": "4g",
@@ -124,29 +129,24 @@ class StreamingJob(Job, ABC):
     def source(self, spark: SparkSession) -> DataFrame:
         """Return the streaming rows: what is grouped by, and what the job adds up."""
 
+    def verify(self, settings: Mapping[str, str], places: Places, table: str, *, ours: bool) -> dict[str, Any]:
+        """Compare what a run has left in a table of its state with what is right, where a job knows it."""
+        return {}
+
+    def numbers(self, spark: SparkSession) -> DataFrame:
+        """Return ascending numbers as ``value``, `rows` in each micro-batch."""
+        return _ticks(spark, self.rows, self.sources)
+
 
 @dataclass(frozen=True)
 class SparkJob(StreamingJob, ABC):
     """A streaming query that keeps one row of state for each ``key``.
 
-    Attributes
-    ----------
-    output, state : str
-        Columns of the result, and of each key's state, as Spark writes schemas.
+    `output` and `state` are the columns of the result, and of each key's state, as Spark writes schemas.
     """
 
     output: ClassVar[str]
     state: ClassVar[str]
-
-    @property
-    def time_mode(self) -> TimeMode:
-        """The clock of the vectorised function's timers."""
-        return "None"
-
-    @property
-    def ttl_ms(self) -> int | None:
-        """How long the vectorised function's state lives."""
-        return None
 
     def without_snapshots(self) -> Self:
         """Return the same job, in which no snapshot is due."""
@@ -168,11 +168,11 @@ class SparkJob(StreamingJob, ABC):
         """Add a micro-batch to its keys' state; what holdfast calls."""
         state = self.combine(batch.state.get(), self.reduce(batch))
         batch.state.put(state)
-        return beside(batch.keys, state)
+        return _beside(batch.keys, state)
 
     def stateless(self, batch: ShardBatch) -> pa.Table:
         """Reduce a micro-batch alone: the same work on rows, and no state."""
-        return beside(batch.keys, self.reduce(batch))
+        return _beside(batch.keys, self.reduce(batch))
 
 
 @dataclass(frozen=True)
@@ -181,15 +181,43 @@ class StoreJob(Job, ABC):
 
     @abstractmethod
     def measure(self, backend_name: str, options: Mapping[str, str], places: Places) -> Measured:
-        """Do the work in this process, which does nothing else.
-
-        Parameters
-        ----------
-        options : mapping of str to str
-            Of the backend.
-        """
+        """Do the work in this process, which does nothing else; `options` are of the backend."""
 
 
-def beside(keys: pa.Table, values: pa.Table) -> pa.Table:
-    """Return the columns of both."""
+def numbered_rows(spark: SparkSession, job: StreamingJob, fill_rows: int) -> DataFrame:
+    """Return the micro-batch, ``batch``, of each row and its number in it, ``i``; those that fill have `fill_rows`.
+
+    Spark's source makes equal micro-batches; so it makes a few seeds, and each becomes as many rows as are needed.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+    seeds = SEEDS_PER_PARTITION * job.sources
+    batch, seed = F.expr(f"value div {seeds}").alias("batch"), (F.col("value") % seeds).alias("seed")
+    wanted = F.when(F.col("batch") < job.fill_batches, fill_rows).otherwise(job.rows)
+    first, end = (F.floor(wanted * (F.col("seed") + i) / seeds) for i in (0, 1))
+    numbered = _ticks(spark, seeds, job.sources).select(batch, seed)
+    return numbered.select("batch", F.explode(F.sequence(first, end - 1)).alias("i"))
+
+
+def _ticks(spark: SparkSession, rows: int, partitions: int) -> DataFrame:
+    reader = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
+    return reader.option("numPartitions", partitions).load()
+
+
+def server_of_environment() -> str:
+    """Return the URL of the S3 server that clients find in the environment; empty where it names none.
+
+    Through TLS, requests cannot be counted: a server that wants it is refused.
+    """
+    server = os.environ.get(ENDPOINT, "")
+    if server and not server.startswith("http://"):
+        raise InvalidArgumentError(
+            "requests are counted at a server without TLS: name one in the environment, as `make s3` shows, or none: "
+            "the bench then starts its own",
+            variable=ENDPOINT,
+        )
+    return server
+
+
+def _beside(keys: pa.Table, values: pa.Table) -> pa.Table:
     return pa.table([*keys.columns, *values.columns], names=[*keys.column_names, *values.column_names])

@@ -1,8 +1,7 @@
 """Job A: running count and sum for each key, over rows that Spark itself makes.
 
-Each micro-batch holds `Job.rows` rows of Spark's ``rate-micro-batch`` source; their keys are spread evenly
-over `Job.keys`. Every engine gets the same frame, writes to the ``noop`` sink and runs under the same
-settings, so that what differs is how state is kept.
+Each micro-batch holds `Job.rows` rows, whose keys are spread evenly over `Job.keys`. Every engine gets the same frame,
+writes to the ``noop`` sink and runs under the same settings, so that what differs is how state is kept.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.benches.jobs.job import SparkJob, option
+from holdfast.benches.jobs.job import SparkJob
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -33,13 +32,8 @@ class JobA(SparkJob):
     def source(self, spark: SparkSession) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-        rows = (
-            spark.readStream.format("rate-micro-batch")
-            .option("rowsPerBatch", self.rows)
-            .option("numPartitions", self.sources)
-            .load()
-        )
-        return rows.select((F.abs(F.xxhash64("value")) % self.keys).alias("key"), (F.col("value") % 100).alias("v"))
+        key = F.abs(F.xxhash64("value")) % self.keys
+        return self.numbers(spark).select(key.alias("key"), (F.col("value") % 100).alias("v"))
 
     def reduce(self, batch: ShardBatch) -> pa.Table:
         return pa.table({"n": batch.groups.count(), "s": batch.groups.sum("v")})
@@ -52,12 +46,3 @@ class JobA(SparkJob):
         from pyspark.sql import functions as F  # noqa: N812
 
         return [F.count("*").alias("n"), F.sum("v").alias("s")]
-
-
-@dataclass(frozen=True)
-class JobAOnCluster(JobA):
-    """The same on a standalone cluster, whose executors have a core each."""
-
-    name = "job-a-cluster"
-
-    executors: int = option(2, "executors of the cluster")

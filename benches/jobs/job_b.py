@@ -24,8 +24,7 @@ import click
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.benches.jobs.job import SparkJob, option
-from holdfast.benches.jobs.numbered_rows import FIRST_SECOND, SEEDS_PER_PARTITION, numbered_rows
+from holdfast.benches.jobs.job import FIRST_SECOND, SEEDS_PER_PARTITION, SparkJob, numbered_rows, option
 from holdfast.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -83,9 +82,7 @@ class JobB(SparkJob):
         """Return the streaming rows."""
         from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-        rows = numbered_rows(
-            spark, self.sources, fill_batches=self.fill_batches, fill_rows=self.fill_rows, rows=self.rows
-        )
+        rows = numbered_rows(spark, self, self.fill_rows)
         # 53 random bits: as many as a double holds.
         chance = F.xxhash64("batch", "i").bitwiseAND((1 << 53) - 1) / float(1 << 53)
         key = F.when(F.col("batch") < self.fill_batches, F.col("batch") * self.fill_rows + F.col("i")).otherwise(

@@ -5,18 +5,15 @@
     whole        a micro-batch of the shard, from its rows as Arrow to its output as Arrow; without the commit
     function     the same calls of the user's function alone, with rows that are there and states that are dicts
     conversion   columns as Python's or pandas' objects and back: rows, keys, states, output
-    ours         what is left: order, look-ups, slabs, the loop, checks, writes
 
-Run ``python -m holdfast.benches.micro.by_key [ROUNDS] [WORD]``; it prints a table of the cases with this word in their
-name. The parts take turns, so that what else the machine does falls on all of them. By pandas the function takes most
-of the time, and what is left is a small difference of large figures: there the last case says more.
+What is left of the whole is ours: order, look-ups, slabs, the loop, checks, writes. Run ``make bench-micro ARGS='-k
+by_key'``: a figure in ms by 20 is µs a key. By pandas the function takes most of the time, and what is left is a small
+difference of large figures: there the last case says more.
 """
 
 from __future__ import annotations
 
 import gc
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,10 +22,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 from pyspark.sql.types import StructType
@@ -36,9 +33,8 @@ from pyspark.sql.types import StructType
 from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.backends.run_files.memory import MemoryBackend
-from holdfast.benches.jobs.by_processor import ENTRIES, ByProcessor, longs
-from holdfast.benches.report.tables import Sheet
-from holdfast.mvcc import VersionedStore
+from holdfast.benches.jobs.by_key import ENTRIES, ByProcessor, longs, one_key
+from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.spark_integration.keyed.frames import FrameFormat, key_tuples
 from holdfast.spark_integration.keyed.key_order import KeyOrder
 from holdfast.spark_integration.keyed.output_frames import OutputFrames
@@ -59,6 +55,23 @@ _KEY, _OUTPUT, _TOTALS = longs("key"), longs("key", "n", "s"), longs("n", "s")
 _KEY_TYPES = pa.schema([("key", pa.int64())])
 
 
+class _SameEntry(StatefulProcessor):
+    """As the job's map, but of each key the same entry."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._counts = handle.getMapState("counts", longs("entry"), longs("n"))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        v = sum(row.v for row in rows)
+        before = self._counts.getValue((0,))
+        if before is None:
+            for i in range(ENTRIES):
+                self._counts.updateValue((i,), (0,))
+        n = 1 if before is None else 1 + before[0]
+        self._counts.updateValue((0,), (n,))
+        yield Row(key=key[0], n=n, s=v)
+
+
 class _Timer(StatefulProcessor):
     """A timer that is not due."""
 
@@ -69,14 +82,6 @@ class _Timer(StatefulProcessor):
         n = sum(1 for _ in rows)
         self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + _FAR_MS)
         yield Row(key=key[0], n=n, s=0)
-
-
-def _one_key(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-    n, s = state.getOption or (0, 0)
-    for frame in frames:
-        n, s = n + len(frame), s + int(frame["v"].sum())
-    state.update((n, s))
-    yield pd.DataFrame({"key": [key[0]], "n": [n], "s": [s]})
 
 
 # Frames that `_ready_key` returns: made before the clock runs, and new to it.
@@ -127,20 +132,9 @@ class _Kept:
 class Case:
     """A function and what is kept for a key.
 
-    Attributes
-    ----------
-    name : str
-    processor : callable or None
-        Makes a `StatefulProcessor`, that of ``dropin-tws`` where it has one; None for ``applyInPandasWithState``.
-    in_pandas : bool
-        Whether rows come and go as frames.
-    states : StructType or None
-        The columns of state that are converted, for each key.
-    read, written : int
-        How many rows of these for a key.
-    time_mode : {"None", "ProcessingTime"}
-    function : callable
-        Of ``applyInPandasWithState``.
+    `processor` makes a `StatefulProcessor`, that of ``dropin-tws`` where it has one; None: `function` runs by
+    ``applyInPandasWithState``. `states` are the columns of state that are converted; of a key so many rows are read
+    and written.
     """
 
     name: str
@@ -150,7 +144,7 @@ class Case:
     read: int
     written: int
     time_mode: TimeMode = "None"
-    function: PandasFunction = _one_key
+    function: PandasFunction = one_key
 
     @property
     def rows_each(self) -> int:
@@ -185,6 +179,7 @@ def _of_job(variable: str, *, in_pandas: bool = False) -> Callable[[], StatefulP
 CASES = (
     Case("transformWithState, value", _of_job("value"), False, _TOTALS, 1, 1),
     Case(f"transformWithState, map of {ENTRIES}", _of_job("map"), False, longs("entry", "n"), ENTRIES, 1),
+    Case(f"transformWithState, map of {ENTRIES}, the same entry", _SameEntry, False, longs("entry", "n"), 1, 1),
     Case("transformWithState, list append", _of_job("list"), False, longs("v"), 0, 1),
     Case("transformWithState, timer", _Timer, False, None, 0, 0, "ProcessingTime"),
     Case("transformWithStateInPandas, value", _of_job("value", in_pandas=True), True, _TOTALS, 1, 1),
@@ -205,8 +200,7 @@ class Shard:
         self.batch = ShardInput("op", 0, 0, self.rows, self.rows.select(["key"]), pa.array(hashes), self._times(1))
         self._store = VersionedStore(MemoryBackend(folder, self.step.tables(), clock.new_id))
         self._pointer: Pointer | None = None
-        self._earliest_ms: int | None = None
-        self._batches = 0
+        self._transaction: Transaction | None = None
         self._kept = _Kept()
 
     def _times(self, now_ms: int) -> BatchTimes:
@@ -216,16 +210,16 @@ class Shard:
         if self.case.function is _ready_key:
             _READY[:] = [pd.DataFrame({"key": [1], "n": [2], "s": [3]}) for _ in range(KEYS)]
 
-    def whole(self) -> float:
-        """Run a micro-batch and commit it; return the CPU seconds before the commit."""
+    def whole(self) -> Callable[[], object]:
+        """Return what runs a micro-batch, at the newest version."""
         self._make_ready()
-        with self._store.begin(self._pointer) as transaction:
-            used = _cpu_of(lambda: list(self.step.run(self.batch, transaction)))
-            self._pointer = transaction.commit()
-        return used
+        if self._transaction is not None:
+            self._pointer = self._transaction.commit()
+        self._transaction = transaction = self._store.begin(self._pointer)
+        return lambda: list(self.step.run(self.batch, transaction))
 
-    def function(self) -> float:
-        """Call the user's function for each key; return the CPU seconds of the calls."""
+    def function(self) -> Callable[[], object]:
+        """Return what calls the user's function for each key."""
         self._make_ready()
         pieces = self._pieces()
         kept, times = self._kept, TimerValues(1, 1)
@@ -241,10 +235,10 @@ class Shard:
                 for _ in call((kept.key,), rows, state):
                     pass
 
-        return _cpu_of(each)
+        return each
 
-    def conversion(self) -> float:
-        """Convert rows, keys, states and output as a micro-batch does; return the CPU seconds."""
+    def conversion(self) -> Callable[[], object]:
+        """Return what converts rows, keys, states and output as a micro-batch does."""
         case, output = self.case, self._output()
         states = None if case.states is None else RowValues(case.states)
         width = 0 if case.states is None else len(case.states)
@@ -260,7 +254,7 @@ class Shard:
                 states.to_arrow(written)
             list(output.finish())
 
-        return _cpu_of(each)
+        return each
 
     def _pieces(self) -> list[Iterator[Any]]:
         order = KeyOrder(np.argsort(self.rows["key"].to_numpy(), kind="stable"), np.arange(KEYS) * self.case.rows_each)
@@ -279,39 +273,22 @@ class Shard:
         return output
 
 
-def _cpu_of(work: Callable[[], object]) -> float:
-    start = time.process_time()
-    work()
-    used = time.process_time() - start
-    gc.collect()  # as Spark's daemon does after a task
-    return used
-
-
-def measured(case: Case, rounds: int) -> tuple[str, ...]:
-    """Return a line of the table: median µs of CPU a key, and the least of the whole."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as home:
-        shard = Shard(case, Path(home) / "shard")
-        parts = (shard.whole, shard.function, shard.conversion)
-        for part in parts:  # fills the state
-            part()
-        found = [[part() / KEYS * 1e6 for part in parts] for _ in range(rounds)]
-    whole, function, conversion = map(statistics.median, zip(*found, strict=True))
-    least = min(one for one, *_ in found)
-    return case.name, *(f"{of:.1f}" for of in (whole, least, function, conversion, whole - function - conversion))
-
-
-def main(rounds: int, word: str) -> None:
-    """Print the table."""
-    gc.collect()
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def shard(request: pytest.FixtureRequest) -> Iterator[Shard]:
+    """Return a shard of each case, in RAM."""
     gc.freeze()
-    columns = ("function", "whole", "least", "its function", "conversion", "ours")
-    click.echo(
-        Sheet(
-            "µs of CPU a key, medians", columns, [measured(case, rounds) for case in CASES if word in case.name]
-        ).markdown()
-    )
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as home:
+        yield Shard(request.param, Path(home) / "shard")
 
 
-if __name__ == "__main__":
-    given = sys.argv[1:]
-    main(int(given[0]) if given else 5, " ".join(given[1:]))
+@pytest.mark.benchmark(timer=time.process_time)
+@pytest.mark.parametrize("part", ["whole", "function", "conversion"])
+def test_by_key(benchmark: Any, shard: Shard, part: str) -> None:
+    """Measure a part; Spark's daemon collects garbage after each task. The first round fills the state."""
+    benchmark.extra_info["operation"] = f"{shard.case.name}: {part}"
+
+    def prepared() -> tuple[tuple[Callable[[], object]], dict[str, Any]]:
+        gc.collect()
+        return (getattr(shard, part)(),), {}
+
+    benchmark.pedantic(lambda work: work(), setup=prepared, rounds=5, warmup_rounds=1)

@@ -7,15 +7,11 @@
                   └─ results at once ┘
                   └─ results that wait for the watermark ─────┘
 
-In append mode a result may come once; in update mode the last one counts. ``python -m
-holdfast.benches.nexmark.equality`` reads what to compare from standard input, as `checked` writes it.
+In append mode a result may come once; in update mode the last one counts.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,15 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from holdfast.benches.instruments.measured import Places
-from holdfast.benches.instruments.processes import adopt_orphans
+from holdfast.benches.instruments.spark import session
 from holdfast.benches.nexmark.engines import ENGINES
 from holdfast.benches.nexmark.events import AUCTION, BID, CYCLE, PERSON, events, of_kind
 from holdfast.benches.nexmark.job import Nexmark
-from holdfast.benches.runs.child_process import end_below, end_with_lifeline, order_of_lifeline, run_child
-from holdfast.benches.runs.paired import BenchError
+from holdfast.benches.runs.child_process import call_in_child
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,7 +36,6 @@ _LATER_S = 86_400
 _LOOK_EVERY_S = 0.05
 _VIEWS = {"person": PERSON, "auction": AUCTION, "bid": BID}
 _LIMIT_S = 900.0
-_RESULT = "result.json"
 
 Result = dict[tuple[Any, ...], tuple[Any, ...]]
 
@@ -54,25 +46,23 @@ def small(job: Nexmark, rows: int = 10_000, batches: int = 4) -> Nexmark:
 
 
 def checked(job: Nexmark, engines: Sequence[str]) -> dict[str, Any]:
-    """Compare engines on a small run of the job's query, in a process of its own.
-
-    Returns
-    -------
-    dict
-        As of `compare`.
-
-    Raises
-    ------
-    BenchError
-        The process failed, or took too long; the message has the end of its log.
-    """
+    """Compare engines on a small run of the job's query, in a process of its own; the result is that of `compare`."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", ignore_cleanup_errors=True) as folder:
-        order = {"job": small(job).stored(), "engines": list(engines), "folder": folder}
-        ended = run_child(order, limit_s=_LIMIT_S, program="holdfast.benches.nexmark.equality")
-        if ended.exit_status != 0:
-            why = "failed" if ended.exit_status is not None else "took longer than allowed"
-            raise BenchError(f"a comparison of what query {job.query} finds {why}:\n{ended.log}", limit_s=_LIMIT_S)
-        found: dict[str, Any] = json.loads((Path(folder) / _RESULT).read_text())
+        found: dict[str, Any] = call_in_child(
+            f"a comparison of what query {job.query} finds",
+            f"{__name__}:_compared",
+            *(small(job).stored(), list(engines), folder),
+            folders=[Path(folder)],
+            limit_s=_LIMIT_S,
+        )
+    return found
+
+
+def _compared(stored: Mapping[str, Any], engines: Sequence[str], folder: str) -> dict[str, Any]:
+    job = Nexmark(**{name: value for name, value in stored.items() if name != "name"})
+    spark = session(ENGINES[engines[0]].settings(job, Places(Path(folder), Path(folder))))
+    found = compare(spark, job, engines, Path(folder))
+    spark.stop()
     return found
 
 
@@ -85,18 +75,9 @@ def compare(
 ) -> dict[str, Any]:
     """Compare engines with SQL over whole tables, in a session that is there.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        For checkpoints and state.
-    settings : mapping of str to str, optional
-        Of Spark, in place of the engines' own.
-
-    Returns
-    -------
-    dict
-        ``what`` was compared; ``rows`` of the result; whether all are ``equal``; where they are not, ``differences`` by
-        engine: how many results differ, and one of them beside the one that is right.
+    Returns ``what`` was compared; ``rows`` of the result; whether all are ``equal``; where they are not,
+    ``differences`` by engine: how many results differ, and one of them beside the one that is right. Checkpoints and
+    state go to the folder; `settings` of Spark take the place of the engines' own.
     """
     found = {name: computed(spark, job, name, folder / name, settings or {}) for name in engines}
     equality = verdict(expected(spark, job), found)
@@ -142,7 +123,7 @@ def computed(spark: SparkSession, job: Nexmark, engine: str, folder: Path, setti
         place.mkdir(parents=True)
     batches: list[list[dict[str, Any]]] = []
     with _configured(spark, chosen.settings(job, places) | dict(settings)):
-        frame = chosen.query(events(_with_an_end(job.numbers(spark), job), job.mix), job)
+        frame = chosen.query(events(_with_an_end(job, spark), job.mix), job)
         writer = frame.writeStream.foreachBatch(lambda rows, _: batches.append(_rows(rows)))
         started = (
             writer.outputMode(chosen.output_mode(job)).option("checkpointLocation", str(places.checkpoint)).start()
@@ -158,14 +139,14 @@ def computed(spark: SparkSession, job: Nexmark, engine: str, folder: Path, setti
     return results(job.asked, batches[: last + 1], once=chosen.output_mode(job) == "append")
 
 
-def _with_an_end(numbers: DataFrame, job: Nexmark) -> DataFrame:
+def _with_an_end(job: Nexmark, spark: SparkSession) -> DataFrame:
     """Let the time jump after the last micro-batch that counts, so that the watermark passes all that was before."""
     from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
     end, cycle = job.rows * job.batches, CYCLE * job.mix.group
     later = _LATER_S * job.per_second // cycle * cycle
-    number = F.col("number")
-    kept = numbers.where((number < end) | (number % job.rows < CYCLE))
+    number = F.col("value")
+    kept = job.numbers(spark).where((number < end) | (number % job.rows < CYCLE))
     return kept.select(F.when(number < end, number).otherwise(number + later).alias("number"))
 
 
@@ -177,10 +158,7 @@ def _rows(frame: DataFrame) -> list[dict[str, Any]]:
 def results(query: Query, batches: Sequence[Sequence[Mapping[str, Any]]], *, once: bool = True) -> Result:
     """Return the results that micro-batches give out, by what they are the results of.
 
-    Parameters
-    ----------
-    once : bool
-        Whether a result comes once, as in append mode; otherwise the last one counts.
+    A result comes `once`, as in append mode; otherwise the last one counts.
     """
     found: Result = {}
     for rows in batches:
@@ -204,36 +182,3 @@ def _configured(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[No
     finally:
         for name, value in before.items():
             spark.conf.unset(name) if value is None else spark.conf.set(name, value)
-
-
-def main() -> None:
-    """Compare what standard input names."""
-    from pyspark.sql import SparkSession
-
-    from holdfast.benches.jobs.by_name import read_job
-    from holdfast.spark_integration.java import ensure_java
-
-    lifeline = sys.stdin.fileno()
-    order = order_of_lifeline(lifeline)
-    folder = Path(order["folder"])
-    adopt_orphans()
-    end_with_lifeline(lifeline, [order["folder"]])
-    job = read_job(order["job"])
-    assert isinstance(job, Nexmark)
-    ensure_java()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.appName("holdfast bench")
-    for name, value in ENGINES[order["engines"][0]].settings(job, Places(folder, folder)).items():
-        builder = builder.config(name, value)
-    try:
-        spark = builder.getOrCreate()
-        spark.sparkContext.setLogLevel("ERROR")
-        found = compare(spark, job, order["engines"], folder)
-        spark.stop()
-    finally:
-        end_below(psutil.Process())
-    (folder / _RESULT).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

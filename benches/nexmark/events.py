@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from holdfast.benches.jobs.numbered_rows import FIRST_SECOND
+from holdfast.benches.jobs.job import FIRST_SECOND
 from holdfast.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -47,17 +47,8 @@ _STEP = 953  # a prime, so that multiples of it visit every place of a group tha
 class Mix:
     """What the generators leave open.
 
-    Attributes
-    ----------
-    per_second : int
-        Events in a second of event time.
-    people : int
-        How many of the newest people bid and sell.
-    auctions : int
-        How many of the newest auctions get bids; so many are open at a time.
-    disorder_ms : int
-        How much earlier than the events before it an event may happen, at most.
-    seed : int
+    So many of the newest people bid and sell, and so many of the newest auctions get bids; an event may happen at most
+    `disorder_ms` earlier than the events before it.
     """
 
     per_second: int
@@ -90,25 +81,11 @@ class Mix:
 
 
 def events(numbers: DataFrame, mix: Mix, *others: str) -> DataFrame:
-    """Return the events with these numbers.
+    """Return the events of a frame of numbers, streaming or batch, beside the `others` of its columns.
 
-    Parameters
-    ----------
-    numbers : pyspark.sql.DataFrame
-        Streaming or batch; ``number`` is among its columns.
-    *others : str
-        Columns to return as they are, as ``number``.
-
-    Returns
-    -------
-    pyspark.sql.DataFrame
-        ``kind``; ``at``, when it happens, and ``arrived``, when it comes if events come evenly; and by kind
-
-        * of a person: ``person``, ``name``
-        * of an auction: ``auction``, ``seller``, ``category``, ``expires``
-        * of a bid: ``auction``, ``bidder``, ``price``, ``channel``, ``url``
-
-        Columns of other kinds are null.
+    Each has its ``kind``; ``at``, when it happens, and ``arrived``, when it comes if events come evenly; and by kind,
+    null for other kinds: ``person``, ``name``; ``auction``, ``seller``, ``category``, ``expires``; ``auction``,
+    ``bidder``, ``price``, ``channel``, ``url``.
     """
     from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 

@@ -8,13 +8,30 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.benches.jobs.job import StreamingJob, option
+from holdfast.benches.nexmark.auctions import AVERAGE_PRICE
+from holdfast.benches.nexmark.bids import LAST_BID, TOP_BIDS
 from holdfast.benches.nexmark.events import Mix, events
-from holdfast.benches.nexmark.queries import QUERIES
+from holdfast.benches.nexmark.people import NEW_USERS, USER_SESSIONS
+from holdfast.benches.nexmark.query import Query
+from holdfast.benches.nexmark.windows import COUNT_BY_BIDDER, HIGHEST_BID, HOT_ITEMS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from holdfast.benches.nexmark.query import Query
+
+QUERIES: dict[str, Query] = {
+    query.number: query
+    for query in (
+        AVERAGE_PRICE,
+        HOT_ITEMS,
+        HIGHEST_BID,
+        NEW_USERS,
+        USER_SESSIONS,
+        COUNT_BY_BIDDER,
+        LAST_BID,
+        TOP_BIDS,
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -51,15 +68,5 @@ class Nexmark(StreamingJob):
         # Spark's own aggregation stands behind the operator of some queries.
         return super().settings() | {"spark.sql.streaming.unsupportedOperationCheck": "false"}
 
-    def numbers(self, spark: SparkSession) -> DataFrame:
-        """Return the streaming numbers of the events: those of a micro-batch follow those of the one before it."""
-        ticks = (
-            spark.readStream.format("rate-micro-batch")
-            .option("rowsPerBatch", self.rows)
-            .option("numPartitions", self.sources)
-            .load()
-        )
-        return ticks.select(ticks["value"].alias("number"))
-
     def source(self, spark: SparkSession) -> DataFrame:
-        return events(self.numbers(spark), self.mix)
+        return events(self.numbers(spark).withColumnRenamed("value", "number"), self.mix)

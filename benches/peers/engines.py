@@ -1,54 +1,38 @@
-"""The engines that run `FromFiles`: peers in environments of their own, and those on Spark, whose state is read back.
+"""Peers in environments of their own as engines of `FromFiles`.
 
 Every run compares its own result with pyarrow's before it returns a time: a peer that of sampled keys, as it prints
-them; an engine on Spark all of its state, read from its checkpoint after the last micro-batch.
+them; an engine on Spark all of its state (`FromFiles.verify`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import psutil
 
-from holdfast.benches.instruments.measured import Measured, Places
+from holdfast.benches.instruments.measured import Measured, Places, state_bytes
 from holdfast.benches.instruments.processes import Processes
 from holdfast.benches.jobs.job import Job
 from holdfast.benches.peers import input_files
 from holdfast.benches.peers.environments import Environment
 from holdfast.benches.peers.job import FromFiles
 from holdfast.benches.peers.peer_run import PeerRun, Program, order_of
-from holdfast.benches.peers.progress import Progress, equality
-from holdfast.benches.peers.usage import Usage
-from holdfast.benches.runs import engines
-from holdfast.benches.runs.engines import Engine, HoldfastEngine, SparkEngine
+from holdfast.benches.peers.progress import Progress, Usage, equality
+from holdfast.benches.runs.engines import Engine
 from holdfast.benches.runs.spark_run import folder_bytes
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)
 class PeerEngine(Engine):
-    """A peer.
-
-    Attributes
-    ----------
-    name : str
-    program : Program
-    durable : bool
-        Whether it survives a kill.
-    """
+    """A peer; if it is durable, it survives a kill."""
 
     name: str
     program: Program
     durable: bool
-    runs = FromFiles
+    runs: type[Job] = FromFiles
 
-    def run(self, job: Job, places: Places) -> Measured:
-        assert isinstance(job, FromFiles)
+    def run(self, job: FromFiles, places: Places) -> Measured:
         self.program.environment.install()
         folder, durable = places.disk / "peer", places.disk / "durable"
         order = order_of(job, folder, every=job.every, durable=durable if self.durable else None)
@@ -82,13 +66,7 @@ class PeerEngine(Engine):
             memory=processes.peak(),
             written=written.between(*counted),
             settings=self._settings(order),
-            state_bytes={
-                "live_arrow": None,
-                "local_final": sizes[-1],
-                "local_peak": max(sizes),
-                "ratio": None,
-                "after_batch": [],
-            },
+            state_bytes=state_bytes(sizes, []),
             start_ms=round(1000 * (progress.ready_s - run.started_s), 1),
             equality=found,
         )
@@ -107,52 +85,6 @@ def peer_kind(process: psutil.Process) -> str | None:
     return "jvm" if "java" in process.name() else "python"
 
 
-@dataclass(frozen=True)
-class VerifiedEngine(Engine):
-    """An engine on Spark whose state is compared with what pyarrow makes of the files.
-
-    Attributes
-    ----------
-    name : str
-    engine : SparkEngine
-    table : str
-        Where holdfast keeps the counts and sums.
-    """
-
-    name: str
-    engine: SparkEngine
-    table: str = "state"
-    runs = FromFiles
-
-    def run(self, job: Job, places: Places) -> Measured:
-        assert isinstance(job, FromFiles)
-        folder = job.folder()
-        measured = self.engine.run(job, places)
-        found = self._state(self.engine.settings(job, places), places)
-        return replace(measured, equality=equality("all keys", found, input_files.totals(folder)))
-
-    def _state(self, settings: dict[str, str], places: Places) -> pa.Table:
-        from pyspark.sql import SparkSession
-
-        builder = SparkSession.builder.appName("holdfast bench, comparing")
-        for key, value in settings.items():
-            builder = builder.config(key, value)
-        spark = builder.getOrCreate()
-        try:
-            return self._read(spark, places).select(["key", "n", "s"]).sort_by("key")
-        finally:
-            spark.stop()
-
-    def _read(self, spark: SparkSession, places: Places) -> pa.Table:
-        if isinstance(self.engine, HoldfastEngine):
-            from holdfast.benches.runs.queries import OPERATOR
-            from holdfast.spark_integration.read_state import read_state
-
-            return read_state(spark, places.checkpoint, OPERATOR, table=self.table)
-        state = spark.read.format("statestore").load(str(places.checkpoint))
-        return state.selectExpr("key.key", "value.count AS n", "value.sum AS s").toArrow()
-
-
 _BYTEWAX = Environment("bytewax", 60, ((3, 11), (3, 12)))
 _FLINK = Environment("flink", 850, ((3, 11), (3, 12)))
 _PATHWAY = Environment("pathway", 1600, ((3, 11), (3, 13)))
@@ -169,7 +101,7 @@ def _flink(api: str, backend: str, *, mini_batch: bool = False) -> Program:
     return Program(_FLINK, "flink_totals.py", {"api": api, "backend": backend, "mini_batch": mini_batch})
 
 
-PEERS: dict[str, PeerEngine] = {
+ENGINES: dict[str, PeerEngine] = {
     engine.name: engine
     for pair in (
         _twice("flink-sql-rocksdb", _flink("sql", "rocksdb")),
@@ -183,30 +115,4 @@ PEERS: dict[str, PeerEngine] = {
         _twice("quixstreams", Program(_QUIX, "quix_totals.py", {})),
     )
     for engine in pair
-}
-
-# Holdfast and Spark on the same files: engines that run other jobs too, with the table in which holdfast keeps totals.
-_ON_SPARK = {
-    **{f"holdfast-{backend}": "state" for backend in ("memory", "filesystem", "rocksdb")},
-    **{f"pandas-{backend}": "state" for backend in ("memory", "filesystem", "rocksdb")},
-    **{f"holdfast-{backend}-row": "total" for backend in ("memory", "filesystem", "rocksdb")},
-    "spark-agg-rocksdb": "",
-}
-_FROM_FILES = "-from-files"
-
-
-def from_files(engine: str) -> str:
-    """Return the name of an engine on Spark that verifies its state."""
-    return engine + _FROM_FILES
-
-
-def _verified(name: str, table: str) -> VerifiedEngine:
-    engine = engines.ENGINES[name]
-    assert isinstance(engine, SparkEngine)
-    return VerifiedEngine(from_files(name), engine, table)
-
-
-ENGINES: dict[str, Engine] = {
-    **{from_files(name): _verified(name, table) for name, table in _ON_SPARK.items()},
-    **PEERS,
 }

@@ -28,17 +28,7 @@ _LOG_LINES = 15
 
 @dataclass(frozen=True)
 class Environment:
-    """Where a peer is installed.
-
-    Attributes
-    ----------
-    peer : str
-        The name of its requirements.
-    unpacked_mb : int
-        What it takes on the disk, about.
-    pythons : tuple of tuple
-        The oldest and the newest version of Python that its wheels are for.
-    """
+    """Where a peer is installed: about so many MB, for Pythons from the oldest to the newest that it has wheels for."""
 
     peer: str
     unpacked_mb: int
@@ -68,15 +58,7 @@ class Environment:
         return next(line.split(" ")[0].replace("==", " ") for line in locked if line.startswith(f"{name}=="))
 
     def install(self, tell: Callable[[str], None] = lambda _: None) -> None:
-        """Make the environment where it is missing.
-
-        Raises
-        ------
-        InvalidArgumentError
-            The peer has no wheels for this Python.
-        UnavailableError
-            The packages could not be installed.
-        """
+        """Make the environment where it is missing."""
         if (self.folder / _READY).exists():
             return
         oldest, newest = self.pythons

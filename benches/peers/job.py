@@ -7,19 +7,25 @@ files up to b have (`holdfast.benches.peers.progress`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.benches.jobs.by_processor import ByProcessor
+from holdfast.benches.instruments.spark import session
+from holdfast.benches.jobs.by_key import ByProcessor
 from holdfast.benches.jobs.job import option
 from holdfast.benches.peers import input_files
+from holdfast.benches.peers.progress import equality
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+
+    from holdfast.benches.instruments.measured import Places
 
 _SAMPLED_KEYS = 1000
 
@@ -57,3 +63,26 @@ class FromFiles(ByProcessor):
             .option("header", value=True)
             .csv(str(self.folder()))
         )
+
+    def verify(self, settings: Mapping[str, str], places: Places, table: str, *, ours: bool) -> dict[str, Any]:
+        """Compare all counts and sums, read back from the checkpoint, with pyarrow's; the floor has none."""
+        if not table:
+            return {}
+        spark = session(settings)
+        try:
+            found = _state_of_ours(spark, places, table) if ours else _state_of_spark(spark, places)
+        finally:
+            spark.stop()
+        return equality("all keys", found.select(["key", "n", "s"]).sort_by("key"), input_files.totals(self.folder()))
+
+
+def _state_of_ours(spark: SparkSession, places: Places, table: str) -> pa.Table:
+    from holdfast.benches.runs.queries import OPERATOR
+    from holdfast.spark_integration.read_state import read_state
+
+    return read_state(spark, places.checkpoint, OPERATOR, table=table)
+
+
+def _state_of_spark(spark: SparkSession, places: Places) -> pa.Table:
+    state = spark.read.format("statestore").load(str(places.checkpoint))
+    return state.selectExpr("key.key", "value.count AS n", "value.sum AS s").toArrow()

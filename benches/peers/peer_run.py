@@ -33,18 +33,9 @@ _PIPE_BYTES = 1 << 20
 class Program:
     """A peer's program, and how it is told to run.
 
-    Attributes
-    ----------
-    environment : Environment
-    script : str
-        In `holdfast.benches.peers.programs`.
-    options : mapping
-        What the script knows beyond the common part of an order.
-    ends : bool
-        Whether it ends by itself after the last row; one that waits for further files is ended.
-    in_pieces : bool
-        Whether it works through the files bit by bit. One that takes them as a whole has no micro-batches: only the
-        time of all rows says something.
+    `options` are what the script knows beyond the common part of an order. A program that does not end by itself waits
+    for further files, and is ended. One that does not work in pieces has no micro-batches: only the time of all rows
+    says something.
     """
 
     environment: Environment
@@ -59,16 +50,9 @@ class Program:
 
 
 def order_of(job: FromFiles, folder: Path, *, every: int, durable: Path | None) -> dict[str, Any]:
-    """Return the common part of an order.
+    """Return the common part of an order: print the results of each key that `every` divides, and survive if durable.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        For all that the program writes.
-    every : int
-        Which keys' results it prints.
-    durable : pathlib.Path or None
-        Where it keeps what lets it survive a kill; None: it need not survive.
+    `folder` is for all that the program writes, `durable` for what lets it survive a kill.
     """
     return {
         "rows": str(job.folder()),
@@ -86,14 +70,8 @@ def order_of(job: FromFiles, folder: Path, *, every: int, durable: Path | None) 
 class PeerRun:
     """A running program, from its start to its end.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        For its order, for its log (what it prints besides results), and for what it writes itself.
-    progress : Progress
-        Takes its results.
-    look : callable
-        Called about twice a second.
+    Its order, its log (what it prints besides results) and what it writes itself are in the folder; `progress` takes
+    its results, and `look` is called about twice a second.
     """
 
     def __init__(
@@ -121,13 +99,7 @@ class PeerRun:
         self._lines = self._read_lines()
 
     def until(self, enough: Callable[[], bool]) -> None:
-        """Follow the program until `enough`, or to its end.
-
-        Raises
-        ------
-        UnavailableError
-            It failed, or said nothing for minutes; the message has the end of its log.
-        """
+        """Follow the program until `enough`, or to its end; one that fails or is silent for minutes is an error."""
         with self._log.open("ab") as log:
             for line in self._lines:
                 if not self._progress.take(line, time.monotonic()):

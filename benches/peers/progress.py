@@ -20,7 +20,8 @@ given the whole time from its start, warm-up included.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -53,30 +54,16 @@ class _Burst:
 class Progress:
     """What the lines of a peer have said so far.
 
-    Parameters
-    ----------
-    rows_so_far : sequence of int
-        By micro-batch, the rows of sampled keys up to its end.
-    before : Progress, optional
-        That of an earlier run, which this one goes on with.
-
-    Attributes
-    ----------
-    ready_s : float or None
-        When the program said that it begins to read.
-    latest : dict
-        Count and sum of each sampled key.
-    least_n : int or None
-        The smallest count of a result.
+    `rows_so_far` has by micro-batch the rows of sampled keys up to its end. `ready_s` is when the program said that it
+    begins to read; `latest` has count and sum of each sampled key.
     """
 
-    def __init__(self, rows_so_far: Sequence[int], before: Progress | None = None) -> None:
+    def __init__(self, rows_so_far: Sequence[int]) -> None:
         self._rows_so_far = rows_so_far
-        self.latest: dict[int, tuple[int, int]] = dict(before.latest) if before is not None else {}
-        self._rows = before.rows if before is not None else 0
-        self.ready_s: float | None = None
-        self.least_n: int | None = None
+        self._rows = 0
         self._bursts: list[_Burst] = []
+        self.latest: dict[int, tuple[int, int]] = {}
+        self.ready_s: float | None = None
 
     def take(self, line: bytes, at_s: float) -> bool:
         """Note a line that arrived at `at_s`; tell whether it says how far the peer is."""
@@ -86,7 +73,6 @@ class Progress:
                 self.ready_s = at_s
             return line == READY or bool(_TAKEN_BACK.search(line))
         key, n, s = map(int, found.groups())
-        self.least_n = n if self.least_n is None else min(n, self.least_n)
         self._rows += n - self.latest.get(key, (0, 0))[0]
         self.latest[key] = (n, s)
         if not self._bursts or not self._bursts[-1].holds(at_s):
@@ -97,10 +83,7 @@ class Progress:
     def ends_s(self, *, in_pieces: bool = True) -> list[float]:
         """Return by micro-batch when its rows were done; those of all must be.
 
-        Parameters
-        ----------
-        in_pieces : bool
-            False where the peer takes all rows as one: they are then done evenly from the start to the last result.
+        A peer that takes all rows as one, not `in_pieces`, does them evenly from the start to the last result.
         """
         assert self.ready_s is not None
         if not in_pieces:
@@ -109,11 +92,6 @@ class Progress:
         rows = np.maximum.accumulate([0, *(burst.rows for burst in self._bursts)])
         found: list[float] = np.interp(self._rows_so_far, rows, times).tolist()
         return found
-
-    @property
-    def rows(self) -> int:
-        """Rows of sampled keys that are done."""
-        return self._rows
 
     def done(self, batches: int) -> bool:
         """Tell whether the rows of so many micro-batches are done."""
@@ -127,13 +105,7 @@ class Progress:
 
 
 def equality(what: str, found: pa.Table, expected: pa.Table) -> dict[str, object]:
-    """Return what was compared, as a document stores it.
-
-    Raises
-    ------
-    CorruptionError
-        The results differ: there is no figure for a wrong result.
-    """
+    """Return what was compared, as a document stores it; there is no figure for a wrong result."""
     if not found.equals(expected):
         wrong = set(map(tuple, _rows(found))) ^ set(map(tuple, _rows(expected)))
         raise CorruptionError(
@@ -148,3 +120,28 @@ def equality(what: str, found: pa.Table, expected: pa.Table) -> dict[str, object
 
 def _rows(table: pa.Table) -> list[list[int]]:
     return [list(row.values()) for row in table.to_pylist()]
+
+
+Sums = Mapping[str, float]
+
+
+class Usage:
+    """Sums by name that grow, noted now and then."""
+
+    def __init__(self, so_far: Callable[[], Sums], clock: Callable[[], float] = time.monotonic) -> None:
+        self._so_far = so_far
+        self._clock = clock
+        self._samples: list[tuple[float, Sums]] = []
+
+    def look(self) -> None:
+        """Note the sums as they are now."""
+        self._samples.append((self._clock(), self._so_far()))
+
+    def between(self, start_s: float, end_s: float) -> dict[str, float]:
+        """Return by how much each sum has grown between two moments, as if evenly from one look to the next."""
+        times = [at_s for at_s, _ in self._samples]
+        grown = {}
+        for name in dict.fromkeys(name for _, sums in self._samples for name in sums):
+            values = [sums.get(name, 0.0) for _, sums in self._samples]
+            grown[name] = round(float(np.interp(end_s, times, values) - np.interp(start_s, times, values)), 3)
+        return grown

@@ -7,15 +7,12 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.benches.report import tables
-from holdfast.benches.report.directory import BENCHMARKS, Question, Results
+from holdfast.benches.report.directory import Question, Results
 from holdfast.benches.report.names import Name, name_of
-from holdfast.benches.report.results import Document, counted_ms, job_of, memory
-from holdfast.benches.report.tables import Sheet
+from holdfast.benches.report.results import Document, counted_ms, memory
+from holdfast.benches.report.tables import BENCHMARKS
 
 FLOOR = "floor"
-# Parts of a restore, as the job names them.
-RESTORE = "restore"
 # Ratios nearer to 1 are no difference: between two turns of one engine on an idle machine lies as much.
 _SAME = 0.05
 SAME_IN_ONE_TURN = 0.10
@@ -25,13 +22,7 @@ _DISTURBING = 0.1
 
 @dataclass(frozen=True)
 class Ratio:
-    """The throughput of one entry by that of another, turn by turn.
-
-    Attributes
-    ----------
-    median, least, most : float
-    turns : int
-    """
+    """The throughput of one entry by that of another: of the turns the median, the least and the most."""
 
     median: float
     least: float
@@ -70,21 +61,10 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Answer:
-    """A question and what was measured.
-
-    Attributes
-    ----------
-    question : Question
-    document : dict
-    """
+    """A question and what was measured."""
 
     question: Question
     document: Document
-
-    @functools.cached_property
-    def sheets(self) -> list[Sheet]:
-        """The tables of its document."""
-        return list(tables.sheets(self.document))
 
     @property
     def labels(self) -> list[str]:
@@ -175,10 +155,6 @@ class Answer:
         """Return the largest size of the working state."""
         size: float = self.document["state_bytes"][label]["local_peak"]
         return size
-
-    def keys(self, label: str) -> int:
-        """Return the keys of an entry's job."""
-        return job_of(self.document, label).keys
 
 
 def answers_of(results: Results) -> list[Answer]:

@@ -7,16 +7,18 @@
                                     pytest-benchmark in the suite "micro"
     DIR/<suite>/<name>.runs.jsonl   runs of a measurement that has not come to its end
 
-Others wrote these files, so nothing in them is trusted: their shape is that of ``schema.json`` beside this module, sums
-must agree, and a name is no way out of the directory. What is damaged is an error that names file and place; what is
-absent is a gap that the report shows.
+Others wrote these files, so nothing in them is trusted: their shape is that of ``schema.json`` beside this module, each
+run has the micro-batches of its job, and a name is no way out of the directory. What is damaged is an error that names
+file and place; what is absent is a gap that the report shows.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,36 +27,21 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from holdfast.benches.report.results import Document, job_of
-from holdfast.benches.running.directory import DONE, RUN
-from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.benches.report.tables import BENCHMARKS
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
 
-# What only the JSON of pytest-benchmark has.
-BENCHMARKS = "benchmarks"
+FORMAT = 1
+RUN, DONE = "run.json", "done"
 _SIZE_MAX = 256 << 20
 _NESTED_MAX = 20
-# Times are stored to a tenth of a millisecond, at least.
-_ROUNDED_MS = 0.05
-# A part of the micro-batches that restore.
-PLAIN_DOWNLOAD = "plain download"
 
 
 @dataclass(frozen=True)
 class Question:
     """A line of the plan: what was asked, and what became of it.
 
-    Attributes
-    ----------
-    suite, name, text : str
-    baseline : str
-        The label, or the engine, that the others are read against; empty where there is none.
-    along : str
-        The field of the jobs that is the x axis of a curve; empty: bars.
-    state : str
-        ``done``, ``failed``, ``left out`` or ``to do``.
-    reason : str
-        Why it is not done.
-    note : str
-        What a reader must know of the sizes.
+    The others are read against the `baseline`, a label or an engine; entries of an engine differ in the field `along`
+    of their jobs. The state is ``done``, ``failed``, ``left out`` or ``to do``, for a `reason`.
     """
 
     suite: str
@@ -74,21 +61,22 @@ class Question:
 
 @dataclass(frozen=True)
 class Results:
-    """All that a directory holds.
-
-    Attributes
-    ----------
-    run : dict
-        ``run.json``.
-    measured : list
-        Each question that has a document, and the document.
-    missing : list of Question
-        Those that have none, or not of all their entries.
-    """
+    """All that a directory holds: each question that has a document, and those that lack one, or some entries of it."""
 
     run: Mapping[str, Any]
     measured: list[tuple[Question, Document]]
     missing: list[Question]
+
+    @property
+    def described(self) -> str:
+        """When and where it was measured."""
+        machine, versions = self.run["machine"], self.run["versions"]
+        parts = [f"Profile {self.run['profile']}, begun {self.run['started'][:10]}"]
+        if "holdfast" in versions:
+            parts[0] += f", holdfast {versions['holdfast']}"
+        if "cpu" in machine:
+            parts.append(f"{machine['cpu']}, {machine.get('cores', '?')} cores, {machine.get('memory_gb', '?')} GB")
+        return "; ".join(parts)
 
     @property
     def quick(self) -> bool:
@@ -97,18 +85,10 @@ class Results:
 
 
 def read(folder: Path) -> Results:
-    """Return what a directory of results holds.
-
-    Raises
-    ------
-    NotFoundError
-        There is no ``run.json``.
-    CorruptionError
-        A file does not hold what it should; the message says which, and where.
-    """
+    """Return what a directory of results holds; a `CorruptionError` says which file is damaged, and where."""
     if not (folder / RUN).is_file():
         raise NotFoundError("no results here; give a directory that holdfast bench run wrote", missing=folder / RUN)
-    run = _checked(folder / RUN, RUN)
+    run = read_facts(folder)
     measured, missing = [], []
     for question in map(_question, run["plan"]):
         file = folder / question.suite / f"{question.name}.json"
@@ -122,6 +102,11 @@ def read(folder: Path) -> Results:
     if twice:
         raise CorruptionError("the plan has a question twice", file=folder / RUN, questions=sorted(twice))
     return Results(run, measured, missing)
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """Return ``run.json``."""
+    return _checked(folder / RUN, RUN)
 
 
 def _question(planned: Mapping[str, Any]) -> Question:
@@ -143,63 +128,31 @@ def _not_whole(question: Question, file: Path) -> Question:
 
 
 def read_document(file: Path) -> Document:
-    """Return one document.
-
-    Raises
-    ------
-    CorruptionError
-        As of `read`.
-    """
+    """Return one document."""
     found = _checked(file, None)
     if BENCHMARKS in found:
         return found
     for broken in _contradictions(found):
         _refuse(file, broken)
-    for engine in found["engines"].values():
-        for run in engine["runs"]:
-            run.pop("spans", None)
     return found
 
 
 def _contradictions(found: Document) -> Iterator[str]:
     """Yield what a document says that cannot be, though its shape is right."""
     for label, engine in found["engines"].items():
-        for part, of in (("settings.jobs", found["settings"]["jobs"]), ("state_bytes", found["state_bytes"])):
-            if label not in of:
-                yield f"the engine {label!r} is not in {part}"
-                return
+        if not (label in found["settings"]["jobs"] and label in found["state_bytes"]):
+            yield f"the engine {label!r} has no settings or no state_bytes"
+            return
         try:
-            job = job_of(found, label)
-            counted = job.counted
+            counted = job_of(found, label).counted
         except (KeyError, TypeError, ValueError, ArithmeticError) as exc:
             yield f"the job of {label!r} cannot be read by this version of holdfast: {exc!r}"
             return
         for run in engine["runs"]:
             if len(run["batch_ms"]) < counted.stop or len(run["phases_ms"]) < counted.stop:
                 yield f"a run of {label!r} has fewer micro-batches than its job, which has {counted.stop}"
-                return
-            if not any(run["batch_ms"][batch] for batch in counted):
+            elif not any(run["batch_ms"][batch] for batch in counted):
                 yield f"the micro-batches of {label!r} took no time"
-                return
-            counted_ms = [run["batch_ms"][batch] for batch in counted]
-            if not _is_sum(run, job.rows, counted_ms):
-                yield f"the rows a second of {label!r} are not those of its micro-batches"
-                return
-            phases = [run["phases_ms"][batch] for batch in counted]
-            if any(PLAIN_DOWNLOAD in of for of in phases) and not all(of.get(PLAIN_DOWNLOAD) for of in phases):
-                yield f"a plain download of {label!r} took no time"
-                return
-        rates = [run["rows_per_second"] for run in engine["runs"]]
-        if not min(rates) * 0.99 <= engine["rows_per_second"] <= max(rates) * 1.01:
-            yield f"the rows a second of {label!r} are not those of its runs"
-            return
-
-
-def _is_sum(run: Mapping[str, Any], rows: int, counted_ms: list[float]) -> bool:
-    """Tell whether a run's throughput follows from its times, which are rounded."""
-    done, took_ms, lost_ms = rows * len(counted_ms), sum(counted_ms), _ROUNDED_MS * len(counted_ms)
-    slowest, fastest = (done / ms * 1000 for ms in (took_ms + lost_ms, max(took_ms - lost_ms, _ROUNDED_MS)))
-    return slowest * 0.999 - 0.1 <= run["rows_per_second"] <= fastest * 1.001 + 0.1
 
 
 @functools.cache
@@ -233,7 +186,12 @@ def _checked(file: Path, part: str | None) -> Document:
 
 
 def _refuse(file: Path, what: str, where: str = "$") -> NoReturn:
-    raise CorruptionError("not what holdfast bench run writes; run it again", file=file, at=where, found=what)
+    raise CorruptionError(
+        "not what holdfast bench run writes; measure it again, in another directory or with --fresh",
+        file=file,
+        at=where,
+        found=what,
+    )
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -247,3 +205,28 @@ def _depth(value: Any) -> int:
         inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
         level = [value for values in inner for value in values]
     return depth
+
+
+@contextmanager
+def storing(file: Path) -> Iterator[None]:
+    """Say what is lost where a file cannot be written, as on a full disk."""
+    try:
+        yield
+    except OSError as exc:
+        raise UnavailableError(
+            "a result cannot be stored; earlier results are safe, and the same command continues from them",
+            file=file,
+            because=exc,
+        ) from exc
+
+
+def replace_text(file: Path, content: str) -> None:
+    """Put a file in the place of the one that was there, if any, in one step."""
+    new = file.with_name(f".{file.name}.new")
+    with storing(file):
+        try:
+            new.write_text(content, encoding="utf-8")
+            os.replace(new, file)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise

@@ -1,4 +1,4 @@
-"""What reports call the engines, and the hue that each keeps in every chart."""
+"""What reports call the engines, and the colour that each keeps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ _KINDS = {
     "holdfast": "holdfast",
     "pandas": "holdfast by key",
     "store": "holdfast's store alone",
-    "host": "an idle function in Spark's operator",
     "nexmark": "holdfast",
     "nexmark-spark": "Spark",
     "floor": "the floor: no state",
@@ -23,10 +22,8 @@ _KINDS = {
     "flink": "Flink",
     "flink-sql": "Flink SQL",
     "flink-process": "PyFlink's process function",
-    "pyflink": "PyFlink",
     "pathway": "Pathway",
     "bytewax": "Bytewax",
-    "quix": "Quix Streams",
     "quixstreams": "Quix Streams",
 }
 _OURS = ("holdfast", "pandas", "store", "nexmark")
@@ -39,27 +36,16 @@ _DETAILS = {
     "count": "counting",
     "backlog": "in pieces",
     "volatile": "not surviving a kill",
-    "cluster": "on a cluster",
 }
 # Of these a hyphen is no end.
-_OF_SEVERAL_WORDS = ("by-key", "mini-batch", "from-files")
-_HUES = {"spark": "spark", "host": "spark", "floor": "floor", "pyflink": "flink", "quixstreams": "quix"}
-HUES = ("memory", "filesystem", "rocksdb", "spark", "floor", "flink", "pathway", "bytewax", "quix", "other")
+_OF_SEVERAL_WORDS = ("by-key", "mini-batch")
+_HUES = {"spark": "spark", "floor": "floor", "quixstreams": "quix"}
+_COLOURS = ("memory", "filesystem", "rocksdb", "spark", "floor", "flink", "pathway", "bytewax", "quix", "other")
 
 
 @dataclass(frozen=True)
 class Name:
-    """An engine as reports name it.
-
-    Attributes
-    ----------
-    text : str
-        In words.
-    hue : str
-        One of `HUES`.
-    backend : str
-        holdfast's, empty if it is not ours.
-    """
+    """An engine as reports name it, its colour in the style sheet, and holdfast's backend, empty if it is not ours."""
 
     text: str
     hue: str
@@ -77,15 +63,10 @@ class Name:
 
 
 def name_of(engine: str, label: str | None = None) -> Name:
-    """Return how an engine is called, and an entry of it.
+    """Return how an engine is called, or an entry of it, of which is kept what it adds to the engine's name.
 
-    Parameters
-    ----------
-    label : str, optional
-        The entry: what it adds to the engine's name is kept, and one of another kind stands for itself.
+    An entry of another kind stands for itself.
     """
-    if label is not None and _kind_of(label) and engine.startswith(f"{label}-"):
-        engine = label  # what the variant of an engine adds is the same for all entries
     kind = _kind_of(engine)
     rest = re.sub("|".join(_OF_SEVERAL_WORDS), lambda words: words[0].replace("-", " "), engine.removeprefix(kind))
     details = [part for part in rest.split("-") if part] if kind else []
@@ -95,7 +76,7 @@ def name_of(engine: str, label: str | None = None) -> Name:
     on = [part if part == backend else _STORES[part] for part in stores]
     text = ", ".join([" on ".join([_KINDS[kind], *on]), *words]) if kind else engine
     first = kind.split("-")[-1] if kind == "nexmark-spark" else kind.partition("-")[0]
-    hue = backend or _HUES.get(first, first if first in HUES else "other")
+    hue = backend or _HUES.get(first, first if first in _COLOURS else "other")
     if label is not None and label != engine:
         text = f"{text}{label.removeprefix(engine)}" if label.startswith(engine) else label
     return Name(text, hue, backend)

@@ -17,32 +17,32 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.benches.report import figure, markdown
-from holdfast.benches.report.answers import answers_of
-from holdfast.benches.report.directory import BENCHMARKS, read
-from holdfast.benches.report.page.html import render
-from holdfast.benches.running.directory import RUN, replace_text
+from holdfast.benches.jobs.shard import PLAIN_DOWNLOAD, RESTORE
+from holdfast.benches.report import figure
+from holdfast.benches.report.answers import Answer, answers_of
+from holdfast.benches.report.directory import RUN, Results, read, replace_text
+from holdfast.benches.report.html import render
+from holdfast.benches.report.names import name_of
+from holdfast.benches.report.summary import Sentence, summarize
+from holdfast.benches.report.tables import BENCHMARKS, MICRO_COMMAND
+from holdfast.benches.report.words import count, listed, of_field, spread, times
 from holdfast.errors import HoldfastError, InvalidArgumentError
 
 RESULTS, PAGE, REPORT = Path("benches/results"), Path("benches/RESULTS.md"), Path("docs/report.html")
 PICTURE, README = Path("docs/throughput.svg"), Path("README.md")
+_LINES_MAX, _WIDTH = 150, 120
 _BEGIN, _END = "<!-- figures: make results writes what follows -->", "<!-- end of figures -->"
 # Parts of a micro-batch that the report reads; others would be most of the bytes.
-_PHASES = ("restore", "plain download")
+_PHASES = (RESTORE, PLAIN_DOWNLOAD)
 
 
 def publish(run: Path, root: Path) -> None:
-    """Put a full run's results, compact, in the place of those that the repository has.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is a quick run, or lacks what README's figure shows.
-    """
+    """Put a full run's results, compact, in the place of those that the repository has."""
     results = read(run)
     if results.quick:
         raise InvalidArgumentError("a quick run is one user's own; publish a full one", run=run)
@@ -64,28 +64,141 @@ def publish(run: Path, root: Path) -> None:
 
 
 def texts(root: Path, *, report: bool = True) -> dict[Path, str]:
-    """Return what the files must hold that are made of the results.
-
-    Parameters
-    ----------
-    report : bool
-        Whether to make the whole report too, which takes some seconds.
-    """
+    """Return what the files must hold that are made of the results: all of them, or all but the whole report."""
     results = read(root / RESULTS)
     answers = answers_of(results)
     readme = (root / README).read_text()
     if readme.count(_BEGIN) != 1 or readme.count(_END) != 1:
         raise InvalidArgumentError("README lacks the comments around its figures", begin=_BEGIN, end=_END)
-    paragraph = f"{_BEGIN}\n\n{markdown.readme_paragraph(results, answers)}\n\n{_END}"
+    paragraph = f"{_BEGIN}\n\n{_readme_paragraph(results, answers)}\n\n{_END}"
     found = {
-        PAGE: markdown.results_page(results, answers),
+        PAGE: _results_page(results, answers),
         PICTURE: figure.draw(answers),
         README: re.sub(f"{re.escape(_BEGIN)}.*{re.escape(_END)}", lambda _: paragraph, readme, flags=re.DOTALL),
     }
     lines = found[PAGE].count("\n")
-    if lines > markdown.LINES_MAX:
-        raise InvalidArgumentError("the summary has grown too long", lines=lines, at_most=markdown.LINES_MAX)
+    if lines > _LINES_MAX:
+        raise InvalidArgumentError("the summary has grown too long", lines=lines, at_most=_LINES_MAX)
     return found | ({REPORT: render(results)} if report else {})
+
+
+def _results_page(results: Results, answers: list[Answer]) -> str:
+    """Return RESULTS.md: the summary, a line of ratios for each question, targets, gaps, commands."""
+    summary = summarize(results, answers)
+    parts = [
+        "# Measured",
+        _wrapped(
+            "`make results` wrote this page from [results](results/run.json), where the raw figures are. "
+            "[The whole report](../docs/report.html) has charts, spreads, settings and memory; "
+            "[docs/performance.md](../docs/performance.md) says why. Sinks under kills, and beside plain writes: "
+            "[SINKS.md](SINKS.md)."
+        ),
+        _wrapped(f"{results.described}."),
+        _wrapped(f"**{'; '.join(summary.headline)}.**") if summary.headline else "",
+    ]
+    if summary.choices:
+        rows = [
+            (
+                f"{advice.sentence.question} {advice.sentence.text}",
+                advice.choice.backend,
+                _capital(advice.choice.reason),
+            )
+            for advice in summary.choices
+        ]
+        parts += ["## Which backend", _table(("question", "backend", "reason"), rows)]
+    for heading, sentences in (
+        ("Where holdfast loses", summary.losses),
+        ("Where there is no difference", summary.level),
+        ("What it costs", summary.costs),
+        ("How far to trust these figures", summary.doubts),
+    ):
+        if sentences:
+            parts += [f"## {heading}", _table(("question", "answer"), list(_by_question(sentences)))]
+    parts += ["## Ratios", _RATIOS, _table(("question", "baseline", "throughput by it"), list(_ratios(answers)))]
+    targets = [
+        (
+            answer.question.text,
+            target["what"],
+            target["wanted"],
+            f"{target['measured']:.3g}",
+            "yes" if target["met"] else "**no**",
+        )
+        for answer in answers
+        for target in answer.document["targets"]
+    ]
+    if targets:
+        parts += ["## Targets", _table(("question", "figure", "wanted", "measured", "met"), targets)]
+    if results.missing:
+        gaps = [(q.text, f"{q.suite}, {q.name}", q.state, q.reason.partition("\n")[0]) for q in results.missing]
+        parts += ["## Not measured", _table(("question", "suite", "state", "reason"), gaps)]
+    repeat = dict.fromkeys(answer.document["command"] for answer in answers)
+    if len(answers) < len(results.measured):
+        repeat[MICRO_COMMAND] = None
+    parts += ["## To repeat", "```\n" + "\n".join(repeat) + "\n```"]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+_RATIOS = textwrap.fill(
+    "Medians of the ratios within each turn, in brackets the least and the most of them. Below 1 holdfast is slower.",
+    _WIDTH,
+)
+
+
+def _readme_paragraph(results: Results, answers: list[Answer]) -> str:
+    """Return what README says below its figure."""
+    vectorised, by_key = (panel.answer(answers) for panel in figure.PANELS)
+    halves = []
+    for panel, answer in zip(figure.PANELS, (vectorised, by_key), strict=True):
+        *ours, base = panel.bars
+        ratios = [f"{times(answer.ratio(label, base).median)} (`{answer.name(label).backend}`)" for label in ours]
+        halves.append(f"{listed(ratios)} times Spark's throughput")
+    return _wrapped(
+        f"On {count(vectorised.document['machine']['cores'])} cores, vectorised (left) {halves[0]}; a function by key, "
+        f"unchanged (right), {halves[1]} ({results.run['started'][:10]}). Where holdfast loses, other engines, and how "
+        "to repeat each figure: [RESULTS.md](benches/RESULTS.md), [the report](docs/report.html)."
+    )
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _by_question(sentences: list[Sentence]) -> Iterator[tuple[str, str]]:
+    for question in dict.fromkeys(sentence.question for sentence in sentences):
+        yield question, " ".join(sentence.text for sentence in sentences if sentence.question == question)
+
+
+def _ratios(answers: list[Answer]) -> Iterator[tuple[str, str, str]]:
+    """Yield a line for each question and baseline."""
+    for answer in answers:
+        by_base: dict[str, list[str]] = {}
+        for label in answer.labels:
+            base = answer.baseline(label)
+            if base is not None and answer.equal:
+                ratio, name = answer.ratio(label, base), answer.name(label).text
+                if answer.curves:
+                    where = f"{count(answer.along(label) or 0)} {of_field(answer.question.along)}"
+                    name = f"{name_of(answer.engine(label)).text}, {where}"
+                other = answer.name(base).text
+                if answer.curves and base != answer.question.baseline:
+                    other = name_of(answer.engine(base)).text
+                shown = f"{name} {times(ratio.median)}" + (f" ({spread(ratio)})" if ratio.turns > 1 else "")
+                by_base.setdefault(other, []).append(shown)
+        for base, ratios in by_base.items():
+            yield answer.question.text, base, "; ".join(ratios)
 
 
 def _compact(document: Mapping[str, Any]) -> dict[str, Any]:

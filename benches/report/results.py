@@ -16,33 +16,28 @@ What a run holds is described at `holdfast.benches.instruments.measured.Measured
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.benches.jobs.by_name import read_job
 from holdfast.benches.jobs.job import Job
-from holdfast.benches.jobs.requests import requests_of
-from holdfast.benches.jobs.store.snapshots import FULL_BYTES, NEW_BYTES
+from holdfast.benches.jobs.shard import PLAIN_DOWNLOAD, RESTORE
 from holdfast.benches.runs.paired import Entry, Run, ratios
 
 Document = dict[str, Any]
+# The process that holds RocksDB, and nothing else of size, by the engine.
+_BUDGETED = {"holdfast-rocksdb": "server"}
 
 
 @dataclass(frozen=True)
 class Target:
-    """A figure to reach.
+    """A figure to reach, at least or at most.
 
-    Attributes
-    ----------
-    what : str
-        A key of ``ratios``; ``"state_bytes <label>"``: the local state's peak by the live state;
-        ``"budget <label>"``: the peak memory of the process that holds RocksDB by its budget;
-        ``"changed <label>"``: the bytes that snapshots sent by those of full ones; ``"restore <label>"``: the time of
-        a restore by that of a plain download, the median of the pairs; ``"longest <label>"``: the longest counted
-        micro-batch of a run by the median; or ``"requests <label>"``: ours in a counted micro-batch.
-    at_least, at_most : float or None
-        One of the two.
+    `what` is a key of ``ratios``; ``"state_bytes <label>"``: the local state's peak by the live state;
+    ``"budget <label>"``: the peak memory of the process that holds RocksDB by its budget; ``"restore <label>"``: the
+    time of a restore by that of a plain download, the median of the pairs; or ``"longest <label>"``: the longest
+    counted micro-batch of a run by the median.
     """
 
     what: str
@@ -56,70 +51,14 @@ class Target:
         return {"what": self.what, "wanted": wanted, "measured": measured, "met": met}
 
 
-_BACKENDS = ("memory", "filesystem", "rocksdb")
-WITH_SNAPSHOTS, WITHOUT = "with snapshots", "without"
-WITH_TIMEOUTS, WITHOUT_TIMEOUTS = "with timeouts", "without timeouts"
-WITH_TTL, WITHOUT_TTL = "with TTL", "without TTL"
-SPARK_BY_KEY = "spark-pandas-rocksdb"
-# "At most 1.25 times the batch time" is "at least 1/1.25 of the throughput"; so with 1.1, 1.2 and 1.3.
-TARGETS = {
-    "job-a": (
-        Target("holdfast-memory/spark-agg-rocksdb", at_least=5.0),
-        Target("holdfast-filesystem/spark-agg-rocksdb", at_least=4.5),
-        Target("holdfast-rocksdb/spark-agg-rocksdb", at_least=3.5),
-        Target("holdfast-memory/floor", at_least=0.85),
-        Target("state_bytes holdfast-memory", at_most=3.0),
-    ),
-    "job-b": (Target("budget holdfast-rocksdb", at_most=1.0),),
-    "small-batch": (Target("holdfast-memory/spark-aiwps-count", at_least=1.0),),
-    **dict.fromkeys(("shards-64", "shards-200"), (Target("holdfast-memory/spark-aiwps-count", at_least=1.5),)),
-    "dropin": (
-        *(Target(f"pandas-{name}/{SPARK_BY_KEY}", at_least=5.0) for name in _BACKENDS),
-        *(Target(f"pandas-{name} x10/{SPARK_BY_KEY}", at_least=8.0) for name in _BACKENDS),
-    ),
-    "dropin-small": (Target(f"pandas-memory/{SPARK_BY_KEY}", at_least=0.91),),
-    "dropin-tws": (
-        Target("holdfast-memory-row/spark-tws-row", at_least=30.0),
-        Target("holdfast-memory-pandas/spark-tws-pandas", at_least=15.0),
-        Target("holdfast-rocksdb-row/spark-tws-row", at_least=15.0),
-        Target("holdfast-memory-row x10/spark-tws-row", at_least=50.0),
-        Target("holdfast-memory-pandas x10/spark-tws-pandas", at_least=20.0),
-        Target("holdfast-rocksdb-row x10/spark-tws-row", at_least=25.0),
-    ),
-    "dropin-tws map": (Target("holdfast-memory-row/spark-tws-row", at_least=30.0),),
-    "dropin-tws list": (Target("holdfast-memory-row/spark-tws-row", at_least=50.0),),
-    "timers": (Target(f"{WITH_TIMEOUTS}/{WITHOUT_TIMEOUTS}", at_least=0.83),),
-    "ttl": (Target(f"{WITH_TTL}/{WITHOUT_TTL}", at_least=0.77),),
-    "from-files": (
-        Target("holdfast-rocksdb/flink-sql-rocksdb-mini-batch", at_least=5.0),
-        Target("holdfast-memory/pathway", at_least=2.0),
-    ),
-    "stalls": (Target("budget store-rocksdb", at_most=1.0),),
-    "requests": (
-        Target("requests holdfast-memory-s3", at_most=10.0),
-        Target("requests holdfast-rocksdb-s3", at_most=10.0),
-    ),
-    "snapshots": tuple(Target(f"changed store-{name}", at_most=0.05) for name in _BACKENDS),
-    "restore": tuple(Target(f"restore store-{name}", at_most=1.5) for name in _BACKENDS),
-    **dict.fromkeys(
-        ("uploads-a", "uploads-b"),
-        (Target(f"{WITH_SNAPSHOTS}/{WITHOUT}", at_least=0.95), Target(f"longest {WITH_SNAPSHOTS}", at_most=2.0)),
-    ),
-}
-# The process that holds RocksDB, where it holds nothing else of size.
-_BUDGETED = {"holdfast-rocksdb": "server", "store-rocksdb": "store"}
-
-
 def document(
-    bench: str, entries: Mapping[str, Entry], runs: Mapping[str, list[Run]], facts: Mapping[str, Any]
+    bench: str,
+    entries: Mapping[str, Entry],
+    runs: Mapping[str, list[Run]],
+    facts: Mapping[str, Any],
+    targets: Sequence[Target] = (),
 ) -> Document:
-    """Return the document of a bench.
-
-    Parameters
-    ----------
-    facts : mapping
-        ``command``, ``started``, ``machine`` and ``versions``.
-    """
+    """Return the document of a bench; `facts` are its ``command``, ``started``, ``machine`` and ``versions``."""
     found: Document = {
         "bench": bench,
         **facts,
@@ -132,14 +71,7 @@ def document(
         "state_bytes": {label: _largest_state(of) for label, of in runs.items()},
     }
     measured = {**found["ratios"], **dict(_sizes(found))}
-    wanted = TARGETS.get(_with_variable(bench, entries), ())
-    return found | {"targets": [target.check(measured[target.what]) for target in wanted if target.what in measured]}
-
-
-def _with_variable(bench: str, entries: Mapping[str, Entry]) -> str:
-    """Return the name under which `TARGETS` has a bench: ``dropin-tws list`` if that is what a key keeps."""
-    kept = {getattr(entry.job, "variable", "value") for entry in entries.values()}
-    return " ".join([bench, *sorted(kept - {"value"})])
+    return found | {"targets": [target.check(measured[target.what]) for target in targets if target.what in measured]}
 
 
 def _largest_state(runs: list[Run]) -> dict[str, Any]:
@@ -164,13 +96,8 @@ def _sizes(found: Document) -> Iterator[tuple[str, float]]:
         counted = job_of(found, label).counted
         times = [[run["batch_ms"][batch] for batch in counted] for run in engine["runs"]]
         yield f"longest {label}", round(max(max(ms) / max(statistics.median(ms), 1e-3) for ms in times), 2)
-        asked = asked_of_storage(found, label)
-        if asked:
-            yield f"requests {label}", round(requests_of(asked), 2)
-        if NEW_BYTES in asked:
-            yield f"changed {label}", round(asked[NEW_BYTES] / asked[FULL_BYTES], 4)
-        if "plain download" in engine["runs"][0]["phases_ms"][0]:
-            pairs = zip(counted_ms(found, label, "restore"), counted_ms(found, label, "plain download"), strict=True)
+        if PLAIN_DOWNLOAD in engine["runs"][0]["phases_ms"][0]:
+            pairs = zip(counted_ms(found, label, RESTORE), counted_ms(found, label, PLAIN_DOWNLOAD), strict=True)
             yield f"restore {label}", round(statistics.median(ours / plain for ours, plain in pairs), 2)
     for label, kind in _BUDGETED.items():
         if label in found["engines"] and (budget_mb := job_of(found, label).memory_mb) is not None:
@@ -219,14 +146,16 @@ def asked_of_storage(document: Document, label: str) -> dict[str, float]:
     return {kind: statistics.mean(run.get("storage", {}).get(kind, 0) for run in runs) / counted for kind in kinds}
 
 
+def requests_of(counts: Mapping[str, float]) -> float:
+    """Return how many requests of ours these counts hold."""
+    return sum(number for what, number in counts.items() if "bytes" not in what and not what.startswith("Spark"))
+
+
 def usage(document: Document, label: str) -> dict[str, float]:
     """Return what one entry used in a counted micro-batch, the mean of its runs.
 
-    Returns
-    -------
-    dict
-        ``wall_s``; ``cpu_s``, which a busy machine changes least, and its parts by kind of process, as ``jvm_s``;
-        ``cores`` busy; ``outside_ms``: the wall time of the driver's own work, during which no task runs.
+    That is ``wall_s``; ``cpu_s``, which a busy machine changes least, and its parts by kind of process, as ``jvm_s``;
+    ``cores`` busy; ``outside_ms``: the wall time of the driver's own work, during which no task runs.
     """
     counted = len(job_of(document, label).counted)
     runs = document["engines"][label]["runs"]

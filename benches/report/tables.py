@@ -1,25 +1,31 @@
-"""Bench documents as tables: one description for the terminal and for Markdown."""
+"""Documents of benches and of pytest-benchmark as tables: one description for the terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from holdfast.benches.jobs.requests import requests_of
-from holdfast.benches.report.results import Document, asked_of_storage, counted_ms, job_of, memory, usage, written
+from holdfast.benches.jobs.sinks import FEW_ROWS
+from holdfast.benches.report.results import (
+    Document,
+    asked_of_storage,
+    counted_ms,
+    job_of,
+    memory,
+    requests_of,
+    usage,
+    written,
+)
 
-# Parts of Spark's progress, as it names them.
-_PHASES = ("addBatch", "queryPlanning", "walCommit", "commitOffsets", "latestOffset", "getBatch")
 # Kinds of process, as tables name them.
 _KINDS = {"jvm": "JVM", "python": "Python", "server": "state server", "store": "store", "background": "background"}
 _NOT_MEASURED = "-"
-#: What the names of parts end with that are about small micro-batches.
-FEW_ROWS = ", few rows"
+# What only the JSON of pytest-benchmark has, and what makes it.
+BENCHMARKS = "benchmarks"
+MICRO_COMMAND = "make bench-micro ARGS=--benchmark-json=FILE"
 
 
 @dataclass(frozen=True)
@@ -55,33 +61,30 @@ def sheets(document: Document) -> Iterator[Sheet]:
     against_plain = _against_plain(document)
     if against_plain.rows:
         yield against_plain
-    yield _usage(document)
-    yield _memory(document)
-    yield _written(document)
+    yield _used(document)
+    yield _held(document)
     if any(asked_of_storage(document, label) for label in document["engines"]):
         yield _storage(document)
-    yield _state(document)
-    if any(job_of(document, label).fill_batches for label in document["engines"]):
-        yield _filling(document)
     if document["targets"]:
         yield _targets(document)
-    for label, engine in document["engines"].items():
-        if engine["runs"][0].get("spans"):
-            yield _profile(label, document)
 
 
 def markdown(document: Document) -> str:
     """Return a document as Markdown: how it was made, then its tables."""
+    if BENCHMARKS in document:
+        cpu = document["machine_info"]["cpu"]
+        made = f"{cpu.get('brand_raw', 'unknown processor')}, {cpu.get('count')} cores"
+        return _page("bench-micro", [f"`{MICRO_COMMAND}`, {document['datetime'][:10]}", made], micro_sheets(document))
     machine, versions = document["machine"], document["versions"]
     facts = [
         f"`{document['command']}`, {document['started'][:10]}",
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['os']}",
         ", ".join(f"{name} {version}" for name, version in versions.items()),
     ]
-    return page(document["bench"], facts, sheets(document))
+    return _page(document["bench"], facts, sheets(document))
 
 
-def page(title: str, facts: Sequence[str], tables: Iterator[Sheet]) -> str:
+def _page(title: str, facts: Sequence[str], tables: Iterator[Sheet]) -> str:
     """Return a title, facts line by line, and tables as Markdown."""
     return "\n\n".join([f"## {title}", "\\\n".join(facts), *(sheet.markdown() for sheet in tables)]) + "\n"
 
@@ -150,13 +153,10 @@ def _ratios(document: Document) -> Sheet:
     return Sheet("Throughput of the first by that of the second", ("pair", "ratio", "by repeat"), rows)
 
 
-def _kinds(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the kinds of process that some entry has, in the order of tables."""
-    return [kind for kind in _KINDS if any(kind in of for of in measured.values())]
-
-
-def _usage(document: Document) -> Sheet:
+def _used(document: Document) -> Sheet:
+    """Of a counted micro-batch: time, CPU time by kind of process, and bytes written, shuffle files too."""
     used = {label: usage(document, label) for label in document["engines"]}
+    bytes_of = {label: written(document, label) for label in document["engines"]}
     kinds = [kind for kind in _KINDS if any(f"{kind}_s" in of for of in used.values())]
     rows = [
         (
@@ -166,38 +166,45 @@ def _usage(document: Document) -> Sheet:
             *(f"{of.get(f'{kind}_s', 0):.3f}" for kind in kinds),
             f"{of['cores']:.2f}",
             f"{of['outside_ms']:.0f}" if of["outside_ms"] else _NOT_MEASURED,
+            f"{sum(size for kind, size in bytes_of[label].items() if kind != 'durable') / 2**20:.2f}",
+            f"{bytes_of[label].get('durable', 0) / 2**20:.2f}",
         )
         for label, of in used.items()
     ]
-    columns = ("engine", "wall s", "CPU s", *(_KINDS[kind] for kind in kinds), "cores busy", "driver alone, ms")
+    by_kind = (f"{_KINDS[kind]} s" for kind in kinds)
+    columns = ("engine", "wall s", "CPU s", *by_kind, "cores busy", "driver alone, ms", "MiB written", "MiB durable")
     return Sheet("What a micro-batch uses", columns, rows)
 
 
-def _memory(document: Document) -> Sheet:
-    held = {label: memory(document, label) for label in document["engines"]}
-    rows = [
-        (label, _KINDS[kind], *(f"{of[kind][name] / 2**20:,.0f}" for name in ("rss", "pss", "anonymous")))
-        for label, of in held.items()
-        for kind in _kinds({label: of})
-    ]
-    columns = ("engine", "processes", "all pages", "shared ones divided", "asked for by themselves")
-    return Sheet("Memory, peak of the whole run, MiB", columns, rows)
-
-
-def _written(document: Document) -> Sheet:
-    bytes_of = {label: written(document, label) for label in document["engines"]}
-    kinds = _kinds(bytes_of)
-    rows = [
-        (
-            label,
-            f"{sum(of.get(kind, 0) for kind in kinds) / 2**20:.2f}",
-            *(f"{of.get(kind, 0) / 2**20:.2f}" for kind in kinds),
-            f"{of['durable'] / 2**20:.2f}" if "durable" in of else _NOT_MEASURED,
+def _held(document: Document) -> Sheet:
+    """Of a whole run: memory by kind of process at its peak, and the working state."""
+    rows = []
+    for label, state in document["state_bytes"].items():
+        held, job = memory(document, label), job_of(document, label)
+        fills = [sum(run["batch_ms"][: job.fill_batches]) / 1000 for run in document["engines"][label]["runs"]]
+        rows.append(
+            (
+                label,
+                ", ".join(f"{_KINDS[kind]} {held[kind]['pss'] / 2**20:,.0f}" for kind in _KINDS if kind in held),
+                f"{sum(of['pss'] for of in held.values()) / 2**20:,.0f}",
+                f"{sum(of['anonymous'] for of in held.values()) / 2**20:,.0f}",
+                f"{state['local_peak'] / 2**20:,.2f}",
+                f"{state['local_final'] / job.keys:.0f}",
+                _NOT_MEASURED if state["ratio"] is None else f"{state['ratio']:.2f}",
+                " ".join(f"{seconds:,.1f}" for seconds in fills) if job.fill_batches else _NOT_MEASURED,
+            )
         )
-        for label, of in bytes_of.items()
-    ]
-    columns = ("engine", "in all", *(_KINDS[kind] for kind in kinds), "durable state grows by")
-    return Sheet("Written to disk in a micro-batch, MiB (shuffle files too)", columns, rows)
+    columns = (
+        "engine",
+        "memory, MiB",
+        "in all",
+        "anonymous",
+        "state, MiB",
+        "bytes a key",
+        "by live state",
+        "filling, s",
+    )
+    return Sheet("What a run holds at its peak, shared pages divided", columns, rows)
 
 
 def _storage(document: Document) -> Sheet:
@@ -210,68 +217,49 @@ def _storage(document: Document) -> Sheet:
     return Sheet("Asked of the storage in a micro-batch", ("engine", "what", "mean"), rows)
 
 
-def _state(document: Document) -> Sheet:
-    rows = [
-        (
-            label,
-            _NOT_MEASURED if state["live_arrow"] is None else f"{state['live_arrow']:,}",
-            f"{state['local_peak']:,}",
-            f"{state['local_final']:,}",
-            f"{state['local_final'] / job_of(document, label).keys:.0f}",
-            _NOT_MEASURED if state["ratio"] is None else f"{state['ratio']:.2f}",
-        )
-        for label, state in document["state_bytes"].items()
-    ]
-    columns = ("engine", "live state as Arrow", "local, peak", "local, at the end", "a possible key", "peak / live")
-    return Sheet("State, bytes", columns, rows)
-
-
-def _filling(document: Document) -> Sheet:
-    rows = []
-    for label, engine in document["engines"].items():
-        job = job_of(document, label)
-        seconds = [sum(run["batch_ms"][: job.fill_batches]) / 1000 for run in engine["runs"]]
-        rows.append((label, f"{job.keys:,}", f"{job.fill_batches}", " ".join(f"{s:,.1f}" for s in seconds)))
-    return Sheet("Filling the state, not counted", ("engine", "keys", "micro-batches", "s by run"), rows)
-
-
-def what_limits(document: Document) -> str:
-    """Return in words what keeps two slots from being twice as fast as one; for a document of ``scaling``."""
-    many, one = list(document["engines"])[:2]
-    cores = document["machine"]["cores"]
-    gain = document["ratios"][f"{many}/{one}"]
-    before, after = usage(document, one), usage(document, many)
-    alone = after["outside_ms"] / 1000 / after["wall_s"]
-    return (
-        f"{many} is {gain:.2f} times as fast as {one}. One slot already keeps {before['cores']:.2f} of {cores} cores "
-        f"busy (Python and the JVM work at the same time, and so does the JVM's compiler), so that the cores allow "
-        f"{cores / before['cores']:.2f} times; with {after['cores']:.2f} cores busy, {alone:.0%} of the wall time is "
-        "the driver's own work, when no task runs."
-    )
-
-
 def _targets(document: Document) -> Sheet:
     rows = [(t["what"], t["wanted"], f"{t['measured']:.3g}", "yes" if t["met"] else "NO") for t in document["targets"]]
     return Sheet("Targets", ("figure", "wanted", "measured", "met"), rows)
 
 
-def _profile(label: str, document: Document) -> Sheet:
-    runs = document["engines"][label]["runs"]
+def micro_sheets(found: Document) -> Iterator[Sheet]:
+    """Yield a table of the store's operations by backend, and one of all other steps."""
+    of_store = [b for b in found["benchmarks"] if "backend" in b["extra_info"]]
+    others = [b for b in found["benchmarks"] if "backend" not in b["extra_info"]]
+    if of_store:
+        yield _by_backend(of_store)
+    if others:
+        rows = [(_operation(b), _ms(b), f"{b['stats']['rounds']}") for b in others]
+        yield Sheet("Single steps, ms: median (min to max)", ("step", "ms", "rounds"), rows)
+
+
+def _by_backend(measured: list[Document]) -> Sheet:
+    cells: dict[tuple[str, int, int], dict[str, str]] = {}
+    for one in measured:
+        about = one["extra_info"]
+        cells.setdefault((_operation(one), about["keys"], about["value_bytes"]), {})[about["backend"]] = _ms(one)
+    backends = list(dict.fromkeys(one["extra_info"]["backend"] for one in measured))
+    operations = list(dict.fromkeys(operation for operation, _, _ in cells))
     rows = [
-        (f"progress: {phase}", "1", f"{statistics.mean(counted_ms(document, label, phase)):.1f}", "")
-        for phase in ("triggerExecution", *_PHASES)
+        (operation, f"{keys:,}", f"{width:,}", *(of.get(backend, _NOT_MEASURED) for backend in backends))
+        for (operation, keys, width), of in sorted(
+            cells.items(), key=lambda cell: (operations.index(cell[0][0]), cell[0])
+        )
     ]
-    spans: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        for span, spent in run["spans"].items():
-            spans.setdefault(span, []).append(spent)
-    means = {
-        span: [statistics.mean(spent[key] for spent in of) for key in ("calls", "ms", "cpu_ms")]
-        for span, of in spans.items()
-    }
-    rows += [
-        (f"workers: {span}", f"{calls:.1f}", f"{ms:.1f}", f"{cpu:.1f}")
-        for span, (calls, ms, cpu) in sorted(means.items(), key=lambda item: -item[1][2])
-    ]
-    title = f"Where a micro-batch of {label} goes (workers: added up over tasks; spans hold others)"
-    return Sheet(title, ("span", "calls", "ms", "CPU ms"), rows)
+    columns = ("operation", "keys", "bytes of a value", *backends)
+    return Sheet("Operations of the store, ms: median (min to max)", columns, rows)
+
+
+def _operation(measured: Document) -> str:
+    name: str = measured["name"].partition("[")[0].removeprefix("test_")
+    operation: str = measured["extra_info"].get("operation", name)
+    return operation
+
+
+def _ms(measured: Document) -> str:
+    median, least, most = (measured["stats"][name] * 1000 for name in ("median", "min", "max"))
+    return f"{_short(median)} ({_short(least)} to {_short(most)})"
+
+
+def _short(ms: float) -> str:
+    return f"{ms:,.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 1 else f"{ms:.2f}"

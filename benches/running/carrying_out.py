@@ -14,13 +14,14 @@ from __future__ import annotations
 import random
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.benches.jobs.job import StoreJob
+from holdfast.benches.report.directory import DONE
 from holdfast.benches.report.results import Document, document
-from holdfast.benches.running.directory import DONE, FAILED, TO_DO, ResultsDirectory, about, differences
+from holdfast.benches.running.directory import FAILED, TO_DO, ResultsDirectory, about, differences
 from holdfast.benches.running.micro_run import run_micro
 from holdfast.benches.runs.paired import Entry, Run, run_engine
 from holdfast.benches.suites.measurement import Measurement
@@ -34,31 +35,19 @@ _TIME_IS_UP = "the time was up before its run"
 # Of an engine, of its machine, of programs that it needs, and of what they leave behind: no reason to stop before the
 # other measurements.
 _FAILURES = (
-    HoldfastError,
-    OSError,
-    subprocess.SubprocessError,
-    ArithmeticError,
-    LookupError,
-    TypeError,
-    ValueError,
+    *(HoldfastError, OSError, subprocess.SubprocessError),
+    *(ArithmeticError, LookupError, TypeError, ValueError),
 )
 _START_S, _ROW_S = 15.0, 5e-6
+# What was measured of the time corrects what was expected, and is believed once it is so much.
+_BELIEVED_S = 60.0
 # Options whose name is not that of a field of `Shape`.
 _OPTIONS = {"rows": "rows-per-batch"}
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One run of one entry.
-
-    Attributes
-    ----------
-    measurement : Measurement
-    turn : int
-        From 0.
-    label : str
-        Of the entry.
-    """
+    """One run of one entry, in a turn from 0 on."""
 
     measurement: Measurement
     turn: int
@@ -75,6 +64,10 @@ class Step:
         seconds = self.measurement.minutes * 60 / self.measurement.repeats
         works = {label: _work_s(entry) for label, entry in self.measurement.entries.items()}
         return seconds * works[self.label] / sum(works.values()) if works else seconds
+
+    def __str__(self) -> str:
+        turns = f", turn {self.turn + 1} of {self.measurement.repeats}" if self.measurement.repeats > 1 else ""
+        return f"{self.measurement.suite}/{self.measurement.name}: {self.label}{turns}"
 
 
 def _work_s(entry: Entry) -> float:
@@ -95,43 +88,35 @@ def steps_of(measurement: Measurement, seed: int) -> list[Step]:
     return steps
 
 
-@dataclass(frozen=True)
-class Hooks:
-    """What is told to whoever watches; each does nothing by default.
+class TimeLeft:
+    """How long the rest of some steps takes: what was expected, corrected by what has been measured so far."""
 
-    Attributes
-    ----------
-    begin : callable
-        Called with a step before its run.
-    end : callable
-        With a step, the seconds that it took, and what became of it in a few words.
-    leave_out : callable
-        With a step that is not run, since its entry failed in an earlier turn.
-    """
+    def __init__(self, steps: Iterable[Step]) -> None:
+        self._to_do = {step.key: step.expected_s for step in steps}
+        self._expected_s = self._measured_s = _BELIEVED_S
 
-    begin: Callable[[Step], None] = lambda _: None
-    leave_out: Callable[[Step], None] = lambda _: None
-    end: Callable[[Step, float, str], None] = lambda *_: None
+    def done(self, step: Step, seconds: float | None) -> None:
+        """Note what a run took, of this command or of an earlier one; None: it was left out."""
+        self._to_do.pop(step.key, None)
+        if seconds is not None:
+            self._expected_s += step.expected_s
+            self._measured_s += seconds
+
+    @property
+    def left_s(self) -> float:
+        """The seconds that are left."""
+        return sum(self._to_do.values()) * self._measured_s / self._expected_s
+
+
+#: Told of a step before its run (None, ""); and after it, with the seconds that it took, None where it was left out,
+#: and what became of it in a few words.
+Tell = Callable[[Step, float | None, str], None]
 
 
 class CarryingOut:
-    """One measurement on its way to a document.
+    """One measurement on its way to a document; its last run must have ended at `end_s` of the monotonic clock.
 
-    Parameters
-    ----------
-    directory : ResultsDirectory
-    measurement : Measurement
-    seed : int
-        Of the order of runs.
-    disk : str or None
-        Directory on the disk to measure with.
-    end_s : float
-        On the monotonic clock: when the last run must have ended.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The directory has runs of a measurement of this name with other jobs.
+    A directory that has runs of a measurement of this name with other jobs is refused.
     """
 
     def __init__(
@@ -160,8 +145,7 @@ class CarryingOut:
         for line in self._lines:
             wanted = self._measurement.entries.get(line["label"])
             there = {"engine": line["engine"], "job": line["job"]}
-            here = {"engine": wanted.engine, "job": wanted.job.stored()} if wanted else there
-            differ = differences(there, here)
+            differ = differences(there, _stored(wanted)) if wanted else []
             if differ:
                 raise InvalidArgumentError(
                     "the directory has runs of another job; choose another directory, or --fresh to delete them; "
@@ -176,7 +160,7 @@ class CarryingOut:
         """The runs that an earlier command has done, and the seconds that each took."""
         return [(Step(self._measurement, line["turn"], line["label"]), line["seconds"]) for line in self._lines]
 
-    def run(self, hooks: Hooks) -> str:
+    def run(self, tell: Tell = lambda *_: None) -> str:
         """Do what is to do, store the document, and return the measurement's state."""
         if self.is_done:
             return DONE
@@ -184,9 +168,9 @@ class CarryingOut:
         self._check()
         for step in self.to_do:
             if self._failed.keys() & {step.label, _CHECK} or not self._has_time_for(step.turn):
-                hooks.leave_out(step)
+                tell(step, None, "left out")
             else:
-                self._run(step, hooks)
+                self._run(step, tell)
         reason = "; ".join(f"{label}: {why}" for label, why in self._failed.items())
         state = FAILED if reason else DONE
         if not reason and self._turns < self._measurement.repeats:
@@ -207,7 +191,7 @@ class CarryingOut:
         except _FAILURES as exc:
             self._failed[_CHECK] = _described(exc)
             return
-        if found["equal"]:
+        if found.get("equal", True):
             line["equality"] = found
         else:
             self._failed[_CHECK] = f"they differ in {found['what']}"
@@ -222,35 +206,30 @@ class CarryingOut:
         self._begun = turn
         return True
 
-    def _run(self, step: Step, hooks: Hooks) -> None:
-        hooks.begin(step)
+    def _run(self, step: Step, tell: Tell) -> None:
+        tell(step, None, "")
         begun_s = time.monotonic()
         if begun_s >= self._end_s:
             self._give_up(step, _TIME_IS_UP)
-            hooks.end(step, 0.0, _TIME_IS_UP)
+            tell(step, 0.0, _TIME_IS_UP)
             return
         limit_s = min(max(_PATIENCE_S, _PATIENCE * step.expected_s), max(1.0, self._end_s - begun_s))
+        entry = self._measurement.entries.get(step.label)
         try:
-            if self._measurement.micro:
-                about_entry, run = (
-                    {"engine": "pytest-benchmark", "job": {}},
-                    run_micro(self._measurement.micro, limit_s),
-                )
+            if entry is None:
+                run = run_micro(self._measurement.micro, limit_s)
             else:
-                entry = self._measurement.entries[step.label]
-                about_entry = {"engine": entry.engine, "job": entry.job.stored()}
-                run = run_engine(
-                    entry.engine, entry.job, profile=self._measurement.profile, disk=self._disk, limit_s=limit_s
-                )
+                run = run_engine(entry, disk=self._disk, limit_s=limit_s)
         except _FAILURES as exc:
             self._give_up(step, _described(exc))
-            hooks.end(step, time.monotonic() - begun_s, f"failed: {_described(exc)}")
+            tell(step, time.monotonic() - begun_s, f"failed: {_described(exc)}")
             return
         seconds = round(time.monotonic() - begun_s, 1)
-        line = {"turn": step.turn, "label": step.label, **about_entry, "seconds": seconds, "run": run}
+        ran = {"engine": "pytest-benchmark", "job": {}} if entry is None else _stored(entry)
+        line = {"turn": step.turn, "label": step.label, **ran, "seconds": seconds, "run": run}
         self._directory.add_run(self._measurement, line)
         self._lines.append(line)
-        hooks.end(step, seconds, _shown(run))
+        tell(step, seconds, f"{run['rows_per_second']:,.0f} rows a second" if "rows_per_second" in run else "done")
 
     def _give_up(self, step: Step, why: str) -> None:
         """Note that a run has no result; one that the end of the time cut off leaves the turns before it alone."""
@@ -277,18 +256,16 @@ class CarryingOut:
                 runs[label] = of_label[: self._turns]
         if not runs:
             return None
-        if self._measurement.micro:
+        one = self._measurement
+        if one.micro:
             (of_module,) = runs.values()
-            return {**of_module[0], **about(self._measurement)}
-        entries = {label: self._measurement.entries[label] for label in runs}
-        baseline = self._measurement.baseline
-        if baseline not in {*runs, *(entry.engine for entry in entries.values())}:
-            baseline = ""
-        stated = about(replace(self._measurement, baseline=baseline))
+            return {**of_module[0], **about(one)}
+        entries = {label: one.entries[label] for label in runs}
+        has_baseline = one.baseline in {*runs, *(entry.engine for entry in entries.values())}
         facts = {name: self._directory.facts[name] for name in ("started", "machine", "versions", "seed")}
         return {
-            **document(self._measurement.name, entries, runs, {"command": self._command(), **facts}),
-            **stated,
+            **document(one.name, entries, runs, {"command": self._command(), **facts}, one.targets),
+            **about(one if has_baseline else replace(one, baseline="")),
             "entries": {label: entry.engine for label, entry in entries.items()},
             **self._equality(runs),
         }
@@ -297,7 +274,7 @@ class CarryingOut:
         """Return what was compared before the runs, or by each of them; nothing where nothing was."""
         checked = self._directory.plan(self._measurement).get("equality")
         by_run = [run["equality"] for of_label in runs.values() for run in of_label if run.get("equality")]
-        if checked is None and by_run:
+        if not checked and by_run:
             checked = {**by_run[0], "equal": all(one["equal"] for one in by_run)}
         return {"equality": {"compared": checked["what"], **checked}} if checked else {}
 
@@ -312,9 +289,9 @@ class CarryingOut:
         )
 
 
+def _stored(entry: Entry) -> dict[str, Any]:
+    return {"engine": entry.engine, "job": entry.job.stored()}
+
+
 def _described(exc: Exception) -> str:
     return str(exc) if isinstance(exc, HoldfastError) else f"{type(exc).__name__}: {exc}"
-
-
-def _shown(run: Mapping[str, Any]) -> str:
-    return f"{run['rows_per_second']:,.0f} rows a second" if "rows_per_second" in run else "done"

@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.benches.instruments.machine import machine, versions
+from holdfast.benches.report.directory import DONE, FORMAT, RUN, read_facts, replace_text, storing
 from holdfast.benches.suites.measurement import Measurement, Profile
-from holdfast.errors import CorruptionError, InvalidArgumentError, UnavailableError
+from holdfast.errors import CorruptionError, InvalidArgumentError
 
-FORMAT = 1
-RUN = "run.json"
-TO_DO, DONE, FAILED, LEFT_OUT = "to do", "done", "failed", "left out"
+TO_DO, FAILED, LEFT_OUT = "to do", "failed", "left out"
 # What must be the same where a run goes on: results that differ in one of these do not belong together.
 _IDENTITY = ("format", "profile", "shape", "seed", "turns", "disk", "machine", "versions")
 _LOCK = ".lock"
@@ -55,14 +54,7 @@ def facts_of(profile: Profile, seed: int, disk: str | None = None) -> Facts:
 
 
 class ResultsDirectory:
-    """See the module.
-
-    Parameters
-    ----------
-    path : pathlib.Path
-    facts : dict
-        As `facts_of` returns them, and ``plan``.
-    """
+    """See the module; its facts are those of `facts_of`, and the ``plan``."""
 
     def __init__(self, path: Path, facts: Facts) -> None:
         self.path = path
@@ -73,15 +65,8 @@ class ResultsDirectory:
     def opened(cls, path: Path, facts: Facts, *, fresh: bool = False) -> Iterator[ResultsDirectory]:
         """Hold the directory of a run that begins, or of one that goes on with what it has; no other command may.
 
-        Parameters
-        ----------
-        fresh : bool
-            Delete the results that are there.
-
-        Raises
-        ------
-        InvalidArgumentError
-            The path holds results of another run, or something else; or another command works on it.
+        A path that holds something else is refused, and so are results of another run, unless they are to be deleted,
+        as a `fresh` run wants.
         """
         path.mkdir(parents=True, exist_ok=True)
         if not (path / RUN).exists():
@@ -157,7 +142,7 @@ class ResultsDirectory:
     def add_run(self, measurement: Measurement, line: Mapping[str, Any]) -> None:
         """Store a run so that it outlives whatever happens next."""
         file = self.runs_file(measurement)
-        with _storing(file):
+        with storing(file):
             file.parent.mkdir(exist_ok=True)
             with open(file, "a+b") as runs:
                 runs.truncate(_end_of_whole_lines(file))
@@ -168,7 +153,7 @@ class ResultsDirectory:
     def write_document(self, measurement: Measurement, document: Mapping[str, Any], *, whole: bool) -> None:
         """Store a document; when it is `whole`, its runs are needed no more."""
         file = self.document_file(measurement)
-        with _storing(file):
+        with storing(file):
             file.parent.mkdir(exist_ok=True)
         replace_json(file, document)
         if whole:
@@ -194,35 +179,6 @@ def about(measurement: Measurement) -> dict[str, Any]:
     return {name: getattr(measurement, name) for name in names}
 
 
-def read_facts(path: Path) -> Facts:
-    """Return the facts of a directory of results.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is none, or one of a later format.
-    """
-    try:
-        facts: Any = json.loads((path / RUN).read_text())
-    except (OSError, ValueError) as exc:
-        raise InvalidArgumentError("no directory of results of `holdfast bench run`", directory=path) from exc
-    if not isinstance(facts, dict) or "format" not in facts:
-        raise InvalidArgumentError(f"{RUN} is none of `holdfast bench run`", directory=path)
-    if facts["format"] != FORMAT:
-        raise InvalidArgumentError(
-            "the directory was made by another version of `holdfast bench run`, whose format this one does not read; "
-            "choose another directory, or --fresh to delete it",
-            directory=path,
-            format=facts["format"],
-        )
-    lines = facts.get("plan")
-    if not isinstance(lines, list) or not all(
-        isinstance(line, dict) and {"suite", "name", "state"} <= line.keys() for line in lines
-    ):
-        raise CorruptionError("the plan is damaged; choose another directory, or --fresh", file=path / RUN)
-    return dict(facts)
-
-
 def _line_of_run(file: Path, line: str) -> dict[str, Any]:
     try:
         found: Any = json.loads(line)
@@ -233,19 +189,6 @@ def _line_of_run(file: Path, line: str) -> dict[str, Any]:
             "a run is damaged; delete its line to measure it again, or choose --fresh", file=file, line=line[:60]
         )
     return found
-
-
-@contextmanager
-def _storing(file: Path) -> Iterator[None]:
-    """Say what is lost where a file cannot be written, as on a full disk."""
-    try:
-        yield
-    except OSError as exc:
-        raise UnavailableError(
-            "a result cannot be stored; earlier results are safe, and the same command continues from them",
-            file=file,
-            because=exc,
-        ) from exc
 
 
 def differences(before: object, now: object, where: str = "") -> list[str]:
@@ -262,24 +205,6 @@ def differences(before: object, now: object, where: str = "") -> list[str]:
 def replace_json(file: Path, content: object) -> None:
     """Put a JSON file in the place of the one that was there, if any, in one step."""
     replace_text(file, json.dumps(content, indent=1) + "\n")
-
-
-def replace_text(file: Path, content: str) -> None:
-    """Put a file in the place of the one that was there, if any, in one step.
-
-    Raises
-    ------
-    UnavailableError
-        It cannot be written; the one that was there is as it was.
-    """
-    new = file.with_name(f".{file.name}.new")
-    with _storing(file):
-        try:
-            new.write_text(content, encoding="utf-8")
-            os.replace(new, file)
-        except OSError:
-            new.unlink(missing_ok=True)
-            raise
 
 
 def _end_of_whole_lines(file: Path) -> int:

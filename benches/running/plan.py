@@ -8,20 +8,15 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from holdfast.benches.suites.by_name import OWN_LOAD, SUITES
+from holdfast.benches.suites import own_load
 from holdfast.benches.suites.measurement import Measurement, Profile
+from holdfast.benches.suites.suites import SUITES
 from holdfast.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True)
 class Room:
-    """What a machine has to spare.
-
-    Attributes
-    ----------
-    memory_gb, disk_gb : float
-        On the disk to measure with.
-    """
+    """What a machine has to spare, on the disk to measure with."""
 
     memory_gb: float
     disk_gb: float
@@ -45,20 +40,12 @@ class Room:
 def measurements_of(profile: Profile, suites: Collection[str] = (), turns: int | None = None) -> list[Measurement]:
     """Return the measurements of some suites; by default of all, in a quick run of the user's own load alone.
 
-    Parameters
-    ----------
-    turns : int, optional
-        Of each measurement that has turns; by default as many as its suite says.
-
-    Raises
-    ------
-    InvalidArgumentError
-        There is no such suite, or it has no quick measurement.
+    Each has so many `turns`; by default as many as its suite says.
     """
     unknown = [name for name in suites if name not in SUITES]
     if unknown:
         raise InvalidArgumentError("no such suite; choose one of these", given=unknown[0], suites=" ".join(SUITES))
-    chosen = suites or ([OWN_LOAD] if profile.quick else SUITES)
+    chosen = suites or ([own_load.SUITE] if profile.quick else SUITES)
     found = [one for name in SUITES if name in chosen for one in SUITES[name](profile)]
     if not found:
         remedy = "have nothing that is quick; leave --quick out" if profile.quick else "are quick alone; add --quick"
@@ -74,13 +61,7 @@ def _in_turns(one: Measurement, turns: int) -> Measurement:
 def with_room(
     measurements: Sequence[Measurement], room: Room
 ) -> tuple[list[Measurement], list[tuple[Measurement, str]]]:
-    """Return the measurements that the machine has room for, and the others with what they lack.
-
-    Raises
-    ------
-    InvalidArgumentError
-        There is no room for any.
-    """
+    """Return the measurements that the machine has room for, and the others with what they lack."""
     lacking = [(one, room.lacks(one)) for one in measurements]
     fit = [one for one, lack in lacking if not lack]
     if not fit:

@@ -1,18 +1,19 @@
-"""The process of one run, and its end: nothing that a run has started outlives it, nor the command that wanted the run.
+"""A function called in a process of its own, and its end: nothing that it started outlives it, nor who wanted it.
 
 ::
 
     holdfast bench ──▶ child ──▶ JVM, workers, state servers
           └─ lifeline ──┘        what is orphaned below the child is adopted by it
 
-The child's standard input is its lifeline. It carries the order, one line, and stays open while the run is wanted: when
-it closes, since the command stops or was killed, the child ends all that is below it, removes what the run has put on
-disk and in RAM, and ends.
+A fresh process means a fresh JVM, fresh Python workers and no state from an earlier run. The child's standard input is
+its lifeline. It carries the order, one line, and stays open while the call is wanted: when it closes, since the command
+stops or was killed, the child ends all that is below it, removes what the call has put on disk and in RAM, and ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import shutil
@@ -22,11 +23,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any
 
 import psutil
+
+from holdfast.benches.instruments.processes import adopt_orphans
+from holdfast.errors import HoldfastError
 
 _ENDS_ITSELF_S = 10.0
 _LOOK_EVERY_S = 0.05
@@ -34,66 +37,63 @@ _ORPHANED = 3
 _SHOWN_LINES = 40
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a run's process ended.
-
-    Attributes
-    ----------
-    exit_status : int or None
-        None where it was ended because it took longer than allowed.
-    log : str
-        The end of what it wrote.
-    """
-
-    exit_status: int | None
-    log: str
+class BenchError(HoldfastError):
+    """A run of an engine failed."""
 
 
-def run_child(
-    order: Mapping[str, Any],
-    more_environment: Mapping[str, str] = MappingProxyType({}),
+def call_in_child(
+    what: str,
+    function: str,
+    *arguments: Any,
+    folders: Sequence[Path] = (),
     limit_s: float | None = None,
-    program: str = "holdfast.benches.runs.child",
-) -> Ended:
-    """Carry out an order in a fresh process.
+) -> Any:
+    """Call a function, ``module:name``, in a fresh process; arguments and result are JSON values.
 
-    Parameters
-    ----------
-    more_environment : mapping of str to str
-        Variables beside those of this process; the child imports from where this one does.
-    limit_s : float, optional
-        After which it is ended.
-    program : str
-        The module to run, which reads the order by `order_of_lifeline`.
+    A call that fails, or takes longer than `limit_s`, is a `BenchError` that names `what` and has the end of its log.
+    `folders` are removed if the child is ended; the caller removes them otherwise.
     """
     python_path = os.pathsep.join(folder for folder in sys.path if folder)
-    with tempfile.TemporaryFile() as log:
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-bench-", ignore_cleanup_errors=True) as own,
+        tempfile.TemporaryFile() as log,
+    ):
+        result = Path(own, "result.json")
+        order = {"function": function, "arguments": arguments, "result": str(result)}
+        order["folders"] = [own, *map(str, folders)]
         process = subprocess.Popen(
-            [sys.executable, "-m", program],
+            [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": python_path, **more_environment},
+            env={**os.environ, "PYTHONPATH": python_path},
             start_new_session=True,  # Ctrl-C is for the command, which ends its runs
         )
-        lifeline = process.stdin
-        assert lifeline is not None
-        exit_status = None
-        try:
-            with contextlib.suppress(BrokenPipeError):  # the exit status and the log say more
-                lifeline.write(json.dumps(order).encode() + b"\n")
-                lifeline.flush()
-            exit_status = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                lifeline.close()
-            _end(process)
+        exit_status = _wait(process, json.dumps(order).encode() + b"\n", limit_s)
+        if exit_status == 0:
+            return json.loads(result.read_text())
         log.seek(0)
-        lines = log.read().decode(errors="replace").splitlines()
-        return Ended(exit_status, "\n".join(lines[-_SHOWN_LINES:]))
+        shown = "\n".join(log.read().decode(errors="replace").splitlines()[-_SHOWN_LINES:])
+        if exit_status is None:
+            raise BenchError(f"{what} took longer than allowed and was ended:\n{shown}", limit_s=limit_s)
+        raise BenchError(f"{what} failed:\n{shown}", exit_status=exit_status)
+
+
+def _wait(process: subprocess.Popen[bytes], order: bytes, limit_s: float | None) -> int | None:
+    """Return the exit status of a child, once it and all below it have ended; None if it took too long."""
+    lifeline = process.stdin
+    assert lifeline is not None
+    try:
+        with contextlib.suppress(BrokenPipeError):  # the exit status and the log say more
+            lifeline.write(order)
+            lifeline.flush()
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            lifeline.close()
+        _end(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -104,14 +104,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             child = psutil.Process(process.pid)
             child.suspend()  # so that it starts nothing more
-            end_below(child)
+            _end_below(child)
         process.kill()
         process.wait()
 
 
-def end_below(process: psutil.Process, within_s: float = _ENDS_ITSELF_S) -> None:
+def _end_below(process: psutil.Process) -> None:
     """Kill all processes below one, which adopts what they leave behind: again, until there are none."""
-    end_s = time.monotonic() + within_s
+    end_s = time.monotonic() + _ENDS_ITSELF_S
     while time.monotonic() < end_s:
         below = [one for one in process.children(recursive=True) if _is_alive(one)]
         if not below:
@@ -129,11 +129,10 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def order_of_lifeline(lifeline: int) -> dict[str, Any]:
-    """Return the order that stands on the lifeline's first line; what the child reads."""
+def _order_of_lifeline(lifeline: int) -> dict[str, Any]:
     line = bytearray()
     while not line.endswith(b"\n"):
-        byte = os.read(lifeline, 1)  # not one more: the rest of the lifeline is for `end_with_lifeline`
+        byte = os.read(lifeline, 1)  # not one more: the rest of the lifeline is for `_end_with_lifeline`
         if not byte:
             sys.exit("nobody wants this run")
         line += byte
@@ -141,15 +140,38 @@ def order_of_lifeline(lifeline: int) -> dict[str, Any]:
     return order
 
 
-def end_with_lifeline(lifeline: int, folders: Sequence[str]) -> None:
+def _end_with_lifeline(lifeline: int, folders: Sequence[str]) -> None:
     """Let this process end when its lifeline closes, with all that is below it and these folders."""
 
     def watch() -> None:
         while os.read(lifeline, 1):
             pass
-        end_below(psutil.Process())
+        _end_below(psutil.Process())
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
         os._exit(_ORPHANED)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def carry_out(order: Mapping[str, Any]) -> None:
+    """Call what an order names, and store what it returns."""
+    module, _, name = order["function"].partition(":")
+    result = getattr(importlib.import_module(module), name)(*order["arguments"])
+    Path(order["result"]).write_text(json.dumps(result))
+
+
+def main() -> None:
+    """Carry out the order on standard input."""
+    lifeline = sys.stdin.fileno()
+    order = _order_of_lifeline(lifeline)
+    adopt_orphans()
+    _end_with_lifeline(lifeline, order["folders"])
+    try:
+        carry_out(order)
+    finally:
+        _end_below(psutil.Process())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,7 @@
 """The engines that can be compared: each runs a job its own way and returns what was measured.
 
-A new engine is a subclass of `Engine` in `ENGINES`, or in a table of its own that `holdfast.benches.runs.by_name` adds.
-It runs in a fresh process (`holdfast.benches.runs.child`), with a directory of its own on disk and one in RAM; both are
-removed afterwards.
+A new engine is an `Engine` in `ENGINES`, or in a table of its own that `holdfast.benches.runs.by_name` adds. It runs in
+a fresh process, with a directory of its own on disk and one in RAM; both are removed afterwards.
 """
 
 from __future__ import annotations
@@ -10,26 +9,26 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from holdfast.benches.instruments.delayed_store import DelayedStore
 from holdfast.benches.instruments.measured import Measured, Places
-from holdfast.benches.instruments.standalone_cluster import EXECUTOR_MEMORY_MB, standalone_cluster
-from holdfast.benches.jobs.by_key import JobByKey
-from holdfast.benches.jobs.by_processor import ByProcessor
-from holdfast.benches.jobs.job import Job, SparkJob, StoreJob, StreamingJob
-from holdfast.benches.jobs.job_a import JobAOnCluster
-from holdfast.benches.jobs.requests import DurableJob, files_of_spark, server_of_environment
+from holdfast.benches.instruments.object_store import delayed_store
+from holdfast.benches.instruments.spark import EXECUTOR_MEMORY_MB, standalone_cluster
+from holdfast.benches.jobs.by_key import ByProcessor, DropIn
+from holdfast.benches.jobs.job import Job, SparkJob, StoreJob, StreamingJob, server_of_environment
+from holdfast.benches.jobs.operators import Operators
 from holdfast.benches.runs import queries
+from holdfast.benches.runs.spark_run import StateFolders, folder_bytes, run_query
 from holdfast.snapshotter.storage.opening import open_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+BACKENDS = ("memory", "filesystem", "rocksdb")
 _STATE_STORE = "spark.sql.streaming.stateStore."
 SPARK_ROCKSDB = {
     f"{_STATE_STORE}providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -38,311 +37,176 @@ SPARK_ROCKSDB = {
 _SPARK_IN_HEAP = {
     f"{_STATE_STORE}providerClass": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 }
-SPARK_ROCKSDB_BUDGET = {
-    f"{_STATE_STORE}rocksdb.boundedMemoryUsage": "true",
-    f"{_STATE_STORE}rocksdb.maxMemoryUsageMB": "{mb}",
-}
 
 
 class Engine(ABC):
-    """One way to run jobs of a kind.
-
-    Attributes
-    ----------
-    runs : type
-        Of the jobs.
-    """
+    """One way to run jobs of the kind `runs`."""
 
     name: str
-    runs: ClassVar[type[Job]]
+    runs: type[Job]
 
     @abstractmethod
-    def run(self, job: Job, places: Places) -> Measured:
-        """Run the job in this process, which runs nothing else."""
+    def run(self, job: Any, places: Places) -> Measured:
+        """Run a job of this kind in this process, which runs nothing else."""
 
 
 @dataclass(frozen=True)
 class SparkEngine(Engine):
-    """A query in a local Spark.
+    """A query in Spark, whose state holdfast keeps, or Spark.
 
     Attributes
     ----------
-    name : str
     query : callable
         Takes the source and the job, returns the frame to write.
-    state_settings : dict
-        Spark settings that say how state is kept.
-    budget : dict
-        Spark settings that bound the memory, where the job does; ``{mb}`` stands for the MiB.
+    backend : str
+        holdfast's, with local state in RAM or on disk as it has it; empty where Spark keeps the state.
+    state_store : mapping of str to str
+        Spark settings that say how its state store works: under a processor of holdfast it has the pointers.
+    table : str
+        Where running counts and sums are kept, so that a job can verify them; empty if nowhere.
+    on_s3 : bool
+        Whether commits are durable on S3, where requests are delayed and counted on their way, or on local disk.
+    output_mode : callable
+        Returns that of a job's query.
     """
 
     name: str
     query: Callable[[DataFrame, Any], DataFrame]
-    state_settings: Mapping[str, str] = field(default_factory=dict)
-    budget: Mapping[str, str] = field(default_factory=dict)
-    runs: ClassVar[type[Job]] = SparkJob
+    runs: type[Job]
+    backend: str = ""
+    state_store: Mapping[str, str] = field(default_factory=dict)
+    table: str = ""
+    on_s3: bool = False
+    output_mode: Callable[[Any], str] = lambda _: "update"
 
     def settings(self, job: StreamingJob, places: Places) -> dict[str, str]:
         """Return every Spark setting of a run."""
-        settings = job.settings() | {"spark.local.dir": str(places.disk / "spark")} | dict(self.state_settings)
-        if job.memory_mb is not None:
-            settings |= {key: value.format(mb=job.memory_mb) for key, value in self.budget.items()}
+        settings = job.settings() | {"spark.local.dir": str(places.disk / "spark")} | dict(self.state_store)
+        if self.backend:
+            settings |= {
+                "spark.holdfast.backend": self.backend,
+                "spark.holdfast.state.dir": self._state_dir(job, places),
+                "spark.holdfast.local.dir": str(self._local(places)),
+            }
+            if job.transport is not None:
+                settings["spark.holdfast.transport"] = job.transport
+        if job.memory_mb is not None and self.backend == "rocksdb":
+            settings["spark.holdfast.rocksdb.memory"] = f"{job.memory_mb}m"
+        elif job.memory_mb is not None and not self.backend and self.state_store == SPARK_ROCKSDB:
+            settings[f"{_STATE_STORE}rocksdb.boundedMemoryUsage"] = "true"
+            settings[f"{_STATE_STORE}rocksdb.maxMemoryUsageMB"] = str(job.memory_mb)
         return settings
 
-    def local_state(self, places: Places) -> list[Path]:
-        """Return the folders of the working state, as far as they are there."""
-        return list((places.disk / "spark").glob("spark-*/StateStoreId*"))
-
-    def durable_state(self, places: Places) -> list[Path]:
-        """Return the folders from which the state is restored."""
-        return [places.checkpoint / "state"]
-
-    def live_bytes(self, job: StreamingJob, places: Places) -> int | None:
-        """Return the Arrow size of the live state after a run, or None where that is not measured."""
-        return None
-
-    def output_mode(self, job: StreamingJob) -> str:
-        """Return the output mode of the query."""
-        return "update"
-
-    def run(self, job: Job, places: Places) -> Measured:
-        return self.measure(job, places)
-
-    def measure(
-        self,
-        job: Job,
-        places: Places,
-        storage: Callable[[], dict[str, float]] = dict,
-        more_settings: Mapping[str, str] = MappingProxyType({}),
-    ) -> Measured:
-        """Run the job in this process.
-
-        Parameters
-        ----------
-        storage : callable
-            Tells what was asked of the durable storage so far.
-        more_settings : mapping of str to str
-            Spark settings of this run alone.
-        """
-        from holdfast.benches.runs.spark_run import StateFolders, run_query
-
-        assert isinstance(job, StreamingJob)
-        folders = StateFolders(
-            lambda: self.local_state(places),
-            lambda: self.durable_state(places),
-            lambda: self.live_bytes(job, places),
-            storage,
-        )
-        settings = self.settings(job, places) | dict(more_settings)
-        return run_query(
-            settings,
-            lambda spark: self.query(job.source(spark), job),
-            job,
-            places,
-            folders,
-            self.output_mode(job),
-        )
-
-
-@dataclass(frozen=True)
-class HoldfastEngine(SparkEngine):
-    """A query whose state holdfast keeps: commits durable on local disk, local state in RAM or on disk.
-
-    Attributes
-    ----------
-    backend : str
-    in_memory : bool
-        Whether local state goes to RAM, as `Backend.in_memory` says.
-    """
-
-    backend: str = "memory"
-    in_memory: bool = False
-
-    def settings(self, job: StreamingJob, places: Places) -> dict[str, str]:
-        settings = super().settings(job, places) | {
-            "spark.holdfast.backend": self.backend,
-            "spark.holdfast.state.dir": f"file://{places.disk / 'holdfast'}",
-            "spark.holdfast.local.dir": str(self._local(places)),
-        }
-        return settings | ({"spark.holdfast.transport": job.transport} if job.transport is not None else {})
+    def _state_dir(self, job: StreamingJob, places: Places) -> str:
+        if self.on_s3:
+            return f"{job.state_dir.rstrip('/')}/{places.disk.parent.name}"
+        return f"file://{places.disk / 'holdfast'}"
 
     def _local(self, places: Places) -> Path:
-        return places.memory if self.in_memory else places.disk / "local"
+        return places.memory if self.backend == "memory" else places.disk / "local"
 
-    def local_state(self, places: Places) -> list[Path]:
-        return [self._local(places)]
-
-    def durable_state(self, places: Places) -> list[Path]:
-        return [places.disk / "holdfast"]
-
-    def live_bytes(self, job: StreamingJob, places: Places) -> int | None:
-        from holdfast.backends.registry import find_backend
-
-        assert isinstance(job, SparkJob)
-        if job.time_mode != "None" or job.ttl_ms is not None:
-            return None  # timers and expiry times are state too
-        backend = find_backend(self.backend)
+    def _folders(self, job: StreamingJob, places: Places, storage: Callable[[], dict[str, float]]) -> StateFolders:
+        if not self.backend:
+            spark = places.disk / "spark"
+            return StateFolders(lambda: spark.glob("spark-*/StateStoreId*"), places.checkpoint / "state")
+        local, live = self._local(places), None
         # One that has an owner cannot be opened beside it.
-        return None if backend.has_one_owner else queries.live_bytes(self._local(places), backend, job)
+        if isinstance(job, SparkJob) and self.query is queries.with_state and self.backend != "rocksdb":
+            live = partial(queries.live_bytes, local, self.backend, job)
+        return StateFolders(lambda: [local], places.disk / "holdfast", live, storage)
+
+    def run(self, job: StreamingJob, places: Places) -> Measured:
+        settings, storage = self.settings(job, places), _nothing
+        with ExitStack() as stack:
+            if job.executors:
+                settings |= {
+                    "spark.master": stack.enter_context(standalone_cluster(places.disk / "cluster", job.executors)),
+                    "spark.cores.max": str(job.executors),
+                    "spark.executor.cores": "1",
+                    "spark.executor.memory": f"{EXECUTOR_MEMORY_MB}m",
+                }
+            if self.on_s3:
+                store = stack.enter_context(delayed_store(job.latency_ms, server_of_environment()))
+                os.environ |= store.environment  # for the workers and the state server, which this process starts
+                stack.callback(_delete_all, settings["spark.holdfast.state.dir"])
+                storage = lambda: store.so_far() | files_of_spark(places.checkpoint)  # noqa: E731
+            measured = run_query(
+                settings,
+                lambda spark: self.query(job.source(spark), job),
+                job,
+                places,
+                self._folders(job, places, storage),
+                self.output_mode(job),
+            )
+        return replace(measured, equality=job.verify(settings, places, self.table, ours=bool(self.backend)))
 
 
-@dataclass(frozen=True)
-class ByKeyEngine(HoldfastEngine):
-    """The same, for functions that see one key at a time."""
-
-    runs = JobByKey
-
-    def live_bytes(self, job: StreamingJob, places: Places) -> int | None:
-        return None  # timers are state too
+def _nothing() -> dict[str, float]:
+    return {}
 
 
-@dataclass(frozen=True)
-class SparkByKeyEngine(SparkEngine):
-    """Spark's own state under functions that see one key at a time."""
-
-    runs = JobByKey
+def _delete_all(state_dir: str) -> None:
+    with open_storage(state_dir) as storage:
+        storage.delete([found.key for found in storage.list("")])
 
 
-@dataclass(frozen=True)
-class ProcessorEngine(ByKeyEngine):
-    """The same, for processors."""
-
-    runs = ByProcessor
-
-
-@dataclass(frozen=True)
-class SparkProcessorEngine(SparkEngine):
-    """Spark's own state under processors."""
-
-    runs = ByProcessor
-
-
-@dataclass(frozen=True)
-class CountedEngine(HoldfastEngine):
-    """The same, but commits are durable on S3, and all requests are delayed and counted on their way."""
-
-    runs = DurableJob
-
-    def settings(self, job: StreamingJob, places: Places) -> dict[str, str]:
-        return super().settings(job, places) | {"spark.holdfast.state.dir": self._checkpoint(job, places)}
-
-    def _checkpoint(self, job: StreamingJob, places: Places) -> str:
-        assert isinstance(job, DurableJob)
-        return f"{job.state_dir.rstrip('/')}/{places.disk.parent.name}"
-
-    def durable_state(self, places: Places) -> list[Path]:
-        return []
-
-    def run(self, job: Job, places: Places) -> Measured:
-        assert isinstance(job, DurableJob)
-        with DelayedStore(job.latency_ms, server_of_environment()) as store:
-            os.environ |= store.environment  # for the workers and the state server, which this process starts
-            try:
-                return self.measure(job, places, lambda: store.so_far() | files_of_spark(places.checkpoint))
-            finally:
-                with open_storage(self._checkpoint(job, places)) as storage:
-                    storage.delete([found.key for found in storage.list("")])
-
-
-@dataclass(frozen=True)
-class ClusterEngine(HoldfastEngine):
-    """A query on a standalone cluster of its own, whose executors share the local directory, as they may."""
-
-    runs = JobAOnCluster
-
-    def run(self, job: Job, places: Places) -> Measured:
-        assert isinstance(job, JobAOnCluster)
-        with standalone_cluster(places.disk / "cluster", job.executors) as master:
-            of_cluster = {
-                "spark.master": master,
-                "spark.cores.max": str(job.executors),
-                "spark.executor.cores": "1",
-                "spark.executor.memory": f"{EXECUTOR_MEMORY_MB}m",
-            }
-            return self.measure(job, places, more_settings=of_cluster)
+def files_of_spark(checkpoint: Path) -> dict[str, float]:
+    """Return how many files Spark has put into a checkpoint location, and their bytes: requests on an object store."""
+    # Checksums are of the local file system alone.
+    names = [name for _, _, of in os.walk(checkpoint) for name in of if not name.startswith(".")]
+    return {"Spark: files": len(names), "Spark: bytes": folder_bytes(checkpoint, hidden=False)}
 
 
 @dataclass(frozen=True)
 class StoreEngine(Engine):
-    """The store on one backend, without Spark.
-
-    Attributes
-    ----------
-    name : str
-    backend : str
-    budget : dict
-        As for `SparkEngine`, but options of the backend.
-    """
+    """The store on one backend, without Spark."""
 
     name: str
     backend: str
-    budget: Mapping[str, str] = field(default_factory=dict)
-    runs = StoreJob
+    runs: type[Job] = StoreJob
 
-    def run(self, job: Job, places: Places) -> Measured:
-        assert isinstance(job, StoreJob)
-        options = {key: value.format(mb=job.memory_mb) for key, value in self.budget.items()} if job.memory_mb else {}
-        return job.measure(self.backend, options, places)
+    def run(self, job: StoreJob, places: Places) -> Measured:
+        budget = {"memory": f"{job.memory_mb}m"} if job.memory_mb and self.backend == "rocksdb" else {}
+        return job.measure(self.backend, budget, places)
+
+
+def _each(made: Callable[[str], Engine]) -> list[Engine]:
+    return [made(backend) for backend in BACKENDS]
+
+
+def _by_processor(api: str) -> list[Engine]:
+    ours, theirs = (
+        partial(query, in_pandas=api == "pandas") for query in (queries.by_processor, queries.spark_by_processor)
+    )
+    return [
+        *_each(lambda on: SparkEngine(f"holdfast-{on}-{api}", ours, ByProcessor, on, SPARK_ROCKSDB, "total")),
+        SparkEngine(f"spark-tws-{api}", theirs, ByProcessor, "", SPARK_ROCKSDB),
+    ]
+
+
+def _operator(name: str, ours: bool, backend: str = "") -> Engine:
+    def query(events: DataFrame, job: Operators) -> DataFrame:
+        return job.on_holdfast(events) if ours else job.on_spark(events)
+
+    state_store = {} if ours else SPARK_ROCKSDB
+    return SparkEngine(name, query, Operators, backend, state_store, output_mode=lambda job: job.output_mode)
 
 
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
-        HoldfastEngine("holdfast-memory", queries.with_state, backend="memory", in_memory=True),
-        HoldfastEngine("holdfast-filesystem", queries.with_state, backend="filesystem"),
-        HoldfastEngine(
-            "holdfast-rocksdb", queries.with_state, budget={"spark.holdfast.rocksdb.memory": "{mb}m"}, backend="rocksdb"
-        ),
-        HoldfastEngine("floor", queries.without_state, in_memory=True),
-        HoldfastEngine("host-group-state", queries.in_group_state, in_memory=True),
-        HoldfastEngine("host-group-state-rocksdb", queries.in_group_state, SPARK_ROCKSDB, in_memory=True),
-        HoldfastEngine("host-stateful-processor", queries.in_stateful_processor, SPARK_ROCKSDB, in_memory=True),
-        SparkEngine(
-            "spark-agg-rocksdb",
-            queries.spark_aggregation,
-            SPARK_ROCKSDB,
-            SPARK_ROCKSDB_BUDGET,
-        ),
-        SparkEngine("spark-agg-hdfs", queries.spark_aggregation, _SPARK_IN_HEAP),
-        ByKeyEngine("pandas-memory", queries.by_key, backend="memory", in_memory=True),
-        ByKeyEngine("pandas-filesystem", queries.by_key, backend="filesystem"),
-        ByKeyEngine(
-            "pandas-rocksdb", queries.by_key, budget={"spark.holdfast.rocksdb.memory": "{mb}m"}, backend="rocksdb"
-        ),
-        SparkByKeyEngine("spark-pandas-rocksdb", queries.spark_by_key, SPARK_ROCKSDB, SPARK_ROCKSDB_BUDGET),
-        *(
-            ProcessorEngine(
-                f"holdfast-{backend}-{api}",
-                partial(queries.by_processor, in_pandas=api == "pandas"),
-                SPARK_ROCKSDB,  # for the pointers, as Spark's operator requires
-                budget={"spark.holdfast.rocksdb.memory": "{mb}m"} if backend == "rocksdb" else {},
-                backend=backend,
-                in_memory=backend == "memory",
-            )
-            for backend in ("memory", "filesystem", "rocksdb")
-            for api in ("row", "pandas")
-        ),
-        *(
-            SparkProcessorEngine(
-                f"spark-tws-{api}",
-                partial(queries.spark_by_processor, in_pandas=api == "pandas"),
-                SPARK_ROCKSDB,
-                SPARK_ROCKSDB_BUDGET,
-            )
-            for api in ("row", "pandas")
-        ),
-        CountedEngine("holdfast-memory-s3", queries.with_state, backend="memory", in_memory=True),
-        CountedEngine("holdfast-filesystem-s3", queries.with_state, backend="filesystem"),
-        CountedEngine(
-            "holdfast-rocksdb-s3",
-            queries.with_state,
-            budget={"spark.holdfast.rocksdb.memory": "{mb}m"},
-            backend="rocksdb",
-        ),
-        ClusterEngine("holdfast-memory-cluster", queries.with_state, backend="memory", in_memory=True),
-        SparkEngine("spark-aiwps-count", queries.spark_counting),
-        StoreEngine("store-memory", "memory"),
-        StoreEngine("store-filesystem", "filesystem"),
-        StoreEngine("store-rocksdb", "rocksdb", {"memory": "{mb}m"}),
+        *_each(lambda on: SparkEngine(f"holdfast-{on}", queries.with_state, SparkJob, on, table="state")),
+        *_each(lambda on: SparkEngine(f"holdfast-{on}-s3", queries.with_state, SparkJob, on, on_s3=True)),
+        SparkEngine("floor", queries.without_state, SparkJob, "memory"),
+        SparkEngine("spark-agg-rocksdb", queries.spark_aggregation, SparkJob, "", SPARK_ROCKSDB, "state"),
+        SparkEngine("spark-agg-hdfs", queries.spark_aggregation, SparkJob, "", _SPARK_IN_HEAP),
+        SparkEngine("spark-aiwps-count", queries.spark_counting, SparkJob),
+        *_each(lambda on: SparkEngine(f"pandas-{on}", queries.by_key, DropIn, on, table="state")),
+        SparkEngine("spark-pandas-rocksdb", queries.spark_by_key, DropIn, "", SPARK_ROCKSDB),
+        *_by_processor("row"),
+        *_by_processor("pandas"),
+        *_each(lambda on: _operator(f"operator-{on}", True, on)),
+        _operator("spark-operator", False),
+        *_each(lambda on: StoreEngine(f"store-{on}", on)),
     )
 }

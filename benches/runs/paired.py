@@ -2,85 +2,58 @@
 
 ::
 
-    repeat 1:  A  B  C      each a fresh process
-    repeat 2:  A  B  C      ratio of A to B: the median of the ratios within each repeat
+    turn 1:  B  C  A      each a fresh process, in an order drawn anew
+    turn 2:  A  B  C      ratio of A to B: the median of the ratios within each turn
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.benches.instruments import spans
 from holdfast.benches.instruments.machine import busy_cores
 from holdfast.benches.jobs.job import Job
-from holdfast.benches.runs.child_process import run_child
-from holdfast.errors import HoldfastError
+from holdfast.benches.runs.child_process import call_in_child
 from holdfast.spark_integration.executor.local_dirs import choose_root
 
 Run = dict[str, Any]
 
 
-class BenchError(HoldfastError):
-    """A run of an engine failed."""
+@dataclass(frozen=True)
+class Entry:
+    """One of the things compared: an engine and the job it runs."""
+
+    engine: str
+    job: Job
 
 
-def run_engine(
-    engine: str,
-    job: Job,
-    *,
-    profile: bool = False,
-    disk: str | None = None,
-    limit_s: float | None = None,
-) -> Run:
-    """Run one engine once in a fresh process and return what was measured.
+def run_engine(entry: Entry, *, disk: str | None = None, limit_s: float | None = None) -> Run:
+    """Run an engine once in a fresh process and return what was measured, or raise a `BenchError` with its log.
 
-    Parameters
-    ----------
-    disk : str, optional
-        Directory on the disk to use; by default the temporary directory.
-    limit_s : float, optional
-        After which the run has failed.
-
-    Raises
-    ------
-    BenchError
-        The process failed; the message has the end of its log.
+    It writes to `disk`, a directory; by default to the temporary one. After `limit_s` it has failed.
     """
     work = Path(tempfile.mkdtemp(prefix="holdfast-bench-", dir=disk))
     memory = Path(tempfile.mkdtemp(prefix="holdfast-bench-", dir=choose_root(None, in_memory=True)))
-    folders = {name: work / name for name in ("disk", "spans")}
-    for folder in folders.values():
-        folder.mkdir()
-    order = {
-        "engine": engine,
-        "job": job.stored(),
-        "disk": str(folders["disk"]),
-        "memory": str(memory),
-        "profile": str(folders["spans"]) if profile else None,
-        "result": str(work / "result.json"),
-    }
+    (work / "disk").mkdir()
     busy = busy_cores()
     try:
-        ended = run_child(order, {spans.FOLDER_VARIABLE: str(folders["spans"])} if profile else {}, limit_s)
-        if ended.exit_status is None:
-            raise BenchError(f"a run of {engine} took longer than allowed and was ended:\n{ended.log}", limit_s=limit_s)
-        if ended.exit_status != 0:
-            raise BenchError(f"a run of {engine} failed:\n{ended.log}", exit_status=ended.exit_status)
-        run: Run = json.loads((work / "result.json").read_text())
-        if profile:
-            run["spans"] = spans.collect(folders["spans"], job.counted)
+        run: Run = call_in_child(
+            f"a run of {entry.engine}",
+            "holdfast.benches.runs.by_name:measured",
+            *(entry.engine, entry.job.stored(), str(work / "disk"), str(memory)),
+            folders=[work, memory],
+            limit_s=limit_s,
+        )
     finally:
         shutil.rmtree(work, ignore_errors=True)
         shutil.rmtree(memory, ignore_errors=True)
-    return run | summarize(run["batch_ms"], job) | {"busy_before_cores": round(busy, 2)}
+    return run | summarize(run["batch_ms"], entry.job) | {"busy_before_cores": round(busy, 2)}
 
 
 def summarize(batch_ms: Sequence[float], job: Job) -> dict[str, float]:
@@ -92,53 +65,10 @@ def summarize(batch_ms: Sequence[float], job: Job) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One of the things compared: an engine and the job it runs."""
-
-    engine: str
-    job: Job
-
-
-def run_paired(
-    entries: Mapping[str, Entry],
-    repeats: int,
-    *,
-    profile: bool = False,
-    disk: str | None = None,
-    tell: Callable[[str, int, Run | None], None] = lambda *_: None,
-) -> dict[str, list[Run]]:
-    """Run every entry `repeats` times in turns.
-
-    Parameters
-    ----------
-    entries : mapping of str to Entry
-        By label.
-    tell : callable
-        Called with label, repeat and None before each run, and with its result after it.
-
-    Returns
-    -------
-    dict of str to list
-        By label, one result for each repeat.
-    """
-    runs: dict[str, list[Run]] = {label: [] for label in entries}
-    for repeat in range(repeats):
-        for label, entry in entries.items():
-            tell(label, repeat, None)
-            run = run_engine(entry.engine, entry.job, profile=profile, disk=disk)
-            runs[label].append(run)
-            tell(label, repeat, run)
-    return runs
-
-
 def ratios(runs: Mapping[str, list[Run]]) -> dict[str, dict[str, Any]]:
-    """Return the throughput of each entry by that of each later one.
+    """Return the throughput of each entry by that of each later one: the median over the pairs, and each pair's.
 
-    Returns
-    -------
-    dict
-        ``ratios``: the median over the pairs; ``ratios_by_pair``: each pair's. Keys are ``first/second``.
+    Keys are ``first/second``.
     """
     by_pair = {
         f"{first}/{second}": [

@@ -12,25 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.benches.report.results import Target
 from holdfast.benches.runs.paired import Entry
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The user's own load: what a quick run measures in place of the suites' sizes.
+    """The user's own load, which a quick run measures in place of the suites' sizes.
 
-    Attributes
-    ----------
-    keys : int
-        Keys in the state.
-    rows : int
-        Rows of a micro-batch.
-    value_bytes : int
-        Bytes of a key's state.
-    shards : int
-        Partitions of the shuffle.
-    store_latency_ms : float
-        What the object storage adds to each request.
+    `shards` are partitions of the shuffle; the object storage adds `store_latency_ms` to each request.
     """
 
     keys: int = 1_000_000
@@ -42,13 +32,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Profile:
-    """How much of a suite to run.
-
-    Attributes
-    ----------
-    quick : bool
-        The whole run ends within ten minutes on two cores, on the user's own `shape`.
-    """
+    """How much of a suite to run: a quick run ends within ten minutes on two cores, on the user's own `shape`."""
 
     quick: bool = False
     shape: Shape = Shape()
@@ -73,12 +57,12 @@ class Measurement:
     baseline : str
         The label that the others are read against; empty where there is none.
     along : str
-        The field of the jobs that differs between entries of one engine: the x axis of a curve. Empty: bars.
+        The field of the jobs that differs between entries of one engine: what the report shows along. Empty: nothing.
+    targets : tuple of Target
+        Figures to reach.
     check : callable, optional
         Compares what the entries compute, in processes of its own. Returns ``what`` was compared, the ``rows`` of the
         result, and whether all are ``equal``; where they are not, no time counts.
-    profile : bool
-        Whether workers also note where a micro-batch's time goes; costs each of them a little.
     micro : str
         The module of ``benches/micro`` that pytest-benchmark runs in place of entries. Empty: entries.
     note : str
@@ -95,8 +79,8 @@ class Measurement:
     repeats: int = 1
     baseline: str = ""
     along: str = ""
+    targets: tuple[Target, ...] = ()
     check: Callable[[], dict[str, Any]] | None = None
-    profile: bool = False
     micro: str = ""
     note: str = ""
     memory_gb: float = 6.0

@@ -24,7 +24,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,6 +79,8 @@ class Job:
         Tells this run of the demo from all others.
     half_way : int or None
         A micro-batch after which the state is to be read as well.
+    before : int
+        What a restored query's micro-batch 0 is among those of both: the last one that was saved.
     """
 
     work_dir: str
@@ -91,6 +93,7 @@ class Job:
     sink: str | None = None
     run: str = ""
     half_way: int | None = None
+    before: int = 0
 
     @property
     def folder(self) -> Path:
@@ -104,8 +107,8 @@ class Job:
 
     @property
     def output(self) -> Path:
-        """What the query returns; the micro-batches of a restored one have numbers of their own."""
-        return self.folder / (f"output-{RESTORED}" if self.from_savepoint else "output")
+        """What the query returns; without a sink, the micro-batches of a restored one have numbers of their own."""
+        return self.folder / (f"output-{RESTORED}" if self.from_savepoint and self.sink is None else "output")
 
     def results(self) -> Results:
         """Return where results go."""
@@ -145,7 +148,11 @@ def start_query(spark: SparkSession, job: Job) -> StreamingQuery:
     source = spark.readStream.schema(FLIGHT_COLUMNS).option("maxFilesPerTrigger", 1)
     totals = running_totals(source.parquet(str(job.folder / "flights")))
 
-    writer = totals.writeStream.foreachBatch(job.results().writer()).outputMode("update").trigger(availableNow=True)
+    writer = (
+        totals.writeStream.foreachBatch(job.results().writer(job.before))
+        .outputMode("update")
+        .trigger(availableNow=True)
+    )
     return writer.option("checkpointLocation", str(job.query)).start()
 
 
@@ -235,12 +242,16 @@ def save(spark: SparkSession, job: Job) -> None:
     (job.folder / "savepoint.json").write_text(json.dumps({**found, "batches": made.query.batch_id + 1}))
 
 
-def restore(spark: SparkSession, job: Job) -> None:
-    """Make the query that goes on."""
+def restore(spark: SparkSession, job: Job) -> Job:
+    """Make the query that goes on; return its job. Through a sink, its results go on where those of the first end."""
     assert job.savepoints is not None
-    shards = 2 * savepoints.read(job.savepoints, SAVEPOINT, storage_values(job)).operators[0].shards
-    query_id = savepoints.restore(spark, job.savepoints, SAVEPOINT, job.query, shards=shards)
+    made = savepoints.read(job.savepoints, SAVEPOINT, storage_values(job))
+    shards = 2 * made.operators[0].shards
+    continued = job.sink is not None
+    query_id = savepoints.restore(spark, job.savepoints, SAVEPOINT, job.query, shards=shards, continue_sinks=continued)
+    spark.conf.set("spark.holdfast.shards", str(shards))  # where the first query's state is, its number counts
     (job.folder / "restored.json").write_text(json.dumps({"query_id": query_id, "shards": shards}))
+    return replace(job, before=made.query.batch_id)
 
 
 def storage_values(job: Job) -> dict[str, str]:
@@ -271,7 +282,7 @@ def main() -> None:
             save(spark, job)
         else:
             if job.from_savepoint:
-                restore(spark, job)
+                job = restore(spark, job)
             describe(spark, job, run(spark, job))
     except StreamingQueryException as error:
         _log.exception("the query failed")

@@ -40,16 +40,19 @@ class CsvFolder(TwoPhaseSink):
 
     def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
         """Make the folder or check whose it is; its lists tell the newest micro-batch."""
-        try:
-            os.makedirs(self.folder, exist_ok=True)
-        except OSError as exc:
-            raise InvalidArgumentError("the folder cannot be made; choose another", folder=self.folder) from exc
         writers, columns = self._lines("writer"), str(schema).splitlines()
+        if query.was_shown is not None and query.query_id not in writers:
+            message = "the query has decided micro-batches, and the folder knows none: another one, or emptied"
+            raise StateLostError(message, folder=self.folder)
         if writers and writers[0] not in (query.query_id, query.replaces):
             message = "another query writes to this folder; choose another folder, or say that this one replaces it"
             raise ConflictError(message, folder=self.folder, query=writers[0])
         if self._lines("header") not in ([], columns):
             raise SchemaMismatchError("the folder's files have other columns; choose another", folder=self.folder)
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+        except OSError as exc:
+            raise InvalidArgumentError("the folder cannot be made; choose another", folder=self.folder) from exc
         self._make("header", columns)
         if writers[:1] != [query.query_id]:
             self._make("writer", [query.query_id, *writers])

@@ -5,12 +5,11 @@ from __future__ import annotations
 import click
 
 from holdfast import savepoints
-from holdfast.commands.own_spark import CONF, pairs, started_spark
-from holdfast.commands.savepoint import CHECKPOINT_LOCATION, PARTITIONS, RENAME, say_new_query
-from holdfast.commands.target import batch_option, on_storage, state_dir_option
+from holdfast.commands.own_spark import CONF, by_this_process, pairs, started_spark
+from holdfast.commands.savepoint import CHECKPOINT_LOCATION, CONTINUE_SINKS, PARTITIONS, RENAME, say_new_query
+from holdfast.commands.target import batch_option, on_storage, state_dir_of, state_dir_option
 from holdfast.settings import PREFIX
-from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.spark_integration.lookup.state_directory import find_state_dir
+from holdfast.spark_integration.copies.cloning import copy
 
 _ORIGINAL = click.argument("original", metavar="LOCATION")
 
@@ -25,6 +24,7 @@ _ORIGINAL = click.argument("original", metavar="LOCATION")
 @click.option("--shards", required=True, type=click.IntRange(min=1), metavar="N", help="Of each operator.")
 @PARTITIONS
 @RENAME
+@CONTINUE_SINKS
 def rescale(
     original: str,
     state_dir: str | None,
@@ -33,6 +33,7 @@ def rescale(
     shards: int,
     partitions: int | None,
     rename: tuple[str, ...],
+    continue_sinks: bool,
     conf: tuple[str, ...],
     options: dict[str, str],
     as_json: bool,
@@ -42,7 +43,7 @@ def rescale(
     LOCATION is the checkpointLocation of the query, which may be running and is not changed. The new one begins
     at micro-batch 1, where the other one is. If the command is stopped, run it again.
     """
-    state_dir = state_dir or find_state_dir(original, parse_storage_options(options))
+    state_dir = state_dir_of(original, state_dir, options)
     with started_spark(state_dir, options, conf) as spark:
         query_id = savepoints.rescale(
             spark,
@@ -52,9 +53,11 @@ def rescale(
             partitions=partitions,
             rename=pairs(rename, "--rename"),
             to_state_dir=to_state_dir,
+            continue_sinks=continue_sinks,
         )
     where = to_state_dir or state_dir
-    say_new_query(original, f"rescaled to {shards} shards", query_id, checkpoint_location, where, as_json=as_json)
+    done = f"{original} is rescaled to {shards} shards"
+    say_new_query(done, original, query_id, checkpoint_location, where, options, as_json=as_json)
 
 
 @click.command()
@@ -80,10 +83,16 @@ def clone(
     """Copy a query as it is, to run a second one beside it.
 
     LOCATION is the checkpointLocation of the query, which may be running and is not changed. The clone has its
-    own id and continues the micro-batch numbers. State of Spark's own operators is copied, too. If the command is
-    stopped, run it again.
+    own id and continues the micro-batch numbers. State of Spark's own operators is copied, too. Give the clone its own
+    sinks: it runs beside the original, so it cannot continue them. This process copies; with --conf, Spark does. If the
+    command is stopped, run it again.
     """
-    state_dir = state_dir or find_state_dir(original, parse_storage_options(options))
-    with started_spark(state_dir, options, conf) as spark:
-        query_id = savepoints.clone(spark, original, checkpoint_location, to_state_dir=to_state_dir, batchId=batch_id)
-    say_new_query(original, "cloned", query_id, checkpoint_location, to_state_dir, as_json=as_json)
+    places = original, checkpoint_location
+    query_id = by_this_process(
+        state_dir_of(original, state_dir, options),
+        options,
+        conf,
+        lambda tasks: copy(tasks, *places, to_state_dir=to_state_dir, batch_id=batch_id),
+    )
+    done = f"{original} is cloned"
+    say_new_query(done, original, query_id, checkpoint_location, to_state_dir, options, as_json=as_json)

@@ -15,13 +15,13 @@ import holdfast
 from holdfast import savepoints
 from holdfast.commands.own_spark import CONF, started_spark
 from holdfast.commands.progress import things_shown
-from holdfast.commands.target import batch_option, on_storage, state_dir_option
+from holdfast.commands.target import batch_option, on_storage, state_dir_of, state_dir_option
 from holdfast.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.settings import PREFIX
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.lookup.state_directory import find_state_dir, query_at, require_no_state_directory
+from holdfast.spark_integration.lookup.state_directory import query_at, require_no_state_directory
 from holdfast.spark_integration.lookup.stored_query import open_query
 from holdfast.spark_integration.sinks.extras import needs_extra
 from holdfast.spark_integration.state_source.files import Kind, ShardRows, saved_rows, write_files
@@ -73,7 +73,7 @@ def export(
             raise InvalidArgumentError(
                 "this is a query's location, not a savepoint: name the operator with --operator", location=location
             )
-        state_dir = state_dir or find_state_dir(location, parse_storage_options(options))
+        state_dir = state_dir_of(location, state_dir, options)
     elif batch_id is not None:
         raise InvalidArgumentError(
             "--batch selects a query's micro-batch, and no query is here: a savepoint is one micro-batch",

@@ -14,9 +14,9 @@ import click
 from holdfast.commands.progress import things_shown
 from holdfast.commands.target import Target, on_state_dir, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.ownership.claim_listing import retained_versions
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
 from holdfast.snapshotter.ownership.query_origin import RESCALING, find_origin
+from holdfast.snapshotter.ownership.stored_claims import retained_versions
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, list_shard
 from holdfast.snapshotter.upkeep.headers import Headers
@@ -168,9 +168,8 @@ def _restored_ms(target: Target, folder: str) -> Iterator[int]:
 
 def _beside_shards(operator: OperatorListing, before_ms: int) -> Outcome:
     found = dict.fromkeys(operator.probes(), "left by a test of the storage")
-    found |= dict.fromkeys(operator.stamps(), "left by a reading of the store's clock")
-    found |= dict.fromkeys(operator.announcements(), "announced by a run that ended before it declared it")
     found |= dict.fromkeys(operator.reads(), "a read of the state, which is out of date after a day")
+    found |= dict.fromkeys(operator.besides(), "a run that worked beside another one")
     old = {info: reason for info, reason in found.items() if info.modified_ms <= before_ms}
     sizes = {info.key: info.size_bytes for info in old}
     return Outcome(Plan(operator.name, 0, {}, {info.key: reason for info, reason in old.items()}), sizes)

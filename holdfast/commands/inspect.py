@@ -17,10 +17,10 @@ from holdfast.health.health import Health, health_of
 from holdfast.health.signs import OperatorSigns, signs_of
 from holdfast.health.spark_tables import SparkTables, spark_tables
 from holdfast.health.words import counted
-from holdfast.snapshotter.decisions import Decisions, StoredSink
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.ownership.query_origin import find_origin
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
+from holdfast.snapshotter.sink_log import SinkLog, StoredSink
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing
 from holdfast.snapshotter.upkeep.state_size import StateSizes
@@ -124,7 +124,7 @@ def _healths(
     """
     by_query: dict[str, list[OperatorSigns]] = {}
     for listing, record in found:
-        signs = OperatorSigns.of(listing, is_lost=isinstance(record, HoldfastError))
+        signs = OperatorSigns.of(target.storage, listing, is_lost=isinstance(record, HoldfastError))
         query_id = record.query_id if isinstance(record, OperatorRecord) else signs.claimed_by
         by_query.setdefault(query_id, []).append(signs)
     if elsewhere := logs.keys() - by_query.keys():
@@ -247,17 +247,18 @@ def _show_health(target: Target, health: Health) -> None:
 
 def _sink_document(target: Target, sink: StoredSink) -> dict[str, Any]:
     newest: dict[str, Any] = {"batch": None}
-    if sink.decided:
-        newest["batch"] = sink.decided[-1]
-        try:
-            decision = Decisions(target.storage, sink.sink, sink.query_id).read(sink.decided[-1])
-            newest |= {"rows": decision.rows, "parts": len(decision.handles)}
-        except (CorruptionError, NotFoundError) as exc:  # damaged, or deleted since it was listed
-            newest["error"] = str(exc)
+    query_id, log = None, SinkLog(target.storage, sink.sink)
+    try:
+        entry = log.read(sink.numbers[-1])
+        query_id, decision = entry.query_id, log.decision(entry)
+        if decision is not None:
+            newest = {"batch": decision.batch_id, "rows": decision.rows, "parts": len(decision.handles)}
+    except (CorruptionError, NotFoundError) as exc:  # damaged, or deleted since it was listed
+        newest["error"] = str(exc)
     return {
         "sink": sink.sink,
-        "query": sink.query_id,
-        "decisions": len(sink.decided),
+        "query": query_id,
+        "entries": len(sink.numbers),
         "newest": newest,
         "size_bytes": sink.size_bytes,
         "stored_ms": sink.modified_ms,
@@ -267,18 +268,18 @@ def _sink_document(target: Target, sink: StoredSink) -> dict[str, Any]:
 def _show_sinks(target: Target) -> None:
     if not target.listing.sinks:
         return
-    shown = table("sink", "query", "newest decision", "rows", "parts", "stored", "decisions", right=("rows", "parts"))
+    shown = table("sink", "query", "newest decision", "rows", "parts", "stored", "entries", right=("rows", "parts"))
     for document in (_sink_document(target, sink) for sink in target.listing.sinks):
         newest = document["newest"]
         batch = "none" if newest["batch"] is None else f"micro-batch {newest['batch']:,}"
         shown.add_row(
             plain(document["sink"]),
-            plain(document["query"]),
+            plain(document["query"] or ""),
             f"[red]{plain(newest['error'])}[/]" if "error" in newest else batch,
             f"{newest['rows']:,}" if "rows" in newest else "",
             f"{newest['parts']:,}" if "parts" in newest else "",
             moment(document["stored_ms"]),
-            f"{document['decisions']:,}",
+            f"{document['entries']:,}",
         )
     target.console.print(shown)
 

@@ -1,22 +1,25 @@
-"""Commands that start a Spark of their own."""
+"""Commands that start a Spark of their own, or do without it."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from holdfast.commands.progress import tasks_shown, working
+from holdfast.commands.progress import tasks_shown, things_shown, working
+from holdfast.commands.target import side_by_side
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX, STORAGE_PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from holdfast.spark_integration.savepoints.working import Tasks
 
 CONF = click.option(
     "--conf",
@@ -25,6 +28,24 @@ CONF = click.option(
     help="A Spark setting, as for spark-submit; repeatable. Default for spark.master: local[*,4].",
 )
 _MASTER = "spark.master"
+_Made = TypeVar("_Made")
+
+
+def by_this_process(
+    state_dir: str, options: dict[str, str], conf: tuple[str, ...], work: Callable[[Tasks], _Made]
+) -> _Made:
+    """Do some work in this process; by Spark if `conf` configures it, or where nobody else can read its state."""
+    from holdfast.spark_integration.savepoints.working import OwnProcess, SparkTasks
+    from holdfast.spark_integration.spark_state.operators import NotKnownError
+
+    if not conf:
+        try:
+            with side_by_side() as executor, things_shown("shards", None) as on_shard:
+                return work(OwnProcess.of(state_dir, options, executor, os.cpu_count() or 1, on_shard))
+        except NotKnownError as exc:
+            click.echo(f"starting Spark, because only it can read this query's state: {exc}", err=True)
+    with started_spark(state_dir, options, conf) as spark:
+        return work(SparkTasks(spark))
 
 
 @contextmanager

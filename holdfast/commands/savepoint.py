@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from holdfast import savepoints
 from holdfast.commands.from_spark import from_spark
-from holdfast.commands.own_spark import CONF, pairs, started_spark
+from holdfast.commands.own_spark import CONF, by_this_process, pairs, started_spark
 from holdfast.commands.target import (
     a_console,
     batch_option,
@@ -21,6 +22,7 @@ from holdfast.commands.target import (
     on_storage,
     plain,
     size,
+    state_dir_of,
     state_dir_option,
     table,
 )
@@ -28,7 +30,10 @@ from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.savepoints import Listed, Savepoint, TableDifference
 from holdfast.settings import PREFIX
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.spark_integration.lookup.state_directory import find_state_dir
+from holdfast.spark_integration.savepoints.changes import Changes
+from holdfast.spark_integration.savepoints.creating import save
+from holdfast.spark_integration.savepoints.new_query import shards_to_set
+from holdfast.spark_integration.savepoints.restoring import require_restorable, restore_with
 
 _TARGET = click.argument("url")
 _NAME = click.argument("name")
@@ -50,6 +55,11 @@ PARTITIONS = click.option(
     type=click.IntRange(min=1),
     metavar="N",
     help="Shuffle partitions. Default: --shards, else as before.",
+)
+CONTINUE_SINKS = click.option(
+    "--continue-sinks",
+    is_flag=True,
+    help="Take over the sinks of the saved query, which is ended for good; nothing is shown twice.",
 )
 RENAME = click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give an operator another name; repeatable.")
 
@@ -78,14 +88,16 @@ def create(
 ) -> None:
     """Save the state of a query, running or not.
 
-    LOCATION is the query's own checkpointLocation. Starts Spark, on this machine unless --conf says otherwise,
-    to read the pointers from Spark's state.
+    LOCATION is the query's own checkpointLocation. This process saves the state, some shards at a time; with --conf,
+    Spark does.
     """
-    state_dir = state_dir or find_state_dir(checkpoint_location, parse_storage_options(options))
-    with started_spark(state_dir, options, conf) as spark:
-        made = savepoints.create(
-            spark, checkpoint_location, target, name, batchId=batch_id, without=without, comment=comment
-        )
+    places = checkpoint_location, target, name
+    made = by_this_process(
+        state_dir_of(checkpoint_location, state_dir, options),
+        options,
+        conf,
+        lambda tasks: save(tasks, *places, batch_id=batch_id, without=without, comment=comment),
+    )
     _print(made, as_json)
 
 
@@ -115,6 +127,7 @@ def create(
     show_default=True,
     help="Where sources begin: at the saved positions, or where their own options say.",
 )
+@CONTINUE_SINKS
 def restore(
     url: str,
     name: str,
@@ -126,6 +139,7 @@ def restore(
     skip: tuple[str, ...],
     reset: tuple[str, ...],
     sources: savepoints.Sources,
+    continue_sinks: bool,
     conf: tuple[str, ...],
     options: dict[str, str],
     as_json: bool,
@@ -135,35 +149,36 @@ def restore(
     Start the query with them, with the same operators by name. It begins with micro-batch 1 where the
     savepoint was made, and does not depend on the savepoint afterwards. If the command is stopped, run it again.
     """
+    names = pairs(rename, "--rename"), frozenset(skip), frozenset(reset)
+    changes = Changes(shards, partitions, *names, sources, {}, continue_sinks)
+    require_restorable(url, name, options, changes)
     with started_spark(state_dir, options, conf) as spark:
-        query_id = savepoints.restore(
-            spark,
-            url,
-            name,
-            checkpoint_location,
-            shards=shards,
-            partitions=partitions,
-            rename=pairs(rename, "--rename"),
-            skip=skip,
-            reset=reset,
-            sources=sources,
-        )
-    say_new_query(name, "restored", query_id, checkpoint_location, state_dir, as_json=as_json)
+        query_id = restore_with(spark, url, name, checkpoint_location, changes)
+    say_new_query(f"{name} is restored", name, query_id, checkpoint_location, state_dir, options, as_json=as_json)
 
 
 def say_new_query(
-    what: str, done: str, query_id: str, checkpoint_location: str, state_dir: str, *, as_json: bool
+    done: str,
+    name: str,
+    query_id: str,
+    checkpoint_location: str,
+    state_dir: str,
+    options: Mapping[str, str],
+    *,
+    as_json: bool,
 ) -> None:
     """Say how to start a query that was made: both its places are new, or may be."""
-    made = {"query_id": query_id, "checkpoint_location": checkpoint_location, "state_dir": state_dir}
+    shards = shards_to_set(state_dir, parse_storage_options(options), query_id)
     if as_json:
-        click.echo(json.dumps({"name": what} | made))
-    else:
-        click.echo(
-            f"{what} is {done}, as query {query_id}: start it with the same operators, by name, and\n\n"
-            f'    spark.conf.set("{PREFIX}state.dir", {json.dumps(state_dir)})  # before the query is defined\n'
-            f'    df.writeStream.option("checkpointLocation", {json.dumps(checkpoint_location)})'
-        )
+        places = {"checkpoint_location": checkpoint_location, "state_dir": state_dir, "shards_to_set": shards}
+        click.echo(json.dumps({"name": name, "query_id": query_id, **places}))
+        return
+    lines = [f'spark.conf.set("{PREFIX}state.dir", {json.dumps(state_dir)})  # before the query is defined']
+    if shards is not None:
+        lines.append(f'spark.conf.set("{PREFIX}shards", "{shards}")')
+    lines.append(f'df.writeStream.option("checkpointLocation", {json.dumps(checkpoint_location)})')
+    click.echo(f"{done}, as query {query_id}: start it with the same operators, by name, and\n")
+    click.echo("\n".join(f"    {line}" for line in lines))
 
 
 @savepoint.command("list")
@@ -310,6 +325,8 @@ def _document(made: Savepoint) -> dict[str, Any]:
         "batch_id": made.query.batch_id,
         "next_watermark_ms": made.query.next_watermark_ms,
         "sources": [asdict(source) for source in made.query.sources],
+        "planned": made.query.planned and asdict(made.query.planned),
+        "sinks": [asdict(sink) for sink in made.query.sinks],
         "operators": [
             {
                 "name": operator.name,
@@ -346,5 +363,10 @@ def _print(made: Savepoint, as_json: bool) -> None:
     console.print(shown)
     for source in made.query.sources:
         console.print(f"source {plain(source.name)} at {plain(source.offset)}")
+    for sink in made.query.sinks:
+        decided = "has decided nothing" if sink.batch_id < 0 else f"has decided micro-batch {sink.batch_id}"
+        is_saved = sink.batch_id <= made.query.batch_id
+        more = "" if is_saved else ", which is not saved: restore with --continue-sinks, or it is shown twice"
+        console.print(f"sink {plain(sink.sink)} {decided}{more}")
     if made.left_out:
         console.print(f"not saved: {plain(', '.join(made.left_out))}")

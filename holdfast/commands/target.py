@@ -135,6 +135,15 @@ def state_dir_option(
     )
 
 
+def state_dir_of(location: str, given: str | None, options: Mapping[str, str]) -> str:
+    """Return the state directory of the query at a checkpoint location, which need not be given."""
+    if given is not None:
+        return given
+    from holdfast.spark_integration.lookup.state_directory import find_state_dir
+
+    return find_state_dir(location, parse_storage_options(options))
+
+
 def batch_option(text: str = "Default: the last one committed.") -> Callable[[_Command], _Command]:
     """Return a decorator that gives a command ``--batch``, a micro-batch, as its argument ``batch_id``."""
     return click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help=text)
@@ -166,7 +175,7 @@ def opened(url: str, options: Mapping[str, str], operator: str | None) -> Iterat
         raise InvalidArgumentError("--operator must name an operator: omit it for all of them")
     with (
         open_storage(url, parse_storage_options(options)) as storage,
-        ThreadPoolExecutor(_THREADS, "holdfast-command") as executor,
+        side_by_side() as executor,
     ):
         try:
             listing = list_state_dir(storage, operator)
@@ -178,18 +187,23 @@ def opened(url: str, options: Mapping[str, str], operator: str | None) -> Iterat
 
 def _require_no_location(url: str, options: Mapping[str, str]) -> None:
     """Raise InvalidArgumentError where somebody has taken a query's checkpoint location for its state directory."""
-    from holdfast.spark_integration.lookup.state_directory import find_state_dir, query_at
+    from holdfast.spark_integration.lookup.state_directory import query_at
 
     query_id = query_at(url, parse_storage_options(options))
     if query_id is None:
         return
     try:
-        where = f"its state directory is {find_state_dir(url, parse_storage_options(options))}"
+        where = f"its state directory is {state_dir_of(url, None, options)}"
     except HoldfastError as exc:
         where = f"where its state directory is cannot be told: {exc}"
     raise InvalidArgumentError(
         f"this is the checkpointLocation of a query, which holds only pointers to its state; {where}", query=query_id
     )
+
+
+def side_by_side() -> ThreadPoolExecutor:
+    """Return threads for what a command does side by side."""
+    return ThreadPoolExecutor(_THREADS, "holdfast-command")
 
 
 def a_console() -> Console:

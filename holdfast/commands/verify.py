@@ -11,10 +11,11 @@ import click
 from holdfast.commands.progress import bytes_shown
 from holdfast.commands.target import Target, on_state_dir, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, NotFoundError
-from holdfast.snapshotter.decisions import damages as damages_of
-from holdfast.snapshotter.ownership.claim_listing import claims_of, latest_claims, read_claim, retained_versions
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.ownership.stored_claims import FOLDER as CLAIMS
+from holdfast.snapshotter.ownership.stored_claims import retained_versions
 from holdfast.snapshotter.ownership.stored_tables import FOLDER, stored_tables
+from holdfast.snapshotter.sink_log import damages as damages_of
 from holdfast.snapshotter.upkeep.retention import RETAINED_VERSIONS
 from holdfast.snapshotter.upkeep.verification import Damage, verify_shard
 
@@ -42,7 +43,7 @@ def verify(url: str, operator: str | None, options: dict[str, str], as_json: boo
         sinks = target.listing.sinks
         damages += [Damage(key, problem) for sink in sinks for key, problem in damages_of(target.storage, sink)]
         facts = {
-            "objects": sum(report.objects for report in reports) + sum(len(sink.decided) for sink in sinks),
+            "objects": sum(report.objects for report in reports) + sum(len(sink.numbers) for sink in sinks),
             "size_bytes": sum(report.size_bytes for report in reports) + sum(sink.size_bytes for sink in sinks),
             "versions": sum(report.versions for report in reports),
         }
@@ -56,7 +57,7 @@ def verify(url: str, operator: str | None, options: dict[str, str], as_json: boo
 
 def _retained(target: Target, retain: int | None, damages: list[Damage]) -> Iterator[tuple[str, int]]:
     """Yield each operator, and how many versions back its query may return to; note what of this is damaged."""
-    for name in target.listing.operators:
+    for name, listing in target.listing.operators.items():
         number = RETAINED_VERSIONS
         try:
             record = read_operator(target.storage, name)
@@ -66,8 +67,9 @@ def _retained(target: Target, retain: int | None, damages: list[Damage]) -> Iter
             damages += _unreadable_schemas(target, record)
             try:
                 number = retained_versions(target.storage, record)
-            except CorruptionError:
-                damages += _unreadable_claims(target, record)
+            except CorruptionError as exc:
+                newest = listing.claim()
+                damages.append(Damage(f"{name}/{CLAIMS}/{newest.key if newest else ''}", str(exc)))
         yield name, retain or number
 
 
@@ -78,18 +80,6 @@ def _unreadable_schemas(target: Target, record: OperatorRecord) -> list[Damage]:
     except CorruptionError as exc:
         return [Damage(f"{record.operator}/{FOLDER}", str(exc), ("all of the operator",))]
     return []
-
-
-def _unreadable_claims(target: Target, record: OperatorRecord) -> list[Damage]:
-    """Return which of the claims are damaged that may say how much is retained."""
-    folder, found = claims_of(target.storage, record.operator), []
-    for claim in latest_claims(folder, record.query_id):
-        try:
-            read_claim(folder, claim)
-        except CorruptionError as exc:
-            problem = str(exc).removeprefix(f"{folder.url}/{claim.key} ")
-            found.append(Damage(f"{folder.prefix}/{claim.key}", problem))
-    return found
 
 
 def _show(target: Target, damages: list[Damage], facts: dict[str, int]) -> None:

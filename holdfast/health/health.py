@@ -10,7 +10,7 @@ from holdfast.health.signs import Signs
 from holdfast.health.verdict import RECENT, Pace, State, judge, pace_of
 from holdfast.health.words import count, duration
 
-_NAME_IT = "name the query's checkpointLocation: Spark's log there tells"
+_NAME_IT = "pass the query's checkpointLocation, too: Spark's log there tells"
 
 
 @dataclass(frozen=True)

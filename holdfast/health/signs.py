@@ -2,7 +2,7 @@
 
 ::
 
-    state directory     <operator>/claims/…     its runs: begun when, seen when, at which micro-batch, which processes
+    state directory     <operator>/claims/…     its runs: begun when, seen when, at which micro-batch, which driver
                         shard-…/commits/…       when something was stored last
                         shard-…/troubles/…      what failed
     checkpointLocation  offsets/, commits/      when each retained micro-batch was planned and committed
@@ -14,13 +14,16 @@ A claim is renewed every two minutes while micro-batches run, so it says little 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.health.failures import Report, reports, still
-from holdfast.snapshotter.ownership.claim_listing import ALIVE_MS, ListedClaim, digest
+from holdfast.snapshotter.ownership.stored_claims import Claim, ClaimingRun, claims_of, read_claim
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing
 from holdfast.spark_integration.client.recent import OperatorBatch, RecentBatch, over_executors
-from holdfast.spark_integration.executor.processes import ProcessId, machine
+from holdfast.spark_integration.executor.processes import lives
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
 
 
@@ -38,7 +41,7 @@ class Run:
     batch_id : int or None
         At which micro-batch it was then; None where that is not known.
     has_ended : bool or None
-        Whether all of its processes have; None where some ran on another machine.
+        Whether its driver has; None where that cannot be seen from this machine.
     """
 
     run_id: str
@@ -55,7 +58,7 @@ class Signs:
     Attributes
     ----------
     runs : tuple of Run
-        As far as their claims are kept, a day; the newest last.
+        The last ones of a day, as far as claims tell; the newest last.
     stored_ms : int
         When an operator stored a commit or snapshot last; 0 where none has.
     log : tuple of BatchTimes or None
@@ -125,7 +128,8 @@ class OperatorSigns:
     stored_ms : int
         As in `Signs`.
     reports : tuple of Report
-    claims : tuple of ListedClaim
+    claim : Claim or None
+        The newest; None where there is none, or it cannot be read.
     is_lost : bool
         Whether its record cannot be read.
     """
@@ -133,21 +137,24 @@ class OperatorSigns:
     name: str
     stored_ms: int
     reports: tuple[Report, ...]
-    claims: tuple[ListedClaim, ...]
+    claim: Claim | None
     is_lost: bool
 
     @classmethod
-    def of(cls, listing: OperatorListing, *, is_lost: bool) -> OperatorSigns:
-        """Return what a listing shows."""
+    def of(cls, storage: ObjectStorage, listing: OperatorListing, *, is_lost: bool) -> OperatorSigns:
+        """Return what a listing shows, and the newest claim in it says."""
+        newest, claim = listing.claim(), None
+        if newest is not None:
+            with suppress(CorruptionError, NotFoundError):  # of which verify tells; deleted as an old one since
+                claim = read_claim(claims_of(storage, listing.name), newest)
         stored = (o.modified_ms for shard in listing.shards.values() for o in shard.versions)
         found = tuple(reports(listing.shards.values()))
-        return cls(listing.name, max(stored, default=0), found, tuple(listing.claims()), is_lost)
+        return cls(listing.name, max(stored, default=0), found, claim, is_lost)
 
     @property
     def claimed_by(self) -> str:
         """The query that claimed it last; empty where none did."""
-        newest = max(self.claims, key=lambda claim: claim.modified_ms, default=None)
-        return newest.query_id if newest else ""
+        return self.claim.query_id if self.claim else ""
 
 
 def signs_of(
@@ -169,7 +176,7 @@ def signs_of(
         What state servers on this machine remember, of whatever query.
     """
     return Signs(
-        runs_of((claim for one in operators for claim in one.claims), query_id),
+        runs_of((one.claim for one in operators if one.claim), query_id),
         max(one.stored_ms for one in operators),
         None if log is None else tuple(log),
         _busiest(live, query_id),
@@ -186,33 +193,23 @@ def _busiest(batches: Iterable[RecentBatch], query_id: str) -> tuple[OperatorBat
     return tuple(max(by_operator.values(), key=lambda of: sum(one.values.get("rows", 0) for one in of), default=[]))
 
 
-def runs_of(claims: Iterable[ListedClaim], query_id: str) -> tuple[Run, ...]:
+def runs_of(claims: Iterable[Claim], query_id: str) -> tuple[Run, ...]:
     """Return the runs of a query, the newest last, as the claims of its operators tell.
 
     Who was seen last goes by the store's clock alone: machines differ in when they began.
     """
-    by_run: dict[str, list[ListedClaim]] = {}
+    by_run: dict[str, list[ClaimingRun]] = {}
     for claim in claims:
         if claim.query_id == query_id:
-            by_run.setdefault(claim.run_id, []).append(claim)
+            for run in claim.runs:
+                by_run.setdefault(run.run_id, []).append(run)
     return tuple(sorted(map(_run, by_run.values()), key=lambda run: (run.seen_ms, run.started_ms)))
 
 
-def _run(claims: Sequence[ListedClaim]) -> Run:
-    newest = max(claims, key=lambda claim: claim.modified_ms)
-    at = [claim.batch_id for claim in claims if claim.batch_id is not None]
-    return Run(
-        newest.run_id,
-        min(claim.started_ms for claim in claims),
-        newest.modified_ms,
-        max(at, default=None),
-        # Executors that went earlier say nothing of the run.
-        _have_ended([claim for claim in claims if newest.modified_ms - claim.modified_ms < ALIVE_MS]),
-    )
-
-
-def _have_ended(claims: Sequence[ListedClaim]) -> bool | None:
-    if any(claim.machine != digest(machine()) for claim in claims):
-        return None
-    processes = [ProcessId.parse(claim.process) for claim in claims]
-    return not any(process.is_alive() for process in processes if process)
+def _run(told: Sequence[ClaimingRun]) -> Run:
+    newest = max(told, key=lambda run: run.seen_ms)
+    at = [run.batch_id for run in told if run.batch_id is not None]
+    of_driver = lives(newest.driver, 0)
+    has_ended = False if of_driver or lives(newest.executor, 0) else None if of_driver is None else True
+    started_ms = min(run.started_ms for run in told)
+    return Run(newest.run_id, started_ms, newest.seen_ms, max(at, default=None), has_ended)

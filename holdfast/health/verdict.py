@@ -23,7 +23,7 @@ from typing import Literal
 from holdfast.health.failures import Report
 from holdfast.health.signs import Run, Signs
 from holdfast.health.words import ago, duration
-from holdfast.snapshotter.ownership.claim_listing import ALIVE_MS
+from holdfast.snapshotter.ownership.stored_claims import ALIVE_MS
 
 State = Literal["running", "stopped", "stale", "failing"]
 #: Of how many of the last micro-batches the pace is.

@@ -143,6 +143,21 @@ class SinkContract(SinkKills):
         second = self.write_batch(sink, 5)
         self.expect(sink, first, second)
 
+    def test_final_open_of_another_target_raises(self, sink: TwoPhaseSink) -> None:
+        """A micro-batch is decided, and the sink is given a target that never heard of its query: nothing moves there.
+
+        A target that keeps no mark cannot tell.
+        """
+        decided = replace(self.query, was_shown=-1)
+        try:
+            assert sink.open(decided, self.schema()) is None, "it shows nothing of what was decided"
+        except StateLostError as exc:
+            self.check_error(exc)
+        sink.open(self.query, self.schema())
+        assert sink.open(decided, self.schema()) in (-1, None), "the query itself is known from its first start on"
+        rows = self.write_batch(sink, 0)
+        self.expect(sink, rows)
+
     def test_final_commit_after_abort_raises(self, sink: TwoPhaseSink) -> None:
         """Lost results are never taken for committed ones, however often one asks."""
         sink.open(self.query, self.schema())

@@ -10,8 +10,8 @@ import numpy as np
 
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.health.signs import OperatorSigns
-from holdfast.snapshotter.decisions import Decisions, StoredSink
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.sink_log import Entry, SinkLog, StoredSink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, StateDirListing, list_begun
 from holdfast.snapshotter.upkeep.state_size import StateSizes
@@ -80,11 +80,11 @@ class OperatorSurvey:
 
 @dataclass(frozen=True)
 class SinkSurvey:
-    """A sink, with its newest decision; rows and parts are None where that was not read."""
+    """A sink, and what its newest entry and decision say; None where that was not read, or where there is none."""
 
     stored: StoredSink
-    rows: int | None = None
-    parts: int | None = None
+    query_id: str | None = None
+    decision: Entry | None = None
     error: str = ""
 
 
@@ -138,7 +138,7 @@ def survey(storage: ObjectStorage, sizes: StateSizes) -> Survey:
 
     Notes
     -----
-    Cost: one listing, and a small request for each operator, for each of the first sinks, and another one; once for
+    Cost: one listing, two small requests for each operator, one for each of the first sinks, and another one; once for
     each of some snapshots. Memory: while it lists, about 1 KB an object; then 33 bytes.
     """
     if query_id := _query_id(storage):
@@ -176,7 +176,7 @@ def _operator(storage: ObjectStorage, listing: OperatorListing, sizes: StateSize
         objects,
         np.array([by_number[number] for number in objects.shards.tolist()], np.int64),
         size.estimated,
-        OperatorSigns.of(listing, is_lost=isinstance(record, HoldfastError)),
+        OperatorSigns.of(storage, listing, is_lost=isinstance(record, HoldfastError)),
         sum(info.size_bytes for info in listing.others),
     )
 
@@ -187,12 +187,11 @@ def _sinks(storage: ObjectStorage, stored: Sequence[StoredSink]) -> tuple[SinkSu
 
 
 def _sink(storage: ObjectStorage, stored: StoredSink) -> SinkSurvey:
-    if not stored.decided:
-        return SinkSurvey(stored)
+    log = SinkLog(storage, stored.sink)
     try:
-        newest = Decisions(storage, stored.sink, stored.query_id).read(stored.decided[-1])
+        newest = log.read(stored.numbers[-1])
+        return SinkSurvey(stored, newest.query_id, log.decision(newest))
     except NotFoundError:  # deleted since it was listed
         return SinkSurvey(stored)
     except CorruptionError as exc:
         return SinkSurvey(stored, error=str(exc))
-    return SinkSurvey(stored, newest.rows, len(newest.handles))

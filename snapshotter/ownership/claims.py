@@ -1,99 +1,91 @@
-"""The claims on an operator's directory: which run of which query works there.
+"""Which run of which query works in an operator's directory: a fence, whose newest claim names the run that holds it.
 
 ::
 
-    <operator>/operator                                                   whose state it is, for ever
-    <operator>/claims/<epoch>.<started ms>.<query id>.<run id>.<…>.<id>   who works on it, where, and how far
+    <operator>/operator                         whose state it is, for ever
+    <operator>/claims/00000000000000000017      who works on it, where, and how far: `ownership.stored_claims`
 
-Each executor of a run puts a claim before it writes anything else, and renews it every `RENEW_EVERY_MS` while
-micro-batches run. The rules:
+A run claims before it writes anything else, by taking the number after the newest; its executors share the claim. While
+micro-batches run, they look every `RENEW_EVERY_MS`; where the number has not moved since, one of them takes the next.
+Who may take the number after another run's (docs/decisions/0023-copied-checkpoints.md):
 
-another query     is refused while the first one has renewed within `ALIVE_MS`, with an error that names it; it then
-                  claims a directory of its own (docs/decisions/0018-task-identity.md). Later it replaces one that has
-                  no record, and so no state; it never takes over the state of another query
-the same query    starts at once after runs of the same application, or of processes that have ended on this machine:
-                  it takes the next epoch. A run of an older epoch that is still alive notices on renewal, and stops
-a copy of it      has the same query id: somebody copied the checkpoint location. It is refused if the other run
-                  lives on this machine, or is at a later micro-batch. If neither is known, it starts **beside** the
-                  other run, with epoch 0, and stops at the first sign of life; if none comes within `ALIVE_MS`, the
-                  other run is dead, and this one takes the next epoch
+another query     nobody, while the first one has claimed within `ALIVE_MS`; the other query then claims a directory of
+                  its own. Later it replaces one that has no record, and so no state
+the same query    a run of the same application, or one whose predecessor has ended on this machine, or has not claimed
+                  within `ALIVE_MS`: at once. The older run finds the number when it looks, and stops
+a copy of it      has the same query id: somebody copied the checkpoint location. It is refused if the other run lives
+                  on this machine, or is at a later micro-batch. If neither is known, it starts **beside** the other run
+                  and writes no claim: if the number moves, the other one lives, and this one stops; if it does not
+                  for `ALIVE_MS`, the other one is dead, and this one takes the next
+several beside    each says so when it begins, and whenever it looks; who comes later waits for who said so within
+                  `ALIVE_MS`, however old the claim is. So whoever began first takes the number
 
 Invariants
 ----------
-* **look, write, look again**: of two queries that start in an empty directory at once, at least one sees the other and
-  withdraws. A claim comes before the record, and the record before the first state.
-* **incumbent first**: a run of epoch 0 stops no other run, and deletes nothing that the other may need.
-* **one clock**: ages are differences between the store's own times; start times are only labels.
+* **one holder**: of all that take the number after the same one, one succeeds.
+* **incumbent first**: a run beside another one stops no other run, and deletes nothing of theirs.
+* **one clock**: ages are differences between the store's own times, or are measured by a clock that never jumps.
 * **nothing waits**: a claim is not a lock. The state is safe because every object has a unique name, and Spark accepts
   the pointers of one run only.
 
-Cost: to begin, 2 lists, 1 put, 1 get, and 1 delete where old claims lie about; to renew, 1 list, 1 put, 1 delete.
-Beside another run 1 list more, and 1 put when its place is taken.
+Cost: to begin, 2 lists, 1 put and, after an earlier run, 1 get; for each further executor 1 list and 1 get. To look, 1
+list; to renew, 1 put and 1 list more, and now and then 1 delete. Beside another run: to begin, 1 list, 1 get and 1 put;
+to look, 1 put, 1 list and 1 delete.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+
+import xxhash
 
 from holdfast import clock
 from holdfast.backends import stored_file
-from holdfast.errors import ConflictError, CorruptionError, FencedError, UnavailableError
-from holdfast.snapshotter.ownership.claim_listing import (
-    ALIVE_MS,
-    EPOCH_MAX,
-    KIND,
-    Claimant,
-    ListedClaim,
-    claim_name,
-    claims_of,
-    digest,
-    list_claims,
-    read_claim,
-)
+from holdfast.errors import ConflictError, CorruptionError, FencedError
+from holdfast.snapshotter.fence import Fence, key_of, looks
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, check_operator, find_operator
+from holdfast.snapshotter.ownership.stored_claims import ALIVE_MS, FOLDER, KIND, Beside, Claim, claims_of, look
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 RENEW_EVERY_MS = 2 * 60_000
 ENDING_MS = 60_000
 """How long executors may outlive their driver: claims from that time are no sign of life."""
 KEPT_MS = 24 * 3600_000
-"""How long an earlier run's last claim stays: an executor that joins that run late must see what came after it."""
-
+"""How long a claim tells of earlier runs: an executor that joins one late must see what came after it."""
+WAITED_MS = 6 * ALIVE_MS
+"""After so long without a new claim nobody waits for others: one after the other of them has died. Else runs that are
+short, and each on a machine of its own, would wait for the one before for ever, and none would clean up."""
+_RUNS_MAX = 20
+#: So many runs that said they were beside a living one are listed at each look; then they go, all in one request.
+_BESIDES_KEPT = 16
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Tenure:
-    """A run's term of office in a directory.
+    """What an executor knows of its run's place in a directory.
 
     Attributes
     ----------
-    epoch : int
-        Orders the query's runs; 0 beside another run that may live.
-    started_ms : int
-        When the run began, as a label.
+    claim : Claim
+        The newest: the run's own or, beside another run, that one's.
     since_ms : int or None
-        Beside another run: since when, by the store's clock.
-    from_batch_id : int or None
-        Beside another run: the micro-batch that both had reached when this one began.
+        Beside another run: since when this is the newest claim, by the machine's monotonic clock.
+    begun_ms : int
+        Beside another run: when this one began, by the store's clock, or the one before it whose place it has.
     """
 
-    epoch: int
-    started_ms: int
+    claim: Claim
     since_ms: int | None = None
-    from_batch_id: int | None = None
+    begun_ms: int = 0
 
     def retained(self, retained_versions: int, version: int) -> int:
-        """Return how many versions before an accepted one must stay.
-
-        Beside another run, everything that both shared stays: all that the other one wrote since builds on it.
-        """
-        return retained_versions + (0 if self.from_batch_id is None else max(0, version - self.from_batch_id))
+        """Return how many versions before an accepted one must stay: all, beside a run that may need them."""
+        return retained_versions if self.since_ms is None else max(retained_versions, version)
 
 
 class Claims:
@@ -102,11 +94,11 @@ class Claims:
     Parameters
     ----------
     storage : ObjectStorage
-    operator : str
-    me : Claimant
-    living : callable
-        Takes processes of this machine and returns those that still run; it may give ending ones a moment.
-    new_id, now_ms : callable, optional
+    me : Claim
+        As this run would claim; whatever its number.
+    lives : callable
+        Tells whether a process lives, and may give one that is ending a moment; None where that cannot be known.
+    monotonic_ms, new_id : callable, optional
         As in `holdfast.clock`.
 
     Notes
@@ -117,280 +109,245 @@ class Claims:
     def __init__(
         self,
         storage: ObjectStorage,
-        operator: str,
-        me: Claimant,
-        living: Callable[[Iterable[str]], Collection[str]],
+        me: Claim,
+        lives: Callable[[str], bool | None],
+        monotonic_ms: Callable[[], int] = clock.monotonic_ms,
         new_id: Callable[[], str] = clock.new_id,
-        now_ms: Callable[[], int] = clock.now_ms,
     ) -> None:
-        self._storage = storage
-        self._operator = operator
-        self._me = me
-        self._living = living
-        self._new_id, self._now_ms = new_id, now_ms
-        self._folder = claims_of(storage, operator)
-        self._application, self._machine = digest(me.application), digest(me.machine)
-        self._where = {"operator": operator, "storage": storage.url}
+        self._storage, self._me, self._mine = storage, me, me.holder
+        self._lives, self._monotonic_ms, self._new_id = lives, monotonic_ms, new_id
+        self._application = xxhash.xxh3_64_hexdigest(me.application.encode()) if me.application else ""
+        self._folder = claims_of(storage, me.operator)
+        self._fence = Fence(storage, f"{me.operator}/{FOLDER}")
+        self._where = {"operator": me.operator, "storage": storage.url}
 
-    def take(self, record: OperatorRecord) -> Tenure:
-        """Claim the directory for this run.
+    def take(self, record: OperatorRecord, store_ms: int) -> Tenure:
+        """Claim the directory for this run, or join its claim, or begin beside another run.
 
         Parameters
         ----------
         record : OperatorRecord
-            Of this run's operator; nothing is written if the stored record does not allow it.
+            Of this run's operator.
+        store_ms : int
+            The time by the store's clock.
 
         Raises
         ------
         ConflictError
-            Another query runs or has state here, another application runs this query, or another operator of this
-            query has the name.
+            Another query runs or has state here, or another application runs this query.
         FencedError
             A newer run of this query has begun.
-        SchemaMismatchError
-            The state was written with another number of shards.
+        CorruptionError
+            The newest claim cannot be read.
         """
-        listed, _ = self._list()
-        stored = find_operator(self._storage, self._operator)
-        self._refuse_others(listed, stored)
-        if stored is not None:
-            check_operator(stored, record, self._storage.url)
-        tenure = self._place(listed)
-        self._refuse_newer(listed, tenure)
-        key = self._put(tenure)
-        listed, stamps = self._list()
-        try:
-            self._refuse_others(listed, stored)
-            tenure = self._settled(listed, tenure, self._modified_ms(listed, key))
-        except ConflictError:
-            self._folder.delete([key])
-            raise
-        self._refuse_newer(listed, tenure)
-        self._delete_old(listed, stamps)
-        return tenure
+
+        def begun(newest: Claim | None, besides: Sequence[Beside]) -> Tenure | None:
+            if newest is None:
+                return None
+            if newest.query_id != self._me.query_id:
+                self._refuse_others(newest, record, store_ms)
+                return None
+            if newest.holder.run_id == self._mine.run_id:
+                return Tenure(newest)
+            if any(run.run_id == self._mine.run_id for run in newest.runs):
+                raise self._fenced(newest)
+            return self._beside(newest, besides, store_ms)
+
+        return self._place(begun, None)
 
     def renew(self, tenure: Tenure) -> Tenure:
-        """Show that this run is alive; returns its tenure from now on.
+        """Look whether this run still has its place, and show that it is alive; returns its tenure from now on.
 
         Raises
         ------
         FencedError
-            A newer run of this query has begun, or an older one beside which this one began is alive: stop.
+            Another run has taken over, or one beside which this one began is alive: stop.
         """
-        listed, stamps = self._list()
-        own = max((claim.epoch for claim in listed if claim.run_id == self._me.run_id), default=0)
-        if tenure.since_ms is not None and own:  # another executor of this run has taken its place
-            tenure = Tenure(own, tenure.started_ms)
-        self._refuse_newer(listed, tenure)
-        self._stop_beside_the_living(listed, tenure)
-        key = self._put(tenure)
-        if tenure.since_ms is not None:
-            listed, stamps = self._list()
-            tenure = self._settled(listed, tenure, self._modified_ms(listed, key))
-        self._delete_old(listed, stamps)
-        return tenure
 
-    def _list(self) -> tuple[list[ListedClaim], dict[str, int]]:
-        return list_claims(self._folder)
+        def kept(newest: Claim | None, besides: Sequence[Beside]) -> Tenure | None:
+            if newest is None:  # somebody has deleted the claims
+                return None
+            if newest.query_id != self._me.query_id:
+                raise self._of_another(FencedError, newest)
+            if newest.holder.run_id == self._mine.run_id:
+                return None if newest.number == tenure.claim.number else Tenure(newest)
+            if tenure.since_ms is None:
+                raise self._fenced(newest)
+            return self._still_beside(tenure, tenure.since_ms, newest, besides)
 
-    def _modified_ms(self, listed: list[ListedClaim], key: str) -> int:
-        """Return when this run's claim was stored: the time by the store's clock."""
-        return self._found_ms({claim.key: claim.modified_ms for claim in listed}, key)
+        if tenure.since_ms is not None:  # before the list, which then tells the time, too
+            self._announce(tenure.begun_ms)
+        return self._place(kept, tenure.claim)
 
-    def _found_ms(self, modified: dict[str, int], key: str) -> int:
-        if key not in modified:
-            raise UnavailableError("the storage does not list what was just stored", key=key, storage=self._folder.url)
-        return modified[key]
+    def _place(self, found: Callable[[Claim | None, Sequence[Beside]], Tenure | None], known: Claim | None) -> Tenure:
+        """Return the place that a run has by the newest claim or, where it has none, by a claim of its own after it."""
+        for _ in looks(self._fence.url):
+            newest, besides = self._look(known)
+            tenure = found(newest, besides)
+            if tenure is not None:
+                return tenure
+            claim = self._after(newest)
+            try:
+                numbers = self._fence.take(claim.number, stored_file.encode(KIND, asdict(claim))[0])
+            except ConflictError:  # another run was faster, or another executor of this one: look who
+                continue
+            old = [key_of(number) for number in self._fence.old(numbers)]
+            is_due = old or len(besides) > _BESIDES_KEPT
+            if is_due or newest is None or newest.holder.run_id != self._mine.run_id:
+                self._delete(old, besides)
+            return Tenure(claim)
+        raise AssertionError("looks has raised")
 
-    def _of_others(self, listed: list[ListedClaim]) -> list[ListedClaim]:
-        return [claim for claim in listed if claim.query_id != self._me.query_id]
+    def _look(self, known: Claim | None) -> tuple[Claim | None, Sequence[Beside]]:
+        try:
+            return look(self._storage, self._me.operator, known)
+        except CorruptionError as exc:
+            exc.add_note("a claim holds no state: delete it if no run of the query is at work")
+            raise
 
-    def _place(self, listed: list[ListedClaim]) -> Tenure:
-        """Return the run's tenure: as another executor has claimed it, the next epoch, or beside another run."""
-        own = [claim for claim in listed if claim.run_id == self._me.run_id]
-        if any(claim.epoch for claim in own):
-            return Tenure(max(claim.epoch for claim in own), min(claim.started_ms for claim in own))
-        started_ms = min((claim.started_ms for claim in own), default=self._now_ms())
-        if own or self._perhaps_alive(listed):
-            return Tenure(0, started_ms)
-        return self._next(listed, started_ms)
+    def _announce(self, begun_ms: int) -> None:
+        """Say that this run works beside another one, until somebody takes the number."""
+        told = Beside(begun_ms, self._mine.run_id, self._application, self._mine.driver, self._new_id())
+        self._folder.put(told.key, self._me.host.encode())
 
-    def _next(self, listed: list[ListedClaim], started_ms: int) -> Tenure:
-        newest = max(listed, key=lambda claim: claim.epoch, default=None)
-        if newest is not None and newest.epoch == EPOCH_MAX:
-            raise CorruptionError(
-                f"{self._folder.url}/{newest.key} has the last epoch that there is, which no query reaches: delete it"
-            )
-        return Tenure(1 + newest.epoch if newest else 1, started_ms)
+    def _delete(self, keys: Iterable[str], besides: Iterable[Beside]) -> None:
+        going = [*keys, *(told.key for told in besides)]
+        if going:
+            self._folder.delete(going)
 
-    def _put(self, tenure: Tenure) -> str:
-        key = f"{claim_name(self._me, tenure.epoch, tenure.started_ms)}.{self._new_id()}"
-        header = {"operator": self._operator, **asdict(self._me), "started_ms": tenure.started_ms}
-        self._folder.put(key, stored_file.encode(KIND, header)[0])
-        return key
+    def _after(self, newest: Claim | None) -> Claim:
+        """Return this run's claim that follows the newest one."""
+        mine, earlier = self._mine, newest.runs if newest and newest.query_id == self._me.query_id else ()
+        if earlier and earlier[-1].run_id == mine.run_id:
+            mine, earlier = replace(mine, started_ms=earlier[-1].started_ms), earlier[:-1]
+        kept = [run for run in earlier if earlier[-1].seen_ms - run.seen_ms < KEPT_MS][1 - _RUNS_MAX :]
+        return replace(self._me, number=newest.number + 1 if newest else 1, runs=(*kept, mine))
 
-    def _perhaps_alive(self, listed: list[ListedClaim], since_ms: int = 0) -> list[ListedClaim]:
-        """Return the claims, made since, of this query's other runs that may live in another application.
+    def _refuse_others(self, newest: Claim, record: OperatorRecord, store_ms: int) -> None:
+        """Raise ConflictError if the directory is another query's: it has the record, or nobody has and it lives."""
+        stored = find_operator(self._storage, self._me.operator)  # a query claims before it writes its record
+        if stored is not None:
+            check_operator(stored, record, self._storage.url)
+        elif store_ms - newest.holder.seen_ms < ALIVE_MS:
+            raise self._of_another(ConflictError, newest)
+
+    def _beside(self, newest: Claim, besides: Sequence[Beside], store_ms: int) -> Tenure | None:
+        """Return the place of a run that begins while another may live in another application; None if none does."""
+        mine, other = self._mine, newest.holder
+        age_ms = store_ms - other.seen_ms
+        seen = _seen(besides, store_ms) if age_ms <= WAITED_MS else []
+        if age_ms > ALIVE_MS and not seen:
+            return None
+        lives = self._may_live(newest.application, other.driver, other.executor)
+        if lives is False:
+            return None
+        before = [told for told in seen if told.run_id == mine.run_id or self._follows(told)]
+        last_ms = max((told.begun_ms for told in seen), default=0)  # a store's clock may have seconds only
+        begun_ms = min((told.begun_ms for told in before), default=max(store_ms, last_ms + 1))
+        if age_ms > ALIVE_MS and not self._earlier(begun_ms, [told for told in seen if told not in before]):
+            return None
+        is_further = mine.batch_id is not None and (other.batch_id or 0) > mine.batch_id
+        if age_ms <= ALIVE_MS and (lives or is_further):
+            raise self._of_a_copy(ConflictError, newest, wait_ms=ALIVE_MS - age_ms)
+        _log.warning(
+            "%r starts beside run %s of the same query, which may still run on another machine; it stops once "
+            "that run renews its claim",
+            *(self._me.operator, other.run_id),
+        )
+        if not any(told.run_id == mine.run_id for told in seen):  # else another executor has
+            self._announce(begun_ms)
+        return Tenure(newest, self._monotonic_ms(), begun_ms)
+
+    def _still_beside(self, tenure: Tenure, since_ms: int, newest: Claim, besides: Sequence[Beside]) -> Tenure | None:
+        """Return the place of a run beside another one; None once that one is dead, and nobody else is before this one.
+
+        Raises
+        ------
+        FencedError
+            It lives, or a third one does.
+        """
+        if newest.number == tenure.claim.number:
+            own = sorted((told for told in besides if told.run_id == self._mine.run_id), key=lambda told: told.seen_ms)
+            if self._monotonic_ms() - since_ms >= ALIVE_MS and own:
+                now_ms = own[-1].seen_ms
+                if not self._earlier(tenure.begun_ms, _seen(besides, now_ms)):
+                    return None
+            self._delete([], own[:-1])
+            return tenure
+        is_same = newest.holder.run_id == tenure.claim.holder.run_id
+        if not is_same or newest.holder.seen_ms > tenure.begun_ms + ENDING_MS:
+            raise self._of_a_copy(FencedError, newest, wait_ms=ALIVE_MS)
+        return Tenure(newest, self._monotonic_ms(), tenure.begun_ms)
+
+    def _earlier(self, begun_ms: int, besides: Iterable[Beside]) -> list[Beside]:
+        """Return who of those beside has begun before this run."""
+        return [told for told in besides if told.run_id != self._mine.run_id and told.begun_ms < begun_ms]
+
+    def _follows(self, told: Beside) -> bool:
+        """Tell whether this run comes after one that was beside, and can be no more."""
+        is_same = bool(self._application) and told.application == self._application
+        return is_same or self._may_live("", told.driver, "") is False
+
+    def _may_live(self, application: str, driver: str, executor: str) -> bool | None:
+        """Tell whether another run lives; None if that cannot be known.
 
         Spark runs a query once in an application, and one application in a process.
         """
-        me = self._me
-        others = [c for c in listed if c.query_id == me.query_id and c.run_id != me.run_id]
-        ours = {c.run_id for c in others if self._is_ours(c) or self._process_of(c) == me.process}
-        holder = max((c for c in others if c.epoch), key=lambda c: (c.epoch, c.run_id), default=None)
-        if holder is not None and holder.run_id in ours:  # whoever is beside it is beside this run, too
-            return []
-        others = [c for c in others if c.run_id not in ours and c.modified_ms > since_ms]
-        here = {process for claim in others if (process := self._process_of(claim)) is not None}
-        ended = here.difference(self._living(here))
-        return [claim for claim in others if self._process_of(claim) not in ended]
+        mine = self._mine
+        if {application, driver, executor} & {self._me.application, mine.driver, mine.executor} - {""}:
+            return False
+        of_driver = self._lives(driver)
+        return True if of_driver or self._lives(executor) else of_driver
 
-    def _is_ours(self, claim: ListedClaim) -> bool:
-        return bool(self._me.application) and claim.application == self._application
+    def _fenced(self, newest: Claim) -> FencedError:
+        return FencedError(
+            "a newer run of this query has taken over its state, so this one stops: let only one application use a "
+            "checkpoint location",
+            **self._where,
+            query=self._me.query_id,
+            run=self._mine.run_id,
+            newer_run=newest.holder.run_id,
+            newer_started=_time(newest.holder.started_ms),
+        )
 
-    def _process_of(self, claim: ListedClaim) -> str | None:
-        """Return the process that claims; None where it is one of another machine."""
-        return claim.process if claim.machine == self._machine else None
+    def _of_another(self, error: type[ConflictError], newest: Claim) -> ConflictError:
+        return error(
+            f"another query uses this directory, or did so within {ALIVE_MS // 60_000} minutes: stop it, give "
+            "this operator another name, or set spark.holdfast.state.dir to another directory",
+            **self._where,
+            **_described(newest),
+            query=self._me.query_id,
+        )
 
-    def _settled(self, listed: list[ListedClaim], tenure: Tenure, now_ms: int) -> Tenure:
-        """Return the tenure of a run that began beside others: unchanged or, once they have died, the next epoch.
-
-        Raises
-        ------
-        ConflictError
-            One of them lives, or is further on than this run.
-        """
-        if tenure.epoch:
-            return tenure
-        alive = self._perhaps_alive(listed, now_ms - ALIVE_MS)
-        if not alive:
-            tenure = self._next(listed, tenure.started_ms)
-            self._put(tenure)
-            return tenure
-        if tenure.since_ms is None:
-            known = [claim for claim in alive if self._process_of(claim) or claim.is_further_than(self._me.batch_id)]
-            if known:
-                newest = max(known, key=lambda claim: claim.modified_ms)
-                raise self._of_a_copy(ConflictError, newest, wait_ms=ALIVE_MS - (now_ms - newest.modified_ms))
-            _log.warning(
-                "%r starts beside run %s of the same query, which may still run on another machine; it stops once "
-                "that run renews its claim",
-                *(self._operator, alive[0].run_id),
-            )
-        since_ms = now_ms if tenure.since_ms is None else tenure.since_ms
-        reached = [claim.batch_id for claim in listed if claim in alive or claim.run_id == self._me.run_id]
-        reached += [self._me.batch_id] if tenure.from_batch_id is None else [tenure.from_batch_id]
-        # Where one is not known, nothing goes.
-        return Tenure(0, tenure.started_ms, since_ms, min(0 if batch_id is None else batch_id for batch_id in reached))
-
-    def _stop_beside_the_living(self, listed: list[ListedClaim], tenure: Tenure) -> None:
-        """Withdraw, and raise FencedError, if a run beside which this one began has shown that it lives."""
-        if tenure.since_ms is None:
-            return
-        mine = (tenure.started_ms, self._me.run_id)
-        for claim in self._perhaps_alive(listed, tenure.since_ms + ENDING_MS):
-            if claim.epoch or (claim.started_ms, claim.run_id) < mine:
-                self._folder.delete([claim.key for claim in listed if claim.run_id == self._me.run_id])
-                raise self._of_a_copy(FencedError, claim, wait_ms=ALIVE_MS)
-
-    def _of_a_copy(self, error: type[ConflictError], claim: ListedClaim, wait_ms: int) -> ConflictError:
+    def _of_a_copy(self, error: type[ConflictError], newest: Claim, wait_ms: int) -> ConflictError:
         return error(
             "another application is running this query: its checkpoint location was copied, or is in use twice. Stop "
             f"that application, or wait {-(-wait_ms // 1000)} s if it has ended; to run a copy on purpose, copy "
             "spark.holdfast.state.dir too, and set it to the copy",
             **self._where,
-            **self._described(claim),
-            run=claim.run_id,
-            batch=claim.batch_id,
-            own_run=self._me.run_id,
-            own_batch=self._me.batch_id,
+            **_described(newest),
+            run=newest.holder.run_id,
+            batch=newest.holder.batch_id,
+            own_run=self._mine.run_id,
+            own_batch=self._mine.batch_id,
         )
 
-    def _refuse_newer(self, listed: list[ListedClaim], tenure: Tenure) -> None:
-        """Raise FencedError if another run of this query comes after this one; run ids decide between equal epochs."""
-        if not tenure.epoch:
-            return
-        runs = [claim for claim in listed if claim.query_id == self._me.query_id]
-        newest = max(runs, key=lambda claim: (claim.epoch, claim.run_id), default=None)
-        if newest is not None and (newest.epoch, newest.run_id) > (tenure.epoch, self._me.run_id):
-            raise FencedError(
-                "a newer run of this query has taken over its state, so this one stops: let only one application use a "
-                "checkpoint location",
-                **self._where,
-                query=self._me.query_id,
-                run=self._me.run_id,
-                newer_run=newest.run_id,
-                newer_started=_time(newest.started_ms),
-            )
 
-    def _refuse_others(self, listed: list[ListedClaim], stored: OperatorRecord | None) -> None:
-        """Raise ConflictError if the directory is another query's: it has a record, or a young claim and nobody has."""
-        me = self._me
-        if stored is not None and stored.query_id == me.query_id:
-            return
-        owners = [c for c in listed if c.query_id == stored.query_id] if stored else self._of_others(listed)
-        newest = max(owners, key=lambda claim: claim.modified_ms, default=None)
-        if newest is not None and self._lives(newest):
-            raise ConflictError(
-                f"another query uses this directory, or did so within {ALIVE_MS // 60_000} minutes: stop it, give "
-                "this operator another name, or set spark.holdfast.state.dir to another directory",
-                **self._where,
-                **self._described(newest),
-                query=me.query_id,
-            )
-        if stored is not None:
-            raise ConflictError(
-                "this directory holds the state of another query, which is not running: give the operator another "
-                "name, or set spark.holdfast.state.dir to another directory (delete the old one if that query "
-                "is gone for good)",
-                **self._where,
-                owner=stored.query_id,
-                last_seen=newest and _time(newest.modified_ms),
-                query=me.query_id,
-            )
+def _seen(besides: Iterable[Beside], now_ms: int) -> list[Beside]:
+    """Return who has looked of late, by the store's clock; a copied object may be ahead of it, and say anything."""
+    return [
+        told for told in besides if abs(now_ms - told.seen_ms) <= ALIVE_MS and told.begun_ms <= told.seen_ms + ALIVE_MS
+    ]
 
-    def _lives(self, claim: ListedClaim) -> bool:
-        """Tell whether a claim is young, by the store's clock."""
-        stamp = f"now.{self._new_id()}"
-        self._folder.put(stamp, b"")
-        try:
-            now_ms = self._found_ms(self._list()[1], stamp)
-        finally:
-            self._folder.delete([stamp])
-        return now_ms - claim.modified_ms < ALIVE_MS
 
-    def _described(self, claim: ListedClaim) -> dict[str, Any]:
-        """Return what a user knows the claim's query by, as far as the claim can be read: its name has decided."""
-        try:
-            claimant = read_claim(self._folder, claim)  # none where it was renewed since it was listed
-        except CorruptionError as exc:
-            _log.warning("who claims %r cannot be told: %s", self._operator, exc)
-            claimant = None
-        return {
-            "owner": claim.query_id,
-            "name": (claimant and claimant.query_name) or "(none)",
-            "started": _time(claim.started_ms),
-            "host": claimant and claimant.host,
-        }
-
-    def _delete_old(self, listed: list[ListedClaim], stamps: dict[str, int]) -> None:
-        """Delete claims that newer ones of their run have replaced, those of runs long past, and stamps left behind."""
-        newest_ms = max((claim.modified_ms for claim in listed), default=0)
-        # One is enough to tell a late executor of an ended run its place: what stays grows with runs, not executors.
-        last = {claim.run_id: claim for claim in sorted(listed, key=lambda claim: (claim.epoch, claim.modified_ms))}
-
-        def is_old(claim: ListedClaim) -> bool:
-            kept_ms = KEPT_MS if claim is last[claim.run_id] else ALIVE_MS
-            return newest_ms - claim.modified_ms > kept_ms
-
-        old = [claim.key for claim in listed if is_old(claim)]
-        old += [key for key, modified_ms in stamps.items() if newest_ms - modified_ms > ALIVE_MS]
-        if old:
-            self._folder.delete(old)
+def _described(claim: Claim) -> dict[str, str]:
+    """Return what a user knows a claim's query by."""
+    started = _time(claim.holder.started_ms)
+    return {"owner": claim.query_id, "name": claim.query_name or "(none)", "started": started, "host": claim.host}
 
 
 def _time(milliseconds: int) -> str:
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (OverflowError, ValueError, OSError):  # what stands in a name may be anything
+    except (OverflowError, ValueError, OSError):  # what a file says may be anything
         return f"{milliseconds} ms"

@@ -1,15 +1,14 @@
 """The record that ties an operator's directory to one query.
 
-``<state directory>/<operator>/operator`` is written once, by whichever shard commits first, and every worker reads
-it before it uses the directory: without a record there is no state. So two queries, or two operators of one name,
-cannot write into each other's state, and state is never read with another number of shards. What tables it holds now
-is in the record and in what later runs have added: `holdfast.snapshotter.ownership.stored_tables`.
+``<state directory>/<operator>/operator`` is put by whichever shard commits first, only if it is absent, and every
+worker reads it before it uses the directory: without a record there is no state. So two queries, or two operators of
+one name, cannot write into each other's state, and state is never read with another number of shards. What tables it
+holds since then: `holdfast.snapshotter.ownership.stored_tables`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from holdfast.backends import stored_file
@@ -24,11 +23,9 @@ from holdfast.errors import (
 )
 from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 KIND = "operator"
 _KEY = "operator"
-Columns = list[list[str]]
 #: Shards are numbered with up to 9 digits.
 _SHARDS_LIMIT = 10**9
 
@@ -47,10 +44,8 @@ class OperatorRecord:
     run_id : str
         The run of the query in which the record was written.
     shards : int
-    tables : mapping of str to mapping
-        By table: ``key`` and ``value`` columns as ``[name, Arrow type]``, for people.
     schemas : mapping of str to list of str
-        By table: key and value schema for programs; see `holdfast.backends.stored_schema`.
+        By table: key and value schema; see `holdfast.backends.stored_schema`.
     retained_versions : int
         How many versions back the query could return when the record was written; its claims have newer numbers.
     configuration : mapping of str to str
@@ -62,14 +57,12 @@ class OperatorRecord:
     definition_id: str
     run_id: str
     shards: int
-    tables: Mapping[str, Mapping[str, Columns]]
     schemas: Mapping[str, list[str]]
     retained_versions: int
     configuration: Mapping[str, str]
 
     FIELDS = (
-        *("operator", "query_id", "definition_id", "run_id", "shards", "tables", "schemas", "retained_versions"),
-        "configuration",
+        *("operator", "query_id", "definition_id", "run_id", "shards", "schemas", "retained_versions", "configuration"),
     )
 
     @classmethod
@@ -85,28 +78,9 @@ class OperatorRecord:
         configuration: Mapping[str, str] | None = None,
     ) -> OperatorRecord:
         """Return the record of an operator whose state lies in `tables`."""
-        return cls(
-            operator,
-            query_id,
-            definition_id,
-            run_id,
-            shards,
-            described(tables),
-            encode_schemas(tables),
-            retained_versions,
-            dict(configuration or {}),
-        )
-
-
-def described(tables: Mapping[str, TableSchema]) -> dict[str, dict[str, Columns]]:
-    """Return by table its ``key`` and ``value`` columns as ``[name, Arrow type]``."""
-    return {
-        name: {
-            "key": [[f.name, str(f.type)] for f in schema.key],
-            "value": [[f.name, str(f.type)] for f in schema.value],
-        }
-        for name, schema in tables.items()
-    }
+        schemas = encode_schemas(tables)
+        of_api = dict(configuration or {})
+        return cls(operator, query_id, definition_id, run_id, shards, schemas, retained_versions, of_api)
 
 
 def shard_prefix(operator: str, shard: int) -> str:
@@ -119,28 +93,36 @@ def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> Operator
 
     Raises
     ------
+    InvalidArgumentError
+        The directory is a checkpoint location of Spark's.
     ConflictError, SchemaMismatchError
         See `check_operator`.
     """
     stored = find_operator(storage, record.operator)
     if stored is None:
-        data = stored_file.encode(KIND, asdict(record))[0]
+        _require_no_location(storage)
         try:
-            with suppress(ConflictError):  # another record came first, and decides
-                PrefixedStorage(storage, record.operator).put_if_absent(_KEY, data)
+            storage.put_if_absent(f"{record.operator}/{_KEY}", stored_file.encode(KIND, asdict(record))[0])
+            return record
+        except ConflictError:  # another record came first, and decides
+            stored = read_operator(storage, record.operator)
         except (InvalidArgumentError, UnavailableError) as exc:
             exc.add_note("no state was written: check that spark.holdfast.state.dir is writable")
             raise
-        stored = find_operator(storage, record.operator) or record
     check_operator(stored, record, storage.url)
     return stored
 
 
-def check_stored(storage: ObjectStorage, record: OperatorRecord) -> None:
-    """Check that the stored record, if there is one, allows `record` to go on; raises as `check_operator`."""
-    stored = find_operator(storage, record.operator)
-    if stored is not None:
-        check_operator(stored, record, storage.url)
+def _require_no_location(storage: ObjectStorage) -> None:
+    """Refuse to keep state where Spark keeps a query: an operator called ``state`` would share Spark's folder."""
+    try:
+        storage.get("metadata")
+    except NotFoundError:
+        return
+    raise InvalidArgumentError(
+        "the state directory is a query's checkpointLocation: set spark.holdfast.state.dir to a directory of its own",
+        storage=storage.url,
+    )
 
 
 def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> None:
@@ -195,8 +177,8 @@ def read_operator(storage: ObjectStorage, operator: str) -> OperatorRecord:
     record = find_operator(storage, operator)
     if record is None:
         raise NotFoundError(
-            "the state directory holds no operator of this name: check the name, and that "
-            "spark.holdfast.state.dir is the one the query uses",
+            "the state directory holds no operator of this name: check the name, which `holdfast inspect` lists, and "
+            "that spark.holdfast.state.dir is the one the query uses",
             operator=operator,
             storage=storage.url,
         )
@@ -205,28 +187,20 @@ def read_operator(storage: ObjectStorage, operator: str) -> OperatorRecord:
 
 def find_operator(storage: ObjectStorage, operator: str) -> OperatorRecord | None:
     """Return an operator's record, or None where there is none."""
-    directory = PrefixedStorage(storage, operator)
+    key = f"{operator}/{_KEY}"
     try:
-        data = directory.get(_KEY)
+        data = storage.get(key)
     except NotFoundError:
         return None
-    return _read(data, operator, f"{directory.url}/{_KEY}")
-
-
-def _read(data: memoryview, operator: str, source: str) -> OperatorRecord:
-    """Return the record that a stored file holds; a `CorruptionError` names what is wrong with it."""
+    source = f"{storage.url}/{key}"
     stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
     fields = Fields(stored.header, source, *OperatorRecord.FIELDS)
-    tables, schemas = fields.mapping("tables"), fields.mapping("schemas")
-    if tables.keys() != schemas.keys():
-        fields.refuse("describes other tables than it has schemas of")
     record = OperatorRecord(
         fields.text("operator"),
         fields.text("query_id"),
         fields.text("definition_id"),
         fields.text("run_id"),
         fields.number("shards", 1, _SHARDS_LIMIT),
-        {name: _read_columns(Fields(sides, source, "key", "value")) for name, sides in tables.items()},
         fields.texts_by_name("schemas", 2),
         fields.number("retained_versions", 1),
         fields.mapping_of_texts("configuration"),
@@ -234,7 +208,3 @@ def _read(data: memoryview, operator: str, source: str) -> OperatorRecord:
     if record.operator != operator:
         fields.refuse("belongs elsewhere: it was moved or copied", operator=record.operator)
     return record
-
-
-def _read_columns(sides: Fields) -> dict[str, Columns]:
-    return {side: sides.lists_of_texts(side, 2) for side in ("key", "value")}

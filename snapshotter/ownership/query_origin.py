@@ -3,14 +3,13 @@
 ::
 
     _queries/<query id>
-    _queries/<query id>.fills       of a clone: no other query fills its directories
+    _queries/<original's id>.fills      the id of its clone, which alone fills the directories here that name it
 
 Whoever restores or clones writes it before anything else in the state directory, so that what a stopped attempt
 leaves there can be told from what others own. A query that has no such object began by itself.
 
-The records of a restored query name it, but those of all clones of a query name the same one. So a clone looks for
-others that name its directories, once they could see that it does; only if there is none does it take them, and say so.
-Of two at once, one finds the other, or both do.
+The records of a restored query name it, but those of all clones of a query name that one. So a state directory takes
+one clone of a query: the first that puts the second object, which is put only if it is absent.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from dataclasses import asdict, dataclass
 from holdfast.backends import stored_file
 from holdfast.errors import ConflictError, NotFoundError
 from holdfast.snapshotter.fields import Fields
-from holdfast.snapshotter.ownership.operator_record import find_operator
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
@@ -69,15 +67,38 @@ class QueryOrigin:
     FIELDS = ("query_id", "state_id", "of_query", "batch_id", "directories", "empty", "unnamed")
 
     @property
+    def is_clone(self) -> bool:
+        """Whether it goes on under the id of the query that was cloned."""
+        return self.state_id != self.query_id
+
+    @property
     def operators(self) -> set[str]:
         """The names of the operators that have state from the beginning."""
         return {directory.partition("@")[0] for directory in self.directories}
 
 
 def declare_origin(storage: ObjectStorage, origin: QueryOrigin) -> None:
-    """Store what a query begins with."""
+    """Store what a query begins with, before anything is written to its directories.
+
+    Raises
+    ------
+    ConflictError
+        The state directory has a clone of the same query: both would write under the id of that one.
+    """
+    folder = PrefixedStorage(storage, FOLDER)
     values = asdict(origin) | {"directories": dict(origin.directories), "empty": list(origin.empty)}
-    PrefixedStorage(storage, FOLDER).put(origin.query_id, stored_file.encode(KIND, values)[0])
+    folder.put(origin.query_id, stored_file.encode(KIND, values)[0])
+    if not origin.is_clone:
+        return
+    try:
+        folder.put_if_absent(origin.state_id + _FILLS, origin.query_id.encode())
+    except ConflictError as exc:
+        raise ConflictError(
+            "this query was cloned into this state directory before, or that is under way or was interrupted: choose "
+            "another directory, or finish that clone first with the same command. If it is gone for good, and its "
+            f"operators' directories with it, delete {FOLDER}/{origin.state_id}{_FILLS}",
+            storage=storage.url,
+        ) from exc
 
 
 def find_origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
@@ -114,67 +135,20 @@ def find_origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
     return origin
 
 
-def take_directories(storage: ObjectStorage, origin: QueryOrigin) -> None:
-    """Take the directories of a clone that was declared, before anything is written there.
+def is_filling(storage: ObjectStorage, origin: QueryOrigin) -> bool:
+    """Tell whether what lies in the directories of a query that was never whole is its own, where records say so.
 
-    Raises
-    ------
-    ConflictError
-        Another query that was restored or cloned names one of them, or is a clone of the same query: operators that
-        have had no rows yet begin in directories that nobody can name.
+    Nobody else writes records that name a restored query.
     """
-    folder = PrefixedStorage(storage, FOLDER)
-    for other in sorted(info.key for info in folder.list("")):
-        found = find_origin(storage, other) if _ID.fullmatch(other) and other != origin.query_id else None
-        if found is None:
-            continue
-        shared = origin.directories.keys() & found.directories.keys()
-        if shared or (found.state_id == origin.state_id and (found.unnamed or origin.unnamed)):
-            raise ConflictError(
-                "another query was cloned or restored into this state directory, or that is under way or was "
-                "interrupted: choose another directory, or finish that one first with the same command. If it is "
-                f"gone for good, and its operators' directories with it, delete {FOLDER}/{other}",
-                operators=", ".join(sorted(shared)),
-                query=other,
-                storage=storage.url,
-            )
-    folder.put(origin.query_id + _FILLS, b"")
+    try:
+        filling = PrefixedStorage(storage, FOLDER).get(origin.state_id + _FILLS) if origin.is_clone else None
+    except NotFoundError:
+        return False
+    return filling is None or bytes(filling) == origin.query_id.encode()
 
 
-def require_directories(storage: ObjectStorage, query_id: str) -> None:
-    """Check that the directories that a query began with are still its own.
-
-    Of two that write a record at once, the first one may have read its own, where the storage cannot refuse the second.
-
-    Raises
-    ------
-    ConflictError
-        Another query has taken one of them.
-    """
-    origin = find_origin(storage, query_id)
-    for directory, owner in origin.directories.items() if origin else ():
-        record = find_operator(storage, directory)
-        if record is None or record.query_id != owner:
-            raise ConflictError(
-                "another query has taken the directory of an operator meanwhile: run one restore at a time into a "
-                "state directory",
-                operator=directory,
-                owner=record and record.query_id,
-                storage=storage.url,
-            )
-
-
-def may_clear(storage: ObjectStorage, origin: QueryOrigin, directory: str) -> bool:
-    """Tell whether what lies in a directory was written by the attempt that declared the origin.
-
-    It was where the directory's record names the query, which nobody else writes, or where a clone took it.
-    """
-    if origin.directories[directory] == origin.query_id:
-        return True
-    return any(info.key == f"{FOLDER}/{origin.query_id}{_FILLS}" for info in storage.list(f"{FOLDER}/"))
-
-
-def forget_origin(storage: ObjectStorage, query_id: str) -> None:
+def forget_origin(storage: ObjectStorage, origin: QueryOrigin) -> None:
     """Delete what is stored of a query that never was."""
-    for key in (query_id + _FILLS, query_id):
+    own = [origin.state_id + _FILLS] if origin.is_clone and is_filling(storage, origin) else []
+    for key in (*own, origin.query_id):
         PrefixedStorage(storage, FOLDER).delete([key])

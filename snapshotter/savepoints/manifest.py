@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +30,7 @@ from holdfast.backends.options import did_you_mean
 from holdfast.errors import NotFoundError
 from holdfast.snapshotter.fields import DIGEST, NUMBER_LIMIT, Fields
 from holdfast.snapshotter.savepoints.saved_operator import NAME, SavedOperator, read_key
+from holdfast.snapshotter.sink_log import SINK, plan_of
 from holdfast.snapshotter.storage.keys import key_problem
 
 KIND = "savepoint"
@@ -103,6 +104,61 @@ class SavedSource:
 
 
 @dataclass(frozen=True)
+class PlannedBatch:
+    """The micro-batch after the saved one, as Spark had planned it: what Spark would have run next, and nothing else.
+
+    Attributes
+    ----------
+    offsets_version, batch : str
+        As in `SavedQuery`.
+    sources : tuple of SavedSource
+        Where they are at its end, and what Spark keeps of them besides what the savepoint has anyway.
+    """
+
+    offsets_version: str
+    batch: str
+    sources: tuple[SavedSource, ...]
+
+    FIELDS = ("offsets_version", "batch", "sources")
+
+    @property
+    def plan(self) -> str:
+        """What tells it from another one of its number: see `plan_of`."""
+        return plan_of(self.batch, ((source.name, source.offset) for source in self.sources))
+
+    @classmethod
+    def read(cls, fields: Fields) -> PlannedBatch:
+        """Return the micro-batch that the fields describe; raises `CorruptionError`."""
+        sources = tuple(SavedSource.read(source) for source in fields.each("sources", *SavedSource.FIELDS))
+        return cls(fields.text("offsets_version", _OFFSETS_VERSION), _batch(fields), sources)
+
+
+@dataclass(frozen=True)
+class SavedSink:
+    """What a sink of the query had decided to show.
+
+    Attributes
+    ----------
+    sink : str
+    number : int
+        Of the newest decision in the sink's log; 0 if there was none.
+    batch_id : int
+        The micro-batch of the query for which it stands; -1 if there was none.
+    """
+
+    sink: str
+    number: int
+    batch_id: int
+
+    FIELDS = ("sink", "number", "batch_id")
+
+    @classmethod
+    def read(cls, fields: Fields) -> SavedSink:
+        """Return the sink that the fields describe; raises `CorruptionError`."""
+        return cls(fields.text("sink", SINK), fields.number("number"), fields.number("batch_id", -1))
+
+
+@dataclass(frozen=True)
 class SavedQuery:
     """The query at its micro-batch.
 
@@ -120,6 +176,10 @@ class SavedQuery:
         Of the micro-batch that would have come next.
     sources : tuple of SavedSource
         In the order of the query's plan.
+    planned : PlannedBatch or None
+        None if the query had planned nothing after the micro-batch.
+    sinks : tuple of SavedSink
+        Those of holdfast's that the query writes to.
     """
 
     query_id: str
@@ -128,12 +188,28 @@ class SavedQuery:
     batch: str
     next_watermark_ms: int
     sources: tuple[SavedSource, ...]
+    planned: PlannedBatch | None = None
+    sinks: tuple[SavedSink, ...] = ()
 
-    FIELDS = ("query_id", "batch_id", "offsets_version", "batch", "next_watermark_ms", "sources")
+    FIELDS = (
+        "query_id", "batch_id", "offsets_version", "batch", "next_watermark_ms", "sources", "planned", "sinks",
+    )  # fmt: skip
+
+    @property
+    def logs(self) -> tuple[SourceLog, ...]:
+        """All files that Spark keeps of the sources."""
+        sources = (*self.sources, *(self.planned.sources if self.planned else ()))
+        return tuple(log for source in sources for log in source.logs)
+
+    @property
+    def uncommitted(self) -> tuple[SavedSink, ...]:
+        """The sinks that show, or will show, a micro-batch that the savepoint does not hold."""
+        return tuple(sink for sink in self.sinks if sink.batch_id > self.batch_id)
 
     @classmethod
     def read(cls, fields: Fields) -> SavedQuery:
         """Return the query that the fields describe; raises `CorruptionError`."""
+        planned = fields.inner_or_none("planned", *PlannedBatch.FIELDS)
         return cls(
             fields.text("query_id", _QUERY_ID),
             fields.number("batch_id"),
@@ -141,6 +217,8 @@ class SavedQuery:
             _batch(fields),
             fields.number("next_watermark_ms", 0, NUMBER_LIMIT),
             tuple(SavedSource.read(source) for source in fields.each("sources", *SavedSource.FIELDS)),
+            None if planned is None else PlannedBatch.read(planned),
+            tuple(SavedSink.read(sink) for sink in fields.each("sinks", *SavedSink.FIELDS)),
         )
 
 
@@ -180,13 +258,13 @@ class Savepoint:
     @property
     def size_bytes(self) -> int:
         """Bytes of all objects that it names."""
-        logs = sum(log.size_bytes for source in self.query.sources for log in source.logs)
+        logs = sum(log.size_bytes for log in self.query.logs)
         return logs + sum(operator.size_bytes for operator in self.operators)
 
     @property
     def keys(self) -> dict[str, int]:
         """The objects that it names, and their sizes."""
-        logs = {log.key: log.size_bytes for source in self.query.sources for log in source.logs}
+        logs = {log.key: log.size_bytes for log in self.query.logs}
         return logs | {piece.key: piece.size_bytes for operator in self.operators for piece in operator.pieces}
 
     def find_operator(self, name: str | None) -> SavedOperator:
@@ -218,18 +296,9 @@ class Savepoint:
         InvalidArgumentError
             It names so much that no reader would take it.
         """
-        query = {name: getattr(self.query, name) for name in SavedQuery.FIELDS}
-        sources = [
-            {
-                "name": source.name,
-                "offset": source.offset,
-                "logs": [{name: getattr(log, name) for name in SourceLog.FIELDS} for log in source.logs],
-            }
-            for source in self.query.sources
-        ]
         header = {name: getattr(self, name) for name in self.FIELDS} | {
             "versions": dict(self.versions),
-            "query": query | {"sources": sources},
+            "query": asdict(self.query),
             "operators": [operator.to_json() for operator in self.operators],
             "left_out": list(self.left_out),
         }
@@ -263,7 +332,7 @@ def read_manifest(data: Any, name: str, source: str) -> Savepoint:
         tuple(SavedOperator.read(operator) for operator in fields.each("operators", *SavedOperator.FIELDS)),
         tuple(fields.all_texts("left_out")),
     )
-    keys = [log.key for of in savepoint.query.sources for log in of.logs]
+    keys = [log.key for log in savepoint.query.logs]
     keys += [piece.key for operator in savepoint.operators for piece in operator.pieces]
     names = [operator.name for operator in savepoint.operators]
     if len(set(keys)) != len(keys) or len(set(names)) != len(names):

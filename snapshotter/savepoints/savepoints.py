@@ -6,7 +6,6 @@
         before-upgrade/savepoint    a savepoint
         before-upgrade/operators/…
         nightly-7/operators/…       unfinished: it has no manifest, or not yet
-        nightly-7/making-5f0c1d…    somebody makes it, or did
         nightly-7/probe-92ab47…     left by the check of a directory that allows no deletes
 """
 
@@ -33,11 +32,9 @@ _log = logging.getLogger(__name__)
 _PIECES_AT_ONCE = 32
 # Later than anything: what uploads to a savepoint that is deleted should fail.
 _EVER_MS = 1 << 52
-#: Says that a savepoint is made; see `holdfast.snapshotter.savepoints.making`.
-MARK = re.compile("making-[0-9a-f]{16}")
 # What may lie in a savepoint's folder; whatever else does is not ours to count, let alone to delete.
 _OURS = re.compile(
-    rf"{KEY}|{MARK.pattern}|probe-[0-9a-f]{{16}}|sources/[^/]+/[^/]+-[0-9a-f]{{16}}"
+    rf"{KEY}|probe-[0-9a-f]{{16}}|sources/[^/]+/[^/]+-[0-9a-f]{{16}}"
     r"|operators/[^/]+/[^/]+/[0-9]{4,}-[0-9]+-[0-9a-f]{16}\.arrow"
 )
 
@@ -186,9 +183,7 @@ def verify_savepoint(
         for operator in savepoint.operators
         for piece in operator.pieces
     ]
-    work += [
-        (partial(read_log, folder, log), log.size_bytes) for source in savepoint.query.sources for log in source.logs
-    ]
+    work += [(partial(read_log, folder, log), log.size_bytes) for log in savepoint.query.logs]
     for start in range(0, len(work), _PIECES_AT_ONCE):
         some = work[start : start + _PIECES_AT_ONCE]
         for (_, size_bytes), problem in zip(some, executor.map(lambda one: _problem(one[0]), some), strict=True):
@@ -248,14 +243,14 @@ def delete_savepoint(target: ObjectStorage, name: str) -> int:
     Notes
     -----
     The manifest goes first: whatever happens then, nobody takes the rest for a savepoint. One that is finished while
-    its pieces are deleted goes, too.
+    pieces are deleted goes, too.
     """
     folder = savepoint_folder(target, name)
     keys = _ours(folder)
     if keys == [KEY] and bytes(folder.get(KEY))[-len(MAGIC) :] != MAGIC:
         raise InvalidArgumentError("this file is not a savepoint: delete it yourself", file=f"{folder.url}/{KEY}")
     _delete(folder, keys)
-    if keys and KEY not in keys and KEY in (since := _ours(folder)):
+    if keys and KEY in (since := _ours(folder)):
         _delete(folder, since)
         keys = sorted({*keys, *since})
     uploads = _abort_uploads(folder)

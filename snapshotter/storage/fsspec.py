@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 import weakref
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
+from fsspec.implementations.memory import MemoryFileSystem
 
 from holdfast import clock
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
@@ -42,6 +44,7 @@ from holdfast.snapshotter.storage.object_storage import (
     check_range,
     flat_view,
     require_size,
+    unconditional,
     whole_range,
 )
 from holdfast.snapshotter.storage.options import secrets_of
@@ -54,8 +57,11 @@ if TYPE_CHECKING:
 #: What `find` calls where an asynchronous file system lists in a way of its own; a test fails when it is gone.
 PRIVATE = {AsyncFileSystem: ("_find",)}
 _LOG = logging.getLogger(__name__)
+_in_memory = threading.Lock()
 #: Schemes that fsspec knows only once their package is installed.
 _PACKAGES = {"abfss": "adlfs"}
+#: Whose `pipe_file` takes the condition to the store: two callers at once cannot both create an object.
+_CREATES = frozenset({"abfs", "abfss", "az", "gcs", "gs", "memory"})
 _RENAMES = frozenset({"arrow_hdfs", "sftp", "smb", "ssh", "viewfs", "webhdfs"})
 #: Read before the size is asked for; enough for all but large commits.
 _FIRST_BYTES = 16 << 20
@@ -89,12 +95,17 @@ class FsspecStorage(ObjectStorage):
             known = ", ".join(sorted({"file", *fsspec.available_protocols()}))
             raise InvalidArgumentError(f"unknown storage scheme; known are {known}", scheme=scheme)
         with translated("open", url, ""):
-            fsspec.get_filesystem_class(scheme)  # its error names the package to install
+            try:
+                fsspec.get_filesystem_class(scheme)
+            except ImportError as exc:  # which names the package
+                raise InvalidArgumentError(
+                    f"{scheme}:// needs a package that is not installed on the driver and the executors: {exc}"
+                ) from exc
         super().__init__(url.rstrip("/"))
         if self.url == f"{scheme}:":
             raise InvalidArgumentError("storage URL must name a root, such as scheme://root", scheme=scheme)
         self._secrets = secrets_of(options)
-        self._renames = scheme in _RENAMES
+        self._renames, self._creates = scheme in _RENAMES, scheme in _CREATES
         self._new_id = new_id
         self._connections = Connections(partial(_connect, self.url, dict(options)))
         self._closed = False
@@ -113,6 +124,25 @@ class FsspecStorage(ObjectStorage):
                 fs.pipe_file(f"{root}/{key}", content)
         self._requests.add_bytes("put", view.nbytes)
         _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
+
+    def put_if_absent(self, key: str, data: Buffer) -> None:
+        """Store an object unless its key holds other bytes; see `ObjectStorage.put_if_absent`."""
+        check_key(key)
+        content, is_new = bytes(flat_view(data)), True
+        with translated("put", self.url, key, self._secrets):
+            fs, root = self._begin("put")
+            if not self._creates:
+                raise unconditional(key, self.url)
+            try:
+                # In memory fsspec looks and then puts.
+                with _in_memory if isinstance(fs, MemoryFileSystem) else nullcontext():
+                    fs.pipe_file(f"{root}/{key}", content, mode="create")
+            except FileExistsError:
+                is_new = False
+        if is_new:
+            self._requests.add_bytes("put", len(content))
+        else:
+            self._require(key, content)
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""

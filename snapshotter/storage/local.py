@@ -38,6 +38,7 @@ from holdfast.snapshotter.storage.object_storage import (
     check_range,
     flat_view,
     require_size,
+    unconditional,
     whole_range,
 )
 
@@ -48,6 +49,15 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# What a file system without hard links answers is its own; these a rename would meet, too.
+_MET_BY_ANY_CALL = {
+    *(errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE),
+    *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOMEM, errno.EINTR),
+}
+
+
+class _NoLinksError(Exception):
+    """The file system has no hard links."""
 
 
 class LocalStorage(ObjectStorage):
@@ -72,7 +82,14 @@ class LocalStorage(ObjectStorage):
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
         """Store an object unless its key holds other bytes; see `ObjectStorage.put_if_absent`."""
-        if not self._put(key, data, _link):
+
+        def link(temporary: str, name: str, at: int) -> bool:
+            try:
+                return _link(temporary, name, at)
+            except _NoLinksError as exc:
+                raise unconditional(key, self.url) from exc
+
+        if not self._put(key, data, link):
             self._require(key, data)
 
     def _put(self, key: str, data: Buffer, publish: Callable[[str, str, int], bool]) -> bool:
@@ -250,8 +267,9 @@ def _link(temporary: str, name: str, at: int) -> bool:
     except OSError as exc:
         found = _mode(name, at)
         if found is None and not isinstance(exc, FileExistsError):
-            # Each file system without hard links says so in its own way. Any other error the rename meets, too.
-            return _replace(temporary, name, at)
+            if exc.errno in _MET_BY_ANY_CALL:
+                raise
+            raise _NoLinksError from exc
         if found is not None and not stat.S_ISREG(found):
             raise FileExistsError(errno.EEXIST, "no object, which the caller could compare", name) from exc
         is_linked = False

@@ -166,17 +166,17 @@ class ObjectStorage(ABC):
         ------
         ConflictError
             The key holds other bytes, and keeps them.
-        InvalidArgumentError, UnavailableError
+        InvalidArgumentError
+            As `put`; or the storage cannot do it, and stores nothing.
+        UnavailableError
             As `put`.
 
         Notes
         -----
-        Atomic on local disks, HDFS and S3 (``If-None-Match: *``). Any other storage, S3 without conditional writes and
-        a file system without hard links look first and then put: there, two callers in the same instant may both
-        succeed, and the last one's bytes stay.
+        Atomic on local disks, HDFS, S3 (``If-None-Match: *``), Google Cloud Storage and Azure. A storage of your own
+        that does not override it is refused when a query starts (`probe`).
         """
-        if not self._holds(key, data):
-            self.put(key, data)
+        raise unconditional(key, self.url)
 
     def _holds(self, key: str, data: Buffer) -> bool:
         """Tell whether an object with these bytes is there; raise ConflictError if it has others."""
@@ -368,6 +368,18 @@ def taken(key: str, url: str) -> ConflictError:
     """Return the error of a put under a key that holds other bytes."""
     return ConflictError(
         "the key is taken by other bytes, and an object is written once: choose another key",
+        action="put",
+        key=key,
+        storage=url,
+    )
+
+
+def unconditional(key: str, url: str) -> InvalidArgumentError:
+    """Return the error of a storage that cannot store an object only if its key is free."""
+    return InvalidArgumentError(
+        "the storage cannot store an object only if it is absent, so two drivers could overwrite what each has "
+        "decided: take a local disk with hard links, HDFS, S3 with conditional writes (AWS, MinIO, Ceph, versitygw), "
+        "Google Cloud Storage or Azure",
         action="put",
         key=key,
         storage=url,

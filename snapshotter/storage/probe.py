@@ -2,10 +2,11 @@
 
 ::
 
-    <folder>/probe-5f0c1d…      put, got, listed, deleted
+    <folder>/probe-5f0c1d…      put, put again with other bytes, got, listed, deleted
 
 So a read-only directory, or a policy that forbids one action, fails before any state is written, and not hours later
-in the first commit, snapshot or clean-up.
+in the first commit, snapshot or clean-up. The second put must be refused: there are stores that know no conditions, and
+some that take them and do not heed them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from holdfast import clock
-from holdfast.errors import HoldfastError, UnavailableError
-from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.errors import ConflictError, HoldfastError, UnavailableError
+from holdfast.snapshotter.storage.object_storage import ObjectStorage, unconditional
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 _S3_PERMISSIONS = {"put": "s3:PutObject", "get": "s3:GetObject", "list": "s3:ListBucket", "delete": "s3:DeleteObject"}
@@ -27,8 +28,8 @@ def probe_storage(
     new_id: Callable[[], str] = clock.new_id,
     *,
     checked: str = "spark.holdfast.state.dir failed the check at query start",
-) -> None:
-    """Put, get, list and delete a small object below a folder.
+) -> int:
+    """Put, get, list and delete a small object below a folder, which nobody else can put meanwhile.
 
     Parameters
     ----------
@@ -40,22 +41,31 @@ def probe_storage(
     checked : str
         What an error says of it.
 
+    Returns
+    -------
+    int
+        When the object was stored: the time by the store's clock, in ms since 1970.
+
     Raises
     ------
     InvalidArgumentError
         An action is refused, or the directory is missing: the message names action, key and, for S3, the permission.
+        Or the storage cannot put an object only if it is absent.
     UnavailableError
         The storage did not answer, or did not return an object right after its put.
 
     Notes
     -----
-    Cost: one request for each action. If deleting is not allowed, the object stays behind.
+    Cost: one request for each action, a second put and a second get. If deleting is not allowed, the object stays
+    behind.
     """
     probes, key = PrefixedStorage(storage, folder), f"probe-{new_id()}"
     try:
-        probes.put(key, key.encode())
+        probes.put_if_absent(key, key.encode())
         try:
-            found = bytes(probes.get(key, len(key))) == key.encode() and key in {info.key for info in probes.list("")}
+            _require_refusal(probes, key)
+            is_same = bytes(probes.get(key, len(key))) == key.encode()
+            stored_ms = {info.key: info.modified_ms for info in probes.list("")}.get(key)
         except BaseException:
             with suppress(HoldfastError):  # the first action that is refused is the one to report
                 probes.delete([key])
@@ -63,12 +73,21 @@ def probe_storage(
         probes.delete([key])
     except HoldfastError as exc:
         raise _explained(exc, storage, checked) from exc
-    if not found:
+    if stored_ms is None or not is_same:
         raise UnavailableError(
             "the storage does not return an object right after its put: holdfast needs a strongly consistent store",
             key=key,
             storage=probes.url,
         )
+    return stored_ms
+
+
+def _require_refusal(probes: ObjectStorage, key: str) -> None:
+    try:
+        probes.put_if_absent(key, key[::-1].encode())
+    except ConflictError:
+        return
+    raise unconditional(key, probes.url)
 
 
 def _explained(exc: HoldfastError, storage: ObjectStorage, checked: str) -> HoldfastError:

@@ -19,6 +19,9 @@ from typing import NamedTuple
 from holdfast.errors import InvalidArgumentError
 
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+_OF_WINDOWS = re.compile(r"\s*([A-Za-z]:|\\\\)")
+_IPV6 = r"\[[0-9A-Fa-f:.]+\]"
+_HOST = re.compile(rf"(?:{_IPV6}|[^:]*)(?::[0-9]*)?")
 _S3 = ("s3", "s3a")
 
 
@@ -50,18 +53,18 @@ def parse_url(url: str | os.PathLike[str]) -> StorageUrl:
         raise InvalidArgumentError("it must be a URL or a path, and ~ is not expanded")
     if "\x00" in text:
         raise InvalidArgumentError("no URL and no path has a zero byte")
-    if "::" in text:
+    if "::" in re.sub(rf"(?<=[/@]){_IPV6}", "", text):
         raise InvalidArgumentError(
             "chained storage URLs (a::b) are refused: a caching layer would answer from its copy"
+        )
+    if _OF_WINDOWS.match(text):
+        raise InvalidArgumentError(
+            "this is a path of Windows, where holdfast does not run: write a path such as /data/app", path=text
         )
     match = _SCHEME.fullmatch(text)
     if match is None:
         return StorageUrl("file", "", os.path.abspath(text))
     scheme, rest = match[1].lower(), match[2]
-    if len(scheme) == 1:
-        raise InvalidArgumentError(
-            "this is a path of Windows, where holdfast does not run: write a path such as /data/app", path=text
-        )
     return StorageUrl("file", "", _local_path(rest)) if scheme == "file" else _remote(scheme, rest)
 
 
@@ -91,10 +94,12 @@ def _remote(scheme: str, rest: str) -> StorageUrl:
             scheme=scheme,
         )
     authority, slash, path = rest[2:].partition("/")
-    user, _, _ = authority.rpartition("@")
-    # A secret may itself hold a slash, so for S3 a colon in the authority, or an @ anywhere, is enough.
-    secret = (":" in authority or "@" in rest) if scheme in _S3 else ":" in user
-    if secret or "?" in rest:
+    user, _, host = authority.rpartition("@")
+    # A secret may itself hold a slash, and end the authority: what stands after a colon is a port then, or a secret.
+    is_secret = ":" in user or not _HOST.fullmatch(host)
+    if scheme in _S3:  # whose buckets have no port
+        is_secret = ":" in authority or "@" in rest
+    if is_secret or "?" in rest:
         raise InvalidArgumentError(
             "the URL holds credentials or parameters: remove them, and set them as options "
             "(spark.holdfast.storage.key and spark.holdfast.storage.secret, for example; those of a sink are "

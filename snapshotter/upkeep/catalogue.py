@@ -3,8 +3,8 @@
 ::
 
     <operator>/operator                             "operator": whose directory this is
-    <operator>/probes/…   claims/…                  "probe", "claim"
-    <operator>/schemas/…  announced/…               what the tables hold; a run is about to declare some
+    <operator>/probes/…   claims/…                  "probe"; see `holdfast.snapshotter.ownership.stored_claims`
+    <operator>/schemas/…                            what the tables hold
     <operator>/reads/…                              see `holdfast.snapshotter.stored_reads`
     <operator>/shard-0003/commits/17-9f3c…          "commit"
                           snapshots/16-aa…-7c1e…    "snapshot"
@@ -12,7 +12,7 @@
                           probes/…                  "probe"
                           troubles/snapshot-3e…     "trouble": see `holdfast.snapshotter.upkeep.troubles`
     _queries/…  _rescaling/<query id>/…             no operator's: see `holdfast.snapshotter.ownership.query_origin`
-    _sinks/<sink>/<query id>/…                      no operator's: see `holdfast.snapshotter.decisions`
+    _sinks/<sink>/<number>                          no operator's: see `holdfast.snapshotter.sink_log`
     anything else                                   "unknown"
 
 A key is ours only if it is exactly what we would have written: a neighbour such as ``shard-00031``, or a foreign file,
@@ -26,17 +26,19 @@ Cost: one listing for all objects. `holdfast.snapshotter.upkeep.headers` reads h
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from holdfast.backends.base import Pointer
 from holdfast.backends.options import did_you_mean
 from holdfast.errors import InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.decisions import StoredSink, parse_key, stored_sinks
-from holdfast.snapshotter.ownership.claim_listing import ListedClaim, claims_among
+from holdfast.snapshotter.fence import newest_among
 from holdfast.snapshotter.ownership.query_origin import FOLDER as QUERIES
 from holdfast.snapshotter.ownership.query_origin import RESCALING
+from holdfast.snapshotter.ownership.stored_claims import FOLDER as CLAIMS
+from holdfast.snapshotter.ownership.stored_claims import Beside
+from holdfast.snapshotter.sink_log import StoredSink, parse_key, stored_sinks
 from holdfast.snapshotter.snapshots.manifest import PART_NAME
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
@@ -44,9 +46,9 @@ from holdfast.snapshotter.stored_reads import KEY as READ
 from holdfast.snapshotter.upkeep.troubles import NAME as TROUBLE_NAME
 
 _SHARD = re.compile(r"shard-([0-9]{4}|[1-9][0-9]{4,8})")
-_RESCALED = re.compile(rf"({RESCALING}/[0-9a-f-]{{36}})/(savepoint|making-[0-9a-f]+|(?:sources|operators)/.+)")
+_RESCALED = re.compile(rf"({RESCALING}/[0-9a-f-]{{36}})/(savepoint|(?:sources|operators)/.+)")
 #: What a query stores of an operator before its record.
-_BEGUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*/(probes|claims|announced|schemas|shard-[0-9]+/troubles)/.+")
+_BEGUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*/(probes|claims|schemas|shard-[0-9]+/troubles)/.+")
 _SNAPSHOT = re.compile(r"(.+)-[0-9a-f]{16}")
 
 
@@ -157,23 +159,24 @@ class OperatorListing:
         """Return what tests of the storage left beside the shards."""
         return [info for info in self.others if info.key.startswith("probes/")]
 
-    def claims(self) -> list[ListedClaim]:
-        """Return the claims of the runs that worked here."""
-        folder = "claims/"
-        inside = (info for info in self.others if info.key.startswith(folder))
-        return claims_among(replace(info, key=info.key.removeprefix(folder)) for info in inside)[0]
+    def claim(self) -> ObjectInfo | None:
+        """Return the newest claim, by its key in the folder of claims."""
+        return newest_among(info for info, _ in self._claims())
 
-    def stamps(self) -> list[ObjectInfo]:
-        """Return what looks at the store's clock left among the claims."""
-        return [info for info in self.others if info.key.startswith("claims/now.")]
+    def besides(self) -> list[ObjectInfo]:
+        """Return what runs beside the one that claimed have put there, of whatever age."""
+        return [stored for info, stored in self._claims() if Beside.of(info) is not None]
+
+    def _claims(self) -> Iterator[tuple[ObjectInfo, ObjectInfo]]:
+        """Yield what is in the folder of claims, by its key there and below the operator."""
+        folder = f"{CLAIMS}/"
+        for info in self.others:
+            if info.key.startswith(folder):
+                yield replace(info, key=info.key.removeprefix(folder)), info
 
     def reads(self) -> list[ObjectInfo]:
         """Return what reads of the state have stored, of whatever age."""
         return [info for info in self.others if READ.fullmatch(info.key)]
-
-    def announcements(self) -> list[ObjectInfo]:
-        """Return what runs announced that they would declare, and have not withdrawn."""
-        return [info for info in self.others if info.key.startswith("announced/")]
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ class StateDirListing:
     rescaling : mapping of str to list of ObjectInfo
         By folder the savepoints of queries that are rescaled, or whose rescaling was killed.
     sinks : tuple of StoredSink
-        The decisions of queries about their sinks.
+        The logs of sinks.
     """
 
     operators: Mapping[str, OperatorListing]

@@ -2,10 +2,10 @@
 
 ::
 
-    state's directories, records, columns        driver         state directory of the clone
-    what each shard's version is made of         tasks          state directory of the clone
-    Spark's state, logs and positions            driver         checkpoint location of the clone
-    metadata, with an id of its own              driver         last
+    state's directories, records, columns        driver                  state directory of the clone
+    what each shard's version is made of         tasks, or the driver    state directory of the clone
+    Spark's state, logs and positions            driver                  checkpoint location of the clone
+    metadata, with an id of its own              driver                  last
 
 Pointers lie in Spark's state, which nobody but Spark writes, and name the query and the operator's directory. So a
 clone keeps both: its state directory is another one, and in it the clone writes under the original's id, which
@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError
-from holdfast.settings import Settings
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin, take_directories
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, read_operator
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
 from holdfast.snapshotter.ownership.stored_tables import FOLDER as SCHEMAS
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -29,10 +28,10 @@ from holdfast.spark_integration.copies.copied_location import copy_location
 from holdfast.spark_integration.copies.copied_shards import COPIED, ShardCopier
 from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
 from holdfast.spark_integration.savepoints.saving import SHARD, shard_row
-from holdfast.spark_integration.savepoints.tasks import run_tasks
+from holdfast.spark_integration.savepoints.working import SparkTasks, Tasks
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
-from holdfast.spark_integration.stored_pointers import StatefulStep, configured, stateful_steps
+from holdfast.spark_integration.stored_pointers import StatefulStep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,23 +80,35 @@ def clone(
 
     Notes
     -----
-    Operators with state of Spark's own are copied, too. Numbers of shards and partitions stay. If it fails, nothing is
+    Operators with state of Spark's own are copied, too. Numbers of shards and partitions stay. A clone runs beside the
+    original, so it cannot continue its sinks: give it its own, or `rescale` the original. If it fails, nothing is
     left; if it is interrupted or killed, or Spark or the last step fails, the next one into the same location deletes
     what is left: run it once no task of the first one runs.
     """
-    settings, options = configured(spark)
+    return copy(SparkTasks(spark), original, checkpoint_location, to_state_dir=to_state_dir, batch_id=batchId)
+
+
+def copy(
+    tasks: Tasks,
+    original: str | Path,
+    checkpoint_location: str | Path,
+    *,
+    to_state_dir: str | Path,
+    batch_id: int | None = None,
+) -> str:
+    """Copy a query by Spark, or by this process; see `clone`."""
     with (
-        open_storage(str(original), options) as location,
-        open_storage(str(settings.state_dir), options) as storage,
+        open_storage(str(original), tasks.options) as location,
+        open_storage(str(tasks.settings.state_dir), tasks.options) as storage,
     ):
         query = QueryLocation(location)
         query_id = query.query_id()
-        batch = query.batch(batchId)
+        batch = query.batch(batch_id)
 
         def cloned() -> str:
-            steps = stateful_steps(spark, str(original), batch.batch_id)
-            with new_query(spark, settings, options, checkpoint_location, to_state_dir) as new:
-                _copy_operators(new, settings, storage, steps, query_id, batch.batch_id)
+            steps = tasks.steps(location, str(original), batch)
+            with new_query(tasks.settings, tasks.options, checkpoint_location, to_state_dir) as new:
+                _copy_operators(tasks, new, storage, steps, query_id, batch.batch_id)
                 new.require()  # copying may have taken long
                 copy_location(location, new.location, query, batch)
                 new.finish()
@@ -107,7 +118,7 @@ def clone(
             return cloned()
         except HoldfastError as exc:
             # Who has lost the location would take it back.
-            if isinstance(exc, ConflictError) or batchId is not None or batch.batch_id in query.committed():
+            if isinstance(exc, ConflictError) or batch_id is not None or batch.batch_id in query.committed():
                 raise
             _log.warning("the query has moved past micro-batch %d; copying a later one: %s", batch.batch_id, exc)
             batch = query.batch()
@@ -115,8 +126,8 @@ def clone(
 
 
 def _copy_operators(
+    tasks: Tasks,
     new: NewQuery,
-    settings: Settings,
     storage: ObjectStorage,
     steps: list[StatefulStep],
     query_id: str,
@@ -157,16 +168,14 @@ def _copy_operators(
         sum(step.is_ours and not step.pointers for step in steps),
     )
     new.fill(origin)
-    take_directories(new.storage, origin)
     for record in records.values():
         _copy_record(storage, new.storage, record)
     shards = [shard_row(directory, row) for directory, of in rows.items() for row in of if row.pointer is not None]
-    run_tasks(new.spark, shards, SHARD, ShardCopier(settings, str(new.settings.state_dir)), COPIED)
+    tasks.run(shards, SHARD, ShardCopier(tasks.settings, str(new.settings.state_dir)), COPIED)
 
 
 def _copy_record(source: ObjectStorage, target: ObjectStorage, record: OperatorRecord) -> None:
     """Copy an operator's record, and which tables later runs have declared."""
-    keys = [f"{record.operator}/operator"]
-    keys += [info.key for info in source.list(f"{record.operator}/{SCHEMAS}/")]
-    for key in keys:
-        target.put(key, source.get(key))
+    declare_operator(target, record)
+    for info in source.list(f"{record.operator}/{SCHEMAS}/"):
+        target.put(info.key, source.get(info.key))

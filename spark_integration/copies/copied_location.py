@@ -55,7 +55,8 @@ def copy_location(source: ObjectStorage, target: ObjectStorage, query: QueryLoca
     sizes = {info.key: info.size_bytes for folder in folders for info in source.list(folder)}
     state = [key for key in sizes if key.startswith("state/") and _is_of(key, batch.batch_id)]
     logs = [key for key in sizes if (found := _LOG.fullmatch(key)) and int(found[2]) <= batch.batch_id]
-    logs += [f"sources/{name}/{log}" for name, offset in batch.sources for log in query.source_logs(name, offset)]
+    kept = query.kept_sources(batch.sources)
+    logs += [f"sources/{name}/{log}" for name, offset in kept for log in query.source_logs(name, offset)]
     vanished = {key for keys in (state, logs) for key in _copy_all(source, target, keys, sizes, query)}
     needed = {f"offsets/{batch.batch_id}", f"commits/{batch.batch_id}"}
     needed |= {key for key in logs if key.startswith("sources/")}

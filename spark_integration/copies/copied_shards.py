@@ -9,24 +9,24 @@ Spark did not accept, is no part of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, NotFoundError, StateLostError
-from holdfast.settings import Settings
 from holdfast.snapshotter.commit_objects import COMMIT_BYTES_MAX, CommitObjects
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.snapshots.manifest import read_manifest
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
-from holdfast.spark_integration.savepoints.tasks import each_row
-from holdfast.spark_integration.shard.task_storage import io_executor, storage_at
+from holdfast.spark_integration.savepoints.tasks import ShardTask
+from holdfast.spark_integration.shard.task_storage import io_executor
 
 #: What a task returns of each shard; it is given what `holdfast.spark_integration.savepoints.saving` has.
 COPIED = "operator string, shard int, objects long, error string"
@@ -34,33 +34,19 @@ _COPIED = pa.schema([("operator", pa.string()), ("shard", pa.int32()), ("objects
 
 
 @dataclass(frozen=True)
-class ShardCopier:
-    """Copies the shards of a task; a function for ``mapInArrow``.
+class ShardCopier(ShardTask):
+    """Copies shards from the original's state directory to that of the clone; see `ShardTask`."""
 
-    Attributes
-    ----------
-    settings : Settings
-        Of the session, without credentials; their state directory is the original's.
-    target : str
-        URL of the clone's.
-    """
+    RETURNED: ClassVar[pa.Schema] = _COPIED
 
-    settings: Settings
-    target: str
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield how many objects each shard has; see `each_row`."""
-        return each_row(batches, self._copied, _COPIED)
-
-    def _copied(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
+        """Yield how many objects a shard has."""
         prefix = shard_prefix(row["directory"], row["shard"])
         assert self.settings.state_dir is not None
-        source, target = (
-            PrefixedStorage(storage_at(url, self.settings), prefix) for url in (self.settings.state_dir, self.target)
-        )
+        source, target = (PrefixedStorage(opened(url), prefix) for url in (self.settings.state_dir, self.target))
         carried = None if row["carried"] is None else bytes(row["carried"])
         objects = copy_shard(source, target, Pointer(row["version"], row["commit"]), carried)
-        yield {"operator": row["operator"], "shard": row["shard"], "objects": objects}
+        yield {"operator": row["operator"], "shard": row["shard"], "objects": objects, "error": None}
 
 
 def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointer, carried: bytes | None) -> int:

@@ -27,6 +27,7 @@ def rescale(
     partitions: int | None = None,
     rename: Mapping[str, str] | None = None,
     to_state_dir: str | Path | None = None,
+    continue_sinks: bool = False,
 ) -> str:
     """Make a new query that continues from another, with a different number of shards.
 
@@ -35,12 +36,12 @@ def rescale(
     spark : SparkSession
         Its ``spark.holdfast.state.dir`` must be the original query's.
     original : str or pathlib.Path
-        The original's ``checkpointLocation``. It may keep running and is not changed.
+        The original's ``checkpointLocation``. It may keep running and is not changed, unless its sinks are continued.
     checkpoint_location : str or pathlib.Path
         The new query's ``checkpointLocation``: new, or left by an attempt that was stopped.
     shards : int
         Shards per operator.
-    partitions, rename
+    partitions, rename, continue_sinks
         As in `holdfast.savepoints.restore`.
     to_state_dir : str or pathlib.Path, optional
         The new query's ``spark.holdfast.state.dir``; by default the original's.
@@ -53,7 +54,8 @@ def rescale(
     Raises
     ------
     ConflictError
-        The location is not empty, or another attempt writes the same state.
+        The location is not empty, or another attempt writes the same state. Or the original goes on, so that its sinks
+        show more than the new query begins with.
     InvalidArgumentError
         The original is not a query, has operators whose state is Spark's own, or an argument is wrong.
     NotFoundError
@@ -66,14 +68,14 @@ def rescale(
     Cost: the state is read and written twice, because it is sorted in between: once into a savepoint in the new
     state directory, which is deleted before the query can start, and once out of it.
     """
-    changes = Changes(shards, partitions, dict(rename or {}))
+    changes = Changes(shards, partitions, dict(rename or {}), continue_sinks=continue_sinks)
     settings, options = configured(spark)
-    with new_query(spark, settings, options, checkpoint_location, to_state_dir) as new:
+    with new_query(settings, options, checkpoint_location, to_state_dir) as new:
         create(spark, original, new.rescaling_url, new.query_id)
         new.require()  # saving may have taken long
         with open_storage(new.rescaling_url, options) as savepoints:
             savepoint = read_savepoint(savepoints, new.query_id)
-            restore_into(new, savepoints, new.rescaling_url, savepoint, changes)
+            restore_into(spark, new, savepoints, new.rescaling_url, savepoint, changes)
         new.remove_savepoint()
         new.finish()
         return new.query_id

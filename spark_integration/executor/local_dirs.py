@@ -46,7 +46,7 @@ from holdfast.spark_integration.executor.processes import ProcessId, executor_pr
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_MIN_BYTES = 256 << 20
 IN_MEMORY, ON_DISK = "memory", "disk"
-SHARD_PREFIX, DURABLE = "shard-", "durable"
+SHARD_PREFIX = "shard-"
 RUNS, CLAIM_SUFFIX = "runs", "-claim"
 _EXECUTOR = "executor-"
 # Spark gives workers the directories of the executor's own blocks, and deletes those when the executor ends.

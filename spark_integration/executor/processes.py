@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import socket
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import psutil
+import xxhash
 
-from holdfast import clock
 from holdfast.spark_integration.executor.per_process import kept_per_process
 
 ENDS_WITHIN_SECONDS = 5.0
+_PLACE = re.compile(r"[0-9a-f]{16}\.([0-9]{1,9}-[0-9]{1,18})")
 _PYTHON_DAEMONS = ("pyspark.daemon", "pyspark.worker")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_BOOTS = 10**6
 
 
 @dataclass(frozen=True)
 class ProcessId:
     """A process, identified for good: the system reuses process ids, so its start time is part of the identity.
 
+    In a container, an executor has the same number after each restart of the machine, and may begin at the same tick.
+    It must not take the files from before for its own, which nobody verifies.
+
     Attributes
     ----------
     pid : int
     started : int
-        When it started; on Linux in clock ticks since boot, which changing the clock does not affect.
+        When it started; on Linux in clock ticks since boot, which changing the clock does not affect, and then six
+        digits that tell this boot from others.
     """
 
     pid: int
@@ -97,7 +105,16 @@ def _status(pid: int) -> tuple[int, bool]:
         raise psutil.NoSuchProcess(pid) from exc
     # The program's name comes before, and may contain anything. Source: man proc_pid_stat, fields 3 and 22.
     fields = stat[stat.rindex(b")") + 2 :].split()
-    return int(fields[19]), fields[0] in (b"Z", b"X")
+    return int(fields[19]) * _BOOTS + xxhash.xxh32_intdigest(_boot(_BOOT).encode()) % _BOOTS, fields[0] in (b"Z", b"X")
+
+
+@cache
+def _boot(file: Path) -> str:
+    """Return the system's id of its last start; empty where it tells none."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
 
 
 @kept_per_process(1)
@@ -116,23 +133,38 @@ def executor_process() -> ProcessId:
 @kept_per_process(1)
 def machine() -> str:
     """Return a text that processes share if they can see each other; it differs between containers and machines."""
-    host = socket.gethostname()
+    host, boot = socket.gethostname(), _boot(_BOOT)
     try:
-        started = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{host} {started} {os.readlink('/proc/self/ns/pid')}"
+        return f"{host} {boot} {os.readlink('/proc/self/ns/pid')}" if boot else host
     except OSError:
         return host
 
 
-def living(processes: Iterable[str]) -> set[str]:
-    """Return which of these processes of this machine, given as the texts of a `ProcessId`, still run.
+def place_of(process: ProcessId) -> str:
+    """Return a text for a process of this machine, by which others can tell whether it lives: see `lives`."""
+    return f"{xxhash.xxh3_64_hexdigest(machine().encode())}.{process}"
 
-    Those that are ending get `ENDS_WITHIN_SECONDS` in all: executors outlive their driver by a second or two.
+
+def lives(place: str, within_seconds: float = ENDS_WITHIN_SECONDS) -> bool | None:
+    """Tell whether a process lives; None of one that cannot be seen from this machine.
+
+    Parameters
+    ----------
+    place : str
+        What `place_of` returned; anything else stands for no process.
+    within_seconds : float
+        How long one that is ending may take: executors outlive their driver by a second or two.
     """
-    end_ms = clock.monotonic_ms() + int(ENDS_WITHIN_SECONDS * 1000)
-    found = set()
-    for text in processes:
-        parsed = ProcessId.parse(text)
-        if parsed is not None and not parsed.wait(max(0, end_ms - clock.monotonic_ms()) / 1000):
-            found.add(text)
-    return found
+    found = _PLACE.fullmatch(place)
+    process = ProcessId.parse(found[1]) if found else None
+    if process is None or place != place_of(process):
+        return None
+    if not process.wait(within_seconds):
+        return True
+    try:
+        os.kill(process.pid, 0)
+    except PermissionError:  # another user's process has the number: it may be this one, where a system hides those
+        return None
+    except ProcessLookupError:
+        pass
+    return False

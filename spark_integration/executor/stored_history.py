@@ -23,6 +23,10 @@ from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.spark_integration.executor.per_process import kept_per_process
 
 _log = logging.getLogger(__name__)
+_BRING_IT_BACK = (
+    "Set spark.holdfast.state.dir to the directory that has it, or bring its objects back: what is missing is left in "
+    "this executor's copy alone"
+)
 
 
 @kept_per_process(1)
@@ -46,7 +50,7 @@ def require_stored_once(log: ObjectCommitLog, record: OperatorRecord, pointer: P
     Raises
     ------
     StateLostError
-        The directory has no version of the shard at all.
+        The directory has no version of the shard at all, or only such as are older than all that the pointer names.
 
     Notes
     -----
@@ -71,19 +75,23 @@ def require_stored_once(log: ObjectCommitLog, record: OperatorRecord, pointer: P
 
 
 def _require_versions(log: ObjectCommitLog, pointer: Pointer, lineage: Lineage) -> None:
-    newest = lineage.chain[-1].key
+    newest = lineage.chain[-1]
     try:
-        log.objects.get_range(newest, 0, 1)
+        log.objects.get_range(newest.key, 0, 1)
         return
     except NotFoundError:
-        if list_shard(log.objects).versions:
+        stored = list_shard(log.objects).versions
+        if stored and stored[-1].version >= newest.version:
             return  # where only a part is gone, restoring goes around it, or says what is missing
     raise StateLostError(
-        "the state directory has nothing of the state that the query's pointer names: it was emptied, or is another "
-        "one. Set spark.holdfast.state.dir to the directory that has it, or bring its objects back: only this "
-        "executor's copy is left",
+        "the state directory has only older versions than the query's pointer names: it was restored from an older "
+        f"backup, or is another one. {_BRING_IT_BACK}"
+        if stored
+        else "the state directory has nothing of the state that the query's pointer names: it was emptied, or is "
+        f"another one. {_BRING_IT_BACK}",
         shard=log.objects.prefix,
         version=pointer,
-        missing=newest,
+        missing=newest.key,
+        newest_stored=stored[-1].pointer if stored else None,
         storage=log.storage.url,
     )

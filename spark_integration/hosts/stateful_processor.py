@@ -23,16 +23,11 @@ from typing import Any
 import pandas as pd
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.streaming.stateful_processor import (
-    ExpiredTimerInfo,
-    StatefulProcessor,
-    StatefulProcessorHandle,
-    TimerValues,
-    ValueState,
-)
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle, TimerValues, ValueState
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from holdfast.spark_integration.hosts.host import SentRows
+from holdfast.spark_integration.hosts.pickled_shards import PickledShards
 from holdfast.spark_integration.shard.call import ShardStep, call_shard
 from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMN, POINTER_VARIABLE, PointerRow
 from holdfast.spark_integration.shard.timeout import TimeMode
@@ -71,7 +66,7 @@ class StatefulProcessorHost:
             None if initial is None or first is None else _Side(initial.step, first.columns),
         )
         return frame.groupBy(ROUTE).transformWithStateInPandas(
-            shards,
+            PickledShards(shards, POINTER_VARIABLE, POINTER_SCHEMA),
             rows.step.output.sent_schema,
             self.output_mode,
             self.time_mode,
@@ -104,43 +99,40 @@ class _Side:
         return (frame.set_axis(self.columns, axis="columns") for frame in frames)
 
 
-class _Shards(StatefulProcessor):
-    """Calls the shards of one partition; Spark makes one for each micro-batch."""
+class _Shards:
+    """The `Shards` of a step."""
 
     def __init__(self, rows: _Side, initial: _Side | None) -> None:
         self._rows = rows
         self._initial = initial
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self._handle = handle
-        self._pointer = handle.getValueState(POINTER_VARIABLE, POINTER_SCHEMA)
+    def open(self, handle: StatefulProcessorHandle, pointer: ValueState) -> None:
+        self._handle, self._pointer = handle, pointer
         self._called: set[int] = set()
         self._initial_frames: list[pd.DataFrame] = []
         self._initial_route: int | None = None
 
-    def handleInitialState(self, key: Any, initialState: Any, timerValues: TimerValues) -> None:
+    def begin(self, key: Any, frame: pd.DataFrame, times: TimerValues) -> None:
         # Spark hands over a large frame in pieces, and does not say which is the last: each begins anew with all so
         # far. The packed transport makes few pieces, 64 MiB each.
         assert self._initial is not None
         if self._initial_route != int(key[0]):
             self._initial_route, self._initial_frames = int(key[0]), []
-        self._initial_frames += self._initial.named([initialState])
-        group = _InitialValueOfGroup(self._pointer, self._handle, timerValues, _batch_ms(self._initial_frames[0]))
+        self._initial_frames += self._initial.named([frame])
+        group = _InitialValueOfGroup(self._pointer, self._handle, times, _batch_ms(self._initial_frames[0]))
         for _ in call_shard(self._initial.step, key, self._initial_frames, group):
             pass  # no rows
 
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[pd.DataFrame]:
-        named = self._rows.named(rows)
+    def call(self, key: Any, frames: Iterator[pd.DataFrame], times: TimerValues) -> Iterator[pd.DataFrame]:
+        named = self._rows.named(frames)
         first = next(named)
-        group = ValueOfGroup(self._pointer, self._handle, timerValues, _batch_ms(first))
+        group = ValueOfGroup(self._pointer, self._handle, times, _batch_ms(first))
         yield from call_shard(self._rows.step, key, chain([first], named), group)
         self._called.add(int(key[0]))
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
-    ) -> Iterator[pd.DataFrame]:
-        now_ms, firing_ms = timerValues.getCurrentProcessingTimeInMs(), expiredTimerInfo.getExpiryTimeInMs()
-        group = ValueOfGroup(self._pointer, self._handle, timerValues, now_ms, firing_ms)
+    def wake(self, key: Any, times: TimerValues, firing_ms: int) -> Iterator[pd.DataFrame]:
+        now_ms = times.getCurrentProcessingTimeInMs()
+        group = ValueOfGroup(self._pointer, self._handle, times, now_ms, firing_ms)
         remembered = group.remembered()
         if int(key[0]) in self._called and remembered is not None:
             group.remember(remembered)  # it fired what was due; the rest is due next time

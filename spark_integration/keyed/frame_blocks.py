@@ -1,6 +1,6 @@
-"""Cuts and reads many small frames by their blocks: the arrays, one for each dtype, in which pandas keeps columns.
+"""Makes, cuts and reads small frames by their blocks: the arrays, one for each dtype, in which pandas keeps columns.
 
-A public way costs a small frame 10 to 20 µs, as much as all else that is done for a key. So pandas' private names are
+A public way costs a small frame 10 to 200 µs, more than all else that is done for a key. So pandas' private names are
 used here, and nowhere else, as long as pandas has all of them. Without them the public ways give the same.
 """
 
@@ -19,16 +19,41 @@ from holdfast.backends.arrow.rows import IntArray
 
 Array = np.ndarray[Any, np.dtype[Any]] | pd.api.extensions.ExtensionArray
 
-#: pandas' private names, as attributes of a frame and of one of its blocks.
-PRIVATE = ("_from_mgr", "_mgr.axes", "_mgr.blocks", "_mgr.get_slice")
+#: pandas' private names, as attributes of pandas, of a frame and of one of its blocks.
+PRIVATE_OF_PANDAS = (
+    "Index._simple_new",
+    "RangeIndex._simple_new",
+    "_config.config._global_config",
+    "core.frame",
+)
+PRIVATE = (
+    "_from_mgr",
+    "columns._cache",
+    "columns._engine",
+    "_mgr.axes",
+    "_mgr.blklocs",
+    "_mgr.blknos",
+    "_mgr.blocks",
+    "_mgr._blklocs",
+    "_mgr._blknos",
+)
 PRIVATE_OF_BLOCKS = ("mgr_locs.as_array", "values")
-_BLOCKS, _GET_SLICE, _FROM_MANAGER = map(attrgetter, ("_mgr.blocks", "_mgr.get_slice", "_from_mgr"))
+#: Functions by which ``pd.DataFrame`` makes blocks of what it is given, in the module that looks them up by name.
+CONSTRUCTORS = ("arrays_to_mgr", "dict_to_mgr", "ensure_index", "nested_data_to_arrays")
+_MANAGER, _BLOCKS, _AXES, _FROM_MANAGER = map(attrgetter, ("_mgr", "_mgr.blocks", "_mgr.axes", "_from_mgr"))
+_NEW, _CONFIGURATION = map(attrgetter, ("_simple_new", "_config.config._global_config"))
+_TABLE_NAME = "_engine"
+_TABLE, _CACHE = map(attrgetter, (_TABLE_NAME, "_cache"))
+_CONSTRUCTING = attrgetter("core.frame")
+_NUMBERS, _PLACES = "_blknos", "_blklocs"
 
 
 def lacking() -> list[str]:
     """Return the private names that pandas has no longer."""
     frame = pd.DataFrame({"n": [0]})
-    gone = [name for name in PRIVATE if not _has(frame, name)]
+    of_pandas = (*PRIVATE_OF_PANDAS, *[f"core.frame.{name}" for name in CONSTRUCTORS])
+    gone = [name for name in of_pandas if not _has(pd, name)]
+    gone += [name for name in PRIVATE if not _has(frame, name)]
     return gone or [name for name in PRIVATE_OF_BLOCKS if not _has(_BLOCKS(frame)[0], name)]
 
 
@@ -45,42 +70,128 @@ def _has_blocks() -> bool:
     return not lacking()
 
 
-def consecutive(frame: pd.DataFrame, sizes: IntArray) -> Iterator[pd.DataFrame]:
-    """Cut a frame into consecutive frames, each with an index that starts at 0.
+class Template:
+    """The blocks of a frame, without their values: makes frames that have the same columns and dtypes.
 
-    Frames share index and labels, which are immutable except for their names; a name that a function sets is undone.
+    Parameters
+    ----------
+    manager : object
+        pandas' own, of a frame.
+
+    Attributes
+    ----------
+    blocks : list of tuple
+        For each block its class, its place, the positions of its columns, and its dtype.
     """
+
+    def __init__(self, manager: Any) -> None:
+        self._make = type(manager)
+        self._labels: np.ndarray[Any, np.dtype[Any]] = manager.axes[0].to_numpy(copy=True)
+        self.blocks = [(type(b), b.mgr_locs, b.mgr_locs.as_array.tolist(), b.values.dtype) for b in manager.blocks]
+
+    def filled(self, columns: list[Any], rows: int, labels: pd.Index[Any] | None = None) -> Any:
+        """Return the manager of a frame of `columns`: sequences, or arrays, of `rows` values."""
+        blocks = []
+        for kind, place, positions, dtype in self.blocks:
+            if dtype == np.object_:
+                values = np.empty((len(positions), rows), dtype)
+                for row, position in enumerate(positions):
+                    values[row] = columns[position]
+            else:
+                values = np.array([columns[position] for position in positions], dtype)
+            blocks.append(kind(values, place, 2))
+        return self._make(
+            tuple(blocks), [new_labels(self._labels) if labels is None else labels, new_index(rows)], False
+        )
+
+
+def new_labels(labels: np.ndarray[Any, np.dtype[Any]]) -> pd.Index[Any]:
+    """Return labels that share nothing: a function may write into their array."""
+    found: pd.Index[Any] = _NEW(pd.Index)(labels.copy())
+    return found
+
+
+def new_index(rows: int) -> pd.RangeIndex:
+    """Return an index from 0."""
+    found: pd.RangeIndex = _NEW(pd.RangeIndex)(range(rows))
+    return found
+
+
+def constructing() -> Any:
+    """Return the module that has the `CONSTRUCTORS`."""
+    return _CONSTRUCTING(pd)
+
+
+def has_usual_options() -> bool:
+    """Whether pandas' options leave text as objects, and columns in blocks."""
+    configuration = _CONFIGURATION(pd)
+    return not configuration["future"]["infer_string"] and configuration["mode"]["data_manager"] == "block"
+
+
+def anatomy(frame: pd.DataFrame) -> tuple[Any, ...]:
+    """Return all that a frame consists of, to be compared with another's."""
+    blocks = [(type(b), b.mgr_locs.as_array.tolist(), b.values.dtype, b.values.tolist()) for b in _BLOCKS(frame)]
+    axes = [(type(axis), axis.dtype, axis.name, axis.tolist()) for axis in _AXES(frame)]
+    return type(frame), type(_MANAGER(frame)), axes, blocks
+
+
+def consecutive(frame: pd.DataFrame, sizes: IntArray) -> Iterator[pd.DataFrame]:
+    """Cut a frame into consecutive frames, each with labels, and an index that starts at 0, of its own."""
     in_blocks = _has_blocks() and _has(frame, "_mgr.blocks")
     cut = _cut_blocks(frame) if in_blocks else _cut_groups(frame, sizes)
-    index = {size: pd.RangeIndex(size) for size in set(sizes.tolist())}
-    labels = frame.columns
     for start, end in pairwise([0, *np.cumsum(sizes).tolist()]):
-        size = end - start
-        yield cut(slice(start, end), index[size])
-        if index[size].name is not None:
-            index[size] = pd.RangeIndex(size)
-        if labels.name is not None:
-            labels.name = None
+        yield cut(slice(start, end))
 
 
-def _cut_blocks(frame: pd.DataFrame) -> Callable[[slice, pd.Index[Any]], pd.DataFrame]:
-    get_slice, from_manager = _GET_SLICE(frame), _FROM_MANAGER(frame)
+def _cut_blocks(frame: pd.DataFrame) -> Callable[[slice], pd.DataFrame]:
+    manager, from_manager = _MANAGER(frame), _FROM_MANAGER(frame)
+    make, new = type(manager), _NEW(pd.RangeIndex)
+    whole = [(type(block), block.values, block.mgr_locs) for block in manager.blocks]
+    # Looked up once for all frames; a function may change its own frame's.
+    numbers, places = manager.blknos, manager.blklocs
+    labels = _labels_for_each(frame.columns)
 
-    def cut(rows: slice, index: pd.Index[Any]) -> pd.DataFrame:
-        manager = get_slice(rows, 1)
-        manager.axes[1] = index
-        part: pd.DataFrame = from_manager(manager, manager.axes)
-        return part
+    def cut(rows: slice) -> pd.DataFrame:
+        blocks = tuple(
+            [kind(values[:, rows] if values.ndim == 2 else values[rows], place, 2) for kind, values, place in whole]
+        )
+        part = make(blocks, [next(labels), new(range(rows.stop - rows.start))], False)
+        setattr(part, _NUMBERS, numbers.copy())
+        setattr(part, _PLACES, places.copy())
+        found: pd.DataFrame = from_manager(part, part.axes)
+        return found
 
     return cut
 
 
-def _cut_groups(frame: pd.DataFrame, sizes: IntArray) -> Callable[[slice, pd.Index[Any]], pd.DataFrame]:
+def _labels_for_each(labels: pd.Index[Any]) -> Iterator[pd.Index[Any]]:
+    """Yield labels for frame after frame, which may be named, and written into by ``columns.values[…] = …``.
+
+    Each has an array of its own. All but the first share a table for look-ups, which takes 5 µs to make, until a
+    function writes into an array; a frame whose labels it wrote is still looked up by the old ones if it had the table.
+    So a function that always writes finds what it wrote.
+    """
+    while labels.dtype != np.object_:  # an option of pandas: text is kept by Arrow
+        yield labels.copy(deep=True)
+    names, own = labels.tolist(), labels.to_numpy(copy=True)
+    given = new_labels(own)
+    yield given
+    table = _TABLE(new_labels(own))
+    while given.tolist() == names:
+        given = new_labels(own)
+        _CACHE(given)[_TABLE_NAME] = table
+        yield given
+    while True:
+        yield new_labels(own)
+
+
+def _cut_groups(frame: pd.DataFrame, sizes: IntArray) -> Callable[[slice], pd.DataFrame]:
     groups = iter(frame.groupby(np.repeat(np.arange(len(sizes)), sizes), sort=False))
 
-    def cut(rows: slice, index: pd.Index[Any]) -> pd.DataFrame:
+    def cut(rows: slice) -> pd.DataFrame:
         _, part = next(groups)
-        part.index = index
+        part.index = pd.RangeIndex(rows.stop - rows.start)
+        part.columns = frame.columns.copy(deep=True)
         return part
 
     return cut

@@ -153,9 +153,9 @@ class KeyFrames(KeySlabs[pd.DataFrame]):
         self._format = frame_format
         self._names = pd.Index(rows.column_names, dtype=object)
 
-    def empty(self) -> pd.DataFrame:
-        """Return the empty frame that a function gets for a key that has timed out."""
-        return pd.DataFrame(columns=self._names.view())
+    def empty(self, count: int) -> Iterator[pd.DataFrame]:
+        """Yield the empty frames that a function gets for keys that have timed out, one each."""
+        return consecutive(pd.DataFrame(columns=self._names.view()), np.zeros(count, np.int64))
 
     def cut(self, rows: pa.Table, bounds: IntArray) -> Iterator[Iterator[pd.DataFrame]]:
         yield from map(iter, zip(cut(rows, bounds, self._format.to_frame)))

@@ -102,7 +102,14 @@ class KeyState(GroupState):
     def update(self, newValue: tuple[Any, ...]) -> None:
         if newValue is None:
             raise PySparkTypeError(errorClass="CANNOT_BE_NONE", messageParameters={"arg_name": "newValue"})
-        self._value = Row(*[v if type(v) in _PLAIN else _python_value(v) for v in newValue])
+        try:
+            values = iter(newValue)
+        except TypeError:
+            raise TypeError(
+                "state.update takes a tuple of values, one for each column of stateStructType, "
+                f"not {type(newValue).__name__}"
+            ) from None
+        self._value = Row(*[v if type(v) in _PLAIN else _python_value(v) for v in values])
         self._defined = self._updated = True
         self._removed = False
 

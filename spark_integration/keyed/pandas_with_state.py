@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,13 @@ from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.keyed.failed_keys import finished, note_key
+from holdfast.spark_integration.keyed.frame_templates import by_templates
 from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames, key_tuples
 from holdfast.spark_integration.keyed.group_state import KeyState, KeyStates
 from holdfast.spark_integration.keyed.key_order import KeyOrder
 from holdfast.spark_integration.keyed.output_frames import OutputFrames
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
-from holdfast.spark_integration.keyed.slabs import SLAB_KEYS
+from holdfast.spark_integration.keyed.slabs import SLAB_KEYS, at_once_of
 from holdfast.spark_integration.keyed.timeouts import NoTimeouts, Timeouts
 from holdfast.spark_integration.keyed.values import ValueState
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
@@ -70,6 +72,8 @@ class PandasWithState:
         Columns of the frames; a column selected twice appears twice.
     state_changes : mapping of str to ColumnChanges
         By table.
+    frame_templates : bool
+        Whether the function's frames are made from templates.
     """
 
     function: PandasFunction
@@ -83,6 +87,7 @@ class PandasWithState:
     shown_keys: list[int]
     shown_columns: list[str]
     state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)
+    frame_templates: bool = True
 
     def tables(self) -> Mapping[str, TableSchema]:
         values = arrow_schema(self.state, "stateStructType", keep_not_null=True)
@@ -102,6 +107,10 @@ class PandasWithState:
         require_readable_tables(stored, self.tables())
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
+        steps = self._run(batch, transaction)
+        return by_templates(steps) if self.frame_templates else steps
+
+    def _run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         keys = batch.keys(self.tables()[STATE_TABLE])
         order = KeyOrder.of(keys)
         frames = KeyFrames(
@@ -109,7 +118,7 @@ class PandasWithState:
         )
         calls = _KeyCalls(self, batch, transaction)
         with seldom_collecting_old():
-            for slab in frames.slabs():
+            for slab in frames.slabs(calls.at_once):
                 first_rows = order.first_rows(slab.first_key, slab.keys)
                 shown = batch.keys_shown_at(first_rows)
                 yield from calls.with_rows(keys.take(first_rows), shown, slab)
@@ -119,7 +128,13 @@ class PandasWithState:
 
 
 class _KeyCalls:
-    """Calls the function key by key and writes its changes once per slab."""
+    """Calls the function key by key and writes its changes once per slab.
+
+    Attributes
+    ----------
+    at_once : KeysAtOnce
+        How many keys the next slab should have.
+    """
 
     def __init__(self, step: PandasWithState, batch: ShardInput, transaction: Transaction) -> None:
         self._step = step
@@ -128,6 +143,7 @@ class _KeyCalls:
         times = batch.times
         self._states = KeyStates(step.state, step.timeout_conf, times.processing_ms, times.watermark_ms)
         self._transaction = transaction
+        self.at_once = at_once_of(batch.operator, step.state)
         # Of what an operator with a time to live has left: this one's own state has none.
         self._expiry = expiry_of(transaction, STATE_TABLE, None, times)
         self._values = ValueState(transaction, STATE_TABLE, RowValues(step.state), self._expiry)
@@ -144,11 +160,12 @@ class _KeyCalls:
         """Call the function for keys with rows."""
         return self._call_each(keys, shown, chunks, self._timeouts.get(keys), has_timed_out=False)
 
-    def timed_out(self, empty_frame: Callable[[], pd.DataFrame]) -> Iterator[pa.RecordBatch]:
+    def timed_out(self, empty_frames: Callable[[int], Iterator[pd.DataFrame]]) -> Iterator[pa.RecordBatch]:
         """Call the function for keys whose timer is due, with one empty frame each."""
-        for due in self._timeouts.due(self._fired_before_ms, SLAB_KEYS):
+        timers = self._timeouts.due(self._fired_before_ms, SLAB_KEYS)
+        for due in chain.from_iterable(some.pieces(self.at_once) for some in timers):
             shown = pa.Table.from_batches([due.keys.columns]).cast(self._step.key_types)
-            chunks = ([empty_frame()] for _ in range(len(due)))
+            chunks = ([frame] for frame in empty_frames(len(due)))
             self._counts.timers_due += len(due)
             yield from self._call_each(due.keys, shown, chunks, due.due_ms, has_timed_out=True)
 
@@ -176,7 +193,7 @@ class _KeyCalls:
     ) -> Iterator[pa.RecordBatch]:
         function, output, open_state = self._step.function, self._output, self._states.open
         tuples = key_tuples(shown.select(self._step.shown_keys), self._step.frame_format)
-        changes = _Changes(tuples)
+        changes, moved_bytes = _Changes(tuples), self._transaction.measures.moved_bytes
         self._counts.keys += len(tuples)
         for at, (key, frames, value) in enumerate(zip(tuples, chunks, self._values.get(keys), strict=True)):
             state = open_state(value, has_timed_out=has_timed_out)
@@ -187,6 +204,7 @@ class _KeyCalls:
                 note_key(exc, self._operator, output.failed_key or key)
                 raise
         self._write(keys, changes, old_timers_ms)
+        self.at_once.learn(len(keys), self._transaction.measures.moved_bytes - moved_bytes)
 
     def _write(self, keys: Keys, changes: _Changes, old_timers_ms: IntArray) -> None:
         try:

@@ -1,7 +1,8 @@
 """Cuts the rows of a shard, sorted by key, into slabs: as many keys as are converted, looked up and written together.
 
-Slabs and pieces are bounded in rows and bytes. A key with more rows than go into one piece is a slab of its own, whose
-rows are converted piece by piece, as the function asks for them.
+Slabs and pieces are bounded in rows and bytes, and slabs by the state that their keys read and write. A key with more
+rows than go into one piece is a slab of its own, whose rows are converted piece by piece, as the function asks for
+them.
 """
 
 from __future__ import annotations
@@ -9,19 +10,33 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
 from holdfast.backends.arrow.rows import IntArray, take_rows
+from holdfast.spark_integration.tables.keys_at_once import AT_ONCE_BYTES, KeysAtOnce
 
 # A slab is in memory three times: as Arrow, as Python's or pandas' objects, and among the received rows.
 SLAB_KEYS = 20_000
 SLAB_ROWS = 65_536
-SLAB_BYTES = 32 << 20
+SLAB_BYTES = AT_ONCE_BYTES
+_MAY_BE_LARGE = (ArrayType, BinaryType, MapType, StringType, StructType)
 
 P = TypeVar("P")
+
+
+@cache
+def at_once_of(operator: str, *rows: StructType, has_entries: bool = False) -> KeysAtOnce:
+    """Return how many keys of an operator to take, with one row of each schema, or several entries.
+
+    At first any number, where all rows are small. A worker goes on with what it has learned in earlier micro-batches.
+    """
+    may_be_large = has_entries or any(isinstance(field.dataType, _MAY_BE_LARGE) for row in rows for field in row)
+    return KeysAtOnce() if may_be_large else KeysAtOnce(SLAB_KEYS)
 
 
 class KeySlabs(ABC, Generic[P]):
@@ -54,14 +69,15 @@ class KeySlabs(ABC, Generic[P]):
     def convert(self, rows: pa.Table) -> Iterator[P]:
         """Yield some rows of one key, in pieces."""
 
-    def slabs(self) -> Iterator[Slab[P]]:
-        """Yield slabs of consecutive keys."""
+    def slabs(self, at_once: KeysAtOnce | None = None) -> Iterator[Slab[P]]:
+        """Yield slabs of consecutive keys, each of as many at most as `at_once` says when it is taken."""
+        at_once = at_once or KeysAtOnce(SLAB_KEYS)
         first, last = 0, len(self._bounds) - 1
         is_large = np.append(np.flatnonzero(np.diff(self._bounds) > self._rows_each), last)
         while first < last:
             large = int(is_large[np.searchsorted(is_large, first)])
             full = int(np.searchsorted(self._bounds, self._bounds[first] + self._slab_rows, side="right")) - 1
-            end = max(first + 1, min(large, full, first + SLAB_KEYS))
+            end = max(first + 1, min(large, full, first + min(SLAB_KEYS, at_once.count)))
             yield Slab(self, first, end)
             first = end
 

@@ -190,7 +190,17 @@ def _scalar(name: str, value: object, t: pa.DataType) -> pa.Scalar:
     try:
         return pa.scalar(_storable(value, t), t)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, binascii.Error) as exc:
-        raise InvalidArgumentError(f"the key's {name!r} is not of its type: {exc}", type=t) from exc
+        raise InvalidArgumentError(f"the key's {name!r} is not of its type: {exc}", type=_shown(t)) from exc
+
+
+def _shown(t: pa.DataType) -> str:
+    """Return Spark's name of a type, or Arrow's where Spark has none."""
+    from holdfast.spark_integration.spark_types import spark_type  # here alone a look-up needs PySpark
+
+    try:
+        return str(spark_type(t).simpleString())
+    except InvalidArgumentError:
+        return str(t)
 
 
 def _storable(value: object, t: pa.DataType) -> object:
@@ -215,7 +225,7 @@ def _storable(value: object, t: pa.DataType) -> object:
     if isinstance(value, str) and not types.is_large_string(t):
         return pa.scalar(value).cast(t).as_py()
     if not _is_of_type(value, t):
-        raise TypeError(f"not of type {type(value).__name__}")
+        raise TypeError(f"it is {type(value).__name__}")
     return value
 
 

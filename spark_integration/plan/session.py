@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -13,6 +15,7 @@ from holdfast.settings import Settings
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
+from holdfast.spark_integration.executor.processes import ProcessId, place_of
 from holdfast.spark_integration.worker_python import require_worker_python
 
 
@@ -45,7 +48,7 @@ def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
             "spark.holdfast.state.dir to a directory that all executors reach",
             stacklevel=stacklevel + 1,
         )
-    return settings
+    return settings if is_remote else replace(settings, driver=place_of(ProcessId.of(os.getpid())))
 
 
 def _check_storage(settings: Settings, configuration: Mapping[str, str], *, is_remote: bool) -> None:

@@ -45,8 +45,22 @@ class PickledProcessor:
             ) from exc
 
     def unpickled(self) -> StatefulProcessor:
-        """Return a new processor."""
-        processor: StatefulProcessor = cloudpickle.loads(self._pickled)
+        """Return a new processor.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It comes from a module that is not here.
+        """
+        try:
+            processor: StatefulProcessor = cloudpickle.loads(self._pickled)
+        except ModuleNotFoundError as exc:
+            module, _, _ = str(exc.name).partition(".")
+            raise InvalidArgumentError(
+                f"the processor comes from the module {module}, which Spark's tasks cannot import: send it, by "
+                f'spark.addArtifacts("{module}.py", pyfile=True) or spark-submit --py-files, or install it where the '
+                "executors run"
+            ) from exc
         return processor
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +13,7 @@ from holdfast.backends.arrow.rows import IntArray, one_chunk
 from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration.keyed.frames import in_zone
 from holdfast.spark_integration.keyed.group_state import copier
-from holdfast.spark_integration.keyed.shown_values import make_row
+from holdfast.spark_integration.keyed.shown_values import plain, row_maker
 from holdfast.spark_integration.keyed.slabs import KeySlabs
 from holdfast.spark_integration.spark_types import arrow_schema, require_nulls_allowed, require_utf8
 
@@ -26,7 +25,7 @@ def python_columns(rows: pa.Table, timezone: str) -> list[list[Any]]:
         column = one_chunk(chunked)
         target = in_zone(column.type, timezone)
         try:
-            columns.append((column if column.type == target else column.cast(target)).to_pylist())
+            columns.append(plain(column if column.type == target else column.cast(target)))
         except UnicodeDecodeError:
             require_utf8(pa.table({name: column}), "the input")
             raise
@@ -47,7 +46,7 @@ class KeyRowObjects(KeySlabs[Row]):
     def __init__(self, rows: pa.Table, order: IntArray, starts: IntArray, rows_each: int, timezone: str) -> None:
         super().__init__(rows, order, starts, rows_each)
         self._timezone = timezone
-        self._names = Row(*rows.column_names)
+        self._make_row = row_maker(*rows.column_names)
 
     def cut(self, rows: pa.Table, bounds: IntArray) -> Iterator[Iterator[Row]]:
         made = list(self.convert(rows))
@@ -55,7 +54,7 @@ class KeyRowObjects(KeySlabs[Row]):
             yield iter(made[start:end])
 
     def convert(self, rows: pa.Table) -> Iterator[Row]:
-        return map(partial(make_row, self._names), zip(*python_columns(rows, self._timezone), strict=True))
+        return map(self._make_row, zip(*python_columns(rows, self._timezone), strict=True))
 
 
 class OutputRows:
@@ -100,8 +99,8 @@ class OutputRows:
         rows, keys, is_flat, copied = self._rows, self._keys, self._is_flat, self._copied
         names = self._names, tuple(self._names)  # of a row made with its names, and of one made by a row of names
         for row in returned:
-            is_ready = type(row) is Row and is_flat and getattr(row, "__fields__", ()) in names
-            values = row if is_ready else self._values(row.asDict(True))
+            is_ready = row.__class__ is Row and is_flat and getattr(row, "__fields__", ()) in names
+            values = row if is_ready and len(row) == len(self._names) else self._values(row.asDict(True))
             rows.append(values if copied is None else tuple(map(copied, values)))
             keys.append(key)
             if len(rows) >= self._rows_each:

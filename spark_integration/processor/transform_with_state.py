@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,10 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.keyed.failed_keys import finished, note_key
+from holdfast.spark_integration.keyed.frame_templates import by_templates
 from holdfast.spark_integration.keyed.key_order import KeyOrder
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
+from holdfast.spark_integration.keyed.slabs import at_once_of
 from holdfast.spark_integration.processor.attributes import AttributeWatch
 from holdfast.spark_integration.processor.declaring import Declaration, PickledProcessor
 from holdfast.spark_integration.processor.exchange import Exchange, KeyTuple
@@ -57,6 +60,7 @@ from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeMode
 from holdfast.spark_integration.tables.entry_rows import EntryRows
 from holdfast.spark_integration.tables.key_timers import TIMERS
+from holdfast.spark_integration.tables.keys_at_once import KeysAtOnce
 from holdfast.spark_integration.tables.restarting import require_same_api
 from holdfast.spark_integration.tables.timers import DueTimers
 from holdfast.spark_integration.transport.python_stage import seldom_collecting_old
@@ -84,6 +88,8 @@ class TransformWithState:
     exchange : Exchange
     first_exchange : Exchange or None
         In the first micro-batch of a query that is given an initial state.
+    frame_templates : bool
+        Whether the processor's frames are made from templates.
     time_mode : {"None", "ProcessingTime", "EventTime"}
     output_mode : {"append", "update", "complete"}
     is_streaming : bool
@@ -104,6 +110,7 @@ class TransformWithState:
     is_streaming: bool
     state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)
     first_exchange: Exchange | None = None
+    frame_templates: bool = True
 
     def tables(self) -> Mapping[str, TableSchema]:
         tables: dict[str, TableSchema] = {}
@@ -134,21 +141,27 @@ class TransformWithState:
             require_readable_values(variable, tables[variable.table], stored)
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
+        steps = self._run(batch, transaction)
+        return by_templates(steps) if self.frame_templates else steps
+
+    def _run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         calls = _Calls(self, batch, transaction)
         with seldom_collecting_old():
-            for keys, shown, pieces in self.slabs(batch):
+            for keys, shown, pieces in self.slabs(batch, calls.at_once):
                 yield from calls.with_rows(keys, shown, pieces)
             yield from calls.expired_timers()
             yield from calls.finish()
         return calls.close()
 
-    def slabs(self, batch: ShardInput) -> Iterator[tuple[Keys, list[KeyTuple], Iterable[Iterator[Any]]]]:
+    def slabs(
+        self, batch: ShardInput, at_once: KeysAtOnce
+    ) -> Iterator[tuple[Keys, list[KeyTuple], Iterable[Iterator[Any]]]]:
         """Yield slabs of keys in ascending order: the keys, as the processor sees them, and the rows of each."""
         keys = batch.keys(self.grouping)
         order = KeyOrder.of(keys)
         exchange = self._exchange_of(batch)
         slabs = exchange.slabs(batch.rows.select(self.shown_columns), order)
-        for slab in slabs.slabs():
+        for slab in slabs.slabs(at_once):
             first_rows = order.first_rows(slab.first_key, slab.keys)
             shown = batch.keys_shown_at(first_rows).select(self.given_keys)
             yield keys.take(first_rows), exchange.keys(shown), slab
@@ -189,20 +202,31 @@ class InitialState:
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         calls = _Calls(self.step, batch, transaction)
-        for keys, shown, pieces in self.step.slabs(batch):
+        for keys, shown, pieces in self.step.slabs(batch, calls.at_once):
             calls.with_initial_state(keys, shown, pieces)
         yield from ()  # what it returns is dropped, as in Spark
         return calls.close()
 
 
 class _Calls:
-    """Calls a processor during one call of a shard."""
+    """Calls a processor during one call of a shard.
+
+    Attributes
+    ----------
+    at_once : KeysAtOnce
+        How many keys the next slab should have.
+    """
 
     def __init__(self, step: TransformWithState, batch: ShardInput, transaction: Transaction) -> None:
         self._step = step
         self._operator = batch.operator
         self._counts = batch.counts
         self._times, self._due_ms = _times_of(step, batch.times)
+        self._transaction = transaction
+        variables = step.declared.variables
+        has_entries = any(variable.kind != "value" for variable in variables)
+        schemas = [variable.schema for variable in variables]
+        self.at_once = at_once_of(batch.operator, *schemas, has_entries=has_entries)
         self._slab = Slab()
         self._timers = self._open_timers(transaction, batch.times)
         self._states = ProcessorStates(transaction, step.tables(), len(step.key_types), self._slab, batch.times)
@@ -258,7 +282,7 @@ class _Calls:
             return
         given, schema = self._step.given_keys, self._step.key_schema
         key_rows, make_key = RowValues(schema, "the keys"), Row(*[schema.names[at] for at in given])
-        for due in timers.due(self._due_ms):
+        for due in chain.from_iterable(some.pieces(self.at_once) for some in timers.due(self._due_ms)):
             keys, places = _distinct(due)
             columns = key_rows.to_columns(keys.columns)
             shown: list[KeyTuple] = [make_key(*key) for key in zip(*[columns[at] for at in given], strict=True)]
@@ -282,6 +306,7 @@ class _Calls:
         )
 
     def _begin(self, keys: Keys) -> None:
+        self._moved_bytes = self._transaction.measures.moved_bytes
         self._slab.begin(keys)
         self._states.begin()
         if self._timers is not None:
@@ -296,6 +321,7 @@ class _Calls:
             raise
         if self._timers is not None:
             self._timers.flush()
+        self.at_once.learn(len(shown), self._transaction.measures.moved_bytes - self._moved_bytes)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Yield the remaining output."""

@@ -32,6 +32,7 @@ class Changes:
     skip, reset : frozenset of str
     sources : {"saved", "fresh"}
     migrate : mapping of str to callable, or to a mapping of str to callable
+    continue_sinks : bool
 
     Raises
     ------
@@ -46,11 +47,16 @@ class Changes:
     reset: frozenset[str] = frozenset()
     sources: Sources = "saved"
     migrate: Mapping[str, Migrate | Mapping[str, Migrate]] = field(default_factory=dict)
+    continue_sinks: bool = False
 
     def __post_init__(self) -> None:
         if self.sources not in get_args(Sources):
             raise InvalidArgumentError("sources must be 'saved' or 'fresh'", sources=self.sources)
         require_counts(shards=self.shards, partitions=self.partitions)
+        if self.continue_sinks and self.sources == "fresh":
+            raise InvalidArgumentError(
+                "sinks are continued from where the sources were: sources that begin anew would show results twice"
+            )
         twice = self.skip & (self.reset | self.rename.keys() | self.migrate.keys())
         if twice:
             raise InvalidArgumentError("an operator that is skipped is not in the new query", operator=min(twice))

@@ -2,10 +2,10 @@
 
 ::
 
-    Spark's location ──▶ logs of micro-batch N, pointers to the state after it           driver
-    state directory ──▶ each shard at its pointer ──▶ pieces                        tasks
-    what Spark keeps of sources ──▶ copies                                               driver
-    manifest                                                                             driver, last
+    Spark's location ──▶ logs of micro-batch N, pointers to the state after it      driver
+    state directory ──▶ each shard at its pointer ──▶ pieces                        tasks, or the driver
+    what Spark keeps of sources ──▶ copies                                          driver
+    manifest                                                                        driver, last
 
 The state after micro-batch N stays readable for as many micro-batches as Spark returns to (``minBatchesToRetain``). If
 the query leaves it behind meanwhile, a savepoint of "the last micro-batch" begins again with a later one, once; then it
@@ -27,33 +27,32 @@ from holdfast.backends.options import did_you_mean
 from holdfast.backends.schema import TableSchema
 from holdfast.backends.stored_schema import encode_schemas
 from holdfast.errors import (
-    ConflictError,
     CorruptionError,
     HoldfastError,
     InvalidArgumentError,
     NotFoundError,
     UnavailableError,
 )
-from holdfast.settings import Settings
 from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.savepoints.making import Making, making
-from holdfast.snapshotter.savepoints.manifest import SavedSource, Savepoint
+from holdfast.snapshotter.savepoints.manifest import SavedQuery, Savepoint
 from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes, unnamed
+from holdfast.snapshotter.savepoints.saved_sinks import sinks_of
 from holdfast.snapshotter.savepoints.savepoints import require_free
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.probe import probe_storage
 from holdfast.spark_integration.savepoints.changes import require_comment
-from holdfast.spark_integration.savepoints.saved_query import saved_query, saved_sources, versions_of
+from holdfast.spark_integration.savepoints.saved_query import saved_query
 from holdfast.spark_integration.savepoints.saving import SAVED, SHARD, ShardSaver, StoredNames, shard_row
 from holdfast.spark_integration.savepoints.seeding import partitions_of
-from holdfast.spark_integration.savepoints.tasks import run_tasks
+from holdfast.spark_integration.savepoints.working import SparkTasks, Tasks
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import STATE_VARIABLES, PointerRow
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
-from holdfast.spark_integration.stored_pointers import StatefulStep, configured, modes_of, stateful_steps
+from holdfast.spark_integration.stored_pointers import StatefulStep, modes_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
+_WAIT_EACH_MS = 100
 
 
 def create(
@@ -115,17 +115,41 @@ def create(
     -----
     The query may keep running and is not changed. A task holds the rows of one shard, up to three times.
     """
-    settings, options = _checked(spark, without, comment)
+    return save(
+        SparkTasks(spark), checkpoint_location, target, name, batch_id=batchId, without=without, comment=comment
+    )
+
+
+def save(
+    tasks: Tasks,
+    checkpoint_location: str | Path,
+    target: str | Path,
+    name: str,
+    *,
+    batch_id: int | None = None,
+    without: Collection[str] = (),
+    comment: str = "",
+    times: LoggedBatch | None = None,
+) -> Savepoint:
+    """Save the state of a query by Spark, or by this process; see `create`.
+
+    Parameters
+    ----------
+    times : LoggedBatch, optional
+        The micro-batch of which the savepoint has watermark and time, instead of the one that is saved.
+    """
+    require_names(without, comment)
     with (
-        open_storage(str(checkpoint_location), options) as logs,
-        open_storage(str(target), options) as targets,
-        making(targets, name) as new,
+        open_storage(str(checkpoint_location), tasks.options) as logs,
+        open_storage(str(target), tasks.options) as targets,
     ):
-        of = _Saving(spark, settings, options, QueryLocation(logs), str(checkpoint_location), str(target), name)
+        new = making(targets, name)
+        of = _Saving(tasks, logs, QueryLocation(logs), str(checkpoint_location), str(target), name)
         query_id = of.location.query_id()
-        batch, (operators, left_out, sources) = of.of_batch(batchId, lambda batch: of.parts(batch, without, new))
-        query = saved_query(query_id, batch, sources)
-        savepoint = Savepoint(name, comment, clock.now_ms(), versions_of(spark), query, operators, left_out)
+        _, (operators, left_out, query) = of.of_batch(batch_id, lambda batch: of.parts(batch, without, new, query_id))
+        if times is not None:
+            query = replace(query, batch=times.batch, next_watermark_ms=times.next_watermark_ms)
+        savepoint = Savepoint(name, comment, clock.now_ms(), tasks.versions(), query, operators, left_out)
         new.finish(savepoint)
     return savepoint
 
@@ -139,26 +163,47 @@ def stop(
     *,
     without: Collection[str] = (),
     comment: str = "",
+    timeout_s: float = 60,
 ) -> Savepoint:
     """Stop a query and save it as of its last committed micro-batch.
 
-    A micro-batch in progress is not saved: a restored query reads its input again. A sink that is not idempotent may
-    have seen it.
+    The micro-batch in progress is given time to end, so that sinks and Spark end in step. If it takes longer, it is not
+    saved: a restored query reads its input again. A sink that is not idempotent may have seen it; holdfast's own show
+    nothing twice, if the restored query continues them.
 
     Parameters
     ----------
     query : pyspark.sql.streaming.StreamingQuery
+    timeout_s : float
+        How long to wait for the micro-batch in progress.
     spark, checkpoint_location, target, name, without, comment
         As in `create`, which also says what is returned and raised. Before it stops the query, it checks everything
         that does not depend on the last micro-batch: a name that is taken, a target that cannot be written, another
         query's location, an operator that cannot be saved, one in `without` that the query does not have.
     """
-    settings, options = _checked(spark, without, comment)
-    with open_storage(str(target), options) as targets, open_storage(str(checkpoint_location), options) as logs:
+    require_names(without, comment)
+    end(SparkTasks(spark), query, checkpoint_location, target, name, without, timeout_s)
+    return create(spark, checkpoint_location, target, name, without=without, comment=comment)
+
+
+def end(
+    tasks: SparkTasks,
+    query: StreamingQuery | None,
+    checkpoint_location: str | Path,
+    target: str | Path,
+    name: str,
+    without: Collection[str],
+    timeout_s: float,
+) -> None:
+    """Stop a query, if it runs, once all is checked that a savepoint of it needs; see `stop`."""
+    with (
+        open_storage(str(target), tasks.options) as targets,
+        open_storage(str(checkpoint_location), tasks.options) as logs,
+    ):
         require_free(targets, name)
-        of = _Saving(spark, settings, options, QueryLocation(logs), str(checkpoint_location), str(target), name)
+        of = _Saving(tasks, logs, QueryLocation(logs), str(checkpoint_location), str(target), name)
         query_id = of.location.query_id()
-        if query_id != str(query.id):
+        if query is not None and query_id != str(query.id):
             raise InvalidArgumentError(
                 "this is another query's checkpoint location: the query keeps running",
                 checkpoint_location=checkpoint_location,
@@ -167,25 +212,32 @@ def stop(
             )
         probe_storage(targets, name, checked="the directory for savepoints failed the check before the query stops")
         of.look(without)
-    query.stop()
-    return create(spark, checkpoint_location, target, name, without=without, comment=comment)
+        if query is not None:
+            _await_commit(query, of.location, timeout_s)
+    if query is not None:
+        query.stop()
 
 
-def _checked(spark: SparkSession, without: Collection[str], comment: str) -> tuple[Settings, dict[str, object]]:
-    """Return the session's settings and the options of its storage; raise where the arguments cannot be."""
+def _await_commit(query: StreamingQuery, location: QueryLocation, timeout_s: float) -> None:
+    """Wait until Spark has committed what it had planned; by then it may have planned more, which has just begun."""
+    planned, end_ms = location.newest_planned() or 0, clock.monotonic_ms() + 1000 * timeout_s
+    while max(location.committed(), default=-1) < planned and query.isActive and clock.monotonic_ms() < end_ms:
+        clock.sleep_ms(_WAIT_EACH_MS)
+
+
+def require_names(without: Collection[str], comment: str) -> None:
+    """Raise `InvalidArgumentError` for arguments that no savepoint takes."""
     if isinstance(without, str):
         raise InvalidArgumentError("without must be a list of names", without=without)
     require_comment(comment)
-    return configured(spark)
 
 
 @dataclass(frozen=True)
 class _Saving:
     """What a savepoint is of, and where it goes: what does not depend on the micro-batch."""
 
-    spark: SparkSession
-    settings: Settings
-    options: dict[str, object]
+    tasks: Tasks
+    logs: ObjectStorage
     location: QueryLocation
     checkpoint_location: str
     target: str
@@ -203,14 +255,14 @@ class _Saving:
         try:
             return batch, found(batch)
         except HoldfastError as exc:
-            if batch_id is not None or not self._has_left(batch, exc):
+            if batch_id is not None or not self._has_left(batch):
                 raise
             _log.warning("the query has moved past micro-batch %d; saving a later one: %s", batch.batch_id, exc)
         batch = self.location.batch()
         try:
             return batch, found(batch)
         except HoldfastError as exc:
-            if not self._has_left(batch, exc):
+            if not self._has_left(batch):
                 raise
             raise UnavailableError(
                 "the query moved past two micro-batches while its state was read: stop it first, or restart it with "
@@ -219,38 +271,38 @@ class _Saving:
                 checkpoint_location=self.checkpoint_location,
             ) from exc
 
-    def _has_left(self, batch: LoggedBatch, error: HoldfastError) -> bool:
-        """Tell whether an error may be due to the query's having moved on; that the name is taken never is."""
-        return not isinstance(error, ConflictError) and batch.batch_id not in self.location.committed()
+    def _has_left(self, batch: LoggedBatch) -> bool:
+        """Tell whether an error may be due to the query's having moved on."""
+        return batch.batch_id not in self.location.committed()
 
     def parts(
-        self, batch: LoggedBatch, without: Collection[str], new: Making
-    ) -> tuple[tuple[SavedOperator, ...], tuple[str, ...], tuple[SavedSource, ...]]:
-        """Save everything after a micro-batch: operators, the names of those that are left out, and sources."""
-        steps, left_out = self.steps(batch.batch_id, without)
-        new.require()  # before the tasks read and store all state, which they may do twice
-        assert self.settings.state_dir is not None
-        with open_storage(self.settings.state_dir, self.options) as storage:
+        self, batch: LoggedBatch, without: Collection[str], new: Making, query_id: str
+    ) -> tuple[tuple[SavedOperator, ...], tuple[str, ...], SavedQuery]:
+        """Save everything after a micro-batch: operators, the names of those that are left out, and the query."""
+        steps, left_out = self._chosen(self._steps(batch), batch.batch_id, without)
+        assert self.tasks.settings.state_dir is not None
+        with open_storage(self.tasks.settings.state_dir, self.tasks.options) as storage:
             known = {
                 name: self._described(storage, name, step) if step.pointers else _without_rows(name, step, batch)
                 for name, step in steps.items()
             }
         pieces = self._saved(known)
         operators = tuple(replace(of.operator, pieces=tuple(pieces[name])) for name, of in known.items())
-        return operators, left_out, saved_sources(self.location, batch, new.folder)
+        with open_storage(self.tasks.settings.state_dir, self.tasks.options) as storage:
+            sinks = sinks_of(storage, query_id)
+        return operators, left_out, saved_query(self.location, query_id, batch, new.folder, sinks)
 
-    def steps(self, batch_id: int, without: Collection[str]) -> tuple[dict[str, StatefulStep], tuple[str, ...]]:
-        """Return the operators to save by name, and the names of those that are left out."""
-        return self._chosen(stateful_steps(self.spark, self.checkpoint_location, batch_id), batch_id, without)
+    def _steps(self, batch: LoggedBatch) -> list[StatefulStep]:
+        return self.tasks.steps(self.logs, self.checkpoint_location, batch)
 
     def look(self, without: Collection[str]) -> None:
         """Raise what a save fails with for its operators; nothing, if the query twice leaves behind what is read."""
         for _ in range(2):
             batch = self.location.batch()
             try:
-                steps = stateful_steps(self.spark, self.checkpoint_location, batch.batch_id)
-            except HoldfastError as exc:
-                if not self._has_left(batch, exc):
+                steps = self._steps(batch)
+            except HoldfastError:
+                if not self._has_left(batch):
                     raise
             else:
                 self._chosen(steps, batch.batch_id, without)
@@ -259,6 +311,7 @@ class _Saving:
     def _chosen(
         self, steps: list[StatefulStep], batch_id: int, without: Collection[str]
     ) -> tuple[dict[str, StatefulStep], tuple[str, ...]]:
+        """Return the operators to save by name, and the names of those that are left out."""
         found: dict[str, StatefulStep] = {}
         left_out: list[str] = []
         names = {step.number: _names_of(step) for step in steps}
@@ -335,8 +388,8 @@ class _Saving:
         pieces: dict[str, list[Piece]] = {name: [] for name in known}
         schemas = {name: encode_schemas(of.operator.tables) for name, of in known.items()}
         stored = {directory: names for of in known.values() for directory, names in of.stored.items()}
-        saver = ShardSaver(self.settings, self.target, self.name, schemas, stored)
-        for row in run_tasks(self.spark, shards, SHARD, saver, SAVED):
+        saver = ShardSaver(self.tasks.settings, self.target, self.name, schemas, stored)
+        for row in self.tasks.run(shards, SHARD, saver, SAVED):
             source = f"a piece of {row['operator']}"
             pieces[row["operator"]].append(Piece.read(Fields(json.loads(row["piece"]), source, *Piece.FIELDS)))
         for name, of in known.items():

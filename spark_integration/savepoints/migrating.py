@@ -19,7 +19,7 @@ from holdfast.backends.schema import KEY_SIDE, VALUE_SIDE
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
 from holdfast.spark_integration.lookup.shown import shown_columns
-from holdfast.spark_integration.processor.state.variable_tables import KINDS, table_of
+from holdfast.spark_integration.processor.state.variable_tables import tables_called
 from holdfast.spark_integration.tables.key_rows import EXPIRES, index_of
 from holdfast.spark_integration.tables.key_timers import TIMERS
 from holdfast.spark_integration.tables.timers import is_by_time
@@ -112,7 +112,7 @@ def migrations_of(operator: SavedOperator, given: Any) -> dict[str, Migration]:
         raise InvalidArgumentError("migrate has a function for an operator, or functions by table", given=given)
     found = {}
     for name, function in given.items():
-        table = next((t for t in (name, *(table_of(kind, name) for kind in KINDS)) if t in tables), None)
+        table = next((t for t in tables_called(name) if t in tables), None)
         if table is None:
             raise NotFoundError("no such table to migrate", operator=operator.name, table=name, tables=tables)
         before = operator.tables[table]

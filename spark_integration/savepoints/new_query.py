@@ -22,10 +22,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from holdfast import clock
-from holdfast.errors import HoldfastError, UnavailableError
+from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.settings import PREFIX, Settings
 from holdfast.snapshotter.ownership.operator_record import find_operator
 from holdfast.snapshotter.ownership.query_origin import (
@@ -34,15 +33,13 @@ from holdfast.snapshotter.ownership.query_origin import (
     declare_origin,
     find_origin,
     forget_origin,
-    may_clear,
-    require_directories,
+    is_filling,
 )
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.lookup.state_directory import require_no_state_directory
 from holdfast.spark_integration.savepoints import seeding
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from holdfast.spark_integration.shard.operator_directory import operator_of
 
 _WHOLE = "if there is a file metadata, the query is whole and can be started"
 _AGAIN = "run the same command again with the checkpoint location %s, which deletes that first"
@@ -55,7 +52,6 @@ class NewQuery:
 
     Attributes
     ----------
-    spark : SparkSession
     settings : Settings
         Their state directory is the new query's.
     options : mapping of str to object
@@ -69,7 +65,6 @@ class NewQuery:
         Whether its last step has begun: from then on it may be whole.
     """
 
-    spark: SparkSession
     settings: Settings
     options: Mapping[str, object]
     url: str
@@ -110,16 +105,14 @@ class NewQuery:
         Raises
         ------
         ConflictError
-            Somebody else has taken its location meanwhile, or one of its operators' directories.
+            Somebody else has taken its location meanwhile.
         """
-        require_directories(self.storage, self.query_id)
         self.is_finishing = True
         seeding.finish(self.location, self.query_id)
 
 
 @contextmanager
 def new_query(
-    spark: SparkSession,
     settings: Settings,
     options: Mapping[str, object],
     checkpoint_location: str | Path,
@@ -138,6 +131,8 @@ def new_query(
     ------
     ConflictError
         The location holds something else.
+    InvalidArgumentError
+        It is a state directory.
     """
     if state_dir is not None:
         given = Settings.parse({f"{PREFIX}state.dir": str(state_dir)})
@@ -147,13 +142,19 @@ def new_query(
         open_storage(url, options) as location,
         open_storage(str(settings.state_dir), options) as storage,
     ):
-        stopped = seeding.begin(location, query_id)
+        if location.url == storage.url:
+            raise InvalidArgumentError("the new query's state directory must not be its checkpointLocation", given=url)
+        try:
+            stopped = seeding.begin(location, query_id)
+        except ConflictError:
+            require_no_state_directory(location)
+            raise
         for other in stopped:
             _remove_folder(_stub_url(url, other), options)
             _remove_folder(f"{_rescaling_url(settings)}/{other}", options)
             _clear(storage, other)
         seeding.forget(location, stopped)
-        new = NewQuery(spark, settings, options, url, location, storage, query_id)
+        new = NewQuery(settings, options, url, location, storage, query_id)
         try:
             yield new
         except BaseException as exc:  # Ctrl-C and Spark's own errors, too
@@ -172,6 +173,21 @@ def new_query(
             raise
 
 
+def shards_to_set(state_dir: str, options: Mapping[str, object], query_id: str) -> int | None:
+    """Return how many shards a session must set for a query that was made; None where its operators' names say it.
+
+    A query is defined before Spark says which one it is, so its operators have as many shards as the record under their
+    name says, which may be another query's.
+    """
+    with open_storage(state_dir, options) as storage:
+        origin = find_origin(storage, query_id)
+        for directory in () if origin is None else origin.directories:
+            named, own = find_operator(storage, operator_of(directory) or directory), find_operator(storage, directory)
+            if named is not None and own is not None and named.shards != own.shards:
+                return own.shards
+    return None
+
+
 def _may_leave_tasks(error: BaseException) -> bool:
     """Tell whether tasks may go on after an error, and write: Spark does not wait for those of a job that it ends."""
     from pyspark.errors import PySparkException
@@ -187,7 +203,7 @@ def _withdraw(new: NewQuery) -> None:
     if seeding.is_mine(new.location, new.query_id):  # else it is finished, or somebody else's by now
         seeding.withdraw(new.location)
         _log.warning(
-            "what was stored of the new query stays, because Spark's tasks may still write to it; no query can start "
+            "what was stored of the new query stays, because tasks may still write to it; no query can start "
             f"from it: once they have ended, {_AGAIN}",
             new.url,
         )
@@ -208,13 +224,13 @@ def _clear(storage: ObjectStorage, query_id: str) -> None:
     origin = find_origin(storage, query_id)
     if origin is None:
         return
-    for directory, owner in origin.directories.items():
+    for directory, owner in origin.directories.items() if is_filling(storage, origin) else ():
         record = find_operator(storage, directory)
-        if record is not None and record.query_id == owner and may_clear(storage, origin, directory):
+        if record is not None and record.query_id == owner:
             own = f"{directory}/operator"
             storage.delete(info.key for info in storage.list(f"{directory}/") if info.key != own)
             storage.delete([own])  # last: as long as it is there, the rest is known to be this
-    forget_origin(storage, query_id)
+    forget_origin(storage, origin)
 
 
 def _rescaling_url(settings: Settings) -> str:

@@ -30,8 +30,10 @@ from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, find_operator
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables
-from holdfast.snapshotter.savepoints.manifest import Savepoint
+from holdfast.snapshotter.savepoints.manifest import SavedQuery, Savepoint
 from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
+from holdfast.snapshotter.savepoints.saved_sinks import continue_sinks as hand_over
+from holdfast.snapshotter.savepoints.saved_sinks import require_sinks
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -75,6 +77,7 @@ def restore(
     reset: Collection[str] = (),
     sources: Sources = "saved",
     migrate: Mapping[str, Migrate | Mapping[str, Migrate]] | None = None,
+    continue_sinks: bool = False,
 ) -> str:
     """Make a checkpoint location, and state, from which a query continues where a savepoint was made.
 
@@ -90,8 +93,7 @@ def restore(
     shards : int, optional
         Shards per operator; by default as many as in the savepoint.
     partitions : int, optional
-        Spark's shuffle partitions, which the query keeps for good; by default as many as `shards`; without that, as
-        before.
+        Spark's shuffle partitions, kept for good; by default as many as `shards`; without that, as before.
     rename : mapping of str to str, optional
         New names of operators by their old ones.
     skip : collection of str
@@ -103,6 +105,9 @@ def restore(
         Where sources begin: at the saved positions, or where their own options say.
     migrate : mapping of str to callable, optional
         By operator, a function that gives its state other columns, or such functions by table: docs/state-schema.md.
+    continue_sinks : bool
+        Take over the sinks of the saved query, in its state directory, and end it for good. A micro-batch that a sink
+        had decided and Spark had not committed is the first one of the new query, and not shown again.
 
     Returns
     -------
@@ -114,7 +119,7 @@ def restore(
     NotFoundError
         There is no such savepoint, or no operator or table to rename, skip, reset or migrate.
     ConflictError
-        The location is not empty, or another restore writes the same state.
+        The location is not empty, another restore writes the same state, or a sink shows more than the savepoint holds.
     InvalidArgumentError
         The savepoint cannot be restored whole: its query had state of Spark's own. Or a migrating function is wrong.
     CorruptionError
@@ -128,20 +133,37 @@ def restore(
     """
     if isinstance(skip, str) or isinstance(reset, str):
         raise InvalidArgumentError("skip and reset are lists of names", skip=skip, reset=reset)
-    changes = Changes(
-        shards, partitions, dict(rename or {}), frozenset(skip), frozenset(reset), sources, dict(migrate or {})
-    )
+    names = dict(rename or {}), frozenset(skip), frozenset(reset)
+    changes = Changes(shards, partitions, *names, sources, dict(migrate or {}), continue_sinks)
+    return restore_with(spark, str(target), name, checkpoint_location, changes)
+
+
+def restore_with(spark: SparkSession, target: str, name: str, checkpoint_location: str | Path, changes: Changes) -> str:
+    """Restore a savepoint as `restore` does."""
     settings, options = configured(spark)
-    with open_storage(str(target), options) as savepoints:
+    with open_storage(target, options) as savepoints:
         savepoint = read_savepoint(savepoints, name)
         plans_of(savepoint, changes)  # refuses what cannot be, before anything is written
-        with new_query(spark, settings, options, checkpoint_location) as new:
-            restore_into(new, savepoints, str(target), savepoint, changes)
+        with new_query(settings, options, checkpoint_location) as new:
+            restore_into(spark, new, savepoints, target, savepoint, changes)
             new.finish()
             return new.query_id
 
 
-def restore_into(new: NewQuery, savepoints: ObjectStorage, target: str, savepoint: Savepoint, changes: Changes) -> None:
+def require_restorable(target: str, name: str, options: Mapping[str, object], changes: Changes) -> None:
+    """Raise as `restore` does for what can be seen without Spark, such as a misspelt savepoint or operator."""
+    with open_storage(target, options) as savepoints:
+        plans_of(read_savepoint(savepoints, name), changes)
+
+
+def restore_into(
+    spark: SparkSession,
+    new: NewQuery,
+    savepoints: ObjectStorage,
+    target: str,
+    savepoint: Savepoint,
+    changes: Changes,
+) -> None:
     """Fill a query's checkpoint location and directory from a savepoint, all but ``metadata``.
 
     Parameters
@@ -150,6 +172,9 @@ def restore_into(new: NewQuery, savepoints: ObjectStorage, target: str, savepoin
         The directory of savepoints, whose URL `target` is.
     """
     plans = plans_of(savepoint, changes)
+    query = savepoint.query
+    if changes.continue_sinks:
+        require_sinks(new.storage, query)
     conf = seeding.pinned(savepoint.query, changes.shards if changes.partitions is None else changes.partitions)
     kept = [plan for plan in plans if not plan.is_reset]
     states = {plan.saved.name: _State(new.storage, plan, new.query_id) for plan in kept}
@@ -166,21 +191,42 @@ def restore_into(new: NewQuery, savepoints: ObjectStorage, target: str, savepoin
     )
     for state in states.values():
         state.declare(new.settings)
-    shards_of = _restored(new, target, savepoint, states)
+    shards_of = _restored(spark, new, target, savepoint, states)
     state_dir = new.settings.state_dir
     operators = [_stub_operator(plan.saved, states.get(plan.saved.name), shards_of, state_dir) for plan in plans]
-    with _stub(new, operators, conf) as stub:
+    with _stub(spark, new, operators, conf) as stub:
         new.require()  # all before may have taken long
         folder = savepoint_folder(savepoints, savepoint.name)
-        seeding.seed(new.location, stub, folder, savepoint.query, conf, fresh=changes.sources == "fresh")
+        planned = query.planned if changes.continue_sinks else None
+        is_fresh = changes.sources == "fresh"
+        seeding.seed(new.location, stub, folder, query, conf, fresh=is_fresh, planned=planned)
+    if changes.continue_sinks:
+        new.require()  # from here on the saved query cannot go on
+        hand_over(new.storage, query, new.query_id, clock.new_id())
+    else:
+        _tell_of_sinks(query)
+
+
+def _tell_of_sinks(query: SavedQuery) -> None:
+    """Say that results will be shown twice where the new query writes to the saved one's sinks."""
+    for sink in query.uncommitted:
+        _log.warning(
+            "sink %r has decided micro-batch %d of the saved query, which is not in the savepoint: the restored query "
+            "reads its input again, and cannot replace the saved one in this sink. To continue it, restore with "
+            "continue_sinks (--continue-sinks)",
+            sink.sink,
+            sink.batch_id,
+        )
 
 
 @contextmanager
-def _stub(new: NewQuery, operators: Sequence[StubOperator], conf: Mapping[str, str]) -> Iterator[ObjectStorage]:
+def _stub(
+    spark: SparkSession, new: NewQuery, operators: Sequence[StubOperator], conf: Mapping[str, str]
+) -> Iterator[ObjectStorage]:
     """Run the stub, and give its location; it is gone after the context."""
     try:
-        with session_of_stub(new.spark, conf) as spark:
-            run_stub(spark, operators, new.stub_url)
+        with session_of_stub(spark, conf) as own:
+            run_stub(own, operators, new.stub_url)
         with open_storage(new.stub_url, new.options) as stub:
             yield stub
     finally:
@@ -261,7 +307,7 @@ class _Restored:
 
 
 def _restored(
-    new: NewQuery, target: str, savepoint: Savepoint, states: Mapping[str, _State]
+    spark: SparkSession, new: NewQuery, target: str, savepoint: Savepoint, states: Mapping[str, _State]
 ) -> dict[str, dict[int, _Restored]]:
     """Restore all shards, and return them by operator and number."""
     rows = [row for state in states.values() for row in rows_of_shards(state.plan.saved, state.plan.shards)]
@@ -279,7 +325,7 @@ def _restored(
         for name, state in states.items()
     }
     restorer = ShardRestorer(new.settings, target, savepoint.name, operators)
-    for row in run_tasks(new.spark, rows, SHARDS, restorer, RESTORED):
+    for row in run_tasks(spark, rows, SHARDS, restorer, RESTORED):
         if row["commit"] is not None:
             found[row["operator"]][row["shard"]] = _Restored(row["commit"], row["earliest_timer_ms"])
     return found

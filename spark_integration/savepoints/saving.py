@@ -8,9 +8,9 @@ names.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -18,16 +18,16 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.column_names import Names
 from holdfast.backends.run import under_names
 from holdfast.backends.stored_schema import decode_schemas
-from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.savepoints.pieces import write_pieces
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.version_rows import read_tables
 from holdfast.spark_integration.executor.takeover import own_directory
-from holdfast.spark_integration.savepoints.tasks import each_ahead, each_row
+from holdfast.spark_integration.savepoints.tasks import ShardTask, each_ahead
 from holdfast.spark_integration.shard.pointer_row import PointerRow
-from holdfast.spark_integration.shard.task_storage import io_executor, storage_at
+from holdfast.spark_integration.shard.task_storage import io_executor
 
 #: What a task is given of each shard, and what it returns: a piece, or an error.
 SHARD = "operator string, directory string, shard int, version long, commit string, carried binary"
@@ -58,15 +58,11 @@ class StoredNames:
 
 
 @dataclass(frozen=True)
-class ShardSaver:
-    """Saves the shards of a task; a function for ``mapInArrow`` over rows of `SHARD`.
+class ShardSaver(ShardTask):
+    """Saves shards, which are rows of `SHARD`, to a directory of savepoints; see `ShardTask`.
 
     Attributes
     ----------
-    settings : Settings
-        Of the session, without credentials.
-    target : str
-        URL of the directory of savepoints.
     name : str
         Of the savepoint.
     tables : mapping of str to mapping
@@ -75,24 +71,20 @@ class ShardSaver:
         By directory how its rows are stored.
     """
 
-    settings: Settings
-    target: str
+    RETURNED: ClassVar[pa.Schema] = _SAVED
+
     name: str
     tables: Mapping[str, Mapping[str, list[str]]]
     stored: Mapping[str, StoredNames]
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the pieces of each shard, in order; see `each_row`."""
-        return each_row(batches, self._saved, _SAVED)
+    def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
+        """Yield the pieces of a shard, in order."""
+        for piece in self._pieces(row, opened):
+            yield {"operator": row["operator"], "shard": row["shard"], "piece": json.dumps(piece), "error": None}
 
-    def _saved(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        for piece in self._pieces(row):
-            yield {"operator": row["operator"], "shard": row["shard"], "piece": json.dumps(piece)}
-
-    def _pieces(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def _pieces(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
         assert self.settings.state_dir is not None
-        storage = storage_at(self.settings.state_dir, self.settings)
-        savepoint = savepoint_folder(storage_at(self.target, self.settings), self.name)
+        storage, savepoint = opened(self.settings.state_dir), savepoint_folder(opened(self.target), self.name)
         stored = self.stored[row["directory"]]
         tables, held = decode_schemas(self.tables[row["operator"]]), decode_schemas(stored.held)
         pointer = Pointer(row["version"], row["commit"])

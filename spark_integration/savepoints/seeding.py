@@ -6,11 +6,12 @@
         state/  ──────── copied ───────▶     state/          version 1 of each pointer
         offsets/0  ── its settings ────▶     offsets/0       positions and watermark of the savepoint
         commits/0  ── its form ────────▶     commits/0       the watermark of the micro-batch that comes next
+    what it had planned  ──────────────▶     offsets/1       where sinks are continued
     savepoint's sources  ──────────────▶     sources/…
                                              metadata        the new query's id: last
 
 Spark refuses a location that has no ``metadata``, so nobody starts a query from one that is half made. The query begins
-with micro-batch 1, at exactly the saved positions.
+with micro-batch 1, at exactly the saved positions; where it continues sinks, with what the saved query had planned.
 
 Source: Spark 4.3's ``OffsetSeqLog`` and ``CommitLog``, and queries that were started from such locations.
 """
@@ -20,11 +21,11 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.errors import ConflictError, CorruptionError, HoldfastError, InvalidArgumentError
-from holdfast.snapshotter.savepoints.manifest import SavedQuery
+from holdfast.snapshotter.savepoints.manifest import PlannedBatch, SavedQuery, SavedSource
 from holdfast.snapshotter.savepoints.saved_operator import SHARDS_LIMIT
 from holdfast.snapshotter.savepoints.savepoints import read_log
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -81,7 +82,7 @@ def begin(location: ObjectStorage, query_id: str) -> set[str]:
 
 def _not_new(location: ObjectStorage, holds: str) -> ConflictError:
     return ConflictError(
-        "the checkpoint location of a restored query must be new, and this one is not empty",
+        "the checkpoint location of a new query must be empty, and this one is not: choose another",
         location=location.url,
         holds=holds,
     )
@@ -193,6 +194,7 @@ def seed(
     conf: Mapping[str, str],
     *,
     fresh: bool,
+    planned: PlannedBatch | None = None,
 ) -> None:
     """Fill a checkpoint location, between `begin` and `finish`.
 
@@ -209,6 +211,8 @@ def seed(
         As of `pinned`.
     fresh : bool
         Let sources begin where their own options say, and the watermark anew.
+    planned : PlannedBatch, optional
+        The micro-batch that the query runs first; by default Spark plans it.
 
     Raises
     ------
@@ -229,20 +233,27 @@ def seed(
     for info in stub.list(_STATE):
         if not info.key.endswith(".crc"):  # of what is copied as it is they say nothing new
             location.put(info.key, moved(info.key, stub.get(info.key, _STATE_BYTES_MAX), location.url))
-    for source in () if fresh else query.sources:
+    for source in () if fresh else (*query.sources, *(planned.sources if planned else ())):
         for log in source.logs:
             location.put(f"sources/{source.name}/{log.name}", read_log(savepoint, log))
-    lines = [("-" if fresh else source.offset) for source in query.sources]
-    if query.offsets_version == NAMED_SOURCES:
-        lines = [f"{source.name}:{line}" for source, line in zip(query.sources, lines, strict=True)]
     # What a source reads again from its beginning must not be late.
     watermark_ms = 0 if fresh else query.next_watermark_ms
     # What a later Spark pins besides holds of its state, which it has just made.
     saved = json.loads(query.batch) | {"conf": stub_conf} | ({"batchWatermarkMs": 0} if fresh else {})
-    location.put("offsets/0", _log_file(query.offsets_version, _json(saved), *lines))
+    location.put("offsets/0", _offsets(query.offsets_version, saved, query.sources, fresh=fresh))
     commit_version, commit = _text(stub, "commits/0").split("\n")[:2]
     committed = json.loads(commit) | {"nextBatchWatermarkMs": watermark_ms}
     location.put("commits/0", _log_file(commit_version, _json(committed)))
+    if planned is not None:
+        batch_1 = json.loads(planned.batch) | {"conf": stub_conf}
+        location.put("offsets/1", _offsets(planned.offsets_version, batch_1, planned.sources, fresh=False))
+
+
+def _offsets(version: str, batch: Mapping[str, Any], sources: Sequence[SavedSource], *, fresh: bool) -> bytes:
+    lines = [("-" if fresh else source.offset) for source in sources]
+    if version == NAMED_SOURCES:
+        lines = [f"{source.name}:{line}" for source, line in zip(sources, lines, strict=True)]
+    return _log_file(version, _json(batch), *lines)
 
 
 def moved(key: str, data: memoryview, location: str) -> memoryview | bytes:

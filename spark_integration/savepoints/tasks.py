@@ -1,16 +1,25 @@
-"""Tasks of savepoints: run for shards, with what becomes of their errors."""
+"""Tasks of savepoints: run for shards, with what becomes of their errors.
+
+Spark runs them, or one process without Spark: `holdfast.spark_integration.savepoints.working`.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
-from holdfast import errors
+from holdfast import distribution, errors
 from holdfast.errors import CorruptionError, HoldfastError, UnavailableError
+from holdfast.settings import Settings
 from holdfast.snapshotter.storage.ahead import ahead
-from holdfast.spark_integration.shard.task_storage import io_executor
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.spark_integration import spark_versions
+from holdfast.spark_integration.shard.task_storage import io_executor, storage_at
 from holdfast.spark_integration.transport.routes import routes_of
 from holdfast.spark_integration.worker_python import require_worker_python
 
@@ -19,6 +28,39 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class ShardTask(ABC):
+    """What is done for each shard; in Spark, a function for ``mapInArrow``.
+
+    Attributes
+    ----------
+    settings : Settings
+        Of the session, without credentials; their state directory is the query's.
+    target : str
+        URL of where it goes.
+    """
+
+    #: What it yields: ``operator``, ``shard`` and ``error`` among the columns; what a row lacks is null.
+    RETURNED: ClassVar[pa.Schema]
+
+    settings: Settings
+    target: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield what becomes of each row; see `each_row`."""
+        opened = partial(storage_at, settings=self.settings)
+        return each_row(batches, lambda row: self.work(row, opened), self.RETURNED)
+
+    @abstractmethod
+    def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[Mapping[str, Any]]:
+        """Do it for a shard; `opened` gives the storage at a URL."""
+
+
+def versions_of(spark: SparkSession) -> dict[str, str]:
+    """Return the releases that make a savepoint by Spark."""
+    return {"holdfast": distribution.VERSION, "spark": spark_versions.version_of(spark)}
 
 
 def run_tasks(
@@ -76,10 +118,15 @@ def run_frame(
         if _UNAVAILABLE not in str(exc):
             raise  # what failed is the DataFrame, or Spark
         raise UnavailableError(f"tasks of the savepoint failed: {exc}") from exc
+    require_no_error(found)
+    return found
+
+
+def require_no_error(found: Iterable[Any]) -> None:
+    """Raise the first error that rows of tasks return."""
     for row in found:
         if row["error"] is not None:
             raise _error_of(row["error"], row["operator"], row["shard"])
-    return found
 
 
 _UNAVAILABLE = f"{UnavailableError.__module__}.{UnavailableError.__qualname__}"
@@ -111,11 +158,18 @@ def each_row(
     """
     for batch in batches:
         for row in batch.to_pylist():
-            try:
-                for outcome in work(row):
-                    yield pa.RecordBatch.from_pylist([outcome], schema=returned)
-            except HoldfastError as exc:
-                yield pa.RecordBatch.from_pylist([failed(row, exc)], schema=returned)
+            for outcome in outcomes(row, work):
+                yield pa.RecordBatch.from_pylist([outcome], schema=returned)
+
+
+def outcomes(
+    row: Mapping[str, Any], work: Callable[[Mapping[str, Any]], Iterable[Mapping[str, Any]]]
+) -> Iterator[Mapping[str, Any]]:
+    """Yield what some work returns of a row, or its error; see `each_row`."""
+    try:
+        yield from work(row)
+    except HoldfastError as exc:
+        yield failed(row, exc)
 
 
 def failed(facts: Mapping[str, Any], error: HoldfastError) -> dict[str, Any]:

@@ -28,7 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast import clock
-from holdfast.spark_integration.executor.local_dirs import DURABLE, IN_MEMORY, ON_DISK, SHARD_PREFIX
+from holdfast.backends.local_files import DURABLE
+from holdfast.spark_integration.executor.local_dirs import IN_MEMORY, ON_DISK, SHARD_PREFIX
 from holdfast.spark_integration.executor.takeover import KEPT_MS
 
 IDLE_ROUNDS = 32

@@ -1,4 +1,4 @@
-"""A file through which the processes of an executor share a claim that one of them made."""
+"""A file through which the processes of an executor share what one of them has found out about their run's claim."""
 
 from __future__ import annotations
 
@@ -8,111 +8,68 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 
 from holdfast.backends import local_files
-from holdfast.errors import UnavailableError
+from holdfast.errors import CorruptionError
 from holdfast.snapshotter.ownership.claims import Tenure
+from holdfast.snapshotter.ownership.stored_claims import Claim
+from holdfast.spark_integration.executor.local_dirs import CLAIM_SUFFIX, RUNS, private_directory
 
 
 class ClaimNote:
-    """A file with the claim; its modification time is the claim's. Locked while the claim is made or renewed.
+    """A note of a run's place in an operator's directory; its modification time says when an executor looked last.
 
     Parameters
     ----------
-    path : pathlib.Path
-        In a folder that only this user can enter.
+    operator_directory : pathlib.Path
+        The executor's.
+    run_id : str
 
     Notes
     -----
-    Processes: any number; a lock is released when its process ends.
+    Processes: any number; the lock of one is released when it ends. Errors: local storage that is full or failing is an
+    UnavailableError.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, operator_directory: Path, run_id: str) -> None:
+        self._path = operator_directory / RUNS / f"{run_id}{CLAIM_SUFFIX}"
 
-    def modified_ms(self) -> int | None:
-        """Return when the claim was made or renewed; None if there is none."""
+    def read(self) -> tuple[Tenure, int] | None:
+        """Return the place and when it was looked up; None if no process has yet, or the note is damaged."""
+        with local_files.writing(self._path), suppress(FileNotFoundError):
+            modified_ms, data = self._path.stat().st_mtime_ns // 1_000_000, self._path.read_bytes()
+            with suppress(ValueError, TypeError, KeyError, CorruptionError):
+                return _parsed(data), modified_ms
+        return None
+
+    @contextmanager
+    def locked(self, *, wait: bool) -> Iterator[bool]:
+        """Keep other processes of this executor away; yields False, unless told to wait, where one is at work."""
+        folder = private_directory(self._path.parent)
+        with local_files.writing(self._path):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            found, data = self.path.stat(), self.path.read_bytes()
-        except FileNotFoundError:
-            return None
-        return None if _parsed(data) is None else found.st_mtime_ns // 1_000_000
-
-    @contextmanager
-    def locked(self) -> Iterator[Tenure | None]:
-        """Keep other processes of this executor from claiming or renewing; yields the claim so far.
-
-        Raises
-        ------
-        UnavailableError
-            Local storage is full or failing.
-        """
-        with self._opened() as file:
-            with local_files.writing(self.path):
-                fcntl.flock(file, fcntl.LOCK_EX)
-                tenure = _parsed(self.path.read_bytes())
-                if tenure is None:
-                    os.ftruncate(file, 0)
-            yield tenure
-
-    @contextmanager
-    def locked_if_free(self) -> Iterator[Tenure | None]:
-        """Do the same without waiting; yields None where another process has the lock, or nothing is claimed.
-
-        Raises
-        ------
-        UnavailableError
-            Local storage is full or failing.
-        """
-        with self._opened() as file:
-            tenure = None
-            with local_files.writing(self.path), suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                tenure = _parsed(self.path.read_bytes())
-            yield tenure
-
-    @contextmanager
-    def _opened(self) -> Iterator[int]:
-        with local_files.writing(self.path):
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            yield file
+            is_locked = True
+            with local_files.writing(self._path):
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    is_locked = False
+            yield is_locked
         finally:
-            os.close(file)
+            os.close(descriptor)
 
     def write(self, tenure: Tenure) -> None:
-        """Record a claim or its renewal as of now; the caller holds the lock.
-
-        Raises
-        ------
-        UnavailableError
-            Local storage is full or failing.
-        """
-        with local_files.writing(self.path):
-            self.path.write_text(json.dumps(asdict(tenure)))
-
-    def tenure(self) -> Tenure:
-        """Return the recorded claim.
-
-        Raises
-        ------
-        UnavailableError
-            Local storage is failing, or the note is gone.
-        """
-        with local_files.writing(self.path):
-            found = _parsed(self.path.read_bytes())
-        if found is None:  # another process is writing it
-            with self.locked() as found:
-                pass
-        if found is None:
-            raise UnavailableError("the note of this run's claim is gone; a retry writes it again", path=str(self.path))
-        return found
+        """Note a place as of now; the caller holds the lock."""
+        whole = self._path.with_name(f"{self._path.name}.new")
+        with local_files.writing(self._path):
+            whole.write_text(json.dumps(asdict(tenure)))
+            whole.replace(self._path)
 
 
-def _parsed(data: bytes) -> Tenure | None:
-    """Return the claim; None if the file is empty or incomplete, because its writer was killed, or damaged."""
-    try:
-        return Tenure(**json.loads(data))
-    except (ValueError, TypeError):
-        return None
+@lru_cache(maxsize=16)  # each call of a shard reads it
+def _parsed(data: bytes) -> Tenure:
+    noted = json.loads(data)
+    return Tenure(**noted | {"claim": Claim.of(noted["claim"], "a run's note")})

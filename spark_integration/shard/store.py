@@ -245,8 +245,7 @@ def _claimed_directory(
         # First: a run that cannot go on with the state leaves no trace. One that is not known makes no claim.
         claiming.tables_once(storage, record, operator.function)
         if streaming.is_run_known:
-            application = operator.settings.application
-            return claiming.keep_claim(storage, record, local / directory, streaming.batch_id, application)
+            return claiming.keep_claim(storage, record, local / directory, streaming.batch_id, operator.settings)
         return None
 
     directory = remembered.directory if remembered else None

@@ -54,7 +54,7 @@ class _Source(SinkSource):
 class PostgresSource(_Source):
     """``format("holdfast-postgres")``: options ``name``, ``table``, and others of `PostgresSink`."""
 
-    arguments = ("name", "table", "keys", "create", "schema", "dsn", "connections")
+    arguments = ("name", "table", "keys", "create", "schema", "dsn")
 
     @classmethod
     def name(cls) -> str:
@@ -67,8 +67,7 @@ class PostgresSource(_Source):
             from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
         name, table = self._required("name"), self._required("table")
         schema, dsn = self.options.get("schema"), self.options.get("dsn", "")
-        sink = PostgresSink(name, table, self._names("keys"), self._flag("create"), schema, dsn)
-        return replace(sink, connections=self._number("connections", sink.connections))
+        return PostgresSink(name, table, self._names("keys"), self._flag("create"), schema, dsn)
 
 
 class KafkaSource(_Source):

@@ -10,8 +10,9 @@
                        .abort(messages, batch)                   abort what was prepared
 
 Spark does so for each micro-batch, on the driver in Python processes that share nothing, have no session, and are told
-neither query nor micro-batch when they plan: both are read from the query's checkpoint location. So each micro-batch is
-a start of the coordinator, with what that costs; `exactly_once` keeps one over the micro-batches.
+neither query nor micro-batch when they plan: both are read from the query's checkpoint location, once, and travel with
+the writer and its messages. So each micro-batch is a start of the coordinator, with what that costs; `exactly_once`
+keeps one over the micro-batches.
 """
 
 from __future__ import annotations
@@ -94,6 +95,29 @@ class SinkSource(DataSource):
         self._has_travelled = True
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A micro-batch that the driver has begun.
+
+    Attributes
+    ----------
+    query_id : str
+    batch_id : int
+    plan : str
+        What Spark has planned for it: see `Coordinator.start`.
+    entry : int
+        The number under which it was begun: `Coordinator.number`.
+    is_decided : bool
+        Whether it was decided before, so that its rows are dropped.
+    """
+
+    query_id: str
+    batch_id: int
+    plan: str
+    entry: int
+    is_decided: bool
+
+
 @dataclass
 class Written(WriterCommitMessage):
     """What one task has prepared.
@@ -103,11 +127,13 @@ class Written(WriterCommitMessage):
     partition, rows : int
     handle : str
         As JSON; empty if there were no rows, or if they were dropped.
+    begun : Begun
     """
 
     partition: int
     rows: int
     handle: str
+    begun: Begun
 
 
 class StreamWriter(_SparksWriter):
@@ -122,72 +148,77 @@ class StreamWriter(_SparksWriter):
 
     def __init__(self, sink: TwoPhaseSink, options: SourceOptions, schema: pa.Schema) -> None:
         self._sink, self._options, self._schema = sink, options, schema
-        self._query: SinkQuery | None = None
         self._option_names = frozenset({*options.sink, *sink.credentials})
-        self._batch_id: int | None = None
-        self._is_decided = False
+        self._begun: Begun | None = None
+        # Without credentials.
+        self._query: SinkQuery | None = None
 
     def begin(self) -> None:
         """End what the last run has left, and find out whether the micro-batch was decided; on the driver."""
-        with self._coordinator() as (coordinator, query, newest):
-            if newest is None:
-                raise InvalidArgumentError("the query has planned no micro-batch", location=self._options.location)
-            coordinator.start(newest, self._schema)
-            self._is_decided = coordinator.is_decided(newest)
-            self._query, self._batch_id = query, newest
+        with self._options.open_location() as storage:
+            location = QueryLocation(storage)
+            query_id, newest = location.query_id(), location.newest_planned()
+            planned = None if newest is None else location.planned(newest)
+        if newest is None or planned is None:
+            raise InvalidArgumentError("the query has planned no micro-batch", location=self._options.location)
+        with self._coordinator(query_id) as (coordinator, query):
+            coordinator.start(newest, self._schema, planned.plan)
+            self._begun = Begun(query_id, newest, planned.plan, coordinator.number, coordinator.is_decided(newest))
+        self._query = replace(query, options=_without(query.options, self._sink.credentials))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write and prepare the rows of a task."""
-        context = TaskContext.get()
+        context, begun = TaskContext.get(), self._begun
         assert context is not None
+        assert begun is not None
         assert self._query is not None
         batch_id, partition = int(context.getLocalProperty(BATCH_PROPERTY) or -1), context.partitionId()
-        if batch_id != self._batch_id:
+        if batch_id != begun.batch_id:
             raise InvalidArgumentError(
-                "the option checkpointLocation names another query's location", planned=self._batch_id, batch=batch_id
+                "the option checkpointLocation names another query's location", planned=begun.batch_id, batch=batch_id
             )
-        if self._is_decided:  # the operators before it must have seen all rows
-            return Written(partition, sum(rows.num_rows for rows in iterator), "")
+        if begun.is_decided:  # the operators before it must have seen all rows
+            return Written(partition, sum(rows.num_rows for rows in iterator), "", begun)
         written = write_attempt(self._sink, self._query, self._option_names, batch_id, self._schema, iterator)
-        return Written(partition, *written)
+        return Written(partition, *written, begun)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Decide the micro-batch and make it visible; on the driver."""
-        with self._coordinator() as (coordinator, _, _):
-            coordinator.resume()
-            prepared = prepared_of([one for one in messages if isinstance(one, Written)], repeated=False)
+        written = [one for one in messages if isinstance(one, Written)]
+        if not written:
+            return
+        begun = written[0].begun
+        with self._coordinator(begun.query_id) as (coordinator, _):
+            coordinator.resume(begun.entry)
+            prepared = prepared_of(written, repeated=False)
             if coordinator.is_decided(batchId) and not prepared.handles:
                 coordinator.tell_of_dropped(prepared.rows)
             else:
-                coordinator.finish(batchId, prepared)
+                coordinator.finish(batchId, prepared, begun.plan)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Give up what was prepared of a micro-batch that failed; on the driver.
 
-        Spark also calls it where `commit` has failed, perhaps after the decision: then no message is missing, and the
+        Spark also calls it where `commit` has failed: then no message is missing. Where no task has ended well, the
         next start ends what there is.
         """
-        if all(isinstance(message, Written) for message in messages):
-            return
-        with self._coordinator() as (coordinator, _, _):
-            coordinator.resume()
-            coordinator.give_up(batchId)
+        written = [one for one in messages if isinstance(one, Written)]
+        if written and len(written) < len(messages):
+            begun = written[0].begun
+            with self._coordinator(begun.query_id) as (coordinator, _):
+                coordinator.resume(begun.entry)
+                coordinator.give_up()
 
     @contextmanager
-    def _coordinator(self) -> Iterator[tuple[Coordinator, SinkQuery, int | None]]:
-        """Yield a coordinator, the query, and the newest micro-batch that Spark has planned."""
-        with self._options.open_location() as storage:
-            location = QueryLocation(storage)
-            query_id, newest = location.query_id(), location.newest_planned()
+    def _coordinator(self, query_id: str) -> Iterator[tuple[Coordinator, SinkQuery]]:
         query = SinkQuery(self._sink.name, query_id, self._options.replaces, self._options.sink)
         decisions, retained = self._options.open_decisions()
         with decisions:
-            yield Coordinator(self._sink, query, decisions, retained), query, newest
+            yield Coordinator(self._sink, query, decisions, retained), query
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what may travel: no credentials, and nothing of the driver's."""
-        query = self._query and replace(self._query, options=_without(self._query.options, self._sink.credentials))
-        return {**self.__dict__, "_options": None, "_query": query}
+        return self.__dict__ | {"_options": None}
 
 
 def _without(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:

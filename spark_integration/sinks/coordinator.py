@@ -2,10 +2,19 @@
 
 ::
 
-    start     who writes under this name ─▶ what the target shows ─▶ commit the newest decision ─▶ abort leftovers
-    finish    confirm ─▶ store the decision ─▶ commit ─▶ prune
+    start     read the log ─▶ what is left ─▶ append "begin" ─▶ what the target shows ─▶ commit the newest decision
+                                                                                     ─▶ abort what is left
+    finish    confirm ─▶ append the decision ─▶ commit ─▶ prune
 
-Which of a run's calls were made is known from what is stored, never from a clock:
+The log is a fence: `holdfast.snapshotter.sink_log`. Two rules make two drivers harmless, wherever each of them stops:
+
+closed     what a driver aborts, it has listed before it appended an entry, and no decision up to that entry names it:
+           nobody can decide it any more
+decided    what a decision names is committed by whoever finds it, and never aborted. Whether a decision stands that a
+           driver could not store is not guessed: the next entry of the same number tells
+
+The newest start wins: the driver before it fails at its next decision, or earlier. Not so beside a process of the same
+machine that lives: there, the start is refused, as the query's shards would be (decision 0023).
 
 ===========================  =========================================================================================
 what a start finds           what it means, and what is done
@@ -16,8 +25,12 @@ a decision, a later batch    Spark has ended it, so it was committed, unless a u
                              error: commit again. A target that forgets what it committed long ago, as Kafka does, may
                              say that it is gone, unless the target shows no more than an earlier one
 a decision, an earlier one   Spark's checkpoint location was turned back, or is an older copy: refused
+the same, of another plan    so it was: Spark has planned the micro-batch anew. Refused
 target shows a later one     the state directory is another, or was deleted: refused, unless Spark has ended it
 target shows an earlier one  the target was emptied, or restored from a backup: refused
+another query's decision     `replaces` names it, or the query was restored and continues the sink: committed under that
+                             one's id, before the target is taken over. A micro-batch of this query for which it
+                             stands is decided
 ===========================  =========================================================================================
 """
 
@@ -25,15 +38,30 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, StateLostError, UnavailableError
-from holdfast.snapshotter.decisions import FOLDER, QUERY_ID, Decision, Decisions, checked_sink
+from holdfast import clock
+from holdfast.errors import (
+    ConflictError,
+    FencedError,
+    HoldfastError,
+    InvalidArgumentError,
+    NotFoundError,
+    StateLostError,
+    UnavailableError,
+)
+from holdfast.snapshotter.fence import looks
+from holdfast.snapshotter.ownership.query_origin import find_origin
+from holdfast.snapshotter.ownership.stored_claims import ALIVE_MS
+from holdfast.snapshotter.sink_log import FOLDER, QUERY_ID, Entry, SinkLog, checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink
+from holdfast.snapshotter.storage.probe import probe_storage
+from holdfast.spark_integration.executor.processes import ProcessId, lives, place_of
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink, another_query
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +89,20 @@ class Prepared:
     unused: tuple[Handle, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Past:
+    """What a driver found before it appended an entry: what the log said, and what was prepared, by query."""
+
+    entry: Entry | None
+    decision: Entry | None
+    left: Mapping[str, Sequence[Handle]]
+
+    def undecided(self, query_id: str, handles: Iterable[Handle] = ()) -> list[Handle]:
+        """Return what a query prepared that stands in no decision, and is not among `handles`."""
+        named = {*map(_canonical, handles), *map(_canonical, self.decision.handles if self.decision else ())}
+        return [handle for handle in self.left[query_id] if _canonical(handle) not in named]
+
+
 class Coordinator:
     """One run's two-phase commits of one query to one sink.
 
@@ -71,14 +113,28 @@ class Coordinator:
     storage : ObjectStorage
         The state directory.
     retained : int
-        How many decisions are kept.
+        How many entries of the log are kept.
+    process : ProcessId, optional
+        The one that the query runs in, if it is the same from start to end: no other one of this machine starts the
+        query while it lives.
+    new_id, now_ms : callable, optional
+        As in `holdfast.clock`.
 
     Notes
     -----
     Threads: one at a time, on the driver. Durability: when `finish` returns, the micro-batch is visible and will stay.
     """
 
-    def __init__(self, sink: TwoPhaseSink, query: SinkQuery, storage: ObjectStorage, retained: int) -> None:
+    def __init__(
+        self,
+        sink: TwoPhaseSink,
+        query: SinkQuery,
+        storage: ObjectStorage,
+        retained: int,
+        process: ProcessId | None = None,
+        new_id: Callable[[], str] = clock.new_id,
+        now_ms: Callable[[], int] = clock.now_ms,
+    ) -> None:
         checked_sink(query.sink)
         if not QUERY_ID.fullmatch(query.query_id):
             raise InvalidArgumentError("Spark gave no query id", query=query.query_id)
@@ -89,14 +145,21 @@ class Coordinator:
                 replaces=query.replaces,
             )
         self._sink, self._query, self._storage, self._retained = sink, query, storage, retained
-        self._decisions = Decisions(storage, query.sink, query.query_id)
-        self._newest: Decision | None = None
-        # Whether all that may be decided is committed.
-        self._is_settled = False
+        self._log, self._driver, self._now_ms = SinkLog(storage, query.sink), new_id(), now_ms
+        self._process = place_of(process) if process else ""
+        self._facts = {"sink": query.sink, "query": query.query_id, "storage": storage.url}
+        # The newest entry that this run has read or appended, and the decision that counts as of it.
+        self._entry: Entry | None = None
+        self._decision: Entry | None = None
         # A twin of a repeated task may prepare after any number of micro-batches.
         self._has_zombies = False
 
-    def start(self, batch_id: int, schema: pa.Schema) -> None:
+    @property
+    def number(self) -> int:
+        """The number of the entry under which this run acts; another process may `resume` it."""
+        return self._entry.number if self._entry else 0
+
+    def start(self, batch_id: int, schema: pa.Schema, plan: str = "") -> None:
         """Begin a run with a micro-batch: end what the last run left, before anything is written.
 
         Parameters
@@ -104,6 +167,8 @@ class Coordinator:
         batch_id : int
             The first micro-batch of the run.
         schema : pyarrow.Schema
+        plan : str
+            What Spark has planned for it: see `holdfast.snapshotter.sink_log.plan_of`. Empty if nobody knows.
 
         Raises
         ------
@@ -114,244 +179,395 @@ class Coordinator:
         HoldfastError
             As `TwoPhaseSink.open` and `TwoPhaseSink.commit` raise.
         """
-        is_new = self._take_name()
-        try:
-            replaced = self._replaced()
-            if replaced is not None:
-                self._settle_replaced(replaced)
-            has_decided = bool(self._decisions.batches())
-            shown = self._sink.open(replace(self._query, has_decided=has_decided), schema)
-        except BaseException:
-            if is_new:  # it has written nothing, and is in nobody's way
-                self._withdraw()
-            raise
-        # Read after what is shown, which another driver may have decided while the target was opened.
-        batches = self._decisions.batches()
-        self._newest = self._decisions.read(batches[-1]) if batches else None
-        self._compare(batch_id, batches, shown)
-        if self._newest is not None:
-            # What was ended and is shown no longer needs the target to know its handles.
-            is_shown = shown is None or shown >= self._newest.batch_id
-            self._commit_again(self._newest, may_be_forgotten=is_shown and batch_id > self._newest.batch_id)
-        self._is_settled = True
-        self._abort_leftovers()
-        if replaced is not None:
-            replaced.delete()
+        past, shown = self._begin(batch_id, schema, plan)
+        with self._unless_overtaken():
+            self._end_the_past(past, batch_id, schema, shown)
+        self._prune()
 
-    def resume(self) -> None:
-        """Go on with a run that another process has started, which left nothing half-done."""
-        self._newest = _newest(self._decisions)
-        self._is_settled = True
+    def _end_the_past(self, past: _Past, batch_id: int, schema: pa.Schema, shown: int | None) -> None:
+        mine = past.decision if past.decision and past.decision.query_id == self._query.query_id else None
+        if past.entry is not None:
+            self._settle_replaced(past)
+            shown = self._open(past.entry, self._known(past.entry, mine), schema)
+            self._compare(batch_id, mine, shown)
+        if mine is not None:
+            # What was ended and is shown no longer needs the target to know its handles.
+            is_shown = shown is None or shown >= _batch(mine)
+            self._commit_again(mine, may_be_forgotten=is_shown and batch_id > _batch(mine))
+        self._abort_still_left(past, self._query.query_id)
+        if past.left.keys() - {self._query.query_id}:  # they are settled: no later start need look
+            self._append(self._next(decided=mine.number if mine else 0))
+        self._decision = mine
+
+    def _known(self, found: Entry, mine: Entry | None) -> SinkQuery:
+        """Return the query with what its target has to know.
+
+        One that was restored has opened its target once nobody is left to be ended, and drops what that shows.
+        """
+        if mine is not None:
+            return replace(self._query, was_shown=mine.before)
+        is_restored = found.is_restored and found.query_id == self._query.query_id
+        has_opened = is_restored and not (found.decided or found.ending)
+        return replace(self._query, was_shown=-1 if has_opened else None)
+
+    def _open(self, found: Entry, query: SinkQuery, schema: pa.Schema) -> int | None:
+        """Open the target, which may still be that of a query whose place the log gives to this one."""
+        before = [*found.ending, found.query_id] if found.is_restored else []
+        others = [query_id for query_id in before if query_id not in (query.query_id, query.replaces)]
+        for query_id in others:
+            try:
+                return self._sink.open(replace(query, replaces=query_id), schema)
+            except ConflictError:  # it is another one's by now
+                continue
+        return self._sink.open(query, schema)
+
+    def resume(self, number: int) -> None:
+        """Go on with a run that another process has started, under the number that it had.
+
+        Raises
+        ------
+        ConflictError
+            Others have gone on so far that its entry is gone.
+        """
+        try:
+            self._entry = self._log.read(number)
+            self._decision = self._log.decision(self._entry)
+        except NotFoundError as exc:
+            raise self._second(ConflictError) from exc
 
     def is_decided(self, batch_id: int) -> bool:
         """Tell whether a micro-batch was decided before, so that its rows must not be written again."""
-        return self._newest is not None and self._newest.batch_id == batch_id
+        if self._decision is not None:
+            return self._decision.batch_id == batch_id
+        return self._entry is not None and self._entry.stands_for == batch_id
 
     def tell_of_dropped(self, rows: int) -> None:
         """Warn if a decided micro-batch has come with another number of rows than were decided; they are dropped."""
-        assert self._newest is not None
-        if rows != self._newest.rows:
+        if self._decision is not None and rows != self._decision.rows:
             _log.warning(
                 "sink %r: micro-batch %d was decided with %d rows, which are shown; now it has %d, which are "
                 "dropped. If the query gives the same rows each time, Spark's checkpoint location was rolled back, "
                 "or one micro-batch calls this sink twice: give it their union",
-                self._query.sink,
-                self._newest.batch_id,
-                self._newest.rows,
-                rows,
+                *(self._query.sink, self._decision.batch_id, self._decision.rows, rows),
             )
 
-    def finish(self, batch_id: int, prepared: Prepared) -> None:
-        """Decide a micro-batch and make it visible.
+    def finish(self, batch_id: int, prepared: Prepared, plan: str = "") -> None:
+        """Decide a micro-batch and make it visible; its plan is as of `start`.
 
         Raises
         ------
         UnavailableError
             The storage or the target did not answer. If the decision stands, the next start commits.
         ConflictError
-            Another driver of the same query decided this micro-batch.
+            Another driver of the same query has begun.
         """
-        if prepared.handles:
-            handles = tuple(map(dict, prepared.handles))
-            decision = Decision(self._query.sink, self._query.query_id, batch_id, prepared.rows, handles)
-            try:
-                self._sink.confirm(self._query, batch_id, prepared.handles)
-                self._refuse_second(batch_id)
-                self._decide(decision)
-            except Exception:
-                # Not all that is left, which may be another driver's; nor what a put that has failed may have decided.
-                self._abort_if_settled(lambda: self._sink.abort(self._query, _but(handles, _newest(self._decisions))))
-                raise
-            self._sink.commit(self._query, batch_id, handles)
-            self._newest, self._is_settled = decision, True
         self._has_zombies |= prepared.repeated
-        if self._has_zombies:
-            self.give_up(batch_id + 1)
-        try:
-            self._decisions.prune(self._retained)
-        except UnavailableError as exc:
-            _log.warning("old decisions about sink %r stay for now: %s", self._query.sink, exc)
-
-    def give_up(self, batch_id: int) -> None:
-        """Abort what was prepared and does not count, if the target answers; else the next start does it.
-
-        So it does where another driver has decided the micro-batch, or a later one: what is prepared may be that one's.
-        """
-        self._abort_if_settled(lambda: None if self._is_overtaken(batch_id) else self._abort_leftovers())
-
-    def _abort_if_settled(self, abort: Callable[[], None]) -> None:
-        if not self._is_settled:  # what was prepared may be decided
+        handles = tuple(map(dict, prepared.handles))
+        if not handles:
             return
+        past = self._decide(batch_id, prepared.rows, handles, plan)
+        with self._unless_overtaken():
+            self._sink.commit(self._query, batch_id, handles)
+        if past is not None:
+            self._tell_if_it_fails(lambda: self._abort(past.undecided(self._query.query_id, handles)))
+        self._prune()
+
+    def give_up(self) -> None:
+        """Abort what was prepared and does not count, if storage and target answer; else the next start does it.
+
+        Called when a micro-batch has failed: the run is over.
+
+        Raises
+        ------
+        FencedError
+            Another driver has begun, which may be why.
+        """
+        number = self.number + 1
+
+        def close() -> None:
+            self._refuse_overtaken()  # a sink may end what is at work under its name, to see what is left
+            past = self._past()
+            self._append(self._next())
+            self._abort(past.undecided(self._query.query_id))
+
         try:
-            abort()
-        except HoldfastError as exc:
-            _log.warning("what was prepared in sink %r stays until the next start: %s", self._query.sink, exc)
-        except Exception as exc:  # noqa: BLE001  it must not hide why a micro-batch failed; its text may hold anything
-            _log.warning(
-                "what was prepared in sink %r stays until the next start: %s", self._query.sink, type(exc).__name__
-            )
+            self._tell_if_it_fails(close)
+        except FencedError:
+            # What stands may be this run's own decision, of which no answer came: the next start commits it.
+            with suppress(HoldfastError):
+                if self._log.read(number).driver == self._driver:
+                    return
+            raise
 
-    def _refuse_second(self, batch_id: int) -> None:
-        # The put itself refuses another decision of the micro-batch; but that one may be pruned, and later ones stand.
-        if self._is_overtaken(batch_id):
-            raise self._second(batch_id)
+    def _begin(self, batch_id: int, schema: pa.Schema, plan: str) -> tuple[_Past, int | None]:
+        """Append the beginning of this run to the log as it was read; return what lies before it.
 
-    def _second(self, batch_id: int) -> ConflictError:
-        return ConflictError(
-            "another driver of this query has decided this micro-batch or a later one, so two run: this one ends",
-            sink=self._query.sink,
-            query=self._query.query_id,
-            batch=batch_id,
-            storage=self._storage.url,
+        An empty log is begun when the state directory was tried and the target has been opened, and shows what is
+        returned: the target knows whether another query writes there, and whom it refuses is in nobody's way.
+        """
+        for _ in looks(self._storage.url):
+            (found, decision), shown = self._log.latest(), None
+            self._refuse_others(found, decision)
+            self._refuse_older(batch_id, plan, found, decision)
+            self._refuse_repeats(found, decision)
+            self._refuse_a_living_one(found)
+            self._entry, self._decision = found, decision
+            if found is None:
+                probe_storage(self._storage, f"{FOLDER}/{self._query.sink}/probes")
+                with self._unless_overtaken():
+                    shown = self._sink.open(self._query, schema)
+                    self._compare(batch_id, None, shown)
+            past = self._past()
+            with suppress(ConflictError):
+                self._append(self._next(ending=tuple(sorted(past.left.keys() - {self._query.query_id}))))
+                return past, shown
+        raise AssertionError("looks has raised")
+
+    def _past(self) -> _Past:
+        """List what was prepared so far, by this query and those that it replaces."""
+        queries = {self._query.query_id} | ({self._entry.query_id, *self._entry.ending} if self._entry else set())
+        queries |= {self._decision.query_id} if self._decision else set()
+        left = {query_id: self._sink.leftovers(self._of(query_id)) for query_id in sorted(queries)}
+        return _Past(self._entry, self._decision, left)
+
+    def _of(self, query_id: str) -> SinkQuery:
+        is_mine = query_id == self._query.query_id
+        return self._query if is_mine else replace(self._query, query_id=query_id, replaces=None)
+
+    def _next(self, *, decided: int | None = None, ending: tuple[str, ...] = ()) -> Entry:
+        """Return what may be appended: by default, that a driver goes on as of the newest entry."""
+        if decided is None:
+            decided = self._entry.decided if self._entry else 0
+        is_mine = self._entry is not None and self._entry.query_id == self._query.query_id
+        stands_for = self._entry.stands_for if self._entry and is_mine else None
+        begun = Entry(self._query.sink, self.number + 1, self._query.query_id, self._driver, decided, ending)
+        return replace(begun, process=self._process, at_ms=self._now_ms(), stands_for=stands_for)
+
+    def _append(self, entry: Entry) -> None:
+        try:
+            self._log.append(entry)
+        except ConflictError as exc:
+            raise self._second(type(exc)) from exc
+        self._entry = entry
+
+    def _decide(self, batch_id: int, rows: int, handles: tuple[Handle, ...], plan: str) -> _Past | None:
+        """Append a decision; where others may have prepared the same, return what was prepared before it."""
+        before = _batch(self._decision) if self._decision else -1
+        entry = self._next(decided=self.number + 1)
+        entry = replace(entry, batch_id=batch_id, before=before, rows=rows, handles=handles, plan=plan, stands_for=None)
+        try:
+            past = self._confirmed(batch_id, handles)
+            self._append(entry)
+        except FencedError:  # it stands nowhere, and nobody else can have decided what this run's tasks have prepared
+            self._tell_if_it_fails(lambda: self._abort(handles))
+            raise
+        except Exception:
+            self.give_up()
+            raise
+        self._decision = entry
+        return past
+
+    def _confirmed(self, batch_id: int, handles: tuple[Handle, ...]) -> _Past | None:
+        """Let the sink confirm a micro-batch; a start of another driver may be why it does not."""
+        try:
+            self._sink.confirm(self._query, batch_id, handles)
+            return self._past() if self._has_zombies else None
+        except HoldfastError:
+            self._refuse_overtaken()
+            raise
+
+    @contextmanager
+    def _unless_overtaken(self) -> Iterator[None]:
+        """Raise FencedError for what fails because a newer driver does the same, or has gone on."""
+        try:
+            yield
+        except ConflictError:
+            raise
+        except HoldfastError:
+            self._refuse_overtaken()
+            raise
+
+    def _refuse_overtaken(self) -> None:
+        newest = self._log.newest()
+        if newest is not None and newest.number > self.number:
+            raise self._second(FencedError)
+
+    def _second(self, error: type[ConflictError]) -> ConflictError:
+        return error(
+            "another driver of this query has begun since this one did, so this one ends: let one run", **self._facts
         )
 
-    def _decide(self, decision: Decision) -> None:
-        """Store a decision; where that fails, whether it stands may be unknown."""
-        self._is_settled = False
-        try:
-            self._decisions.put(decision)
-        except ConflictError as exc:
-            self._is_settled = True
-            raise self._second(decision.batch_id) from exc
-        except InvalidArgumentError:  # it does not stand
-            self._is_settled = True
-            raise
-
-    def _take_name(self) -> bool:
-        """Put this query's sign, look who else has one, and withdraw if another has; tell whether it is new."""
-        allowed = {self._query.query_id, self._query.replaces}
-        known = self._decisions.queries()
-        self._refuse_others(known - allowed)
-        if self._query.query_id in known:
-            return False
-        self._decisions.begin()
-        try:
-            self._refuse_others(self._decisions.queries() - allowed)
-        except ConflictError:
-            self._withdraw()
-            raise
-        return True
-
-    def _withdraw(self) -> None:
-        try:
-            self._decisions.withdraw()
-        except HoldfastError as exc:
-            _log.warning("query %s stays noted under sink %r: %s", self._query.query_id, self._query.sink, exc)
-
-    def _refuse_others(self, others: Iterable[str | None]) -> None:
-        other = min(filter(None, others), default=None)
-        if other is not None:
+    def _refuse_others(self, found: Entry | None, decision: Entry | None) -> None:
+        """Raise ConflictError if another query writes here, unless it has replaced this one and got no further."""
+        if found is None:
+            return
+        mine = {self._query.query_id, self._query.replaces}
+        if found.is_restored and found.query_id not in mine:
             raise ConflictError(
-                "another query writes to this sink, or did: give the sink another name or, if this query continues "
-                "the other one's results and the other one has ended for good, name it: replaces=<its id>",
-                sink=self._query.sink,
-                query=self._query.query_id,
-                other_query=other,
-                storage=self._storage.url,
+                "a query that was restored from a savepoint continues this sink, and has ended those before it for "
+                "good: start that one, or give the sink another name",
+                **self._facts,
+                continued_by=found.query_id,
+            )
+        owners = {found.query_id, *found.ending, *([decision.query_id] if decision else [])}
+        if not owners & mine:
+            raise another_query(self._query, found.query_id, storage=self._storage.url)
+
+    def _refuse_older(self, batch_id: int, plan: str, found: Entry | None, decision: Entry | None) -> None:
+        """Raise ConflictError if Spark goes back; before anything is fenced: a copy must not end the query."""
+        decided = None if found is None else found.newest_batch(decision, self._query.query_id)
+        if decided is not None and batch_id < decided:
+            raise ConflictError(
+                "Spark goes back to a micro-batch before the last decided one: another driver of this query has gone "
+                "on, or the checkpoint location was rolled back, or is an older copy, and what it repeats may differ "
+                f"from what the sink shows. {_ANOTHER_NAME}",
+                **self._facts,
+                batch=batch_id,
+                decided=decided,
+            )
+        if decision is not None and batch_id == decided and not decision.is_of_plan(plan):
+            raise ConflictError(
+                "Spark has planned this micro-batch anew, and the sink shows it as it was planned before: the "
+                "checkpoint location was rolled back, is an older copy, or has lost its last file. Start the query "
+                f"from the location that has offsets/{batch_id} as it was. {_ANOTHER_NAME}",
+                **self._facts,
+                batch=batch_id,
             )
 
-    def _replaced(self) -> Decisions | None:
-        other = self._query.replaces
-        if other is None or other == self._query.query_id or other not in self._decisions.queries():
-            return None
-        return Decisions(self._storage, self._query.sink, other)
+    def _refuse_repeats(self, found: Entry | None, decision: Entry | None) -> None:
+        """Raise ConflictError if a restored or cloned query would show again what the one that it replaces has shown.
 
-    def _settle_replaced(self, decisions: Decisions) -> None:
-        """Commit what the replaced query decided last, and abort what else it prepared."""
-        query = replace(self._query, query_id=decisions.query_id, replaces=None)
-        newest = _newest(decisions)
-        if newest is not None:
-            try:
-                self._sink.commit(query, newest.batch_id, newest.handles)
-            except StateLostError as exc:
-                raise StateLostError(
-                    f"the last decision of the replaced query can no longer be committed: {exc.message}. If its "
-                    f"results are complete, delete {FOLDER}/{decisions.sink}/{decisions.query_id} in the state "
-                    "directory",
-                    **exc.facts,
-                ) from exc
-        self._sink.abort(query, _but(self._sink.leftovers(query), newest))
-
-    def _compare(self, batch_id: int, batches: Sequence[int], shown: int | None) -> None:
-        """Refuse to go on where Spark, the decisions and the target tell different stories."""
-        newest = batches[-1] if batches else -1
-        facts = {"sink": self._query.sink, "query": self._query.query_id, "batch": batch_id, "decided": newest}
-        if batch_id < newest:
+        Where that query has decided nothing after the micro-batch that was saved, all it has shown is in the state.
+        """
+        replaced = self._query.replaces
+        if replaced is None or (found is not None and found.query_id == self._query.query_id):
+            return
+        origin = find_origin(self._storage, self._query.query_id)
+        if origin is None:
+            return
+        facts = {**self._facts, "replaces": replaced, "saved": origin.batch_id}
+        if found is None and origin.of_query == replaced:
             raise ConflictError(
-                "Spark goes back to a micro-batch before the last decided one: its checkpoint location was rolled "
-                f"back, or is an older copy, and what it repeats may differ from what the sink shows. {_ANOTHER_NAME}",
+                "this state directory does not know what the replaced query has decided, so nobody can tell which of "
+                f"its micro-batches would be shown twice: once it has ended for good, copy {FOLDER}/"
+                f"{self._query.sink} from its state directory into this one",
                 **facts,
             )
+        shown = None if found is None else found.newest_batch(decision, origin.of_query)
+        if shown is not None and shown > origin.batch_id:
+            raise ConflictError(
+                "the replaced query has shown a micro-batch that was not saved, so this one would show it again: end "
+                "that query, make a savepoint and restore it with --continue-sinks (continue_sinks=True). To show it "
+                "again all the same, give the sink another name",
+                **facts,
+                shown=shown,
+            )
+
+    def _refuse_a_living_one(self, found: Entry | None) -> None:
+        """Raise ConflictError if another process of this machine runs the query: as its shards are refused then, too.
+
+        What is known of another machine is too little to keep a restart waiting: there, the newest start wins.
+        """
+        if found is None or not self._process or self._now_ms() - found.at_ms > ALIVE_MS:
+            return
+        if found.process != self._process and lives(found.process):
+            raise ConflictError(
+                "another process of this machine runs this query, or did so within "
+                f"{ALIVE_MS // 60_000} minutes and still lives: stop it. A copy of a checkpoint location needs its own "
+                "spark.holdfast.state.dir, and its own sink",
+                **self._facts,
+                process=found.process.partition(".")[2].partition("-")[0],
+            )
+
+    def _settle_replaced(self, past: _Past) -> None:
+        """Commit what a replaced query decided last, and abort what else such queries prepared."""
+        decision = past.decision
+        if decision is not None and decision.query_id != self._query.query_id:
+            try:
+                self._commit_beside_others(decision)
+            except StateLostError as exc:
+                advice = f". If its results are complete, delete {FOLDER}/{self._query.sink} in the state directory"
+                is_restored = past.entry is not None and past.entry.is_restored
+                raise StateLostError(
+                    "the last decision of the replaced query can no longer be committed: "
+                    f"{exc.message}{'' if is_restored else advice}",
+                    **exc.facts,
+                ) from exc
+        for query_id in sorted(past.left.keys() - {self._query.query_id}):
+            self._abort_still_left(past, query_id)
+
+    def _compare(self, batch_id: int, decision: Entry | None, shown: int | None) -> None:
+        """Refuse to go on where Spark, the decisions and the target tell different stories."""
         if shown is None:
             return
+        newest = _batch(decision) if decision else -1
+        facts = {**self._facts, "batch": batch_id, "decided": newest, "shown": shown}
         if shown > newest and batch_id <= shown:
             raise StateLostError(
                 "the target shows a micro-batch that this state directory does not know, and Spark is about to "
                 "repeat it: the directory is not the one used before, or its contents were deleted. Set "
                 f"spark.holdfast.state.dir to the original directory. {_ANOTHER_NAME}",
                 **facts,
-                shown=shown,
             )
         # The newest may be decided and not yet visible, also where Spark has ended it: a user's function may have
         # swallowed the error of its commit. What came before it was visible.
-        if shown < (batches[-2] if len(batches) > 1 else -1):
+        if shown < (decision.before if decision else -1):
             raise StateLostError(
                 "the target does not show what was committed to it: it was emptied, recreated, or restored from a "
                 f"backup. Restore it as it was. {_ANOTHER_NAME}",
                 **facts,
-                shown=shown,
             )
 
-    def _commit_again(self, decision: Decision, *, may_be_forgotten: bool) -> None:
+    def _commit_again(self, decision: Entry, *, may_be_forgotten: bool) -> None:
         try:
-            self._sink.commit(self._query, decision.batch_id, decision.handles)
+            self._commit_beside_others(decision)
         except StateLostError as exc:
             if not may_be_forgotten:
                 raise
-            _log.info("sink %r no longer knows micro-batch %d: %s", decision.sink, decision.batch_id, exc)
+            _log.info("sink %r no longer knows micro-batch %d: %s", self._query.sink, decision.batch_id, exc)
 
-    def _is_overtaken(self, batch_id: int) -> bool:
-        return max(self._decisions.batches(), default=-1) >= batch_id
+    def _commit_beside_others(self, decision: Entry) -> None:
+        """Commit what the driver before this one may be committing at this moment, too."""
+        query, batch_id = self._of(decision.query_id), _batch(decision)
+        try:
+            self._sink.commit(query, batch_id, decision.handles)
+        except (NotFoundError, StateLostError):
+            # It may have been faster, and have cleared away what this one was about to read: then all is visible now.
+            self._sink.commit(query, batch_id, decision.handles)
 
-    def _abort_leftovers(self) -> None:
-        left = self._sink.leftovers(self._query)
+    def _abort_still_left(self, past: _Past, query_id: str) -> None:
+        """Abort what no decision names, once the newest one is committed: a listing may lag behind a commit."""
+        left = past.undecided(query_id)
         if left:
-            # Read after them: another driver of the query may have decided some of them meanwhile.
-            left = _but(left, _newest(self._decisions))
-        if left:
-            _log.info("sink %r: aborted %d parts of attempts that did not count", self._query.sink, len(left))
-            self._sink.abort(self._query, left)
+            now = {_canonical(handle) for handle in self._sink.leftovers(self._of(query_id))}
+            self._abort([handle for handle in left if _canonical(handle) in now], query_id)
+
+    def _abort(self, handles: Sequence[Handle], query_id: str | None = None) -> None:
+        if handles:
+            self._sink.abort(self._of(query_id or self._query.query_id), handles)
+
+    def _tell_if_it_fails(self, abort: Callable[[], None]) -> None:
+        """Abort what the next start would abort as well; a failure hides not why a micro-batch failed."""
+        try:
+            abort()
+        except FencedError:
+            raise
+        except HoldfastError as exc:
+            _log.warning("what was prepared in sink %r stays for now: %s", self._query.sink, exc)
+        except Exception as exc:  # noqa: BLE001  its text may hold anything
+            _log.warning("what was prepared in sink %r stays for now: %s", self._query.sink, type(exc).__name__)
+
+    def _prune(self) -> None:
+        assert self._entry is not None
+        try:
+            self._log.prune(self._entry, self._retained)
+        except UnavailableError as exc:
+            _log.warning("old entries in the log of sink %r stay for now: %s", self._query.sink, exc)
 
 
-def _newest(decisions: Decisions) -> Decision | None:
-    batches = decisions.batches()
-    return decisions.read(batches[-1]) if batches else None
-
-
-def _but(handles: Sequence[Handle], decision: Decision | None) -> list[Handle]:
-    """Return the handles that a decision does not name."""
-    decided = {_canonical(handle) for handle in decision.handles} if decision else set()
-    return [handle for handle in handles if _canonical(handle) not in decided]
+def _batch(decision: Entry) -> int:
+    assert decision.batch_id is not None
+    return decision.batch_id
 
 
 def _canonical(handle: Handle) -> str:

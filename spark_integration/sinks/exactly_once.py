@@ -11,22 +11,25 @@ asks them for their state (from 4.1 on it refuses a micro-batch that none has co
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast.backends.options import nearest_name
 from holdfast.backends.registry import backend_names
-from holdfast.errors import FencedError, InvalidArgumentError
+from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX, SINK_PREFIX, STORAGE_PREFIX, Settings
-from holdfast.snapshotter.decisions import checked_sink
+from holdfast.snapshotter.sink_log import checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
+from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.spark_integration.shard.streaming_task import QUERY_PROPERTY
 from holdfast.spark_integration.sinks.coordinator import Coordinator
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink
 from holdfast.spark_integration.sinks.writing import WriteTask, drop_frame, write_frame
+from holdfast.spark_integration.spark_state.running_query import RunningQuery
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.spark_versions import is_classic
 
@@ -151,7 +154,10 @@ class _Run:
         self._sink, self._option_names = sink, frozenset({*options, *sink.credentials})
         self._query = SinkQuery(sink.name, query_id, replaces, options)
         self._has_twins = configuration.get("spark.speculation", "false").lower() == "true"
-        self._coordinator = Coordinator(sink, self._query, self._storage, settings.retained_versions)
+        # Over Connect another process may follow this one while it is still there.
+        process = ProcessId.of(os.getpid()) if is_classic(session) else None
+        self._coordinator = Coordinator(sink, self._query, self._storage, settings.retained_versions, process)
+        self._running = _running_query(session)
         self.next_batch_id: int | None = None
         self._schema: pa.Schema | None = None
         # A start commits the newest decision again: what it names stays as it is, what the ones before name is spare.
@@ -159,9 +165,10 @@ class _Run:
         self._spares: tuple[Handle, ...] = ()
 
     def write(self, frame: DataFrame, schema: pa.Schema, batch_id: int) -> None:
+        plan = self._running.plan(batch_id) if self._running else ""
         if schema != self._schema:
             # The first micro-batch, or one with other columns, as of a pivot: the target must be asked.
-            self._coordinator.start(batch_id, schema)
+            self._coordinator.start(batch_id, schema, plan)
             self._schema, self._decided, self._spares = schema, (), ()
         if self._coordinator.is_decided(batch_id):
             self._coordinator.tell_of_dropped(drop_frame(frame))
@@ -170,13 +177,10 @@ class _Run:
             task = WriteTask(self._sink, query, self._option_names, batch_id, schema, self._spares)
             try:
                 prepared = write_frame(frame, task, has_twins=self._has_twins)
-            except BaseException as exc:
-                # From a worker comes the text of an error. A fenced one tells of another driver: what is prepared may
-                # be that one's.
-                if FencedError.__name__ not in str(exc):
-                    self._coordinator.give_up(batch_id)
+            except BaseException:
+                self._coordinator.give_up()
                 raise
-            self._coordinator.finish(batch_id, prepared)
+            self._coordinator.finish(batch_id, prepared, plan)
             self._spares = prepared.unused
             if prepared.handles:
                 self._spares += self._decided
@@ -188,6 +192,12 @@ class _Run:
 
     def close(self) -> None:
         self._storage.close()
+
+
+def _running_query(session: SparkSession) -> RunningQuery | None:
+    """Return the query that calls a function; None over Connect, whose server tells nothing of what it has planned."""
+    query_id = session.sparkContext.getLocalProperty(QUERY_PROPERTY) if is_classic(session) else None
+    return RunningQuery(session, query_id) if query_id else None
 
 
 def _run_id(session: SparkSession) -> str | None:

@@ -36,6 +36,8 @@ from typing import ClassVar, TypeAlias
 
 import pyarrow as pa
 
+from holdfast.errors import ConflictError, InvalidArgumentError
+
 _log = logging.getLogger(__name__)
 
 JSON: TypeAlias = "str | int | float | bool | Sequence[JSON] | Mapping[str, JSON] | None"
@@ -57,16 +59,17 @@ class SinkQuery:
         The id of the query whose results are in the target and which this one continues, with the user's consent.
     options : mapping of str to str
         What is set below ``spark.holdfast.sink.<name>.``: credentials are here, and nowhere else.
-    has_decided : bool
-        For `TwoPhaseSink.open` alone: whether decisions of this query are stored, so that a target that knows nothing
-        of it was emptied or made anew.
+    was_shown : int or None
+        For `TwoPhaseSink.open` alone: the newest micro-batch of this query that was visible before its last decision,
+        -1 if there was none. None if no decision of this query is stored; else a target that knows nothing of the
+        query is another one than before, or was emptied or made anew.
     """
 
     sink: str
     query_id: str
     replaces: str | None = None
     options: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    has_decided: bool = field(default=False, compare=False)
+    was_shown: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,8 @@ class TwoPhaseSink(ABC):
         ------
         ConflictError
             Another query, which this one does not replace, has written under this name.
+        StateLostError
+            The query has decided micro-batches (`SinkQuery.was_shown`), and the target knows nothing of it.
         SchemaMismatchError
             A column is missing or has another type.
         InvalidArgumentError
@@ -210,11 +215,39 @@ class TwoPhaseSink(ABC):
         """
 
 
+def another_query(query: SinkQuery, other: str | None, **facts: object) -> ConflictError:
+    """Return the error for a sink's name that is another query's, wherever that is found."""
+    return ConflictError(
+        "another query writes to this sink, or did: give the sink another name or, if this query continues the other "
+        "one's results and the other one has ended for good, name it: replaces=<its id>",
+        sink=query.sink,
+        query=query.query_id,
+        other_query=other,
+        **facts,
+    )
+
+
+def column_names(what: str, given: Sequence[str]) -> tuple[str, ...]:
+    """Return a list of columns that a user has given.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is one text, of which each letter would be a column.
+    """
+    if isinstance(given, str):
+        raise InvalidArgumentError(f"{what} must be a list of column names", given=given)
+    return tuple(given)
+
+
 def tell_of_two_drivers(query: SinkQuery, batch_id: int) -> None:
-    """Warn that parts of a micro-batch are given up, as the target shows it already: another driver was faster."""
+    """Warn that parts of a micro-batch are given up, as the target shows it already: another driver was faster.
+
+    It decided in a log of its own: checkpoint location and state directory were copied, and both copies write here.
+    """
     _log.warning(
-        "sink %s shows micro-batch %d already: two drivers of query %s run at once, and what this one prepared is "
-        "dropped",
+        "sink %s shows micro-batch %d already: another driver of query %s, with another state directory, was faster, "
+        "and what this one prepared is dropped. Stop one of them: a copy of a query needs a sink of its own",
         query.sink,
         batch_id,
         query.query_id,

@@ -18,7 +18,9 @@ from __future__ import annotations
 import json
 import re
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -51,12 +53,15 @@ class StateOperator:
         Of its state; 0 where it has several stores, or others than a host's.
     variables : tuple of str
         Names of its state variables; none where it has no such things.
+    properties : mapping
+        What Spark keeps of ``transformWithState``: modes, and variables.
     """
 
     number: int
     host: str
     partitions: int
     variables: tuple[str, ...]
+    properties: Mapping[str, Any] = field(default_factory=dict)
 
 
 class StateOperators:
@@ -71,7 +76,7 @@ class StateOperators:
     def __init__(self, location: ObjectStorage) -> None:
         self._location = location
         self._read: dict[str, StateOperator] = {}
-        self._hold_pointers: dict[int, bool] = {}
+        self._pointer_columns: dict[int, tuple[str, ...]] = {}
         # Up to which micro-batch it is known which metadata there is, and by operator since when each holds.
         self._listed = -1
         self._versions: list[dict[int, str]] = []
@@ -101,10 +106,17 @@ class StateOperators:
         return operators
 
     def hold_pointers(self, operator: StateOperator) -> bool:
-        """Tell whether groups have pointers as their state; see `holds_pointers`."""
-        if operator.number not in self._hold_pointers:
-            self._hold_pointers[operator.number] = holds_pointers(self._location, operator)
-        return self._hold_pointers[operator.number]
+        """Tell whether groups have pointers as their state; see `pointer_columns`."""
+        return bool(self._columns(operator))
+
+    def has_timeout(self, operator: StateOperator) -> bool:
+        """Tell whether a timeout stands beside each pointer of a group."""
+        return _TIMEOUT in self._columns(operator)
+
+    def _columns(self, operator: StateOperator) -> tuple[str, ...]:
+        if operator.number not in self._pointer_columns:
+            self._pointer_columns[operator.number] = pointer_columns(self._location, operator)
+        return self._pointer_columns[operator.number]
 
     def _list(self, number: int) -> dict[int, str]:
         """Return the keys of an operator's metadata by the micro-batch since which it holds."""
@@ -126,9 +138,9 @@ def _read(location: ObjectStorage, key: str, number: int) -> StateOperator:
             raise ValueError("it belongs to another operator")
         partitions = [_partitions(store["numPartitions"]) for store in stores]
         is_hosts = [store["storeName"] for store in stores] == [_STORE]
-        variables = json.loads(found.get("operatorPropertiesJson") or "{}").get("stateVariables", [])
-        names = tuple(str(variable["stateName"]) for variable in variables)
-        return StateOperator(number, operator["operatorName"], partitions[0] if is_hosts else 0, names)
+        properties = json.loads(found.get("operatorPropertiesJson") or "{}")
+        names = tuple(str(variable["stateName"]) for variable in properties.get("stateVariables", []))
+        return StateOperator(number, operator["operatorName"], partitions[0] if is_hosts else 0, names, properties)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
         raise CorruptionError(f"{source} does not describe an operator with state: {exc!r}") from exc
 
@@ -139,8 +151,8 @@ def _partitions(number: object) -> int:
     return number
 
 
-def holds_pointers(location: ObjectStorage, operator: StateOperator) -> bool:
-    """Tell whether the groups of ``applyInPandasWithState`` have pointers as their state, by its columns' names.
+def pointer_columns(location: ObjectStorage, operator: StateOperator) -> tuple[str, ...]:
+    """Return the columns of a group of ``applyInPandasWithState``; none if its state is no pointer, by their names.
 
     Raises
     ------
@@ -162,9 +174,10 @@ def holds_pointers(location: ObjectStorage, operator: StateOperator) -> bool:
         columns = json.loads(values)["fields"]
         names = tuple(column["name"] for column in columns)
         if names[:1] != _POINTERS_OF_GROUPS or names[1:] not in ((), (_TIMEOUT,)):
-            return False
+            return ()
         state = columns[0]["type"]
-        return isinstance(state, dict) and [field["name"] for field in state["fields"]] == [POINTER_COLUMN]
+        is_pointer = isinstance(state, dict) and [one["name"] for one in state["fields"]] == [POINTER_COLUMN]
+        return names if is_pointer else ()
     except (struct.error, ValueError, TypeError, KeyError, RecursionError) as exc:
         raise CorruptionError(f"{source} holds no schema: {exc!r}") from exc
 

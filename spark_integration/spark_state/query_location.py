@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.snapshotter.sink_log import plan_of
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.spark_state import file_source_log
 
@@ -68,6 +69,50 @@ class LoggedBatch:
 
 
 @dataclass(frozen=True)
+class PlannedOffsets:
+    """A micro-batch as Spark logged it before it ran.
+
+    Attributes
+    ----------
+    offsets_version, batch, sources
+        As in `LoggedBatch`.
+    """
+
+    offsets_version: str
+    batch: str
+    sources: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def parse(cls, text: str, source: str) -> PlannedOffsets:
+        """Return what a file of ``offsets/`` says.
+
+        Parameters
+        ----------
+        source : str
+            What to call it in an error.
+
+        Raises
+        ------
+        CorruptionError
+            It cannot be read.
+        """
+        version, batch, *lines = _lines(text, source, 2)
+        if not isinstance(_json(batch, source).get("conf"), dict):
+            raise _damaged(source, "pins no settings")
+        if version != NAMED_SOURCES:
+            return cls(version, batch, tuple((str(number), line) for number, line in enumerate(lines)))
+        named = [_NAMED.fullmatch(line) for line in lines]
+        if not all(named):
+            raise _damaged(source, "has a source without a name")
+        return cls(version, batch, tuple((match[1], match[2]) for match in named if match))
+
+    @property
+    def plan(self) -> str:
+        """What tells the micro-batch from another one of its number: see `plan_of`."""
+        return plan_of(self.batch, self.sources)
+
+
+@dataclass(frozen=True)
 class BatchTimes:
     """When a micro-batch was planned and committed, by the clock of the store, in ms since 1970.
 
@@ -104,14 +149,14 @@ class QueryLocation:
             This is no checkpoint location.
         """
         try:
-            text = self._text("metadata")
+            text, source = self._text("metadata")
         except NotFoundError as exc:
             raise InvalidArgumentError(
                 "this is not the checkpoint location of a query: it lacks the file metadata", location=self._storage.url
             ) from exc
-        found = self._json(text, "metadata")
+        found = _json(text, source)
         if not isinstance(found.get("id"), str):
-            raise self._damaged("metadata", "names no query")
+            raise _damaged(source, "names no query")
         query_id: str = found["id"]
         return query_id
 
@@ -163,20 +208,70 @@ class QueryLocation:
         CorruptionError
             A log cannot be read.
         """
-        offsets, commits = f"offsets/{number}", f"commits/{number}"
-        version, batch, *lines = self._log(offsets, 2)
-        if not isinstance(self._json(batch, offsets).get("conf"), dict):
-            raise self._damaged(offsets, "pins no settings")
-        _, *committed_lines = self._log(commits, 1)
-        watermark = self._json(committed_lines[0] if committed_lines else "{}", commits)
+        offsets, (text, source) = self._offsets(number), self._text(f"commits/{number}")
+        _, *committed_lines = _lines(text, source, 1)
+        watermark = _json(committed_lines[0] if committed_lines else "{}", source)
         next_watermark_ms = watermark.get("nextBatchWatermarkMs", 0)
         if type(next_watermark_ms) is not int or next_watermark_ms < 0:
-            raise self._damaged(commits, "has a watermark that cannot be")
+            raise _damaged(source, "has a watermark that cannot be")
         unique_ids = watermark.get("stateUniqueIds") or {}
         if not isinstance(unique_ids, dict):
-            raise self._damaged(commits, "names state that cannot be")
-        sources = self._sources(version, lines, offsets)
-        return LoggedBatch(number, version, batch, sources, next_watermark_ms, unique_ids)
+            raise _damaged(source, "names state that cannot be")
+        planned = (offsets.offsets_version, offsets.batch, offsets.sources)
+        return LoggedBatch(number, *planned, next_watermark_ms, unique_ids)
+
+    def planned(self, number: int) -> PlannedOffsets | None:
+        """Return a micro-batch as Spark planned it, committed or not; None if Spark has not, or has purged it.
+
+        Raises
+        ------
+        CorruptionError
+            The log cannot be read.
+        """
+        try:
+            return self._offsets(number)
+        except NotFoundError:
+            return None
+
+    def _offsets(self, number: int) -> PlannedOffsets:
+        return PlannedOffsets.parse(*self._text(f"offsets/{number}"))
+
+    def kept_sources(self, sources: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+        """Return the sources that have a folder of their own, and up to which offset its files count.
+
+        A source that the plan reads more than once, as ``df.union(df)`` does, has a line in the log of micro-batches
+        each time, and one folder; the folders of those after it have lower numbers than their lines then. Which line is
+        a repetition is not logged: so the files of each folder count up to the latest offset of all. Spark reads what
+        is later than a folder's own offset next, as after a driver that died when it had found files.
+
+        Parameters
+        ----------
+        sources : sequence of (str, str)
+            As in `LoggedBatch`.
+
+        Notes
+        -----
+        Cost: 1 list, if two sources are at the same offset.
+        """
+        repeated = len(sources) - len({offset for _, offset in sources})
+        ends = {name: end for name, offset in sources if (end := self._log_offset(offset)) is not None}
+        if not (repeated and ends):
+            return sources
+        newest = self._newest_files()
+        last = max(ends.values())
+        is_one_each = all(newest.get(name, -1) >= end for name, end in ends.items())
+        if is_one_each or len(ends.keys() - newest.keys()) > repeated or max(newest.values(), default=-1) < last:
+            return sources
+        return [(name, json.dumps({"logOffset": min(last, newest[name])})) for name, _ in sources if name in newest]
+
+    def _newest_files(self) -> dict[str, int]:
+        """Return by source the largest number of a file that it keeps."""
+        newest: dict[str, int] = {}
+        for info in self._storage.list("sources/"):
+            source, _, name = info.key.removeprefix("sources/").partition("/")
+            if (number := file_source_log.number_of(name)) is not None:
+                newest[source] = max(newest.get(source, -1), number)
+        return newest
 
     def source_logs(self, source: str, offset: str) -> list[str]:
         """Return the files that a source keeps, up to an offset, by their paths below its folder.
@@ -185,10 +280,9 @@ class QueryLocation:
 
         Parameters
         ----------
-        source : str
-            Its number or name.
-        offset : str
-            Of files ``{"logOffset": 3}``: what is later than that is left out; else everything counts.
+        source, offset : str
+            As `kept_sources` gives them. Of files ``{"logOffset": 3}``: what is later than that is left out; else
+            everything counts.
 
         Raises
         ------
@@ -261,14 +355,6 @@ class QueryLocation:
         number = found.get("logOffset") if isinstance(found, dict) else None
         return number if type(number) is int else None
 
-    def _sources(self, version: str, lines: list[str], key: str) -> tuple[tuple[str, str], ...]:
-        if version != NAMED_SOURCES:
-            return tuple((str(number), line) for number, line in enumerate(lines))
-        named = [_NAMED.fullmatch(line) for line in lines]
-        if not all(named):
-            raise self._damaged(key, "has a source without a name")
-        return tuple((match[1], match[2]) for match in named if match)
-
     def _numbers(self, folder: str) -> set[int]:
         return set(self._logged_ms(folder))
 
@@ -277,27 +363,32 @@ class QueryLocation:
         names = {info.key.removeprefix(folder): info.modified_ms for info in self._storage.list(folder)}
         return {int(name): modified_ms for name, modified_ms in names.items() if _NUMBER.fullmatch(name)}
 
-    def _log(self, key: str, least: int) -> list[str]:
-        """Return the lines of a log, at least so many; the first one is its version."""
-        lines = [line for line in self._text(key).split("\n") if line]
-        if len(lines) < least or not _VERSION.fullmatch(lines[0]):
-            raise self._damaged(key, "is cut off, or does not begin with a version")
-        return lines
-
-    def _text(self, key: str) -> str:
+    def _text(self, key: str) -> tuple[str, str]:
+        """Return the text of a file, and what to call it in an error."""
+        source = f"{self._storage.url}/{key}"
         try:
-            return bytes(self._storage.get(key, _LOG_BYTES_MAX)).decode()
+            return bytes(self._storage.get(key, _LOG_BYTES_MAX)).decode(), source
         except UnicodeDecodeError as exc:
-            raise self._damaged(key, "is no text") from exc
+            raise _damaged(source, "is no text") from exc
 
-    def _json(self, text: str, key: str) -> dict[str, Any]:
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError) as exc:
-            raise self._damaged(key, "is no JSON") from exc
-        if not isinstance(found, dict):
-            raise self._damaged(key, "is no JSON object")
-        return found
 
-    def _damaged(self, key: str, what: str) -> CorruptionError:
-        return CorruptionError(f"{self._storage.url}/{key} {what}: it is damaged, or of a later release of Spark")
+def _lines(text: str, source: str, least: int) -> list[str]:
+    """Return the lines of a log, at least so many; the first one is its version."""
+    lines = [line for line in text.split("\n") if line]
+    if len(lines) < least or not _VERSION.fullmatch(lines[0]):
+        raise _damaged(source, "is cut off, or does not begin with a version")
+    return lines
+
+
+def _json(text: str, source: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise _damaged(source, "is no JSON") from exc
+    if not isinstance(found, dict):
+        raise _damaged(source, "is no JSON object")
+    return found
+
+
+def _damaged(source: str, what: str) -> CorruptionError:
+    return CorruptionError(f"{source} {what}: it is damaged, or of a later release of Spark")

@@ -89,17 +89,18 @@ class QueryTable(ReadableTable):
             read = fetch_read(storage, options.operator, options.read)
         if options.shards is not None:
             options.shards.require_below(max(one.shards for one in read.directories.values()))
-        every = {name: schema for one in read.directories.values() for name, schema in one.held.items()}
+        stored = {name: one.tables for name, one in read.directories.items()}
+        every = {name: schema for tables in stored.values() for name, schema in tables.held.items()}
         table = find_shown(every, options.table)
-        latest = [one.latest[table] for one in read.directories.values() if table in one.latest]
+        latest = [tables.latest[table] for tables in stored.values() if table in tables.latest]
         return cls(
             place,
-            {name: one.held for name, one in read.directories.items()},
-            {name: one.names[table] for name, one in read.directories.items() if table in one.names},
+            {name: tables.held for name, tables in stored.items()},
+            {name: tables.names[table] for name, tables in stored.items() if table in tables.names},
             reduce(evolved, latest),
             grouping_columns(every, table),
             options.changes_from,
-            tuple(_part(read, one) for one in read.shards if table in read.directories[one.directory].held),
+            tuple(_part(read, one) for one in read.shards if table in stored[one.directory].held),
         )
 
     def parts(self) -> list[Part]:

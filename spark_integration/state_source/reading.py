@@ -245,8 +245,7 @@ def _read_of(storage: ObjectStorage, operator: str, pointers: Pointers) -> Store
     directories, shards = {}, []
     for name in sorted(pointers) or [operator]:
         record = read_operator(storage, name)
-        stored = stored_tables(storage, record)
-        directories[name] = ReadDirectory(record.shards, stored.held, stored.latest, stored.names)
+        directories[name] = ReadDirectory(record.shards, stored_tables(storage, record))
         for row in pointers.get(name, []):
             row.require(operator_of(name) or operator, row.shard, record.shards)
             if row.pointer is not None:

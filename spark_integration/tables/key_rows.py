@@ -31,6 +31,7 @@ from holdfast.backends.arrow.rows import BoolArray, IntArray, take
 from holdfast.backends.base import Found
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
+from holdfast.spark_integration.tables.keys_at_once import KeysAtOnce
 from holdfast.spark_integration.tables.timers import Timers, is_by_time, timers_schema
 
 if TYPE_CHECKING:
@@ -43,10 +44,6 @@ EXPIRES = "expires_ms"
 LONGEST_TTL_MS = 10_000 * 366 * 86_400_000
 STEPS = 64
 _EVICTED_AT_ONCE = 65_536
-#: Of rows that may have expired, how many are looked up at first, and how large those are that come together later.
-_LOOKED_UP_FIRST, _LOOKED_UP_BYTES = 1024, 32 << 20
-#: Times as many as before at most, since rows that are absent take no room.
-_LOOKED_UP_GROWTH = 4
 #: When a row expires that was written while its table had no time to live; later than all that is indexed.
 NEVER = np.iinfo(np.int64).max
 _GONE = -1
@@ -116,7 +113,7 @@ class Expiry:
         self.expires_ms = NEVER if ttl_ms is None else now_ms + ttl_ms
         self._step_ms = 1 << max(0, ((ttl_ms or 0) // STEPS).bit_length() - 1)
         self._first_ms = 0 if evicted_until_ms is None else evicted_until_ms + 1
-        self._looked_up_at_once = _LOOKED_UP_FIRST
+        self._at_once = KeysAtOnce()
 
     def place(self, transaction: Transaction, keys: Keys, expires_ms: IntArray) -> None:
         """Enter keys in the index, at most a step after their rows expire."""
@@ -146,12 +143,11 @@ class Expiry:
         found_ms = np.full(len(keys), _GONE)
         start = 0
         while start < len(keys):
-            rows = np.arange(start, min(start + self._looked_up_at_once, len(keys)))
+            rows = np.arange(start, min(start + self._at_once.count, len(keys)))
             found = transaction.get(self.table, keys.take(rows))
             found_ms[rows] = np.where(found.exists, expires_of(found.values), _GONE)
             start += len(rows)
-            fitting = _LOOKED_UP_BYTES * len(rows) // max(1, found.values.nbytes)
-            self._looked_up_at_once = max(1, min(fitting, _LOOKED_UP_GROWTH * self._looked_up_at_once))
+            self._at_once.learn(len(rows), found.values.nbytes)
         return found_ms
 
     def earliest(self, transaction: Transaction) -> int | None:

@@ -23,7 +23,7 @@ _Fields = Iterable[pa.Field]
 
 
 def require_same_api(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Check that state of processors is opened by a processor, and other state by another operator.
+    """Check that state is opened by what wrote it: a processor, a function, or the same operator of holdfast's own.
 
     Parameters
     ----------
@@ -35,12 +35,19 @@ def require_same_api(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
     SchemaMismatchError
         It is not.
     """
-    if bool(stored) != bool(now):
+    if _kind(stored) != _kind(now):
         raise SchemaMismatchError(
-            "the state was written by another kind of operator: by a processor (transformWithState), or by a function "
-            f"(apply…WithState). Define it as that kind, {NEW_QUERY}",
-            stored="a processor's" if stored else "a function's",
+            "the state was written by another kind of operator: by a processor (transformWithState), by a function "
+            f"(apply…WithState), or by an operator such as agg. Define it as that kind, {NEW_QUERY}",
+            stored=_kind(stored),
+            defined=_kind(now),
         )
+
+
+def _kind(configuration: Mapping[str, str]) -> str:
+    if "operator" in configuration:
+        return configuration["operator"]
+    return "a processor's" if configuration else "a function's"
 
 
 def require_readable_tables(stored: StoredTables, declared: Mapping[str, TableSchema]) -> None:

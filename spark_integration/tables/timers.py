@@ -26,6 +26,7 @@ from holdfast.backends.arrow.rows import HashArray, IntArray
 from holdfast.backends.base import MAX_HASH
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.mvcc import Transaction
+from holdfast.spark_integration.tables.keys_at_once import KeysAtOnce
 
 _ZERO = np.uint64(1 << 63)
 _KEY_HASH = "key_hash"
@@ -81,6 +82,14 @@ class DueTimers:
 
     def __len__(self) -> int:
         return len(self.due_ms)
+
+    def pieces(self, at_once: KeysAtOnce) -> Iterator[DueTimers]:
+        """Yield them in their order, as many at a time as `at_once` says when they are taken."""
+        start = 0
+        while start < len(self):
+            end = min(start + at_once.count, len(self))
+            yield DueTimers(self.keys.take(np.arange(start, end)), self.due_ms[start:end])
+            start = end
 
 
 class Timers:

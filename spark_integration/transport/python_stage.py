@@ -18,7 +18,7 @@ acknowledgement by 40 ms, since nothing goes the other way. So a worker asks for
 read, since the kernel soon forgets. With ``spark.python.unix.domain.socket.enabled`` (Spark 4.1) there is no TCP and
 nothing to do here.
 
-Figures: docs/decisions/0008-fixed-cost.md.
+Figures: docs/decisions/0017-shards-in-spark.md.
 """
 
 from __future__ import annotations

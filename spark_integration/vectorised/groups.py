@@ -19,6 +19,8 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.vectorised.arrays import without_views
 
 _INT64 = np.iinfo(np.int64)
+#: Rows a key, up to which adding up all rows and taking differences is faster than key by key.
+_FEW_ROWS = 8
 
 
 class Groups:
@@ -45,11 +47,20 @@ class Groups:
         return Groups(self._rows, self._ordered, self._empty + keys)
 
     @property
+    def order(self) -> IntArray:
+        """The input rows by key, in the order of `ShardBatch.keys`, those of one key as they arrived; shape (rows,)."""
+        return self._order
+
+    @property
     def index(self) -> IntArray:
         """The position of each input row's key in `ShardBatch.keys`; shape (rows,)."""
         index = np.empty(len(self._order), np.int64)
         index[self._order] = self._sorted_index()
         return index
+
+    def _ends(self) -> IntArray:
+        """Where in the order each key ends."""
+        return np.append(self._starts[1:], len(self._order))
 
     def _sorted_index(self) -> IntArray:
         index: IntArray = np.cumsum(self._first) - 1
@@ -57,11 +68,7 @@ class Groups:
 
     def count(self, column: str | pa.Array | None = None) -> pa.Array:
         """Count each key's rows or, given a column, those where it is not null; int64."""
-        if column is None:
-            ends = np.append(self._starts[1:], len(self._order))
-            counts = ends - self._starts
-        else:
-            counts = self._count_valid(self._column(column))
+        counts = self._ends() - self._starts if column is None else self._count_valid(self._column(column))
         return pa.array(np.concatenate([counts, np.zeros(self._empty, np.int64)]))
 
     def sum(self, column: str | pa.Array) -> pa.Array:
@@ -77,9 +84,9 @@ class Groups:
             return self._for_all(self._sum_decimals(values))
         if pa.types.is_integer(values.type):
             self._require_no_overflow(values)
-            totals = self._reduce(np.add, self._sorted(values, 0).astype(np.int64))
+            totals = self._sum_integers(self._sorted(values, 0).astype(np.int64, copy=False))
         else:
-            totals = self._reduce(np.add, self._sorted(values, 0.0).astype(np.float64))
+            totals = self._reduce(np.add, self._sorted(values, 0.0).astype(np.float64, copy=False))
         return self._for_all(self._null_where_empty(values, totals))
 
     def mean(self, column: str | pa.Array) -> pa.Array:
@@ -143,7 +150,7 @@ class Groups:
         return values.to_numpy(zero_copy_only=False)[self._order]
 
     def _reduce(self, function: np.ufunc, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        if not len(values):
+        if len(values) == len(self._starts):
             return values
         with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN, as in Spark
             reduced: npt.NDArray[Any] = function.reduceat(values, self._starts)
@@ -157,6 +164,14 @@ class Groups:
         if not values.null_count:
             return pa.array(reduced)
         return pa.array(reduced, mask=self._count_valid(values) == 0)
+
+    def _sum_integers(self, values: IntArray) -> IntArray:
+        """Add up where no sum overflows; with few rows a key, by the running total, which may wrap around."""
+        if not len(self._starts) < len(values) <= _FEW_ROWS * len(self._starts):
+            return self._reduce(np.add, values)
+        totals = np.cumsum(values)[self._ends() - 1]
+        totals[1:] -= totals[:-1].copy()
+        return totals
 
     def _sum_decimals(self, values: pa.Array) -> pa.Array:
         # Arrow does not check for overflow: sum with twice the digits, which no number of rows can fill.
@@ -172,7 +187,7 @@ class Groups:
         if bounds["min"] is None:
             return
         largest = max(abs(bounds["min"]), abs(bounds["max"]))
-        if largest * int(np.diff(np.append(self._starts, len(self._order))).max()) <= _INT64.max:
+        if largest * int((self._ends() - self._starts).max()) <= _INT64.max:
             return
         exact = self._reduce(np.add, self._sorted(values, 0).astype(object))
         if any(not _INT64.min <= total <= _INT64.max for total in exact):
@@ -208,7 +223,7 @@ class Groups:
     def _picked(self, order_by: str | pa.Array | None, *, last: bool) -> IntArray:
         if not len(self._order):
             return self._order
-        ends = np.append(self._starts[1:], len(self._order))
+        ends = self._ends()
         if order_by is None:
             return self._order[ends - 1] if last else self._order[self._starts]
         order = self._column(order_by)

@@ -32,6 +32,7 @@ def shard_of(executor: Path, number: int, limit: str | None) -> MemoryBackend:
 MANY = counts(*((f"user {i}", i) for i in range(20_000)))
 
 
+@pytest.mark.slow(0.5)
 @pytest.mark.parametrize("how", ["commit", "restore"])
 def test_what_would_pass_the_limit_is_refused_whole_and_goes_on_when_it_is_raised(tmp_path: Path, how: str) -> None:
     """All shards of the executor count together; nothing is half-written."""

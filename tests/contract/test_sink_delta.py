@@ -13,6 +13,7 @@ from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from holdfast.testing.sink_contract import SECRET
 from tests.contract.sampled_contract import SampledContract
+from tests.contract.several_keys import KEYS, SeveralKeys
 
 pytestmark = pytest.mark.slow(24)
 
@@ -31,6 +32,10 @@ class TestDeltaSink(SampledContract):
     def shown(self, sink: TwoPhaseSink) -> pa.Table:
         return DeltaTable(self.url).to_pyarrow_table()
 
+    def unfit_schemas(self) -> list[pa.Schema]:
+        """Another type, and a column that the table has not; it may have more than the rows."""
+        return [super().unfit_schemas()[0], self.schema().append(pa.field("new", pa.int64()))]
+
 
 @pytest.mark.all
 class TestDeltaSinkOfPartitions(TestDeltaSink):
@@ -48,8 +53,8 @@ class TestDeltaSinkOfPartitions(TestDeltaSink):
         return pa.table([keys, parts, [attempt + i / 4 for i in range(n)]], schema=self.schema())
 
 
-class TestUpsertingDeltaSink(TestDeltaSink):
+class TestUpsertingDeltaSink(SeveralKeys, TestDeltaSink):
     @pytest.fixture
     def sink(self, tmp_path: Path) -> TwoPhaseSink:
         self.url = str(tmp_path / "target")
-        return DeltaSink("out", self.url, create=True, keys=["key"])
+        return DeltaSink("out", self.url, create=True, keys=KEYS)

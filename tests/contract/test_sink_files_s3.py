@@ -15,6 +15,7 @@ from holdfast.spark_integration.sinks.parquet.reading import read_parquet
 from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from holdfast.testing.sink_contract import SinkContract
+from tests.contract.several_keys import KEYS, SeveralKeys
 from tests.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, Versitygw
 
 pytestmark = [pytest.mark.s3, pytest.mark.all, pytest.mark.slow(600)]
@@ -62,8 +63,12 @@ class TestDeltaSink(_OnS3):
     def shown(self, sink: TwoPhaseSink) -> pa.Table:
         return DeltaTable(self.url, storage_options=storage_options(self.url, self.given)).to_pyarrow_table()
 
+    def unfit_schemas(self) -> list[pa.Schema]:
+        """Another type, and a column that the table has not; it may have more than the rows."""
+        return [super().unfit_schemas()[0], self.schema().append(pa.field("new", pa.int64()))]
 
-class TestUpsertingDeltaSink(TestDeltaSink):
+
+class TestUpsertingDeltaSink(SeveralKeys, TestDeltaSink):
     @pytest.fixture
     def sink(self, _server: None) -> TwoPhaseSink:
-        return DeltaSink("out", self.url, create=True, keys=["key"])
+        return DeltaSink("out", self.url, create=True, keys=KEYS)

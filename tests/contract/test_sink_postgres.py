@@ -13,6 +13,7 @@ from holdfast.spark_integration.sinks.postgres import connecting
 from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from tests.contract.sampled_contract import SampledContract
+from tests.contract.several_keys import KEYS, SeveralKeys
 from tests.servers.postgres import PASSWORD, Postgres
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow(60)]
@@ -44,7 +45,7 @@ class PostgresContract(SampledContract):
     def shown(self, sink: TwoPhaseSink) -> pa.Table:
         assert isinstance(sink, PostgresSink)
         with self.server.connect() as connection:
-            rows = connection.execute(f"SELECT key, word, amount FROM {sink.table}").fetchall()
+            rows = connection.execute(f"SELECT {', '.join(self.schema().names)} FROM {sink.table}").fetchall()
         return pa.Table.from_pylist([dict(zip(self.schema().names, row, strict=True)) for row in rows], self.schema())
 
     def restart_target(self) -> None:
@@ -63,8 +64,11 @@ class TestStaged(PostgresContract):
     columns = f"{COLUMNS}, UNIQUE (key, word)"
 
 
-class TestUpserted(PostgresContract):
-    """Rows are updated by a key."""
+class TestUpserted(SeveralKeys, PostgresContract):
+    """Rows are updated by several keys."""
 
-    columns = f"{COLUMNS}, PRIMARY KEY (key)"
-    keys: ClassVar[list[str]] = ["key"]
+    columns = (
+        "flag boolean, key bigint, word text, amount double precision NOT NULL, "
+        f"UNIQUE NULLS NOT DISTINCT ({', '.join(KEYS)})"
+    )
+    keys: ClassVar[list[str]] = KEYS

@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +14,13 @@ from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.probe import probe_storage
+from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.testing.faulty_storage import Action, Fault, FaultyStorage
 from tests.servers.hdfs import Hdfs
 from tests.servers.s3 import BUCKET, S3Server
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 PERMISSIONS = {"put": "s3:PutObject", "get": "s3:GetObject", "list": "s3:ListBucket", "delete": "s3:DeleteObject"}
 _PLACES = itertools.count()
@@ -36,8 +41,22 @@ def server(request: pytest.FixtureRequest) -> S3Server:
 def test_it_does_each_thing_once_and_leaves_nothing(memory: ObjectStorage) -> None:
     storage = FaultyStorage(memory)
     probe_storage(storage, "totals/probes", new_id=lambda: "5f0c")
-    assert [operation.action for operation in storage.operations] == ["put", "get", "list", "delete"]
+    assert [operation.action for operation in storage.operations] == ["put", "put", "get", "list", "delete"]
     assert storage.operations[0].keys == ("totals/probes/probe-5f0c",)
+    assert not memory.list("")
+
+
+class _Heedless(WrappedStorage):
+    """Takes the condition of a put, and does not heed it."""
+
+    def put_if_absent(self, key: str, data: Buffer) -> None:
+        self.inner.put(key, data)
+
+
+def test_a_store_that_does_not_heed_the_condition_is_refused(memory: ObjectStorage) -> None:
+    """Some gateways to S3 take If-None-Match and replace the object all the same: there, two drivers would decide."""
+    with pytest.raises(InvalidArgumentError, match=r"failed the check.*only if it is absent.*Google"):
+        probe_storage(_Heedless(memory), "totals/probes")
     assert not memory.list("")
 
 

@@ -49,6 +49,8 @@ class Killings:
         Whether a micro-batch must have been committed between two kills.
     program : str
         Module of the driver's program.
+    within : tuple of str
+        Beginning of a command that runs the driver elsewhere.
     story : list of str
         What was done, to show when the result is wrong.
     done : dict of str to int
@@ -62,6 +64,7 @@ class Killings:
     victims: tuple[str, ...] = VICTIMS
     once_a_batch: bool = False
     program: str = killed_driver.__name__
+    within: tuple[str, ...] = ()
     story: list[str] = field(default_factory=list)
     done: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VICTIMS, 0))
     files: int = 0
@@ -97,7 +100,7 @@ class Killings:
 
     def start_driver(self) -> None:
         """Start the query's driver in a process group of its own."""
-        command = [sys.executable, "-m", self.program, json.dumps(asdict(self.job))]
+        command = [*self.within, sys.executable, "-m", self.program, json.dumps(asdict(self.job))]
         environment = {**os.environ, RUN_MARK: self.job.folder, "PYTHONPATH": str(_ROOT)}
         self.committed_before = self.count("query/commits/[0-9]*")
         with (self.job.path / "driver.log").open("ab") as log:

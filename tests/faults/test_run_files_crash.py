@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
+from holdfast.backends.local_files import DURABLE
 from holdfast.backends.run_files import backend as run_files
 from holdfast.backends.run_files.backend import RunFilesBackend
 from holdfast.backends.run_files.filesystem import FilesystemBackend
@@ -26,6 +28,8 @@ from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.backends.run_files.version_file import VERSION
 from holdfast.backends.stored_file import writing
 from holdfast.mvcc import VersionedStore
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.state_rows import COUNTS, TABLES, contents, counts, keys_of, users, values_of
 from tests.faults.elsewhere import finish, run_elsewhere
 from tests.tiers import LONG
@@ -169,7 +173,10 @@ def losing_power(root: Path, kind: str) -> None:
             out = os.open(f"{directory}.pointers", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             die_at(operation)
             record_syncs(Path(f"{directory}.synced"))
-            backend = {"filesystem": FilesystemBackend, "memory": MemoryBackend}[kind]
+            if kind == DURABLE:
+                directory.mkdir()
+                (directory / DURABLE).touch()
+            backend = MemoryBackend if kind == "memory" else FilesystemBackend
             work(directory, lambda pointer, out=out: os.write(out, f"{pointer}\n".encode()), backend)
             os._exit(0)
         if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
@@ -196,11 +203,11 @@ def cut_power(directory: Path, *, lose_entries: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "lose_entries"),
-    [("filesystem", True), ("filesystem", False), ("memory", False)],
-    ids=["filesystem", "filesystem with a journal", "memory"],
+    [("filesystem", True), ("filesystem", False), (DURABLE, False), ("memory", False)],
+    ids=["filesystem", "filesystem with a journal", "filesystem of a durable shard", "memory"],
 )
 def test_a_power_cut_never_shows_another_state(tmp_path: Path, kind: str, lose_entries: bool) -> None:
-    """The filesystem backend loses nothing that the query has accepted; what was not synced is set aside."""
+    """The filesystem backend loses nothing that exists there alone; what was not synced is set aside."""
     finish(run_elsewhere(losing_power, tmp_path, kind))
     damaged = 0
     recorded = sorted(tmp_path.glob("*.synced"))
@@ -219,7 +226,7 @@ def test_a_power_cut_never_shows_another_state(tmp_path: Path, kind: str, lose_e
         backend.load(Pointer(9, "restored"), counts(("ann", 1)), {})
         with backend.view(Pointer(9, "restored")) as view:
             assert users(view, "ann") == [(1,)]
-    assert bool(damaged) == (kind == "memory"), "a version appears after all that it consists of was synced"
+    assert bool(damaged) == (kind != "filesystem"), "a version appears after all that it consists of was synced"
 
 
 @pytest.mark.parametrize("loss", ["zeros", "empty", "absent"])
@@ -255,3 +262,49 @@ def test_a_power_cut_after_a_restore_is_found_out(tmp_path: Path, loss: str) -> 
     assert backend.verify() == []
     with backend.view(after) as view:
         assert contents(view, "counts") == {(f"user {i}",): (-7 if i == 7 else i,) for i in range(1_000)}
+
+
+@pytest.mark.parametrize("loss", ["zeros", "empty", "half", "absent"])
+def test_a_durable_shard_syncs_nothing_and_is_restored_after_a_power_cut(
+    tmp_path: Path, loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commits are in the state directory: waiting for the local disk as well would protect nothing."""
+    synced: list[str] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd))[1])
+    directory = tmp_path / "shard"
+    directory.mkdir()
+    (directory / DURABLE).touch()
+    with ThreadPoolExecutor(2) as threads, open_storage(str(tmp_path / "log")) as storage:
+        log = ObjectCommitLog(storage, "op/shard-0000", TABLES, threads, tmp_path / "local")
+        pointer = None
+        for version in range(1, 4):
+            backend = open_backend(directory)
+            with VersionedStore(backend, log).begin(pointer) as transaction:
+                names = [(f"user {i}",) for i in range(0, 3_000, version)]
+                transaction.put("counts", keys_of(COUNTS, names), values_of(COUNTS, [(version,)] * len(names)))
+                pointer = transaction.commit()
+            assert pointer is not None
+            backend.maintain(pointer)
+        assert synced, "the state directory's objects are"
+        assert not [path for path in synced if path.startswith(str(directory))]
+        # The newest run of each version: others may have been written long before.
+        for folder in (directory / "versions").iterdir():
+            lose(max(folder.glob("*.arrow"), key=lambda path: path.stat().st_mtime_ns), loss)
+        backend = open_backend(directory)
+        assert backend.verify()
+        assert backend.versions() == []
+        with VersionedStore(backend, log).begin(pointer) as transaction:
+            expected = {(f"user {i}",): (3 if i % 3 == 0 else 2 if i % 2 == 0 else 1,) for i in range(3_000)}
+            assert contents(transaction, "counts") == expected
+
+
+def lose(path: Path, loss: str) -> None:
+    """Take a file's bytes away as a power cut does: its size and its time may have been kept."""
+    found = path.stat()
+    data = path.read_bytes()
+    half = len(data) // 2
+    path.write_bytes({"zeros": bytes(len(data)), "half": data[:half] + bytes(len(data) - half)}.get(loss, b""))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    if loss == "absent":
+        path.unlink()

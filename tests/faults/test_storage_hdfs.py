@@ -121,7 +121,7 @@ def test_answer_of_the_rename_lost_for_ever(
     assert hdfs.files(root) == {f"{root}/o": 4}
 
 
-@pytest.mark.parametrize("method", ["create", "complete", "getFileInfo"])
+@pytest.mark.parametrize("method", cases(["complete", "create", "getFileInfo"]))
 def test_namenode_that_hangs_ends_by_the_limit_of_the_operation(
     through: Callable[..., ObjectStorage], proxy: RpcProxy, hdfs: Hdfs, root: str, method: str
 ) -> None:
@@ -379,7 +379,7 @@ def test_opening_and_closing_leaks_nothing(hdfs: Hdfs, root: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"retry_secons": 1}, r"did you mean retry_seconds\?.*option=retry_secons"),
+        ({"retry_secons": 1}, r"did you mean 'retry_seconds'\?.*option=retry_secons"),
         ({"endpoint_url": "x"}, "unknown option for hdfs storage"),
     ],
 )

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import ConflictError, CorruptionError, UnavailableError
-from holdfast.snapshotter.ownership.claim_listing import Claimant
-from holdfast.snapshotter.ownership.claims import Claims
+from holdfast.errors import CorruptionError, UnavailableError
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, read_operator
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -26,6 +24,7 @@ from tests.fuzz.hostile_files import SHARD, Shard
 from tests.model.shard_history import ShardHistory
 from tests.unit.holdfast.commands.state_dir import age, document, files, put_record
 from tests.unit.snapshotter.commits.shard import Shard as SmallShard
+from tests.unit.snapshotter.ownership.runs import claimant, take, take_after
 
 TABLES = {"counts": COUNTS}
 
@@ -85,7 +84,7 @@ def test_a_record_of_a_newer_release_lets_no_query_in(tmp_path: Path, changed: C
         declare_operator(storage, record)
         storage.put("totals/operator", changed(bytes(storage.get("totals/operator"))))
         before = files(tmp_path)
-        for call in (lambda: declare_operator(storage, record), lambda: claims(storage, "query").take(record)):
+        for call in (lambda: declare_operator(storage, record), lambda: read_operator(storage, "totals")):
             with pytest.raises(CorruptionError, match=f"totals/operator has .*{SAID}"):
                 call()
         assert files(tmp_path) == before
@@ -150,38 +149,15 @@ def test_what_lies_beside_the_shards_is_a_newer_releases_own(root: Path, storage
 # What only tells people something.
 
 
-def claims(storage: ObjectStorage, query: str, retained: int = 100) -> Claims:
-    me = Claimant(query, f"run-of-{query}", f"name of {query}", "app", "host", "machine", "1-1", 4, retained)
-    return Claims(storage, "totals", me, lambda _: ())
-
-
 def change_claim(root: Path, changed: Callable[[bytes], bytes]) -> Path:
     (path,) = (root / "totals/claims").iterdir()
     path.write_bytes(changed(path.read_bytes()))
     return path
 
 
-@pytest.mark.parametrize(
-    ("changed", "name"),
-    [(extended, "name of query-1"), (raised, "(none)"), (lambda data: data[:-1], "(none)")],
-    ids=["extended", "raised", "damaged"],
-)
-def test_a_claim_keeps_others_out_whatever_it_holds(
-    root: Path, storage: ObjectStorage, changed: Callable[[bytes], bytes], name: str
-) -> None:
-    """Its name decides. The one that is refused leaves nothing behind that would stop the first one's executors."""
-    record = read_operator(storage, "totals")
-    claims(storage, "query-1").take(record)
-    change_claim(root, changed)
-    before = files(root)
-    with pytest.raises(ConflictError, match="another query uses this directory") as told:
-        claims(storage, "query-2").take(record)
-    assert (told.value.facts["owner"], told.value.facts["name"]) == ("query-1", name)
-    assert files(root) == before
-
-
-def test_a_claim_with_more_fields_still_says_what_is_retained(root: Path, storage: ObjectStorage) -> None:
-    claims(storage, "query-1", 12).take(read_operator(storage, "totals"))
+def test_a_claim_with_more_fields_is_a_claim(root: Path, storage: ObjectStorage) -> None:
+    """It says what is retained, and a run of this release follows it."""
+    take(storage, claimant("query-1", retained_versions=12))
     change_claim(root, extended)
     history = ShardHistory(storage)
     history.grow(None, 30, snapshot_every=10)
@@ -189,19 +165,23 @@ def test_a_claim_with_more_fields_still_says_what_is_retained(root: Path, storag
     found = {s["shard"]: s for s in document("gc", root, "--yes")["shards"]}
     assert (found[history.prefix]["needed_from"], found[history.prefix]["error"]) == (1, None)
     assert document("verify", root)["damages"] == []
+    assert take_after(storage, "r2", "r1", query="query-1").claim.number == 2
 
 
-def test_gc_does_not_guess_what_a_claim_of_a_newer_version_retains(root: Path, storage: ObjectStorage) -> None:
-    claims(storage, "query-1", 12).take(read_operator(storage, "totals"))
+def test_a_claim_of_a_newer_version_is_not_guessed_at(root: Path, storage: ObjectStorage) -> None:
+    """Neither by gc, which does not know what it retains, nor by a run, which does not know who holds the directory."""
+    take(storage, claimant("query-1", retained_versions=12))
     claim = change_claim(root, raised)
     ShardHistory(storage).grow(None, 30, snapshot_every=10)
     age(root)
     before = files(root)
+    with pytest.raises(CorruptionError, match=rf"{claim.name} has .*{SAID}"):
+        take_after(storage, "r2", "r1", query="query-1")
     done = document("gc", root, "--yes", status=1)
     assert claim.name in " ".join(s["error"] or "" for s in done["shards"])
     assert files(root) == before
     (damage,) = document("verify", root, status=1)["damages"]
-    assert damage["key"] == f"totals/claims/{claim.name}"
+    assert claim.name in damage["problem"]
     assert document("gc", root, "--yes", "--retain", "5")["objects"] == 9
 
 

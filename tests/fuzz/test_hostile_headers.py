@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 from holdfast.commands.log import describe
 from holdfast.errors import CorruptionError
-from holdfast.snapshotter.ownership.claim_listing import retained_versions
-from holdfast.snapshotter.ownership.claims import Claimant, Claims
 from holdfast.snapshotter.ownership.operator_record import read_operator
+from holdfast.snapshotter.ownership.stored_claims import retained_versions
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.snapshots.manifest import PART_BYTES_MAX, Part, SnapshotFile
 from holdfast.snapshotter.snapshots.transfer import download_files
@@ -35,6 +34,7 @@ from holdfast.snapshotter.upkeep.troubles import Troubles, read_trouble
 from holdfast.snapshotter.upkeep.verification import verify_shard
 from tests.fuzz.forge import ODD, put_together, take_apart
 from tests.fuzz.hostile_files import SHARD, Shard
+from tests.unit.snapshotter.ownership.runs import claimant, take, take_after
 
 #: Restoring the whole shard takes less than 2 MB; a believed claim asks for far more.
 PEAK_BYTES_MAX = 32 << 20
@@ -46,8 +46,8 @@ Change = Callable[[dict[str, Any], dict[str, Any]], None]
 def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shard]:
     with ThreadPoolExecutor(2) as threads:
         made = Shard(tmp_path_factory.mktemp("hostile-headers"), threads)
-        me = Claimant("query", "run", "a name", "app", "host", "machine", "1-1", 4, 100)
-        Claims(made.storage, "totals", me, lambda _: ()).take(read_operator(made.storage, "totals"))
+        take(made.storage, claimant("query"))
+        take_after(made.storage, "r2", "r1", query="query")
         Troubles(PrefixedStorage(made.storage, SHARD)).tell("snapshot", CorruptionError("it"), 1, "host", 1)
         made.objects = {info.key: bytes(made.storage.get(info.key)) for info in made.storage.list("totals/")}
         yield made

@@ -18,7 +18,7 @@ from holdfast.errors import NotFoundError
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
 from holdfast.snapshotter.snapshots.manifest import PART_BYTES, Manifest, Part, SnapshotFile
 from holdfast.snapshotter.storage.keys import check_folder, check_key
-from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, require_size
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, require_size, taken
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 PREFIX = "totals/shard-0003"
@@ -38,6 +38,11 @@ class TimedStorage(ObjectStorage):
         self.now_ms += 1
         self.objects[check_key(key)] = (bytes(data), self.now_ms)  # type: ignore[call-overload]
         self.ever.add(key)
+
+    def put_if_absent(self, key: str, data: object) -> None:
+        if self.objects.get(check_key(key), (bytes(data), 0))[0] != bytes(data):  # type: ignore[call-overload]
+            raise taken(key, self.url)
+        self.put(key, data)
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         if check_key(key) not in self.objects:

@@ -10,6 +10,7 @@ from holdfast.snapshotter.ownership.claims import Tenure
 from holdfast.snapshotter.upkeep.retention import run_retention
 from tests.model.shard_history import ShardHistory, TimedStorage, Version
 from tests.tiers import repetitions
+from tests.unit.snapshotter.ownership.runs import claimant
 
 RETAINED = 10
 
@@ -35,7 +36,6 @@ def copied(chance: random.Random, *, is_beside: bool) -> int:
     copy = [*query]
     history.notes[1] = dict(history.notes.get(0, {}))
     every = {0: chance.choice((3, 10, 40)), 1: chance.choice((2, 20))}
-    begun = copy[-1].pointer.version
     took = 0
     query += [history.commit(query[-1]) for _ in range(chance.randrange(15))]  # before the copy was started
     for _ in range(25):
@@ -46,7 +46,7 @@ def copied(chance: random.Random, *, is_beside: bool) -> int:
                     history.snapshot(versions[-1], executor)
         newest = copy[-1]
         at = newest.pointer.version
-        held = Tenure(0, 0, 0, begun) if is_beside else Tenure(1, 0)
+        held = Tenure(claimant(), since_ms=0 if is_beside else None)
         retained = held.retained(RETAINED, at)
         run_retention(history.objects, newest.pointer, newest.chain, retained=retained, grace_ms=0)
         if lost(history, query):

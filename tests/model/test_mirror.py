@@ -38,7 +38,7 @@ from tests.model.built_in import BUILT_IN, copy_directory, open_backend, ram_dir
 from tests.model.transactions import Open, Writes, prefixes_to, writes_to
 from tests.model.universe import COLLIDING, TYPED, State, Table, check_reads
 from tests.storage_in_ram import storage_in_ram
-from tests.tiers import LONG, cases
+from tests.tiers import LONG, cases, examples
 
 
 class Side:
@@ -306,7 +306,7 @@ class Mirror(RuleBasedStateMachine):
         self.on_all_sides(lambda side: side.lose(share))
 
 
-_settings = settings(max_examples=100 if LONG else 12, stateful_step_count=50 if LONG else 20, deadline=None)
+_settings = settings(max_examples=examples(6, 12, 100), stateful_step_count=50 if LONG else 20, deadline=None)
 
 
 @pytest.mark.slow

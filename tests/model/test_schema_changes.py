@@ -31,7 +31,7 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_t
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.state_rows import keys_of
 from tests.model.built_in import BUILT_IN, open_backend, ram_directory
-from tests.tiers import LONG, cases
+from tests.tiers import LONG, cases, examples
 
 KEY = pa.schema([("k", pa.string())])
 KEYS = [None, "", *"abcde"]
@@ -301,7 +301,7 @@ def _no_columns() -> pa.RecordBatch:
     return pa.RecordBatch.from_struct_array(marker)
 
 
-_settings = settings(max_examples=400 if LONG else 25, stateful_step_count=30, deadline=None)
+_settings = settings(max_examples=examples(12, 25, 400), stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
 from tests.model.sink_target import SCHEMA, Crash, CrashingStorage, Killed, ModelSink, Target
 from tests.storage_in_ram import storage_in_ram
-from tests.tiers import LONG
+from tests.tiers import examples
 
 _numbers = itertools.count()
 
@@ -75,17 +75,17 @@ class CoordinatorModel(RuleBasedStateMachine):
                 raise UnavailableError("a task failed")
             self.run.finish(batch_id, prepared)
         except UnavailableError:
-            self.run.give_up(batch_id)
+            self.run.give_up()
             raise
         self.ended[batch_id] = self.attempts[batch_id][-1]
-        if repeated and self.crash.at is None:
+        if repeated and parts and self.crash.at is None:
             assert not self.target.prepared, "attempts that do not count are given up at once"
 
     def _prepare(self, batch_id: int, parts: int, *, repeated: bool) -> Prepared:
         """Write one attempt; where tasks were repeated, one that does not count is prepared as well."""
         handles = [f"attempt-{next(_numbers)}" for _ in range(parts)]
         self.attempts.setdefault(batch_id, []).append(set(handles))
-        twins = [f"twin-{next(_numbers)}"] if repeated else []
+        twins = [f"twin-{next(_numbers)}"] if repeated and parts else []
         self.target.prepared |= dict.fromkeys([*handles, *twins], batch_id)
         return Prepared(tuple({"id": handle} for handle in handles), parts, repeated)
 
@@ -128,4 +128,4 @@ class CoordinatorModel(RuleBasedStateMachine):
 
 
 TestCoordinator = CoordinatorModel.TestCase
-TestCoordinator.settings = settings(max_examples=2_000 if LONG else 200, stateful_step_count=30, deadline=None)
+TestCoordinator.settings = settings(max_examples=examples(100, 200, 2_000), stateful_step_count=30, deadline=None)

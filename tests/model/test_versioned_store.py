@@ -31,7 +31,7 @@ from tests.model.built_in import BUILT_IN, open_backend, ram_directory
 from tests.model.transactions import Open, Writes, prefixes_to, writes_to
 from tests.model.universe import COLLIDING, State, Table, check_reads
 from tests.storage_in_ram import storage_in_ram
-from tests.tiers import LONG, cases
+from tests.tiers import LONG, cases, examples
 
 TABLES = {table.name: table.schema for table in COLLIDING}
 
@@ -362,9 +362,9 @@ CARRIED_BYTES = 1500
 #: So little that a restore of a few commits goes in steps.
 STEP_BYTES = 1500
 
-_settings = settings(max_examples=150 if LONG else 15, stateful_step_count=60 if LONG else 30, deadline=None)
+_settings = settings(max_examples=examples(8, 15, 150), stateful_step_count=60 if LONG else 30, deadline=None)
 # A database is opened for each example.
-_fewer = _settings if LONG else settings(_settings, max_examples=8)
+_fewer = _settings if LONG else settings(_settings, max_examples=examples(4, 8))
 
 
 # ``make test`` has three of the six, each backend once.

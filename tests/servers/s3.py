@@ -33,21 +33,21 @@ LIMITED = "limited"
 class S3Server(ABC):
     """A server that runs; `address` and `url` are where."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        self.address = address
+    def __init__(self, address: tuple[str, int], key: str = ACCESS_KEY, secret: str = SECRET_KEY) -> None:
+        self.address, self.key, self.secret = address, key, secret
         self.url = "http://{}:{}".format(*address)
 
     def options(self, endpoint: str = "", **more: object) -> dict[str, object]:
         """Return options for `open_storage`, through the proxy at `endpoint` if given."""
         client = {"endpoint_url": endpoint or self.url, "region_name": "us-east-1"}
-        return {"key": ACCESS_KEY, "secret": SECRET_KEY, "client_kwargs": client, **more}
+        return {"key": self.key, "secret": self.secret, "client_kwargs": client, **more}
 
     def environment(self) -> dict[str, str]:
         """Return environment variables under which every client of S3 finds the server, and has its credentials."""
         return {
             "AWS_ENDPOINT_URL": self.url,
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_ACCESS_KEY_ID": self.key,
+            "AWS_SECRET_ACCESS_KEY": self.secret,
             "AWS_DEFAULT_REGION": "us-east-1",
         }
 
@@ -59,8 +59,8 @@ class S3Server(ABC):
         client = boto3.client(
             service,
             endpoint_url=self.url,
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
+            aws_access_key_id=self.key,
+            aws_secret_access_key=self.secret,
             region_name="us-east-1",
         )
         try:
@@ -122,8 +122,8 @@ class Moto(S3Server):
 class Versitygw(S3Server):
     """See the module; `folder` keeps its objects over restarts on the same port."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", *free_ports(1)))  # type: ignore[arg-type]
+    def __init__(self, folder: Path, key: str, secret: str) -> None:
+        super().__init__(("127.0.0.1", *free_ports(1)), key, secret)  # type: ignore[arg-type]
         self._folder = folder
         for name in ("data", "users"):
             (folder / name).mkdir(exist_ok=True)
@@ -136,7 +136,7 @@ class Versitygw(S3Server):
         listen = ["--port", "{}:{}".format(*self.address), "--health", "/health", "--keep-alive", "--quiet"]
         # Never --sidecar: an overwrite would be torn.
         store = ["--iam-dir", str(self._folder / "users"), "posix", str(self._folder / "data")]
-        environment = {**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+        environment = {**os.environ, "ROOT_ACCESS_KEY": self.key, "ROOT_SECRET_KEY": self.secret}
         command = [self._program, *listen, *store]
         self.process = Program(command, self._folder / "log", environment, self._folder)
         wait_until(self._is_ready, lambda: [self.process])
@@ -161,14 +161,14 @@ class Versitygw(S3Server):
         with self.client() as client:
             client.put_bucket_policy(Bucket=BUCKET, Policy=policy)
             try:
-                yield {**self.options(), "key": LIMITED, "secret": SECRET_KEY}
+                yield {**self.options(), "key": LIMITED}
             finally:
                 client.delete_bucket_policy(Bucket=BUCKET)
 
     def _make_user(self) -> None:
         if LIMITED not in self._users:
-            admin = ["admin", "--access", ACCESS_KEY, "--secret", SECRET_KEY, "--endpoint-url", self.url]
-            user = ["create-user", "--access", LIMITED, "--secret", SECRET_KEY, "--role", "user"]
+            admin = ["admin", "--access", self.key, "--secret", self.secret, "--endpoint-url", self.url]
+            user = ["create-user", "--access", LIMITED, "--secret", self.secret, "--role", "user"]
             subprocess.run([self._program, *admin, *user], check=True, capture_output=True)
             self._users.add(LIMITED)
 
@@ -195,9 +195,9 @@ def moto() -> Iterator[Moto]:
 
 
 @contextmanager
-def versitygw(folder: Path) -> Iterator[Versitygw]:
+def versitygw(folder: Path, key: str = ACCESS_KEY, secret: str = SECRET_KEY) -> Iterator[Versitygw]:
     """Run versitygw with the bucket, its objects below `folder`."""
-    server = Versitygw(folder)
+    server = Versitygw(folder, key, secret)
     server.start()
     try:
         _make_bucket(server)

@@ -15,7 +15,7 @@ from tests.unit.holdfast.commands.state_dir import put_record, run
 @pytest.fixture(
     params=[
         pytest.param("moto", marks=pytest.mark.s3),
-        pytest.param("versitygw", marks=[pytest.mark.s3, pytest.mark.slow]),
+        pytest.param("versitygw", marks=[pytest.mark.s3, pytest.mark.all]),
     ]
 )
 def server(request: pytest.FixtureRequest) -> S3Server:

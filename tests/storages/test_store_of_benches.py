@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from holdfast.benches.instruments.delayed_store import DelayedStore
+from holdfast.benches.instruments.object_store import BUCKET as OWN_BUCKET
+from holdfast.benches.instruments.object_store import RequestCounts, delayed_store
 from holdfast.benches.instruments.processes import spark_kind, store_kind
-from holdfast.benches.instruments.request_counts import RequestCounts
 from holdfast.snapshotter.storage.opening import open_storage
 from tests.servers.s3 import BUCKET, S3Server
 
@@ -19,19 +19,19 @@ _FAR_MS = 100
 
 
 @pytest.fixture(scope="module")
-def far() -> Iterator[DelayedStore]:
-    with DelayedStore(_FAR_MS) as store:
+def far() -> Iterator[RequestCounts]:
+    with delayed_store(_FAR_MS) as store:
         yield store
 
 
 @pytest.mark.s3
 @pytest.mark.slow
-def test_a_client_finds_a_store_that_is_far_away(far: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_finds_a_store_that_is_far_away(far: RequestCounts, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that a bench passes on is the environment, which wins; each request waits once, and is done."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")  # the user's
     for name, value in far.environment.items():
         monkeypatch.setenv(name, value)
-    with open_storage(f"s3://{far.bucket}/jobs") as storage:
+    with open_storage(f"s3://{OWN_BUCKET}/jobs") as storage:
         storage.put("totals/shard-0001/commits/1-a", b"first")  # opens the connection
         start_s = time.monotonic()
         storage.put("totals/shard-0001/commits/2-b", b"second")
@@ -43,7 +43,7 @@ def test_a_client_finds_a_store_that_is_far_away(far: DelayedStore, monkeypatch:
 
 @pytest.mark.s3
 @pytest.mark.slow
-def test_the_store_of_a_bench_is_no_process_of_the_query(far: DelayedStore) -> None:
+def test_the_store_of_a_bench_is_no_process_of_the_query(far: RequestCounts) -> None:
     """Its memory and CPU time are another machine's."""
     (server,) = [p for p in psutil.Process().children() if "holdfast.benches.instruments.object_store" in p.cmdline()]
     assert spark_kind(server) is None

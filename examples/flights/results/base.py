@@ -69,8 +69,8 @@ class Results(ABC):
         """
 
     @abstractmethod
-    def writer(self) -> Writer:
-        """Return the function for Spark's ``foreachBatch``."""
+    def writer(self, before: int = 0) -> Writer:
+        """Return the function for Spark's ``foreachBatch``, of a query that goes on after so many micro-batches."""
 
     @abstractmethod
     def read(self) -> pd.DataFrame:
@@ -109,7 +109,7 @@ class OutputFiles(Results):
     def where(self) -> str:
         return str(self.output)
 
-    def writer(self) -> Writer:
+    def writer(self, before: int = 0) -> Writer:
         def write(rows: DataFrame, batch_id: int) -> None:
             # Overwritten when a micro-batch is repeated, so the output holds each one once, too.
             rows.coalesce(1).write.mode("overwrite").parquet(str(self.output / f"batch={batch_id}"))
@@ -154,11 +154,11 @@ class SinkResults(Results):
     def sink(self) -> sinks.TwoPhaseSink:
         """Return the sink."""
 
-    def writer(self) -> Writer:
+    def writer(self, before: int = 0) -> Writer:
         from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
         write = sinks.exactly_once(self.sink())
-        return lambda rows, batch_id: write(self.shape(rows.withColumn("batch", F.lit(batch_id))), batch_id)
+        return lambda rows, batch_id: write(self.shape(rows.withColumn("batch", F.lit(before + batch_id))), batch_id)
 
     def shape(self, rows: DataFrame) -> DataFrame:
         """Return rows as the sink takes them."""
@@ -168,10 +168,8 @@ class SinkResults(Results):
         return self.rows().sort_values("batch", kind="stable", ignore_index=True)
 
     def look(self, query: Path, open_state_dir: Callable[[], ObjectStorage]) -> Look | None:
-        writer = looking.query_id(query)
-        assert writer is not None  # it has micro-batches
         with open_state_dir() as storage:
-            decided = looking.newest_decision(storage, self.name, writer)
+            decided = looking.newest_decision(storage, self.name)
         return Look(self.read(), looking.ended(query), decided, self.called, self.reader)
 
     def checks(self, flights: pd.DataFrame, expected: pd.DataFrame, batches: int) -> list[Check]:

@@ -17,7 +17,7 @@ import pandas as pd
 
 from holdfast.examples.flights.data import SUBJECTS
 from holdfast.examples.flights.report import Check, differences
-from holdfast.snapshotter.decisions import Decisions
+from holdfast.snapshotter.sink_log import SinkLog
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 _ROW = ["batch", "kind", "name", "flights"]
@@ -98,10 +98,10 @@ class Look:
         return int((self.rows["batch"] == batch).sum())
 
 
-def newest_decision(storage: ObjectStorage, sink: str, query_id: str) -> dict[int, int]:
+def newest_decision(storage: ObjectStorage, sink: str) -> dict[int, int]:
     """Return the newest micro-batch that was decided, if there is one, and how many rows it has."""
-    decisions = Decisions(storage, sink, query_id)
-    return {batch: decisions.read(batch).rows for batch in decisions.batches()[-1:]}
+    _, newest = SinkLog(storage, sink).latest()
+    return {newest.batch_id: newest.rows} if newest and newest.batch_id is not None else {}
 
 
 def query_id(query: Path) -> str | None:

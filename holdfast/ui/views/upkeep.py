@@ -15,8 +15,8 @@ import numpy as np
 
 from holdfast import clock
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.snapshotter.ownership.claim_listing import retained_versions
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, shard_prefix
+from holdfast.snapshotter.ownership.stored_claims import retained_versions
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import ShardListing, list_shard

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import hdfs_native
 
 from holdfast import clock
-from holdfast.backends.options import nearest_name
+from holdfast.backends.options import did_you_mean
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import (
     ClosedError,
@@ -317,6 +317,5 @@ def _check_options(options: Mapping[str, object]) -> None:
     known = {*_OURS, *_CLIENT}
     for name in options:
         if name not in known and not name.startswith(_HADOOP):
-            near = nearest_name(name, {*known, *_DEFAULTS})
-            hint = f"; did you mean {near}?" if near else "; Hadoop's own begin with dfs., fs. or hadoop."
+            hint = did_you_mean(name, {*known, *_DEFAULTS}) or "; Hadoop's own begin with dfs., fs. or hadoop."
             raise InvalidArgumentError(f"unknown option for hdfs storage{hint}", option=name)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import s3fs
 
-from holdfast.backends.options import nearest_name
+from holdfast.backends.options import did_you_mean
 from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.storage.options import CREDENTIALS
 
@@ -26,9 +26,7 @@ def check_options(options: Mapping[str, object]) -> None:
     known = (set(inspect.signature(s3fs.S3FileSystem.__init__).parameters) - _NOT_PLAIN) | set(_OURS) | {"profile"}
     for name in options:
         if name not in known:
-            near = nearest_name(name, known)
-            hint = f"; did you mean {near}?" if near else ""
-            raise InvalidArgumentError(f"unknown option for s3 storage{hint}", option=name)
+            raise InvalidArgumentError(f"unknown option for s3 storage{did_you_mean(name, known)}", option=name)
     for name in CREDENTIALS:
         value = options.get(name)
         if value is not None and (not isinstance(value, str) or not value or re.search(r"[\s\x00-\x1f]", value)):

@@ -49,6 +49,7 @@ from holdfast.snapshotter.storage.object_storage import (
     check_range,
     flat_view,
     require_size,
+    unconditional,
     whole_range,
 )
 from holdfast.snapshotter.storage.options import secrets_of
@@ -126,8 +127,7 @@ class S3Storage(ObjectStorage):
         if refusal == _TAKEN:
             self._require(key, view)
         elif refusal == _NO_CONDITIONS:
-            _LOG.info("the store knows no conditional writes: looking before the put key=%s", key)
-            super().put_if_absent(key, view)
+            raise unconditional(key, self.url)
         else:
             self._requests.add_bytes("put", len(view))
 

@@ -1,6 +1,7 @@
 """Map state of a processor: a row for each entry.
 
-At the first read of a slab the maps of many keys are fetched whole. A map too large for that is read entry by entry,
+Entries that a processor asks for are looked up for many keys at once: see `asked_entries`. If it iterates over maps, or
+asks for many entries, the maps of many keys are fetched whole. A map too large for that is read entry by entry,
 and iterated over piece by piece; what was looked up in it is remembered until the slab ends. Writes need no read.
 """
 
@@ -15,9 +16,11 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import MapState
 from pyspark.sql.types import Row
 
+from holdfast.backends.arrow.rows import take
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.keyed.shown_values import make_row
+from holdfast.spark_integration.keyed.shown_values import row_maker
+from holdfast.spark_integration.processor.state.asked_entries import AskedEntries
 from holdfast.spark_integration.processor.state.slab import MissingSlab, Slab
 from holdfast.spark_integration.processor.state.slab_entries import SlabEntries
 from holdfast.spark_integration.processor.state.state_rows import State, StateRows, UserKeys
@@ -118,8 +121,9 @@ class ProcessorMapState(MapState):
         self._user_keys = user_keys
         self._rows = rows
         self._slab: Slab = slab
-        self._names = Row(*value_names)
+        self._make_row = row_maker(*value_names)
         self._windows = SlabEntries(entries, slab)
+        self._asked = AskedEntries(self._look_up)
         self.begin()
 
     def begin(self) -> None:
@@ -131,6 +135,7 @@ class ProcessorMapState(MapState):
         self._window: _Window | None = None
         self._fetched: dict[int, _FetchedMap] = {}
         self._windows.begin()
+        self._asked.begin()
 
     def drop(self, name: str) -> None:
         """Refuse all use from now on: the variable of this name was deleted after it was declared."""
@@ -142,7 +147,7 @@ class ProcessorMapState(MapState):
 
     def getValue(self, key: Any) -> Row | None:
         value = self._value(key, "getting value")
-        return None if value is None else make_row(self._names, self._rows.copy(value))
+        return None if value is None else self._make_row(self._rows.copy(value))
 
     def containsKey(self, key: Any) -> bool:
         return self._value(key, "checking if map state contains key") is not None
@@ -179,11 +184,14 @@ class ProcessorMapState(MapState):
             return None if written is None else self._rows.as_read(written)
         if at in self._cleared:
             return None
+        asked = self._asked.of(at, user_key)
+        if asked is not None:
+            return asked.value(at)
         stored = self._stored_of(at)
         if isinstance(stored, _FetchedMap):
             return stored.get(user_key)
         if user_key not in stored:
-            stored[user_key] = self._look_up(at, user_key)
+            stored[user_key] = self._look_up(at, 1, user_key)[0]
         return stored[user_key]
 
     def _snapshot(self) -> Iterator[tuple[State, State]]:
@@ -232,6 +240,7 @@ class ProcessorMapState(MapState):
         return self._fetched.setdefault(at, _FetchedMap(self._window, at))
 
     def _fetch(self, at: int) -> _Window | None:
+        self._asked.end()
         found = self._windows.fetch_once(at)
         if found is None:
             return None
@@ -246,9 +255,15 @@ class ProcessorMapState(MapState):
         shown = self._user_keys.rows.values.to_tuples(own_keys)
         return self._user_keys.of_stored(shown), shown
 
-    def _look_up(self, at: int, user_key: State) -> State | None:
-        found = self._entries.at(self._keys_of([at], [user_key])).get()
-        return self._rows.values.to_tuples(found.values)[0] if found.exists[0] else None
+    def _look_up(self, at: int, count: int, user_key: State) -> list[State | None]:
+        """Return an entry's value in the maps of so many keys from this one on."""
+        places = np.arange(at, min(at + count, len(self._slab.keys)))
+        with self._rows.placed([at]):
+            own = self._user_keys.to_arrow([user_key])
+        own = take(own.rename_columns(self._entries.own_key_types.names), np.zeros(len(places), np.int64))
+        found = self._entries.at(self._entries.keys_of(self._slab.keys.take(places), own)).get()
+        values = self._rows.values.to_tuples(found.values)
+        return [value if exists else None for value, exists in zip(values, found.exists.tolist(), strict=True)]
 
     def _keys_of(self, places: Sequence[int], user_keys: Sequence[State]) -> Keys:
         with self._rows.placed(places):

@@ -24,7 +24,6 @@ from pyspark.sql.types import (
     DoubleType,
     FloatType,
     LongType,
-    MapType,
     Row,
     StringType,
     StructType,
@@ -40,7 +39,6 @@ State = tuple[Any, ...]
 
 # By type: the class whose values come back from the store as they are.
 _EXACT: dict[type[DataType], type] = {BooleanType: bool, DoubleType: float, LongType: int, StringType: str}
-_MAY_BE_LARGE = (ArrayType, BinaryType, MapType, StringType, StructType)
 # The same for keys of maps, which are compared: NaN is not equal to itself, so floats are not among them.
 _EXACT_IN_KEYS: dict[type[DataType], type] = {
     BinaryType: bytes,
@@ -64,8 +62,6 @@ class StateRows:
     ----------
     values : RowValues
         Converts rows to Arrow and back.
-    is_small : bool
-        Whether no column holds text, binaries or anything nested.
     """
 
     def __init__(self, schema: StructType, what: str) -> None:
@@ -76,7 +72,6 @@ class StateRows:
         self._exact = tuple(_EXACT.get(type(field.dataType)) for field in schema)
         self._takes_nulls = all(field.nullable for field in schema)
         self._copied = copier(schema)
-        self.is_small = not any(isinstance(f.dataType, _MAY_BE_LARGE) for f in schema)
 
     def given(self, row: Any, doing: str = "updating value state") -> State:
         """Return a row that the processor writes, safe from later changes of what it holds.

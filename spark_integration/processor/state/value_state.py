@@ -8,13 +8,9 @@ import numpy as np
 from pyspark.sql.streaming.stateful_processor import ValueState
 
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.keyed.slabs import SLAB_BYTES, SLAB_KEYS
 from holdfast.spark_integration.processor.state.slab import MissingSlab, Slab
 from holdfast.spark_integration.processor.state.state_rows import State, StateRows
 from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, Expiry, KeyRows, open_rows
-
-# Until the size of a variable's values is known, where they may be large.
-_FETCHED_FIRST = 1024
 
 
 class ProcessorValueState(ValueState):
@@ -39,15 +35,13 @@ class ProcessorValueState(ValueState):
         self._expiry = expiry
         self._rows = rows
         self._slab: Slab = slab
-        self._keys = SLAB_KEYS if rows.is_small else _FETCHED_FIRST
         self.begin()
 
     def begin(self) -> None:
         """Forget the last slab; its changes were written."""
         self._changed: dict[int, State | None] = {}
         self._opened: KeyRows | ExpiringKeyRows | None = None
-        self._stored: list[State | None] = []
-        self._first = 0
+        self._stored: list[State | None] | None = None
 
     def drop(self, name: str) -> None:
         """Refuse all use from now on: the variable of this name was deleted after it was declared."""
@@ -72,22 +66,17 @@ class ProcessorValueState(ValueState):
         if at in self._changed:
             written = self._changed[at]
             return None if written is None else self._rows.as_read(written)
-        if not self._first <= at < self._first + len(self._stored):
-            self._fetch(at)
-        return self._stored[at - self._first]
+        if self._stored is None:
+            self._opened = self._open()
+            found = self._opened.get()
+            values = self._rows.values.to_tuples(found.values)
+            self._stored = [
+                value if exists else None for value, exists in zip(values, found.exists.tolist(), strict=True)
+            ]
+        return self._stored[at]
 
-    def _fetch(self, at: int) -> None:
-        """Fetch the values of this key and those after it, as many as fit into a slab by the size of the last ones."""
-        opened = self._open(at, min(len(self._slab.keys), at + self._keys))
-        found = opened.get()
-        values = self._rows.values.to_tuples(found.values)
-        # All at once: a processor may catch an error and ask again, and must not get the values of other keys then.
-        self._opened, self._first = opened, at
-        self._stored = [value if exists else None for value, exists in zip(values, found.exists.tolist(), strict=True)]
-        self._keys = max(1, min(SLAB_KEYS, SLAB_BYTES * len(values) // max(1, found.values.nbytes)))
-
-    def _open(self, first: int, end: int) -> KeyRows | ExpiringKeyRows:
-        return open_rows(self._transaction, self._table, self._expiry, self._slab.keys.take(np.arange(first, end)))
+    def _open(self) -> KeyRows | ExpiringKeyRows:
+        return open_rows(self._transaction, self._table, self._expiry, self._slab.keys)
 
     def flush(self) -> None:
         """Write the slab's changes.
@@ -102,16 +91,13 @@ class ProcessorValueState(ValueState):
         put = {at: value for at, value in self._changed.items() if value is not None}
         gone = [at for at, value in self._changed.items() if value is None and self._may_exist(at)]
         # What was fetched knows the index of what expires.
-        rows, first = self._opened, self._first
-        if rows is None or not first <= min(self._changed) <= max(self._changed) < first + len(self._stored):
-            rows, first = self._open(0, len(self._slab.keys)), 0
+        rows = self._open() if self._opened is None else self._opened
         if put:
             with self._rows.placed(list(put)):
                 values = self._rows.values.to_arrow(list(put.values()))
-            rows.put(values, np.array(list(put), np.int64) - first)
+            rows.put(values, np.array(list(put), np.int64))
         if gone:
-            rows.delete(np.array(gone, np.int64) - first)
+            rows.delete(np.array(gone, np.int64))
 
     def _may_exist(self, at: int) -> bool:
-        is_fetched = self._first <= at < self._first + len(self._stored)
-        return not is_fetched or self._stored[at - self._first] is not None
+        return self._stored is None or self._stored[at] is not None

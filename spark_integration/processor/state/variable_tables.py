@@ -20,11 +20,18 @@ Kind = Literal["value", "list", "map"]
 KINDS: tuple[Kind, ...] = ("value", "list", "map")
 
 SEQUENCE, ENTRY = "seq", "entry."
+#: The table of an operator's sessions, each under its key and its start.
+SESSIONS = "s.state"
 
 
 def table_of(kind: Kind, name: str) -> str:
     """Return the name of the table that holds a variable; with it, a variable cannot be called like other tables."""
     return f"{kind[0]}.{name}"
+
+
+def tables_called(name: str) -> tuple[str, ...]:
+    """Return the tables that users may mean by a name: that one, one of a processor's variable, one of sessions."""
+    return name, *(table_of(kind, name) for kind in KINDS), f"s.{name}"
 
 
 def is_of_elements(table: str) -> bool:
@@ -53,7 +60,7 @@ def find_shown(tables: Mapping[str, TableSchema], name: str) -> str:
         There is none.
     """
     shown = [table for table, schema in tables.items() if not is_by_time(schema)]
-    for table in (name, *(table_of(kind, name) for kind in KINDS)):
+    for table in tables_called(name):
         if table in shown:
             return table
     if not shown:
@@ -68,9 +75,11 @@ def grouping_columns(tables: Mapping[str, TableSchema], name: str) -> tuple[str,
     Parameters
     ----------
     tables : mapping of str to TableSchema
-        All that the operator has: lists, maps and timers have key columns of their own, other tables have none.
+        All that the operator has: those of lists, maps, sessions and timers have key columns of their own, others none.
     """
     names = tables[name].key.names
+    if name == SESSIONS:
+        return tuple(names[:-1])
     plain = [schema.key.names for table, schema in tables.items() if table != TIMERS and not _has_own_keys(table)]
     if plain:
         shortest = min(plain, key=len)

@@ -28,8 +28,9 @@ from holdfast.backends.schema import TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.settings import Settings
 from holdfast.snapshotter.savepoints.making import making
-from holdfast.snapshotter.savepoints.manifest import Savepoint
+from holdfast.snapshotter.savepoints.manifest import SavedSink, Savepoint
 from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
+from holdfast.snapshotter.savepoints.saved_sinks import sinks_of
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
@@ -38,8 +39,9 @@ from holdfast.spark_integration.processor.state.timers import timer_tables
 from holdfast.spark_integration.processor.state.variable_tables import Kind
 from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
-from holdfast.spark_integration.savepoints.saved_query import saved_query, saved_sources, versions_of
+from holdfast.spark_integration.savepoints.saved_query import saved_query
 from holdfast.spark_integration.savepoints.seeding import partitions_of
+from holdfast.spark_integration.savepoints.tasks import versions_of
 from holdfast.spark_integration.savepoints.writing.tables import TableRows
 from holdfast.spark_integration.savepoints.writing.write import TableSetWriter, without_rows
 from holdfast.spark_integration.shard.operator import STATE_TABLE
@@ -128,18 +130,16 @@ def from_spark(
     with (
         open_storage(str(checkpoint_location), options) as logs,
         open_storage(str(target), options) as targets,
-        making(targets, name) as new,
     ):
+        new = making(targets, name)
         location = QueryLocation(logs)
         query_id, batch = location.query_id(), location.batch(batchId)
         wanted = shards if shards is not None else partitions_of(batch)
         steps = _named(_steps(spark, str(checkpoint_location), batch), operators)
         writer = TableSetWriter(spark, settings, str(target), name)
-        saved = []
-        for operator, step in steps:
-            new.require()  # each may take long
-            saved.append(_saved(step, operator, writer, timeoutConf, wanted))
-        query = saved_query(query_id, batch, saved_sources(location, batch, new.folder))
+        saved = [_saved(step, operator, writer, timeoutConf, wanted) for operator, step in steps]
+        sinks = _sinks(settings, options, query_id)
+        query = saved_query(location, query_id, batch, new.folder, sinks)
         savepoint = Savepoint(name, comment, clock.now_ms(), versions_of(spark), query, tuple(saved))
         new.finish(savepoint)
     return savepoint
@@ -216,6 +216,14 @@ def _steps(spark: SparkSession, location: str, batch: LoggedBatch) -> list[_Step
                 number=step.number,
             )
     return steps
+
+
+def _sinks(settings: Settings, options: Mapping[str, object], query_id: str) -> tuple[SavedSink, ...]:
+    """Return holdfast's sinks of a query that has no state of holdfast's."""
+    if settings.state_dir is None:
+        return ()
+    with open_storage(settings.state_dir, options) as storage:
+        return sinks_of(storage, query_id)
 
 
 def _named(steps: list[_Step], operators: str | Mapping[int, str]) -> list[tuple[str, _Step]]:

@@ -32,9 +32,9 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.plan.arguments import operator_name
 from holdfast.spark_integration.plan.shuffle_partitions import shuffle_partitions
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
-from holdfast.spark_integration.savepoints.saved_query import versions_of
 from holdfast.spark_integration.savepoints.seeding import PARTITIONS
 from holdfast.spark_integration.savepoints.stub_query import NAMED_SOURCES_SETTING
+from holdfast.spark_integration.savepoints.tasks import versions_of
 from holdfast.spark_integration.savepoints.writing.copying import copy_pieces
 from holdfast.spark_integration.savepoints.writing.tables import TableRows, edited_tables, tables_of_frames
 from holdfast.spark_integration.savepoints.writing.task import write_table
@@ -168,7 +168,6 @@ def edit(
         edited = read.find_operator(operator)
         rows = edited_tables(frames, edited.tables)
         _copy_rest(writer, read, edited, rows, (savepoint_folder(targets, base), new.folder))
-        new.require()  # copying may have taken long
         operators = tuple(writer.written(one, rows) if one is edited else one for one in read.operators)
         made = replace(
             read,
@@ -206,8 +205,8 @@ def _begun(
     configuration = dict(spark.conf.getAll)
     settings = Settings.parse(configuration, backend_names())
     options = parse_storage_options(settings.storage_values(configuration))
-    with open_storage(str(target), options) as targets, making(targets, name) as new:
-        yield TableSetWriter(spark, settings, str(target), name), targets, new
+    with open_storage(str(target), options) as targets:
+        yield TableSetWriter(spark, settings, str(target), name), targets, making(targets, name)
 
 
 def _as_list(keys: str | Column | Sequence[str | Column]) -> Sequence[str | Column]:
@@ -292,6 +291,5 @@ def _copy_rest(
         if operator is not edited or piece.table not in replaced
     ]
     copy_pieces(writer.spark, writer.settings, writer.target, base.name, writer.name, kept)
-    for source in base.query.sources:
-        for log in source.logs:
-            folders[1].put(log.key, read_log(folders[0], log))
+    for log in base.query.logs:
+        folders[1].put(log.key, read_log(folders[0], log))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.transaction import AddAction
@@ -16,14 +15,13 @@ from deltalake.transaction import AddAction
 from holdfast import clock
 from holdfast.errors import (
     ConflictError,
-    CorruptionError,
     InvalidArgumentError,
     NotFoundError,
     SchemaMismatchError,
     StateLostError,
     UnavailableError,
 )
-from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.object_storage import ObjectInfo
 from holdfast.spark_integration.sinks.delta.features import (
     arrow_schema,
     check_features,
@@ -32,32 +30,40 @@ from holdfast.spark_integration.sinks.delta.features import (
     delta_schema,
     demands,
 )
-from holdfast.spark_integration.sinks.delta.partitions import columns_of
+from holdfast.spark_integration.sinks.delta.rehearsing import rehearse
 from holdfast.spark_integration.sinks.delta.statistics import is_long_decimal
 from holdfast.spark_integration.sinks.delta.tables import kept_table
-from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile
+from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile, PreparedAttempt
+from holdfast.spark_integration.sinks.files.columns import columns_of
+from holdfast.spark_integration.sinks.files.sink import FileTarget
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
 
 _NO_FOLDER = re.compile("[\x00-\x1f\x7f:]")
 #: Each time the table is read anew; other writers of a busy table win some.
 _TRIES = 10
+_Commit: TypeAlias = Callable[[DeltaTable, CommitProperties], None]
 
 
-class TableCommits:
-    """The table of one sink.
+class TableCommits(FileTarget):
+    """The table of one sink, for one query.
 
     Parameters
     ----------
     url : str
     query : SinkQuery
     keys, partition_by : sequence of str
+    attempts : Attempts
+        Whose files they are, and where they lie.
     """
 
-    def __init__(self, url: str, query: SinkQuery, keys: Sequence[str], partition_by: Sequence[str]) -> None:
-        self._url, self._keys, self._partition_by = url, keys, partition_by
+    def __init__(
+        self, url: str, query: SinkQuery, keys: Sequence[str], partition_by: Sequence[str], attempts: Attempts
+    ) -> None:
+        self._url, self._query, self._keys, self._partition_by = url, query, keys, partition_by
+        self._attempts, self._application = attempts, f"holdfast/{query.sink}/{query.query_id}"
         self._kept = kept_table(url, query.sink, query.options)
 
-    def check(self, schema: pa.Schema, *, create: bool) -> None:
+    def open(self, schema: pa.Schema, *, create: bool) -> None:
         """Check that the table takes such rows; make it if it is not there.
 
         Raises
@@ -72,33 +78,29 @@ class TableCommits:
             table = self._kept.open()
         except NotFoundError:
             table = self._created(schema, create=create)
-        check_features(table, upsert=bool(self._keys))
-        check_schema(table, schema, self._partition_by)
-        self._kept.checked = demands(table)
+        self._require_fitting(table, columns_of(schema))
 
-    def check_again(self, files: Iterable[DataFile]) -> None:
-        """Check that the table is as it was at the start, and takes the nulls in these files.
+    def newest(self) -> int:
+        """Return the newest micro-batch of the query that the table has; -1 if it has none."""
+        return self._newest(self._kept.current())
+
+    def check(self, files: Sequence[DataFile]) -> None:
+        """Check that the table takes these files, whatever others have changed since the start.
 
         Raises
         ------
-        UnavailableError
-            It was changed meanwhile; the next start checks it.
         StateLostError
             It is gone, or another one.
         InvalidArgumentError
-            It takes no null in one of them.
+            It asks more of its writers now, or takes no null in one of them.
+        SchemaMismatchError
+            It has other columns now.
         """
         self._kept.require_same()
-        table = self._kept.current()
-        self._require_unchanged(table, files)
-        self._require_place_for_nulls(table, files)
+        self._require_place(self._kept.current(), files)
 
-    def newest(self, query: SinkQuery) -> int:
-        """Return the newest micro-batch of a query that the table has; -1 if it has none."""
-        return self._newest(self._kept.current(), query)
-
-    def has(self, query: SinkQuery, batch_id: int, files: Sequence[DataFile]) -> bool:
-        """Tell whether the table has these files' rows.
+    def has(self, batch_id: int, prepared: Sequence[PreparedAttempt], listed: Sequence[ObjectInfo] = ()) -> bool:
+        """Tell whether the table has these attempts' rows.
 
         Raises
         ------
@@ -106,15 +108,18 @@ class TableCommits:
             It has other rows for this micro-batch, no longer knows, or is gone or another one.
         """
         self._kept.require_same()
-        table = self._kept.current()
-        newest = self._newest(table, query)
+        try:
+            table = self._kept.current()
+        except NotFoundError as exc:
+            raise StateLostError("the Delta table is gone", table=self._url, batch=batch_id) from exc
+        newest = self._newest(table)
         if batch_id > newest:
             return False
-        attempts = _digest(files)
+        attempts = _digest(prepared)
         if batch_id == newest:
-            found = table.transaction_version(f"{_application(query)}/attempts")
+            found = table.transaction_version(f"{self._application}/attempts")
         else:
-            found = self._attempts_of_old(table, query, batch_id)
+            found = self._attempts_of_old(table, batch_id)
         if found != attempts:
             raise StateLostError(
                 "the Delta table has other rows for this micro-batch, or has ended it without any",
@@ -124,33 +129,61 @@ class TableCommits:
             )
         return True
 
-    def append(self, query: SinkQuery, batch_id: int, files: Sequence[DataFile]) -> None:
-        """Commit files as they are."""
-        now_ms = clock.now_ms()
-        adds = [
-            AddAction(
-                file.name,
-                file.size_bytes,
-                file.details.get("partition", {}),
-                now_ms,
-                data_change=True,
-                stats=file.details["stats"],
-            )
-            for file in files
-        ]
+    def show(self, batch_id: int, prepared: Sequence[PreparedAttempt], files: Sequence[DataFile]) -> None:
+        """Commit files as they are, or put their rows in the place of those with the same keys.
 
+        On what the table is now, as often as another writer is faster.
+        """
+        commit = self._merging(_newest_rows(self._attempts.rows(files), self._keys)) if self._keys else None
+        commit = commit or self._appending([_add_action(file) for file in files])
+        said = {"sink": self._query.sink, "query": self._query.query_id, "batch": batch_id}
+        said["attempts"] = attempts = _digest(prepared)
+        faster: ConflictError | None = None
+        for _ in range(_TRIES):
+            table = self._kept.current()
+            if self._newest(table) >= batch_id:
+                self.has(batch_id, prepared)
+                return
+            try:
+                self._require_place(table, files)
+            except (InvalidArgumentError, SchemaMismatchError) as exc:
+                raise type(exc)(
+                    "others have changed the Delta table since a micro-batch was decided, whose rows come once it "
+                    f"takes them: {exc.message}",
+                    **exc.facts,
+                ) from exc
+            properties = CommitProperties(
+                custom_metadata={"holdfast": said},
+                app_transactions=[
+                    Transaction(self._application, batch_id),
+                    Transaction(f"{self._application}/attempts", attempts),
+                ],
+            )
+            before = table.version()
+            try:
+                with self._kept.translated("commit"):
+                    commit(table, properties)
+            except ConflictError as exc:
+                faster = exc
+                continue
+            self._kept.sync(self._kept.current(), before)
+            return
+        raise UnavailableError(
+            "other writers of the Delta table were faster, again and again: let fewer write at a time",
+            table=self._url,
+            tries=_TRIES,
+            detail=faster and faster.facts["detail"],
+        )
+
+    def _appending(self, adds: Sequence[AddAction]) -> _Commit:
         def commit(table: DeltaTable, properties: CommitProperties) -> None:
             table.create_write_transaction(
                 list(adds), "append", table.schema(), list(self._partition_by), commit_properties=properties
             )
 
-        self._commit(query, batch_id, files, commit)
+        return commit
 
-    def merge(
-        self, query: SinkQuery, batch_id: int, files: Sequence[DataFile], storage: ObjectStorage, attempts: Attempts
-    ) -> None:
-        """Put rows in the place of those with the same keys."""
-        rows = _newest_rows(_staged(files, storage, attempts), self._keys)
+    def _merging(self, rows: pa.Table) -> _Commit:
         matches = " AND ".join(_is_same(name, has_nulls=rows[name].null_count > 0) for name in self._keys)
         # Else `deltalake` passes over files whose bounds have none of the keys: its own are wrong for such decimals.
         reads_all = any(map(is_long_decimal, rows.select(list(self._keys)).schema.types))
@@ -170,85 +203,47 @@ class TableCommits:
                 .execute()
             )
 
-        self._commit(query, batch_id, files, commit)
+        return commit
 
-    def _commit(
-        self,
-        query: SinkQuery,
-        batch_id: int,
-        files: Sequence[DataFile],
-        commit: Callable[[DeltaTable, CommitProperties], None],
-    ) -> None:
-        """Commit on what the table is now, as often as another writer is faster."""
-        application, attempts = _application(query), _digest(files)
-        said = {"sink": query.sink, "query": query.query_id, "batch": batch_id, "attempts": attempts}
-        for _ in range(_TRIES):
-            table = self._kept.current()
-            if self._newest(table, query) >= batch_id:
-                self.has(query, batch_id, files)
-                return
-            self._require_unchanged(table, files)
-            # One that another process confirmed may have been changed since: what it refuses is not known here.
-            self._require_place_for_nulls(table, files)
-            properties = CommitProperties(
-                custom_metadata={"holdfast": said},
-                app_transactions=[
-                    Transaction(application, batch_id),
-                    Transaction(f"{application}/attempts", attempts),
-                ],
-            )
-            before = table.version()
-            try:
-                with self._kept.translated("commit"):
-                    commit(table, properties)
-            except ConflictError:
-                continue
-            self._kept.sync(self._kept.current(), before)
-            return
-        raise UnavailableError(
-            "other writers of the Delta table were faster, again and again: let fewer write at a time",
-            table=self._url,
-            tries=_TRIES,
-        )
-
-    def _require_unchanged(self, table: DeltaTable, files: Iterable[DataFile]) -> None:
-        before, now = self._kept.checked, demands(table)
-        if before is None:
-            # Another process has opened the table, as with a data source: what it was then, the files tell.
-            check_features(table, upsert=bool(self._keys))
-            before = now | {"partitions": list(self._partition_by)}
-            written = [file.details["columns"] for file in files if "columns" in file.details]
-            if any(columns != columns_of(arrow_schema(table)) for columns in written):
-                before |= {"columns": written}
-        if before != now:
-            raise UnavailableError(
-                "others have changed the Delta table's columns, settings or features while the query was running: "
-                "start it again, and the table is checked again; what was decided is committed then",
-                table=self._url,
-                changed=", ".join(name for name, value in now.items() if before[name] != value),
-            )
-
-    def _require_place_for_nulls(self, table: DeltaTable, files: Iterable[DataFile]) -> None:
+    def _require_place(self, table: DeltaTable, files: Iterable[DataFile]) -> None:
+        """Check that the table takes what is in files."""
+        # All attempts at a micro-batch write the same columns.
+        columns = next((file.details["columns"] for file in files if "columns" in file.details), None)
+        if columns is not None:
+            self._require_fitting(table, columns)
         nulls = {name for file in files for name in file.details.get("nulls", ())}
         if refused := sorted(columns_without_nulls(table) & nulls):
             raise InvalidArgumentError(
                 "rows have a null where the Delta table takes none", column=refused[0], table=self._url
             )
 
-    def _newest(self, table: DeltaTable, query: SinkQuery) -> int:
+    def _require_fitting(self, table: DeltaTable, columns: Mapping[str, str]) -> None:
+        """Check the table as a whole, and try a commit without rows, unless both were done when it was as it is now."""
+        asked = demands(table) | {"rows": columns, "keys": self._keys, "apart": self._partition_by}
+        if asked == self._kept.facts.checked:
+            return
+        check_features(table, upsert=bool(self._keys))
+        check_schema(table, columns, self._partition_by)
+        there = arrow_schema(table)
+        if self._keys:
+            commit = self._merging(pa.schema([there.field(name) for name in columns]).empty_table())
+        else:
+            commit = self._appending([AddAction("part-0.parquet", 0, dict.fromkeys(self._partition_by), 0, True, "{}")])
+        with self._kept.translated("rehearse"):
+            rehearse(table, lambda copy: commit(copy, CommitProperties()))
+        self._kept.facts.checked = asked
+
+    def _newest(self, table: DeltaTable) -> int:
         with self._kept.translated("read"):
-            version = table.transaction_version(_application(query))
+            version = table.transaction_version(self._application)
         return -1 if version is None else version
 
-    def _attempts_of_old(self, table: DeltaTable, query: SinkQuery, batch_id: int) -> int | None:
+    def _attempts_of_old(self, table: DeltaTable, batch_id: int) -> int | None:
         """Return the digest of what an older micro-batch committed, as far as the log goes back."""
+        wanted = (self._query.sink, self._query.query_id, batch_id)
         with self._kept.translated("read"):
             for said in (commit.get("holdfast") for commit in table.history()):
-                if isinstance(said, dict) and (said.get("sink"), said.get("query"), said.get("batch")) == (
-                    query.sink,
-                    query.query_id,
-                    batch_id,
-                ):
+                if isinstance(said, dict) and (said.get("sink"), said.get("query"), said.get("batch")) == wanted:
                     return said.get("attempts")
         return None
 
@@ -290,24 +285,17 @@ class TableCommits:
                 )
 
 
-def _application(query: SinkQuery) -> str:
-    return f"holdfast/{query.sink}/{query.query_id}"
+def _add_action(file: DataFile) -> AddAction:
+    details, now_ms = file.details, clock.now_ms()
+    return AddAction(
+        file.name, file.size_bytes, details.get("partition", {}), now_ms, data_change=True, stats=details["stats"]
+    )
 
 
-def _digest(files: Sequence[DataFile]) -> int:
+def _digest(prepared: Sequence[PreparedAttempt]) -> int:
     """Return 63 bits that tell which attempts a micro-batch is made of."""
-    named = "\n".join(sorted(f"{file.name} {file.digest}" for file in files))
+    named = "\n".join(sorted(f"{each.attempt} {each.digest}" for each in prepared))
     return int(xxhash.xxh3_64_intdigest(named.encode())) >> 1
-
-
-def _staged(files: Sequence[DataFile], storage: ObjectStorage, attempts: Attempts) -> pa.Table:
-    tables = []
-    for file in files:
-        data = storage.get(attempts.key_of(file.name), limit_bytes=file.size_bytes)
-        if xxhash.xxh3_128(data).hexdigest() != file.digest:
-            raise CorruptionError("a staged file was altered or damaged", file=file.name, storage=storage.url)
-        tables.append(pq.read_table(pa.BufferReader(data), partitioning=None))
-    return pa.concat_tables(tables)
 
 
 def _newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
@@ -321,4 +309,5 @@ def _newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 def _is_same(name: str, *, has_nulls: bool) -> str:
     quoted = '"' + name.replace('"', '""') + '"'
-    return f"t.{quoted} IS NOT DISTINCT FROM s.{quoted}" if has_nulls else f"t.{quoted} = s.{quoted}"
+    # In parentheses: the parser of `deltalake` gives all that follows to IS NOT DISTINCT FROM.
+    return f"(t.{quoted} IS NOT DISTINCT FROM s.{quoted})" if has_nulls else f"(t.{quoted} = s.{quoted})"

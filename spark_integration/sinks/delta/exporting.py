@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import CommitProperties
 from deltalake.transaction import AddAction, create_table_with_add_actions
 from pyspark import TaskContext
@@ -34,6 +33,7 @@ from holdfast.spark_integration.sinks.delta.features import delta_schema
 from holdfast.spark_integration.sinks.delta.statistics import statistics
 from holdfast.spark_integration.sinks.delta.tables import KeptTable
 from holdfast.spark_integration.sinks.files.columns import check_columns
+from holdfast.spark_integration.sinks.files.writing import encoded
 from holdfast.spark_integration.sinks.writing import fitted, numbered
 from holdfast.spark_integration.spark_types import arrow_schema
 
@@ -137,27 +137,22 @@ class _FileWriter:
         partition = context.partitionId() if context else 0
         for number, rows in enumerate(_gathered(batches, self.schema)):
             name = f"{_prefix(self.export_id)}{partition:06}-{attempt_id}-{number:06}.parquet"
-            data = _encoded(rows)
+            data = encoded(rows)
             storage.put(name, data)
             yield pa.RecordBatch.from_pydict({"name": [name], "size_bytes": [data.size], "stats": [statistics(rows)]})
 
 
 def _gathered(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield rows, as many at once as make a file."""
-    held: list[pa.RecordBatch] = []
+    held, held_bytes = list[pa.RecordBatch](), 0
     for batch in batches:
         held.append(fitted(batch, schema))
-        if sum(one.nbytes for one in held) >= _FILE_BYTES:
+        held_bytes += held[-1].nbytes
+        if held_bytes >= _FILE_BYTES:
             yield pa.Table.from_batches(held)
-            held = []
-    if sum(batch.num_rows for batch in held):
+            held, held_bytes = [], 0
+    if any(batch.num_rows for batch in held):
         yield pa.Table.from_batches(held)
-
-
-def _encoded(rows: pa.Table) -> pa.Buffer:
-    out = pa.BufferOutputStream()
-    pq.write_table(rows, out, compression="zstd")
-    return out.getvalue()
 
 
 def _make(table: KeptTable, schema: pa.Schema, files: list[_File], export_id: str) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
-from holdfast.spark_integration.sinks.files.columns import compare
+from holdfast.spark_integration.sinks.files.columns import columns_of, compare
 
 #: Of these, what is in use is found below.
 _KNOWN = {
@@ -89,8 +89,8 @@ def refuse(table: DeltaTable, what: str) -> None:
     )
 
 
-def check_schema(table: DeltaTable, schema: pa.Schema, partition_by: Iterable[str]) -> None:
-    """Check that rows fit the table.
+def check_schema(table: DeltaTable, columns: Mapping[str, str], partition_by: Iterable[str]) -> None:
+    """Check that rows with these columns fit the table, which may have more that take nulls.
 
     Raises
     ------
@@ -99,8 +99,10 @@ def check_schema(table: DeltaTable, schema: pa.Schema, partition_by: Iterable[st
     InvalidArgumentError
         The table is partitioned by other columns.
     """
-    compare(schema, arrow_schema(table), "add it to the table", table=table.table_uri)
     found = table.metadata().partition_columns
+    needed = columns.keys() | columns_without_nulls(table) | set(found)
+    there = {name: kind for name, kind in columns_of(arrow_schema(table)).items() if name in needed}
+    compare(columns, there, "add it to the table", table=table.table_uri)
     if found != list(partition_by):
         raise InvalidArgumentError(
             "the Delta table is partitioned by other columns: pass the same ones as partition_by",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +12,18 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
+from holdfast.snapshotter.storage.url import StorageUrl
 from holdfast.spark_integration.sinks.delta.statistics import COLUMNS_MAX, statistics
 from holdfast.spark_integration.sinks.delta.years import require_years
-from holdfast.spark_integration.sinks.files.columns import plain_type
+from holdfast.spark_integration.sinks.files.columns import columns_of
 
+# What a file system takes as the name of a folder, and what S3 and its like take as a key.
+_FOLDER_BYTES_MAX, _KEY_BYTES_MAX = 255, 1024
+# In a key, after the folders.
+_FILE_NAME_BYTES = 64
+_ESCAPED_BYTES = 3
+# Null is the longest of all that is no text: __HIVE_DEFAULT_PARTITION__.
+_NO_TEXT_BYTES = 26
 #: Of so many files the driver keeps the statistics of all columns.
 _DESCRIBED = 8
 _FILES_MAX = 10_000
@@ -43,7 +52,7 @@ def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
 
 
 def described(
-    partition_by: Sequence[str], keys: Sequence[str]
+    partition_by: Sequence[str], keys: Sequence[str], url: StorageUrl
 ) -> Callable[[pa.Table], Iterable[tuple[pa.Table, Mapping[str, Any]]]]:
     """Return what makes files of rows and describes each, as a file sink's transaction wants it.
 
@@ -52,11 +61,15 @@ def described(
     partition_by : sequence of str
     keys : sequence of str
         Those of an upsert, whose files are merged later and are not taken apart.
+    url : StorageUrl
+        The table's.
     """
 
     def split(rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
         require_years(rows, keys, partition_by)
         rows = _without_empty(rows, partition_by)
+        if keys:
+            _require_folders(rows, partition_by, url)
         parts = _parts(rows, () if keys else partition_by)
         columns_max = COLUMNS_MAX if len(parts) <= _DESCRIBED else COLUMNS_MAX // _DESCRIBED
         for number, (part, values) in enumerate(parts):
@@ -72,9 +85,37 @@ def described(
     return split
 
 
-def columns_of(schema: pa.Schema) -> dict[str, str]:
-    """Return names and types, by which a process that has not seen the rows compares them with the table."""
-    return {field.name: plain_type(field.type) for field in schema}
+def _require_folders(rows: pa.Table, partition_by: Sequence[str], url: StorageUrl) -> None:
+    """Check that a merge, which writes files below folders named after partitions, can make them.
+
+    Raises
+    ------
+    SchemaMismatchError
+        A partition's value is too long, escaped as in a URL.
+    """
+    is_local = url.scheme == "file"
+    room = _FOLDER_BYTES_MAX if is_local else _KEY_BYTES_MAX - len(url.path.encode()) - _FILE_NAME_BYTES
+    for name in partition_by:
+        folder = f"{name}=".encode()
+        if len(folder) + (value_bytes := _longest(rows[name], room - len(folder))) > room:
+            raise SchemaMismatchError(
+                "a partition's value is too long for the name of its folder: shorten it in the query, or partition by "
+                "another column",
+                column=name,
+                escaped_bytes=value_bytes,
+                limit_bytes=room - len(folder),
+            )
+        room -= 0 if is_local else len(folder) + value_bytes + 1
+
+
+def _longest(column: pa.ChunkedArray, room: int) -> int:
+    """Return how many bytes the longest value has, escaped as in a URL; an upper bound where there is room for it."""
+    if not pt.is_string(column.type):
+        return _NO_TEXT_BYTES
+    bound: int = _ESCAPED_BYTES * (pc.max(pc.binary_length(column)).as_py() or 0)
+    if bound <= room:
+        return max(bound, _NO_TEXT_BYTES)
+    return max(len(quote(value, safe="")) for value in column.unique().drop_null().to_pylist())
 
 
 def _without_empty(rows: pa.Table, partition_by: Sequence[str]) -> pa.Table:

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -61,18 +62,48 @@ _DENIED = re.compile(
 _ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
 _FRAGMENT = re.compile("#.*")
 _EXISTS = "already exists at that location"
+# All other failures of a commit are not that another writer was faster.
+_FASTER = re.compile("Failed to commit transaction:|Tried committing existing table version")
+# What no repetition changes: a table of a newer kind, or of a catalogue; rows or statements that are refused.
+_FOR_GOOD = re.compile(
+    "[Uu]nsupported|[Nn]ot supported|Invalid protocol action|catalog-managed|append-only|MERGE matched|"
+    "Error during planning|Invalid data found|Schema error|name too long"
+)
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
 _DETAIL_MAX = 400
 
 
+@dataclass
+class Facts:
+    """What this process knows of a sink's table: by it one that was made anew, or set back, is told from it.
+
+    Attributes
+    ----------
+    table_id : str or None
+        None as long as nobody has opened it.
+    version : int
+    digest : str or None
+        Of the newest commit that is known, and of its bytes if they are there.
+    checked : mapping or None
+        What the table asked of its writers when they were last checked.
+    """
+
+    table_id: str | None = None
+    version: int = 0
+    digest: str | None = None
+    checked: Mapping[str, object] | None = None
+
+
 class KeptTable:
-    """A table as this process knows it.
+    """A table as this process has opened it.
 
     Parameters
     ----------
     url : str
     options : mapping of str to str
         The query's.
+    facts : Facts, optional
+        Those that must outlive it.
 
     Raises
     ------
@@ -80,16 +111,12 @@ class KeptTable:
         `deltalake` would take the URL for another place.
     """
 
-    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+    def __init__(self, url: str, options: Mapping[str, str], facts: Facts | None = None) -> None:
         _require_literal(url)
-        self.url, self._options = url, options
+        self.url, self._options, self.facts = url, options, facts or Facts()
         self.storage_options = storage_options(url, options)
         self._secrets = secrets_of(parse_storage_options(options)) | secrets_of(self.storage_options)
         self._table: DeltaTable | None = None
-        #: Of the newest commit that is known: its version, and the digest of its bytes if they are there.
-        self._seen: tuple[int, str | None] = (0, None)
-        #: What the table asked of its writers when they were last checked.
-        self.checked: Mapping[str, object] | None = None
 
     def open(self) -> DeltaTable:
         """Return the table as it is now, read anew.
@@ -102,8 +129,9 @@ class KeptTable:
         self._table = None
         with self.translated("open"):
             table = DeltaTable(self.url, storage_options=self.storage_options)
-        self._seen = table.version(), self._digest_of(table.version())
         self._table = table
+        self.facts.table_id = str(table.metadata().id)
+        self._know(table.version())
         return table
 
     def current(self) -> DeltaTable:
@@ -114,8 +142,8 @@ class KeptTable:
             return self.open()
         with self.translated("read"):
             table.update_incremental()
-        if table.version() != self._seen[0]:
-            self._seen = table.version(), self._digest_of(table.version())
+        if table.version() != self.facts.version:
+            self._know(table.version())
         return table
 
     def require_same(self) -> None:
@@ -129,33 +157,37 @@ class KeptTable:
         StateLostError
             The table is gone, another one, or was set back.
         """
-        table, (version, digest) = self._table, self._seen
-        if table is None:
+        known = self.facts
+        if known.table_id is None:
             return
-        there = self._digest_of(version)
-        if digest is not None and there == digest:
+        there = self._digest_of(known.version)
+        if known.digest is not None and there == known.digest:
             return
-        known = table.metadata().id
         try:
-            found = self.open()
+            with self.translated("open"):
+                found = DeltaTable(self.url, storage_options=self.storage_options)
         except NotFoundError as exc:
             raise StateLostError(
                 "the Delta table was dropped or moved while the query was running: restore it as it was, or give the "
                 "sink another name to start afresh",
                 table=self.url,
             ) from exc
-        is_another = found.metadata().id != known
+        is_another = str(found.metadata().id) != known.table_id
         # A commit that is gone was cleaned up, if there are later ones.
-        if is_another or found.version() < version or None not in (digest, there):
-            self._table = None
+        if is_another or found.version() < known.version or None not in (known.digest, there):
             what = "dropped, and another one was made in its place" if is_another else "set back to an older version"
             raise StateLostError(
                 f"while the query was running the Delta table was {what}, which does not show what was committed: "
                 "restore the original, or give the sink another name to start afresh",
                 table=self.url,
-                was=f"{known} at {version}",
+                was=f"{known.table_id} at {known.version}",
                 there=f"{found.metadata().id} at {found.version()}",
             )
+        self._table = found
+        self._know(found.version())
+
+    def _know(self, version: int) -> None:
+        self.facts.version, self.facts.digest = version, self._digest_of(version)
 
     def _digest_of(self, version: int) -> str | None:
         """Return the digest of a commit in the log; None if it was cleaned up, or is too large to be looked at."""
@@ -222,15 +254,22 @@ _MESSAGES: dict[type[HoldfastError], str] = {
 def _error(exc: Exception, text: str) -> type[HoldfastError]:
     if isinstance(exc, TableNotFoundError):
         return NotFoundError
-    if isinstance(exc, CommitFailedError) or _EXISTS in text:
+    if (isinstance(exc, CommitFailedError) and _FASTER.search(text)) or _EXISTS in text:
         return ConflictError
     refused = isinstance(exc, DeltaProtocolError | SchemaMismatchError | ValueError | TypeError)
-    return InvalidArgumentError if refused or _DENIED.search(text) else UnavailableError
+    refused = refused or bool(_DENIED.search(text) or _FOR_GOOD.search(text))
+    return InvalidArgumentError if refused else UnavailableError
 
 
 @kept_per_process(8)
 def _kept(url: str, sink: str, options: tuple[tuple[str, str], ...]) -> KeptTable:
-    return KeptTable(url, dict(options))
+    return KeptTable(url, dict(options), _facts(url, sink))
+
+
+# All of them: what is forgotten here goes unnoticed. A log, which may be large, is read again instead.
+@kept_per_process()
+def _facts(url: str, sink: str) -> Facts:
+    return Facts()
 
 
 def kept_table(url: str, sink: str, options: Mapping[str, str]) -> KeptTable:

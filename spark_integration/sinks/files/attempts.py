@@ -3,41 +3,50 @@
 ::
 
     note ─▶ files ─▶ is the note still there? ─▶ handle          commit: what makes the files visible, then the notes go
-                                                                abort:  "aborted" ─▶ files ─▶ notes ─▶ "aborted"
+                                                                abort:  the files go, then the notes
 
     _holdfast/<sink>/<query id>/attempts/<attempt>.<number>     kind "sink-attempt": sink, query_id, attempt, number,
                                                                 files: what the handle says of them
-    _holdfast/<sink>/<query id>/attempts/<attempt>.aborted      its files may be gone: it is never committed
+    _holdfast/<sink>/<query id>/staged/part-….parquet           files whose rows the target takes over
     <attempt>   <micro-batch, 18 digits>-<partition, 6 digits>-<attempt id>
 
 An attempt has one note for each group of files that it puts at once, numbered from 0. Notes exist only of what is under
-way, so listing them does not follow what the sink holds.
+way, so listing them does not follow what the sink holds. Where they say much, as of a task with rows of hundreds of
+partitions, the handle has a digest of it instead: a decision does not grow with the files.
 
 Invariants
 ----------
 * **noted**: a file is put only after a note that names it, and taken away before the note.
 * **derived**: a file's key is made from the attempt and the file's number; no path in a note or handle is followed.
-* **ended**: an attempt without all its notes, or with ``aborted``, was ended, and is never taken for prepared.
+* **ended**: an attempt without all its notes and all its files was ended, and is never taken for prepared.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+import xxhash
+
 from holdfast.backends import stored_file
-from holdfast.errors import FencedError, InvalidArgumentError, NotFoundError
+from holdfast.errors import CorruptionError, FencedError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.fields import DIGEST, Fields
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.sinks.files.claims import FOLDER
-from holdfast.spark_integration.sinks.files.places import sizes_of
-from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt
+from holdfast.spark_integration.sinks.files.places import read_file, sizes_of
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery
 
 KIND = "sink-attempt"
 _ATTEMPT = re.compile(r"([0-9]{18})-([0-9]{6})-([0-9a-f]{32})")
-_NOTE = re.compile(rf"({_ATTEMPT.pattern})\.([0-9]{{1,6}}|aborted)")
+_NOTE = re.compile(rf"({_ATTEMPT.pattern})\.(0|[1-9][0-9]{{0,5}})")
+_NUMBERS = 1_000_000
+#: A handle says so much of its files: a list of one or two, which costs no request.
+_LISTED_BYTES_MAX = 2048
 _FILE_FIELDS = ("rows", "size_bytes", "digest", "details")
 
 
@@ -95,29 +104,62 @@ def batch_of(attempt: str) -> int:
 
 def handle_of(attempt: str, notes: int, files: Iterable[DataFile]) -> Handle:
     """Return what finds a prepared attempt again."""
-    return {"attempt": attempt, "notes": notes, "files": [file.as_json() for file in files]}
+    listed = [file.as_json() for file in files]
+    text = json.dumps(listed, sort_keys=True).encode()
+    return {
+        "attempt": attempt,
+        "notes": notes,
+        "count": len(listed),
+        "digest": xxhash.xxh3_128(text).hexdigest(),
+        "files": listed if len(text) <= _LISTED_BYTES_MAX else None,
+    }
 
 
-def files_of(handles: Iterable[Handle], batch_id: int | None = None) -> list[DataFile]:
-    """Return the files that handles name.
+@dataclass(frozen=True)
+class PreparedAttempt:
+    """A handle, read.
+
+    Attributes
+    ----------
+    attempt : str
+    notes, count : int
+        How many notes and files it has.
+    digest : str
+        XXH3-128 of what the notes say of the files.
+    files : tuple of DataFile or None
+        None where only the notes tell them.
+    """
+
+    attempt: str
+    notes: int
+    count: int
+    digest: str
+    files: tuple[DataFile, ...] | None
+
+    @property
+    def names(self) -> list[str]:
+        """The last parts of its files' keys."""
+        return [file_name(self.attempt, number) for number in range(self.count)]
+
+
+def attempts_of(handles: Iterable[Handle], batch_id: int | None = None) -> list[PreparedAttempt]:
+    """Return the attempts that handles name.
 
     Raises
     ------
     CorruptionError
         A handle is not of this kind, or of another micro-batch.
     """
-    files: list[DataFile] = []
+    found = []
     for handle in handles:
-        fields = _fields(handle)
+        fields = Fields(handle, "a handle", "attempt", "notes", "count", "digest", "files")
         attempt = fields.text("attempt", _ATTEMPT)
         if batch_id is not None and batch_of(attempt) != batch_id:
             fields.refuse("is of another micro-batch", attempt=attempt, batch=batch_id)
-        files += _files(fields, attempt, 0)
-    return files
-
-
-def _fields(handle: object) -> Fields:
-    return Fields(handle, "a handle", "attempt", "notes", "files")
+        files = None if handle["files"] is None else tuple(_files(fields, attempt, 0))
+        notes, count = fields.number("notes", limit=_NUMBERS), fields.number("count", limit=_NUMBERS)
+        found.append(PreparedAttempt(attempt, notes, count, fields.text("digest", DIGEST), files))
+    return found
 
 
 def _files(fields: Fields, attempt: str, first: int) -> list[DataFile]:
@@ -141,27 +183,32 @@ class Attempts:
     ----------
     storage : ObjectStorage
         The sink's URL.
-    sink, query_id : str
-    key_of : callable
-        Returns the key of a file, of its name.
+    query : SinkQuery
+    folder : str or None
+        Where files lie for good, with a slash at its end; None if the target takes their rows over.
     """
 
-    def __init__(self, storage: ObjectStorage, sink: str, query_id: str, key_of: Callable[[str], str]) -> None:
-        self._storage, self._sink, self._query_id = storage, sink, query_id
-        self.key_of = key_of
-        self.folder = f"{FOLDER}/{sink}/{query_id}/"
+    def __init__(self, storage: ObjectStorage, query: SinkQuery, folder: str | None) -> None:
+        self.storage, self._query = storage, query
+        self.folder = f"{FOLDER}/{query.sink}/{query.query_id}/"
+        self._is_staged = folder is None
+        self._files = f"{self.folder}staged/" if folder is None else folder
+
+    def key_of(self, name: str) -> str:
+        """Return a file's key."""
+        return self._files + name
 
     def note(self, attempt: str, number: int, first_file: int, files: Sequence[DataFile]) -> None:
         """Say which files will be put."""
         header = {
-            "sink": self._sink,
-            "query_id": self._query_id,
+            "sink": self._query.sink,
+            "query_id": self._query.query_id,
             "attempt": attempt,
             "number": number,
             "first_file": first_file,
             "files": [file.as_json() for file in files],
         }
-        self._storage.put(self._key(attempt, number), stored_file.encode(KIND, header)[0])
+        self.storage.put(self._key(attempt, number), stored_file.encode(KIND, header)[0])
 
     def require_note(self, attempt: str, number: int) -> None:
         """Check that nobody has ended the attempt since its note was put.
@@ -172,99 +219,108 @@ class Attempts:
             Somebody has.
         """
         try:
-            self._storage.get(self._key(attempt, number))
+            self.storage.get(self._key(attempt, number))
         except NotFoundError as exc:
             raise FencedError("a new run of the query has ended this attempt", attempt=attempt) from exc
 
-    def noted(self) -> dict[str, set[str]]:
-        """Return for each attempt the ends of its notes' names: numbers, and ``aborted``."""
-        return noted(info.key for info in self._storage.list(f"{self.folder}attempts/"))
+    def noted(self) -> dict[str, set[int]]:
+        """Return for each attempt the numbers of its notes."""
+        return noted(info.key for info in self.storage.list(f"{self.folder}attempts/"))
 
-    def gone(
-        self, handles: Sequence[Handle], files: Sequence[DataFile], there: Mapping[str, set[str]] | None = None
-    ) -> list[str]:
-        """Return what is no longer as it was prepared: attempts that somebody has ended; else files that are not there.
+    def files(
+        self, attempts: Sequence[PreparedAttempt], there: Mapping[str, set[int]]
+    ) -> tuple[list[DataFile], list[str]]:
+        """Return the files of attempts, and what is gone: attempts that somebody has ended, or else files.
 
         Parameters
         ----------
-        handles : sequence of Handle
-        files : sequence of DataFile
-            Of these handles: `files_of`.
-        there : mapping, optional
-            What `noted` says, if that is known; else it is asked for.
+        attempts : sequence of PreparedAttempt
+        there : mapping
+            What `noted` says.
         """
-        return _ended(handles, self.noted() if there is None else there) or self._missing(files)
+        if gone := [each.attempt for each in attempts if there.get(each.attempt) != {*range(each.notes)}]:
+            return [], gone
+        listed = list(io_executor().map(self._listed, attempts))
+        if gone := [each.attempt for each, files in zip(attempts, listed, strict=True) if files is None]:
+            return [], gone
+        files = [file for each in listed if each is not None for file in each]
+        sizes = sizes_of(self.storage, (self.key_of(file.name) for file in files))
+        return files, [file.name for file, size in zip(files, sizes, strict=True) if size != file.size_bytes]
+
+    def _listed(self, attempt: PreparedAttempt) -> Sequence[DataFile] | None:
+        """Return an attempt's files, by its notes if the handle does not say; None if somebody has ended it."""
+        if attempt.files is not None:
+            return attempt.files
+        files = [file for number in range(attempt.notes) for file in self._read(attempt.attempt, number)]
+        if len(files) < attempt.count:
+            return None
+        if handle_of(attempt.attempt, attempt.notes, files)["digest"] != attempt.digest:
+            raise CorruptionError(
+                "an attempt's notes are not those that were decided", attempt=attempt.attempt, storage=self.storage.url
+            )
+        return files
+
+    def rows(self, files: Sequence[DataFile]) -> pa.Table:
+        """Return the rows of files."""
+
+        def read(file: DataFile) -> pa.Table:
+            return read_file(self.storage, self.key_of(file.name), file.size_bytes, file.digest)
+
+        return pa.concat_tables(io_executor().map(read, files))
 
     def left(self) -> list[Handle]:
         """Return handles of all attempts that have notes."""
-        handles: list[Handle] = []
-        for attempt, ends in sorted(self.noted().items()):
-            numbers = sorted(int(end) for end in ends if end != "aborted")
-            files = {file.number: file for number in numbers for file in self._read(attempt, number)}
-            handles.append(handle_of(attempt, len(numbers), [files[number] for number in sorted(files)]))
-        return handles
+        there = self.noted()
+        files = self._of_notes(there)
+        return [handle_of(attempt, len(there[attempt]), files[attempt]) for attempt in sorted(there)]
 
     def abort(self, handles: Iterable[Handle]) -> None:
         """End attempts: their files go, and then their notes. Those that have no note were ended before."""
-        there = self.noted()
-        named = {_fields(handle).text("attempt", _ATTEMPT) for handle in handles}
-        for attempt in sorted(named & there.keys()):
-            numbers = [int(end) for end in there[attempt] if end != "aborted"]
-            files = [file for number in numbers for file in self._read(attempt, number)]
-            self._storage.put(self._key(attempt, "aborted"), b"")
-            self._storage.delete(self.key_of(file.name) for file in files)
-            self._storage.delete(self._key(attempt, number) for number in sorted(numbers))
-            self._storage.delete([self._key(attempt, "aborted")])
+        named = {each.attempt for each in attempts_of(handles)}
+        there = {attempt: numbers for attempt, numbers in self.noted().items() if attempt in named}
+        files = self._of_notes(there)
+        self.storage.delete([self.key_of(file.name) for each in files.values() for file in each])
+        self.storage.delete([self._key(attempt, number) for attempt in there for number in there[attempt]])
 
-    def end(self, handles: Iterable[Handle]) -> None:
-        """Take the notes of committed attempts away."""
-        keys = [
-            self._key(fields.text("attempt", _ATTEMPT), number)
-            for fields in map(_fields, handles)
-            for number in range(fields.number("notes", limit=1_000_000))
-        ]
-        self._storage.delete(keys)
+    def end(self, attempts: Sequence[PreparedAttempt]) -> None:
+        """Take away what committed attempts need no more: their notes, and files whose rows the target has."""
+        if self._is_staged:
+            self.storage.delete([self.key_of(name) for each in attempts for name in each.names])
+        self.storage.delete([self._key(each.attempt, number) for each in attempts for number in range(each.notes)])
 
-    def _missing(self, files: Sequence[DataFile]) -> list[str]:
-        """Return the names of files that are not there, or not as large as they were."""
-        sizes = sizes_of(self._storage, (self.key_of(file.name) for file in files))
-        return [file.name for file, size in zip(files, sizes, strict=True) if size != file.size_bytes]
+    def _of_notes(self, there: Mapping[str, set[int]]) -> dict[str, list[DataFile]]:
+        """Return by attempt the files that its notes name, in order."""
+        notes = [(attempt, number) for attempt, numbers in there.items() for number in sorted(numbers)]
+        found: dict[str, list[DataFile]] = {attempt: [] for attempt in there}
+        for (attempt, _), files in zip(notes, io_executor().map(lambda note: self._read(*note), notes), strict=True):
+            found[attempt] += files
+        return found
 
     def _read(self, attempt: str, number: int) -> list[DataFile]:
         """Return the files of a note; none if it is gone."""
         key = self._key(attempt, number)
-        source = f"{self._storage.url}/{key}"
+        source = f"{self.storage.url}/{key}"
         try:
-            data = self._storage.get(key)
+            data = self.storage.get(key)
         except NotFoundError:
             return []
         stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
         fields = Fields(stored.header, source, "sink", "query_id", "attempt", "number", "first_file", "files")
         owner = (fields.text("sink"), fields.text("query_id"), fields.text("attempt"), fields.number("number"))
-        if owner != (self._sink, self._query_id, attempt, number):
+        if owner != (self._query.sink, self._query.query_id, attempt, number):
             fields.refuse("is of another attempt than its name says")
-        return _files(fields, attempt, fields.number("first_file", limit=1_000_000))
+        return _files(fields, attempt, fields.number("first_file", limit=_NUMBERS))
 
-    def _key(self, attempt: str, end: int | str) -> str:
-        return f"{self.folder}attempts/{attempt}.{end}"
+    def _key(self, attempt: str, number: int) -> str:
+        return f"{self.folder}attempts/{attempt}.{number}"
 
 
-def noted(keys: Iterable[str]) -> dict[str, set[str]]:
-    """Return for each attempt the ends of its notes' names, of a listing."""
-    found: dict[str, set[str]] = {}
+def noted(keys: Iterable[str]) -> dict[str, set[int]]:
+    """Return for each attempt the numbers of its notes, of a listing."""
+    found: dict[str, set[int]] = {}
     for key in keys:
         folder, _, name = key.rpartition("/")
         match = _NOTE.fullmatch(name) if folder.endswith("/attempts") else None
         if match:
-            found.setdefault(match[1], set()).add(match[5])
+            found.setdefault(match[1], set()).add(int(match[5]))
     return found
-
-
-def _ended(handles: Iterable[Handle], there: Mapping[str, set[str]]) -> list[str]:
-    """Return the attempts that are not prepared any more, of the notes that are there."""
-    gone = []
-    for fields in map(_fields, handles):
-        attempt = fields.text("attempt", _ATTEMPT)
-        if there.get(attempt) != {str(number) for number in range(fields.number("notes", limit=1_000_000))}:
-            gone.append(attempt)
-    return gone

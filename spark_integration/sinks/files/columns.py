@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -78,12 +78,18 @@ def plain_type(t: pa.DataType) -> str:
     return str(t)
 
 
-def compare(given: pa.Schema, there: pa.Schema, for_new: str, **facts: str) -> None:
+def columns_of(schema: pa.Schema) -> dict[str, str]:
+    """Return names and types, by which a process that has not seen the rows compares them with the target."""
+    return {field.name: plain_type(field.type) for field in schema}
+
+
+def compare(given: Mapping[str, str], there: Mapping[str, str], for_new: str, **facts: str) -> None:
     """Check that rows have the columns that are there, in any order.
 
     Parameters
     ----------
-    given, there : pyarrow.Schema
+    given, there : mapping of str to str
+        As `columns_of` returns them.
     for_new : str
         What an error about a new column offers, other than leaving it out.
 
@@ -92,25 +98,22 @@ def compare(given: pa.Schema, there: pa.Schema, for_new: str, **facts: str) -> N
     SchemaMismatchError
         A column is missing, new, or of another type.
     """
-    missing = sorted(set(there.names) - set(given.names))
-    if missing:
+    if missing := sorted(there.keys() - given.keys()):
         raise SchemaMismatchError(
             "the rows lack a column that the target has: select it, or null as <name> cast to its type",
             column=missing[0],
             **facts,
         )
-    new = sorted(set(given.names) - set(there.names))
-    if new:
+    if new := sorted(given.keys() - there.keys()):
         raise SchemaMismatchError(
             f"the target has no such column: {for_new}, or leave it out of the rows", column=new[0], **facts
         )
-    for field in given:
-        mine, theirs = plain_type(field.type), plain_type(there.field(field.name).type)
-        if mine != theirs:
+    for name, mine in given.items():
+        if mine != there[name]:
             raise SchemaMismatchError(
                 "a column has a different type than in the target: cast it",
-                column=field.name,
+                column=name,
                 type=mine,
-                there=theirs,
+                there=there[name],
                 **facts,
             )

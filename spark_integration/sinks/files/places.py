@@ -1,8 +1,12 @@
-"""Where a file sink writes: its URL, and the storage behind it with the query's own options."""
+"""Where a file sink writes: the storage behind its URL with the query's own options, and what is there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
 
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -42,3 +46,25 @@ def _size_of(storage: ObjectStorage, key: str) -> int:
         if not isinstance(size, int):
             raise
         return size
+
+
+def read_file(
+    storage: ObjectStorage, key: str, size_bytes: int, digest: str, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Return the rows of a Parquet file.
+
+    Raises
+    ------
+    NotFoundError
+        It is gone.
+    CorruptionError
+        It is not what was written.
+    """
+    data = storage.get(key, limit_bytes=size_bytes)
+    if len(data) != size_bytes or xxhash.xxh3_128(data).hexdigest() != digest:
+        raise CorruptionError("a file was altered or damaged", key=key, storage=storage.url)
+    try:
+        # partitioning=None: the file alone says what its columns are.
+        return pq.read_table(pa.BufferReader(data), columns=columns, partitioning=None)
+    except (pa.ArrowException, OSError) as exc:
+        raise CorruptionError(f"a file is not Parquet: {exc}", key=key, storage=storage.url) from exc

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from holdfast.errors import HoldfastError, InvalidArgumentError
+from holdfast.errors import HoldfastError
 from holdfast.snapshotter.storage.ahead import ahead
-from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile, attempt_name, handle_of
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkTransaction
@@ -31,28 +30,11 @@ def in_one_file(rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
     return [(rows, {})]
 
 
-def check_files(compression: str, file_mb: int) -> None:
-    """Check what says how files are written.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It cannot be.
-    """
-    if compression not in COMPRESSIONS:
-        raise InvalidArgumentError(
-            f"no such compression; choose one of {', '.join(COMPRESSIONS)}", compression=compression
-        )
-    if not 1 <= file_mb <= 1024:
-        raise InvalidArgumentError("file_mb must be from 1 to 1024", file_mb=file_mb)
-
-
 class FileTransaction(SinkTransaction):
     """See the module.
 
     Parameters
     ----------
-    storage : ObjectStorage
     attempts : Attempts
     attempt : SinkAttempt
     schema : pyarrow.Schema
@@ -64,7 +46,6 @@ class FileTransaction(SinkTransaction):
 
     def __init__(
         self,
-        storage: ObjectStorage,
         attempts: Attempts,
         attempt: SinkAttempt,
         schema: pa.Schema,
@@ -73,15 +54,15 @@ class FileTransaction(SinkTransaction):
         file_bytes: int,
         compression: str,
     ) -> None:
-        self._storage, self._attempts, self._schema = storage, attempts, schema
+        self._attempts, self._schema = attempts, schema
         self._split, self._file_bytes, self._compression = split, file_bytes, compression
-        # Of numbers a dictionary seldom makes less, and takes as long as all the rest.
-        self._texts = [field.name for field in schema if pa.types.is_string(field.type)]
         self._attempt = attempt_name(attempt)
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self._files: list[DataFile] = []
         self._notes = 0
+        # False as long as a put is under way, or has failed: what it puts may come late.
+        self._is_settled = True
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Gather rows, and put a file when there are enough."""
@@ -102,32 +83,38 @@ class FileTransaction(SinkTransaction):
         return handle_of(self._attempt, self._notes, self._files)
 
     def abort(self) -> None:
-        """Take away what was put; what the storage does not do now, a later start does."""
+        """Take away what was put; what the storage does not do now, or may put late, a later start takes away."""
         self._held = []
         if self._notes:
             with suppress(HoldfastError):
                 # Also where somebody has ended the attempt before its files came: no note names them any more.
-                self._storage.delete(self._attempts.key_of(file.name) for file in self._files)
-                self._attempts.abort([handle_of(self._attempt, self._notes, self._files)])
+                self._attempts.storage.delete([self._attempts.key_of(file.name) for file in self._files])
+                if self._is_settled:
+                    self._attempts.abort([handle_of(self._attempt, self._notes, self._files)])
 
     def _put(self) -> None:
         rows = pa.Table.from_batches(self._held, self._schema)
-        made = [(self._encoded(part), part.num_rows, details) for part, details in self._split(rows)]
+        made = [(encoded(part, self._compression), part.num_rows, details) for part, details in self._split(rows)]
         first = len(self._files)
         files = [
             DataFile(self._attempt, number, rows, data.size, xxhash.xxh3_128(data).hexdigest(), details)
             for number, (data, rows, details) in enumerate(made, first)
         ]
         self._notes += 1
+        self._is_settled = False
         self._attempts.note(self._attempt, self._notes - 1, first, files)
         # Before they are there: a put that fails may have put some, and somebody may have taken their note away.
         self._files += files
         objects = [(self._attempts.key_of(file.name), data) for file, (data, _, _) in zip(files, made, strict=True)]
         # Where one fails, none is on its way any more: it would come after `abort` has taken its note away.
-        list(ahead(io_executor(), lambda each: self._storage.put(*each), objects, window=len(objects)))
-        self._held, self._held_bytes = [], 0
+        list(ahead(io_executor(), lambda each: self._attempts.storage.put(*each), objects, window=len(objects)))
+        self._held, self._held_bytes, self._is_settled = [], 0, True
 
-    def _encoded(self, rows: pa.Table) -> pa.Buffer:
-        out = pa.BufferOutputStream()
-        pq.write_table(rows, out, compression=self._compression, use_dictionary=self._texts)
-        return out.getvalue()
+
+def encoded(rows: pa.Table, compression: str = "zstd") -> pa.Buffer:
+    """Return rows as a Parquet file."""
+    # Of numbers a dictionary seldom makes less, and takes as long as all the rest.
+    texts = [field.name for field in rows.schema if pa.types.is_string(field.type)]
+    out = pa.BufferOutputStream()
+    pq.write_table(rows, out, compression=compression, use_dictionary=texts)
+    return out.getvalue()

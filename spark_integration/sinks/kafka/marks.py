@@ -6,19 +6,20 @@
     offset           number of the micro-batch + 1; 0 if the query has begun and committed nothing
     metadata         the ids of the query and of the topic
 
-The driver commits this offset after a micro-batch: the mark may be one behind, never ahead. Nobody is a member of the
-group. A broker drops such offsets after a week, but not where a commit says how long to keep it, as OffsetCommit could
-until version 4. With its topic the mark goes, too, though some moments later: until then the topic's id tells. Brokers
-that are upgraded from before 2.8 have no ids, all zeros, until `inter.broker.protocol.version` is raised.
+The driver commits this offset after a micro-batch: the mark may be one behind, never ahead. An overtaken driver may
+write it late, and so turn it back: a start takes what was shown before the last decision for shown. Nobody is a member
+of the group. A broker drops such offsets after a week, but not where a commit says how long to keep it, as OffsetCommit
+could until version 4. With its topic the mark goes, too, though some moments later: until then the topic's id tells.
+Brokers that are upgraded from before 2.8 have no ids, all zeros, until `inter.broker.protocol.version` is raised.
 """
 
 from __future__ import annotations
 
-from holdfast.errors import ConflictError, StateLostError
+from holdfast.errors import StateLostError
 from holdfast.spark_integration.sinks.kafka.wire import error_codes, requests
 from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster, refused
 from holdfast.spark_integration.sinks.kafka.wire.requests import Mark
-from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
+from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, another_query
 
 _NO_ID = "0" * 32
 
@@ -41,22 +42,16 @@ class Marks:
         StateLostError
             There is no mark of a query that has decided micro-batches.
         """
-        mark = self._read()
-        if mark is None and query.has_decided:
+        mark, was_shown = self._read(), -1 if query.was_shown is None else query.was_shown
+        if mark is None and query.was_shown is not None:
             # A new one would show none, and be taken for one behind the first micro-batch, whose messages are gone.
             raise self._gone()
         if mark is not None and mark.text == query.query_id:
-            return mark.offset - 1
+            return max(mark.offset - 1, was_shown)
         if mark is not None and mark.text != query.replaces:
-            raise ConflictError(
-                "another query writes to Kafka under this name, or did: give the sink another name or, if this query "
-                "continues the other one's results, name it: replaces=<its id>",
-                sink=self._sink,
-                query=query.query_id,
-                other_query=mark.text,
-            )
+            raise another_query(query, mark.text)
         self._write(query, 0)
-        return -1
+        return was_shown
 
     def require(self, query: SinkQuery, batch_id: int) -> bool:
         """Check that there still is a mark, of whichever query: it goes with its topic.
@@ -84,9 +79,9 @@ class Marks:
 
     def _gone(self, **facts: object) -> StateLostError:
         return StateLostError(
-            "the topic no longer has the sink's mark: it was deleted, and perhaps recreated, so results are gone from "
-            "it; or somebody deleted the consumer group. Restore the topic, or give the sink another name to start "
-            "afresh",
+            "the topic does not have the sink's mark: it is another topic than before, or was deleted, and perhaps "
+            "recreated, so results are gone from it; or somebody deleted the consumer group. Name the topic of before, "
+            "or give the sink another name to start afresh",
             sink=self._sink,
             topic=self._topic,
             group=self._group,

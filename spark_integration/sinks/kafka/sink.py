@@ -20,7 +20,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from holdfast.errors import InvalidArgumentError, StateLostError, UnavailableError
-from holdfast.snapshotter.decisions import checked_sink
+from holdfast.snapshotter.sink_log import checked_sink
 from holdfast.spark_integration.sinks.kafka import messages, prepared, transaction
 from holdfast.spark_integration.sinks.kafka.marks import Marks
 from holdfast.spark_integration.sinks.kafka.options import CREDENTIALS, SERVERS, TIMEOUT, ClientOptions
@@ -47,24 +47,7 @@ _limits_ms: dict[str, int] = {}
 
 
 class KafkaSink(TwoPhaseSink):
-    """Results as messages of a Kafka topic, which `read_committed` consumers see once; append mode.
-
-    Parameters
-    ----------
-    name : str
-        See `TwoPhaseSink`.
-    topic : str, optional
-        Where all messages go; without it, rows have a column ``topic``.
-    servers : str, optional
-        Brokers to begin with, as ``host:port,host:port``; the option ``bootstrap.servers`` goes before it.
-    timeout_s : float
-        How long brokers that do not answer are waited for: 0.001 to 3600.
-
-    Notes
-    -----
-    Options of the query are librdkafka's: ``spark.holdfast.sink.<name>.security.protocol`` and so on.
-    Needs Kafka 3.0 or newer, and holdfast-spark[kafka]. See docs/kafka-sink.md.
-    """
+    """Messages of a Kafka topic, which `read_committed` consumers see once; see `holdfast.sinks.kafka`. Append mode."""
 
     credentials: ClassVar[Sequence[str]] = CREDENTIALS
 

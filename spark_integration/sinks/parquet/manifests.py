@@ -22,6 +22,7 @@ Invariants
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,10 +33,14 @@ import pyarrow.compute as pc
 
 from holdfast.backends import stored_file
 from holdfast.backends.arrow.streams import read_accepted
-from holdfast.errors import CorruptionError
+from holdfast.errors import CorruptionError, NotFoundError, StateLostError, UnavailableError
 from holdfast.snapshotter.fields import DIGEST, Fields
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
-from holdfast.spark_integration.sinks.files.attempts import DataFile
+from holdfast.spark_integration.sinks.files.attempts import DataFile, PreparedAttempt
+from holdfast.spark_integration.sinks.files.claims import FOLDER
+from holdfast.spark_integration.sinks.files.sink import FileTarget
+
+_log = logging.getLogger(__name__)
 
 KIND = "sink-batches"
 #: So many of a level become one of the next.
@@ -125,23 +130,50 @@ def in_force(manifests: Iterable[Manifest]) -> list[Manifest]:
     return kept
 
 
-class Manifests:
+class Manifests(FileTarget):
     """The manifests of one query.
 
     Parameters
     ----------
     storage : ObjectStorage
         The sink's URL.
-    folder : str
-        The query's, with a slash at its end.
     sink, query_id : str
     """
 
-    def __init__(self, storage: ObjectStorage, folder: str, sink: str, query_id: str) -> None:
-        self._storage, self._folder, self._sink, self._query_id = storage, f"{folder}batches/", sink, query_id
+    def __init__(self, storage: ObjectStorage, sink: str, query_id: str) -> None:
+        self._storage, self._sink, self._query_id = storage, sink, query_id
+        self._folder = f"{FOLDER}/{sink}/{query_id}/batches/"
+        self._there: list[Manifest] = []
 
-    def put(self, batch_id: int, files: Sequence[DataFile]) -> None:
-        """Store the files of a micro-batch: from here on they are visible."""
+    def newest(self) -> int:
+        """Return the newest micro-batch that is visible; -1 if there is none."""
+        return max((manifest.last for manifest in self.listed()), default=-1)
+
+    def listed(self) -> list[Manifest]:
+        """Return those that are there, in order of `place`."""
+        return found(self._storage.list(self._folder))
+
+    def check(self, files: Sequence[DataFile]) -> None:
+        """Take any files."""
+
+    def has(self, batch_id: int, prepared: Sequence[PreparedAttempt], listed: Sequence[ObjectInfo]) -> bool:
+        """Tell whether there is a manifest of a micro-batch, alone or among others."""
+        self._there = found(listed)
+        within = next((one for one in in_force(self._there) if one.first <= batch_id <= one.last), None)
+        if within is None:
+            return False
+        shown = {(one["attempt"], one["number"]) for one in self.read(within).to_pylist() if one["batch"] == batch_id}
+        if shown != {(each.attempt, number) for each in prepared for number in range(each.count)}:
+            raise StateLostError(
+                "the sink shows other files for this micro-batch, or had ended it without any",
+                batch=batch_id,
+                sink=self._sink,
+                manifest=within.name,
+            )
+        return True
+
+    def show(self, batch_id: int, prepared: Sequence[PreparedAttempt], files: Sequence[DataFile]) -> None:
+        """Put a micro-batch's manifest; merge manifests once in a while, by which no micro-batch fails."""
         columns = [
             [batch_id] * len(files),
             [file.attempt for file in files],
@@ -150,7 +182,14 @@ class Manifests:
             [file.size_bytes for file in files],
             [file.digest for file in files],
         ]
-        self._put(Manifest(0, batch_id, batch_id), pa.table(columns, schema=FILES))
+        made = Manifest(0, batch_id, batch_id)
+        self._put(made, pa.table(columns, schema=FILES))
+        there = [*self._there, made]
+        if sum(one.level == 0 for one in there) >= MERGED:
+            try:
+                self.merge(sorted(there, key=place))
+            except (UnavailableError, NotFoundError) as exc:
+                _log.warning("the manifests of sink %r are not merged for now: %s", self._sink, exc)
 
     def read(self, manifest: Manifest) -> pa.Table:
         """Return the files of a manifest.

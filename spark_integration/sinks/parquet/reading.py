@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-import xxhash
 
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -17,10 +15,10 @@ from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.url import parse_url
 from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.sinks.files.attempts import file_name
-from holdfast.spark_integration.sinks.files.claims import FOLDER, read_claims
-from holdfast.spark_integration.sinks.parquet.manifests import FILES, Manifests, found, in_force
+from holdfast.spark_integration.sinks.files.claims import read_claims
+from holdfast.spark_integration.sinks.files.places import read_file
+from holdfast.spark_integration.sinks.parquet.manifests import FILES, Manifests, in_force
 from holdfast.spark_integration.sinks.parquet.sink import DATA
-from holdfast.spark_integration.sinks.parquet.stored_schema import read_schema
 
 #: A listing is some ms old when a manifest is read, and that may have been merged.
 _TRIES = 5
@@ -111,57 +109,29 @@ class _Listed:
 def _listed(storage: ObjectStorage) -> _Listed:
     """Return what all queries of the sink show, at one moment."""
     claims = read_claims(storage)
-    schemas = {sink: read_schema(storage, sink) for sink in claims}
-    sink, schema = next(((sink, schema) for sink, schema in schemas.items() if schema is not None), ("", None))
-    if schema is None:
+    if claims.columns is None:
         raise NotFoundError("no sink has been opened there", storage=storage.url)
-    if len(claims) > 1:
-        raise CorruptionError(
-            "sinks of several names write there", storage=storage.url, sinks=", ".join(sorted(claims))
-        )
-    ordered = _in_order(claims[sink])
+    ((sink, queries),) = claims.queries.items()
     for _ in range(_TRIES):
         try:
-            tables = [table for query_id in ordered for table in _tables(storage, sink, query_id)]
+            tables = [table for query_id in queries for table in _tables(storage, sink, query_id)]
         except NotFoundError:
             continue
-        return _Listed(schema, pa.concat_tables([FILES.empty_table(), *tables]))
+        return _Listed(claims.columns, pa.concat_tables([FILES.empty_table(), *tables]))
     raise UnavailableError("manifests are merged faster than they can be read: try again", storage=storage.url)
 
 
-def _in_order(claims: Mapping[str, str | None]) -> list[str]:
-    """Return queries so that each follows the one it replaced."""
-    ordered: list[str] = []
-    left = dict(claims)
-    while left:
-        ready = sorted(query_id for query_id, replaces in left.items() if replaces not in left or replaces == query_id)
-        ready = ready or sorted(left)
-        ordered += ready
-        for query_id in ready:
-            del left[query_id]
-    return ordered
-
-
 def _tables(storage: ObjectStorage, sink: str, query_id: str) -> list[pa.Table]:
-    folder = f"{FOLDER}/{sink}/{query_id}/"
-    manifests = Manifests(storage, folder, sink, query_id)
-    return list(io_executor().map(manifests.read, in_force(found(storage.list(f"{folder}batches/")))))
+    manifests = Manifests(storage, sink, query_id)
+    return list(io_executor().map(manifests.read, in_force(manifests.listed())))
 
 
 def _rows_of(storage: ObjectStorage, entry: Mapping[str, object], columns: Sequence[str]) -> pa.Table:
     key = f"{DATA}/{file_name(str(entry['attempt']), int(str(entry['number'])))}"
-    size = int(str(entry["size_bytes"]))
     try:
-        data = storage.get(key, limit_bytes=size)
+        table = read_file(storage, key, int(str(entry["size_bytes"])), str(entry["digest"]), columns)
     except NotFoundError as exc:
         raise CorruptionError("a committed file is gone", key=key, storage=storage.url) from exc
-    if len(data) != size or xxhash.xxh3_128(data).hexdigest() != entry["digest"]:
-        raise CorruptionError("a committed file was altered or damaged", key=key, storage=storage.url)
-    try:
-        # partitioning=None: the file alone says what its columns are.
-        table = pq.read_table(pa.BufferReader(data), columns=list(columns), partitioning=None)
-    except (pa.ArrowException, OSError) as exc:
-        raise CorruptionError(f"a committed file is not Parquet: {exc}", key=key, storage=storage.url) from exc
     if table.num_rows != entry["rows"]:
         raise CorruptionError("a committed file has another number of rows", key=key, storage=storage.url)
     return table

@@ -7,15 +7,17 @@ whole numbers                           whole numbers at least as wide; numeric;
 float, double                           real (float), double precision; numeric without precision
 decimal(p, s)                           numeric without precision, or with room for all digits before and behind
 boolean                                 boolean
-string                                  text, varchar, char; json, jsonb, uuid, inet, enums and whatever else is no
-                                        number, time, boolean, bytea or array: the server reads the text
+string                                  text; varchar(n) if no value is longer, char(n) if each has n characters; json,
+                                        jsonb, uuid, inet, enums and whatever else is no number, time, boolean,
+                                        bytea or array: the server reads the text
 binary                                  bytea
 date                                    date
 timestamp (with time zone)              timestamp with time zone, of microseconds
 timestamp_ntz                           timestamp without time zone, of microseconds
 time                                    time without time zone
 day-time interval                       interval
-array                                   an array of what its elements may go into; json, jsonb
+array                                   an array of what its elements may go into, without empty ones within others;
+                                        json, jsonb
 struct, map                             json, jsonb
 ======================================  ==========================================================================
 
@@ -27,7 +29,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from holdfast.errors import SchemaMismatchError
+
+# The modifier of a type with a length is so much larger.
+_LENGTH_OFFSET = 4
 _INTEGER_BITS = {"int2": 16, "int4": 32, "int8": 64}
 # Digits of the mantissa: whole numbers up to so many bits are themselves.
 _EXACT_BITS = {"float4": 24, "float8": 53}
@@ -35,6 +42,8 @@ _DECIMAL_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 _JSON = {"json", "jsonb"}
 # Categories of pg_type whose values have Arrow types of their own: no text goes into them.
 _NOT_FROM_TEXT = set("ABDNT")
+# The server cuts what is too long for these, and says nothing: after 63 bytes, and after one.
+_CUTTING = {"name", "char", "bytea"}
 
 
 @dataclass(frozen=True)
@@ -80,10 +89,35 @@ def fits(arrow: pa.DataType, into: PgType) -> bool:
     if pa.types.is_struct(arrow) or pa.types.is_map(arrow):
         return into.name in _JSON
     if is_text(arrow):
-        return into.category not in _NOT_FROM_TEXT and into.name != "bytea"
+        return into.category not in _NOT_FROM_TEXT and into.name not in _CUTTING
     if pa.types.is_integer(arrow) or pa.types.is_floating(arrow) or pa.types.is_decimal(arrow):
         return _number_fits(arrow, into)
     return _other_fits(arrow, into)
+
+
+def require_room(column: pa.Array, name: str, into: PgType) -> None:
+    """Check the lengths of texts that go into varchar(n) or char(n), where the server cuts blanks or adds some.
+
+    Raises
+    ------
+    SchemaMismatchError
+        One would change.
+    """
+    if into.modifier < 0 or (into.element or into.name) not in ("varchar", "bpchar"):
+        return
+    while is_list(column.type):
+        column = column.flatten()
+    room = into.modifier - _LENGTH_OFFSET
+    lengths = pc.utf8_length(column.dictionary_decode() if pa.types.is_dictionary(column.type) else column)
+    is_fixed = (into.element or into.name) == "bpchar"
+    changed = pc.any(pc.not_equal(lengths, room) if is_fixed else pc.greater(lengths, room)).as_py()
+    if changed:
+        what = "has not the column's length, to which PostgreSQL adds blanks" if is_fixed else "is too long"
+        raise SchemaMismatchError(
+            f"a text {what}: alter the column to text, or change the text in the query",
+            column=name,
+            table_type=into.shown,
+        )
 
 
 def _other_fits(arrow: pa.DataType, into: PgType) -> bool:

@@ -19,7 +19,7 @@ import psycopg
 from psycopg import conninfo, pq, sql
 
 from holdfast import clock
-from holdfast.backends.options import nearest_name
+from holdfast.backends.options import did_you_mean
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.sinks.postgres import failures
 
@@ -28,8 +28,13 @@ SECRETS = {"password", "sslpassword", "oauth_client_secret"}
 # A commit that the server forgets in a crash would be no commit; the other values of this setting promise more than on.
 _SETTLED = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 # An ALTER TABLE may wait for a prepared transaction, a worker for the ALTER TABLE, and the driver, who alone could end
-# the former, for the worker: the server sees no deadlock in that.
-_PATIENT = "SELECT set_config('lock_timeout', '60s', false) WHERE current_setting('lock_timeout') = '0'"
+# the former, for the worker: the server sees no deadlock in that. And of a client that is frozen or gone the server
+# keeps what is open for ever, or until two hours of TCP have passed. What anybody has set otherwise stays.
+_PATIENT = """
+SELECT set_config(name, wanted, false) FROM pg_settings JOIN (VALUES
+    ('lock_timeout', '60s'), ('idle_in_transaction_session_timeout', '60s'), ('tcp_keepalives_idle', '30'),
+    ('tcp_keepalives_interval', '10'), ('tcp_keepalives_count', '3')) ours (name, wanted) USING (name)
+WHERE source = 'default' OR setting = '0'"""
 #: An option of the query that holds several, as ``host=db dbname=shop``.
 DSN = "dsn"
 #: An option of the query: how many seconds a server that is connected may say nothing.
@@ -80,9 +85,7 @@ def parameters(sink: str, dsn: str, options: Mapping[str, str]) -> dict[str, str
     for name in options:
         if name not in known:
             raise InvalidArgumentError(
-                "no such option of libpq",
-                option=f"spark.holdfast.sink.{sink}.{name}",
-                nearest=nearest_name(name, known),
+                f"no such option of libpq{did_you_mean(name, known)}", option=f"spark.holdfast.sink.{sink}.{name}"
             )
     given = {name: value for name, value in options.items() if name != DSN}
     found = {**_PATIENCE, **parsed(dsn), **parsed(options.get(DSN, "")), **given}
@@ -134,8 +137,6 @@ class Link:
     """A connection in autocommit, and what was learnt through it."""
 
     connection: Connection
-    #: Used before: the server may have ended it since.
-    kept: bool = False
     known: dict[object, Any] = field(default_factory=dict)
 
     def run(self, statement: str | sql.Composed, values: Any = None) -> list[tuple[Any, ...]]:
@@ -163,7 +164,9 @@ _lock = threading.Lock()
 
 
 def take(to: Mapping[str, str], application: str) -> Link:
-    """Return a connection that this process has kept, or a new one.
+    """Return a connection that this process has kept and that the server has not ended, or a new one.
+
+    The server ends those of workers when a query starts again.
 
     Raises
     ------
@@ -172,14 +175,15 @@ def take(to: Mapping[str, str], application: str) -> Link:
     InvalidArgumentError
         It answers that it does not let this user in.
     """
-    with _lock:
-        idle = _idle.get(_key(to, application))
-        while idle:
-            link = idle.pop()
-            if not link.connection.closed:
-                link.kept = True
-                return link
-    return connect(to, application)
+    while True:
+        with _lock:
+            idle = _idle.get(_key(to, application))
+            link = idle.pop() if idle else None
+        if link is None:
+            return connect(to, application)
+        if not link.connection.closed and _is_alive(link):
+            return link
+        link.close()
 
 
 def give_back(link: Link, to: Mapping[str, str], application: str) -> None:
@@ -217,15 +221,6 @@ def _without_host(to: Mapping[str, str]) -> str:
     )
 
 
-def take_alive(to: Mapping[str, str], application: str) -> Link:
-    """Return a connection that the server has not ended: it ends those of workers when a query starts again."""
-    link = take(to, application)
-    if link.kept and not is_alive(link):
-        link.close()
-        return connect(to, application)
-    return link
-
-
 def _connected(wanted: Mapping[str, Any], answer_timeout_s: int) -> Connection:
     try:
         connection = Connection.connect(**wanted, autocommit=True)
@@ -240,7 +235,7 @@ def _connected(wanted: Mapping[str, Any], answer_timeout_s: int) -> Connection:
 @contextmanager
 def lent(to: Mapping[str, str], application: str) -> Iterator[Link]:
     """Lend a connection that serves now; it is kept afterwards, and closed after an error."""
-    link = take_alive(to, application)
+    link = take(to, application)
     try:
         yield link
     except BaseException:
@@ -266,8 +261,8 @@ def require_own_session(link: Link, lend: Callable[[], AbstractContextManager[Li
             raise InvalidArgumentError(failures.NO_SESSION)
 
 
-def is_alive(link: Link) -> bool:
-    """Return whether the server has not ended a connection that was kept: it has said nothing, not even farewell."""
+def _is_alive(link: Link) -> bool:
+    """Return whether the server has said nothing on a connection that was kept, not even farewell."""
     waiting = select.poll()
     waiting.register(link.connection.fileno(), select.POLLIN)
     return not waiting.poll(0)

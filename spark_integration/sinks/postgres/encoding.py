@@ -115,6 +115,12 @@ def _array(column: pa.Array) -> pa.Array:
     column = column.cast(pa.large_list(column.type.value_type))
     elements = column.flatten()
     kind = elements.type
+    if is_list(kind) and pc.any(pc.equal(pc.list_value_length(elements), 0)).as_py():
+        raise SchemaMismatchError(
+            "an array within an array is empty, which PostgreSQL's arrays cannot be: it would store {} for [[], []]; "
+            "write the column into jsonb, or filter such rows",
+            type=column.type,
+        )
     text = _text(elements)
     if _may_need_escapes(kind) and not is_list(kind):
         for plain, escaped in (("\\", "\\\\"), ('"', '\\"')):

@@ -1,232 +1,309 @@
 """What the driver does with what was prepared: look, commit, abort, find what is left.
 
-A handle that is still there is not committed: a prepared transaction's name goes with its commit, and a staging table
-is dropped in the transaction that applies it. One that is gone was committed if its mark says so, or if the target
-shows a later micro-batch; else it is lost.
-
-Staging tables are applied, marked and dropped as `applying` says.
+A part that is still there is not committed: a prepared transaction's name goes with its commit, and a staging table
+is dropped in the driver's one transaction, which applies, remembers and drops each. One that is gone was committed if
+its mark says so, or if the target shows a later micro-batch; else it is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from psycopg import errors, sql
 
-from holdfast.errors import SchemaMismatchError, StateLostError, UnavailableError
+from holdfast.errors import InvalidArgumentError, SchemaMismatchError, StateLostError, UnavailableError
 from holdfast.spark_integration.sinks.postgres import names, target
-from holdfast.spark_integration.sinks.postgres.applying import Applying, Helpers, Staged, drop
 from holdfast.spark_integration.sinks.postgres.connecting import Link
 from holdfast.spark_integration.sinks.postgres.marks import Marks
+from holdfast.spark_integration.sinks.postgres.names import Part
 from holdfast.spark_integration.sinks.postgres.target import Target
-from holdfast.spark_integration.sinks.postgres.writing import PREPARED, STAGED, prepared_handle, staged_handle
-from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, tell_of_two_drivers
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, another_query, tell_of_two_drivers
 
 _PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid = ANY (%s)"
 _STAGED = """
 SELECT n.nspname, c.relname, ARRAY(SELECT ARRAY[attname::text, format_type(atttypid, atttypmod)] FROM pg_attribute
                                    WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum),
-       ARRAY(SELECT conname::text FROM pg_constraint WHERE conrelid = c.oid AND contype = 'c'), pg_relation_size(c.oid)
+       ARRAY(SELECT conname::text FROM pg_constraint WHERE conrelid = c.oid AND contype = 'c')
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'r' AND c.relname = ANY (%s)"""
 _LEFT_PREPARED = """
 SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s) ORDER BY gid"""
 _LEFT_STAGED = """
 SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind = 'r' AND starts_with(c.relname, %s) ORDER BY 2"""
-_BACKENDS = """
+_SESSIONS = """
 FROM pg_stat_activity WHERE application_name = %s AND datname = current_database() AND pid <> pg_backend_pid()"""
+# Of each open transaction, whoever's; what it is doing is shown to its own role only.
+_IN_TRANSACTION = "AND pid IN (SELECT pid FROM pg_locks WHERE locktype = 'virtualxid')"
 _PATIENCE_MS = 10_000
 # A B-tree takes up to 2,704 bytes a row, of all its columns.
 _INDEXED_BYTES_MAX = 2_000
 
 
-@dataclass(frozen=True)
-class Ending:
-    """See the module."""
+class Staged(NamedTuple):
+    """A staging table, with names and types of its columns, and names of its checks."""
 
-    target: Target
-    marks: Marks
-    keys: tuple[str, ...]
+    part: Part
+    columns: list[tuple[str, str]]
+    checks: set[str]
 
     @property
-    def _applying(self) -> Applying:
-        return Applying(self.target, self.marks, self.keys)
+    def names(self) -> list[str]:
+        """Names of the columns."""
+        return [name for name, _ in self.columns]
 
-    def confirm(self, link: Link, query: SinkQuery, handles: Sequence[Handle], opened: Target | None) -> None:
-        """Raise if a handle is gone, or if the target refuses what was staged; `opened` is what it was when opened.
+    @property
+    def identifier(self) -> sql.Identifier:
+        """The table's name in SQL."""
+        return sql.Identifier(str(self.part.schema), self.part.name)
+
+
+class Ending:
+    """What a query's driver does with the parts of a micro-batch, on one connection.
+
+    Parameters
+    ----------
+    marks : Marks
+    keys : sequence of str
+    """
+
+    def __init__(self, marks: Marks, keys: Sequence[str]) -> None:
+        self._marks, self._keys = marks, keys
+        self._link, self._query, self._target = marks.link, marks.query, marks.target
+
+    def confirm(self, handles: Sequence[Handle], opened: Target | None) -> None:
+        """Raise if a part is gone, or if the target refuses what was staged; `opened` is what it was when opened.
 
         Nothing can be mended after the decision: what a staging table does not refuse by itself is tried.
         """
-        self.marks.require_same(link, query, self.target)
-        there, staged = _there(link, handles)
-        gone = _gone(handles, there)
+        self._marks.require_same()
+        parts = [*map(Part.of, handles)]
+        there = _there(self._link, parts)
+        gone = [part for part in parts if part not in there]
         if gone:
             raise UnavailableError(
                 "what was prepared is gone from the server: somebody ended it, or it was restored; the micro-batch is "
                 "written again",
-                sink=query.sink, gone=len(gone), first=_key(gone[0])[-1],
+                sink=self._query.sink, gone=len(gone), first=gone[0].name,
             )  # fmt: skip
+        staged = _staged(there)
         for one in staged:
             self._check_unaltered(one)
-        if staged and (self.target != opened or self._may_refuse(link, staged)):
-            with link.connection.transaction(force_rollback=True):
-                self._applying.apply(link, staged)
-                link.run("SET CONSTRAINTS ALL IMMEDIATE")
+        if staged and (self._target != opened or self._may_refuse(staged)):
+            with self._link.connection.transaction(force_rollback=True):
+                self.apply(staged)
+                self._link.run("SET CONSTRAINTS ALL IMMEDIATE")
+
+    def commit(self, batch_id: int, handles: Sequence[Handle]) -> None:
+        """Commit what is there, once all that is gone is known to be committed."""
+        parts = [*map(Part.of, handles)]
+        # In this order: the mark is written last, so what is there after it is of an attempt that does not count.
+        shown = self._marks.shown()
+        there = _there(self._link, parts)
+        is_ours = shown.query_id in (None, self._query.query_id)
+        if is_ours and batch_id > shown.batch_id and not shown.is_there:
+            raise self._marks.another_table()
+        if not is_ours or batch_id >= shown.batch_id:
+            self._check_gone(batch_id, [part for part in parts if part not in there])
+        if not is_ours:
+            if there:
+                raise another_query(self._query, shown.query_id)
+            return
+        if batch_id <= shown.batch_id:
+            self._end_another_drivers(batch_id, there)
+            return
+        prepared = [part for part in there if not part.is_staged]
+        others = [part for part in prepared if not end_prepared(self._link, "COMMIT", part)]
+        if others and self._marks.shown().batch_id <= batch_id:
+            self._check_gone(batch_id, others)
+        if len(prepared) < len(there):
+            with self._link.connection.transaction():
+                self._commit_staged(batch_id, [part for part in parts if part.is_staged])
+        else:
+            self._marks.show(batch_id)
+
+    def apply(self, staged: Iterable[Staged]) -> None:
+        """Put rows into the target.
+
+        Of a key that is in a table twice, the row that was written last counts; of one in two tables, that of the
+        higher partition.
+        """
+        for one in sorted(staged, key=lambda each: each.part.partition):
+            try:
+                with self._link.connection.transaction():
+                    self._link.run(self._insert(one, once=False))
+            except errors.CardinalityViolation:
+                # Rare, and sorting costs as much as the rest: so only where a key is there twice.
+                self._link.run(self._insert(one, once=True))
+
+    def put(self, batch_id: int, staged: Sequence[Staged]) -> None:
+        """Apply, remember and drop staging tables."""
+        self.apply(staged)
+        # From here on nobody can drop the table.
+        self._marks.require_same()
+        for one in staged:
+            self._link.run(self._marks.remember(batch_id, one.part.attempt))
+        drop(self._link, staged)
 
     def _check_unaltered(self, staged: Staged) -> None:
         for name, declared in staged.columns:
-            column = self.target.columns.get(name)
+            column = self._target.columns.get(name)
             if column is None or column.declared != declared:
                 raise SchemaMismatchError(
                     "the table was altered while a micro-batch was written for it; start the query again",
-                    column=name, written_as=declared, table=f"{self.target.schema}.{self.target.name}",
+                    column=name, written_as=declared, table=f"{self._target.schema}.{self._target.name}",
                 )  # fmt: skip
 
-    def _may_refuse(self, link: Link, staged: Sequence[Staged]) -> bool:
-        if self.target.may_refuse(self.keys):
+    def _may_refuse(self, staged: Sequence[Staged]) -> bool:
+        if self._target.may_refuse(self._keys):
             return True
-        checks = target.checks(link, self.target)
-        return any(not all(check.name in one.checks for check in checks) or self._is_long(link, one) for one in staged)
+        checks = target.checks(self._link, self._target)
+        return any(not all(check.name in one.checks for check in checks) or self._is_long(one) for one in staged)
 
-    def _is_long(self, link: Link, staged: Staged) -> bool:
-        sizes = [sql.SQL("coalesce(pg_column_size({}), 0)").format(sql.Identifier(name)) for name in self.target.indexed
-                 if name in staged.names]  # fmt: skip
+    def _is_long(self, staged: Staged) -> bool:
+        sizes = [sql.SQL("coalesce(pg_column_size({}), 0)").format(sql.Identifier(name))
+                 for name in self._target.indexed if name in staged.names]  # fmt: skip
         if not sizes:
             return False
         ask = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {} > {})")
         size = sql.SQL(" + ").join(sizes)
-        return bool(link.run(ask.format(staged.identifier, size, sql.Literal(_INDEXED_BYTES_MAX)))[0][0])
+        return bool(self._link.run(ask.format(staged.identifier, size, sql.Literal(_INDEXED_BYTES_MAX)))[0][0])
 
-    def commit(
-        self, link: Link, query: SinkQuery, batch_id: int, handles: Sequence[Handle], helpers: Helpers | None = None
-    ) -> None:
-        """Commit what is there, once all that is gone is known to be committed."""
-        # In this order: the mark is written last, so what is there after it is of an attempt that does not count.
-        shown = self.marks.shown(link, query)
-        there, _ = _there(link, handles)
-        is_ours = shown.query_id in (None, query.query_id)
-        if not is_ours or batch_id >= shown.batch_id:
-            self._check_gone(link, query, batch_id, _gone(handles, there))
-        if not is_ours:
-            if there:
-                raise self.marks.conflict(query, shown.query_id)
-            return
-        if batch_id <= shown.batch_id:
-            _end_another_drivers(link, query, batch_id, handles, there)
-            return
-        prepared = [handle for handle in handles if handle["way"] == PREPARED and _key(handle) in there]
-        others = [handle for handle in prepared if not end_prepared(link, "COMMIT", str(handle["gid"]))]
-        if others and self.marks.shown(link, query).batch_id <= batch_id:
-            self._check_gone(link, query, batch_id, others)
-        staged = [handle for handle in handles if handle["way"] == STAGED]
-        if any(_key(handle) in there for handle in staged):
-            with link.connection.transaction():
-                self._commit_staged(link, query, batch_id, staged, helpers)
-        else:
-            self.marks.show(link, query, batch_id, self.target)
-
-    def _commit_staged(
-        self, link: Link, query: SinkQuery, batch_id: int, handles: Sequence[Handle], helpers: Helpers | None
-    ) -> None:
+    def _commit_staged(self, batch_id: int, parts: Sequence[Part]) -> None:
         # Whoever else commits this micro-batch waits here, and then finds it done.
-        shown = self.marks.shown(link, query, lock=True)
-        if shown.query_id not in (None, query.query_id):
-            raise self.marks.conflict(query, shown.query_id)
-        there, staged = _there(link, handles)
+        shown = self._marks.shown(lock=True)
+        if shown.query_id not in (None, self._query.query_id):
+            raise another_query(self._query, shown.query_id)
+        there = _there(self._link, parts)
         if batch_id >= shown.batch_id:
-            self._check_gone(link, query, batch_id, _gone(handles, there))
+            self._check_gone(batch_id, [part for part in parts if part not in there])
         if batch_id <= shown.batch_id:
-            _end_another_drivers(link, query, batch_id, handles, there)
+            self._end_another_drivers(batch_id, there)
             return
-        self._applying.commit(link, query, batch_id, staged, helpers)
-        self.marks.show(link, query, batch_id, self.target)
+        self.put(batch_id, _staged(there))
+        self._marks.show(batch_id)
 
-    def _check_gone(self, link: Link, query: SinkQuery, batch_id: int, gone: Sequence[Handle]) -> None:
-        attempts = {_attempt_of(handle) for handle in gone}
-        lost = attempts - self.marks.remembered(link, query, batch_id, sorted(attempts)) if gone else None
+    def _check_gone(self, batch_id: int, gone: Sequence[Part]) -> None:
+        attempts = {part.attempt for part in gone}
+        lost = attempts - self._marks.remembered(batch_id, sorted(attempts)) if gone else None
         if lost:
             raise StateLostError(
                 "the server has lost what was prepared for a decided micro-batch: somebody rolled it back or dropped "
                 "it, or the server was restored from a backup; nothing more of the micro-batch is made visible. Bring "
                 "the server back to where it was, or restore query and table together to a state before it",
-                sink=query.sink, batch=batch_id, lost=len(lost), attempt=min(lost),
+                sink=self._query.sink, batch=batch_id, lost=len(lost), attempt=min(lost),
             )  # fmt: skip
 
+    def _end_another_drivers(self, batch_id: int, there: Mapping[Part, Staged | None]) -> None:
+        """End what another attempt at a micro-batch that is shown has prepared: it would be shown twice."""
+        if there:
+            tell_of_two_drivers(self._query, batch_id)
+            _end(self._link, there)
 
-def _end_another_drivers(
-    link: Link, query: SinkQuery, batch_id: int, handles: Sequence[Handle], there: Collection[tuple[str, ...]]
-) -> None:
-    """End what another attempt at a micro-batch that is shown has prepared: it would be shown twice."""
-    if there:
-        tell_of_two_drivers(query, batch_id)
-        abort(link, handles)
+    def _insert(self, staged: Staged, *, once: bool) -> sql.Composed:
+        named = sql.SQL(", ").join(map(sql.Identifier, staged.names))
+        keys = sql.SQL(", ").join(map(sql.Identifier, self._keys))
+        distinct = sql.SQL("DISTINCT ON ({}) ").format(keys) if once else sql.SQL("")
+        # The last row that was written is the last in the file: nothing was ever deleted from it.
+        order = sql.SQL(" ORDER BY {}, ctid DESC").format(keys) if once else sql.SQL("")
+        parts = [self._target.identifier, named, distinct, named, staged.identifier, order]
+        insert = sql.SQL("INSERT INTO {} ({}) SELECT {}{} FROM {}{}").format(*parts)
+        return sql.Composed([insert, self._on_conflict(staged.names, keys)]) if self._keys else insert
+
+    def _on_conflict(self, columns: Sequence[str], keys: sql.Composed) -> sql.Composed:
+        values = [name for name in columns if name not in self._keys]
+        if not values:
+            return sql.SQL(" ON CONFLICT ({}) DO NOTHING").format(keys)
+        sets = sql.SQL(", ").join(
+            sql.SQL("{} = EXCLUDED.{}").format(sql.Identifier(name), sql.Identifier(name)) for name in values
+        )
+        return sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {}").format(keys, sets)
 
 
 def abort(link: Link, handles: Sequence[Handle]) -> None:
     """Roll back or drop what is still there."""
-    there, staged = _there(link, handles)
-    for handle in handles:
-        if handle["way"] == PREPARED and _key(handle) in there:
-            end_prepared(link, "ROLLBACK", str(handle["gid"]))
-    drop(link, staged)
+    _end(link, _there(link, [*map(Part.of, handles)]))
+
+
+def drop(link: Link, tables: Sequence[Staged]) -> None:
+    """Drop staging tables."""
+    if tables:
+        listed = sql.SQL(", ").join(one.identifier for one in tables)
+        link.run(sql.SQL("DROP TABLE IF EXISTS {}").format(listed))
 
 
 def leftovers(link: Link, query: SinkQuery) -> list[Handle]:
     """Return all that is there of a query, after its workers of earlier runs can add nothing more."""
-    _terminate_workers(link, names.application(query.sink, query.query_id))
+    _end_sessions(link, names.application(query.sink, query.query_id))
     prepared = link.run(_LEFT_PREPARED, [names.transactions_of(query.sink, query.query_id)])
     staged = link.run(_LEFT_STAGED, [names.tables_of(query.sink, query.query_id)])
-    return [*(prepared_handle(gid) for (gid,) in prepared), *(staged_handle(*names_) for names_ in staged)]
+    return [*(Part(gid).handle() for (gid,) in prepared), *(Part(name, schema).handle() for schema, name in staged)]
 
 
-def _terminate_workers(link: Link, application: str) -> None:
-    link.run(f"SELECT pg_terminate_backend(pid, {_PATIENCE_MS}) {_BACKENDS}", [application])
-    if link.run(f"SELECT {_BACKENDS}", [application]):
+def end_older_drivers(link: Link, query: SinkQuery) -> None:
+    """End what a driver that began before has open: a frozen or vanished one would lock this one out."""
+    for query_id in filter(None, [query.query_id, query.replaces]):
+        _end_sessions(link, names.driver_application(query.sink, query_id), _IN_TRANSACTION)
+
+
+def _end_sessions(link: Link, application: str, which: str = "") -> None:
+    """End all other sessions of this name.
+
+    Raises
+    ------
+    InvalidArgumentError
+        One is another role's.
+    UnavailableError
+        One does not end.
+    """
+    sessions = f"{_SESSIONS} {which}"
+    try:
+        ended = link.run(f"SELECT pid, pg_terminate_backend(pid, {_PATIENCE_MS}) {sessions}", [application])
+    except errors.InsufficientPrivilege as exc:
+        roles = ", ".join(sorted({row[0] for row in link.run(f"SELECT usename {sessions}", [application])}))
+        raise InvalidArgumentError(
+            "an earlier run's session belongs to another role, and could still commit or hold locks: GRANT "
+            f"{roles} TO the sink's user, or end it with pg_terminate_backend as that role",
+            application_name=application,
+        ) from exc
+    # One that another driver has opened meanwhile is not meant; one that ended by itself counts as not terminated.
+    left = [pid for pid, is_ended in ended if not is_ended]
+    if left and link.run(f"SELECT {sessions} AND pid = ANY (%s)", [application, left]):
         raise UnavailableError(
-            "an earlier run's worker connection does not end and could still prepare; end it with "
+            "an earlier run's session does not end, and could still prepare, commit or hold locks; end it with "
             "pg_terminate_backend, and start the query again",
             application_name=application,
         )
 
 
-def end_prepared(link: Link, how: str, gid: str) -> bool:
+def end_prepared(link: Link, how: str, part: Part) -> bool:
     """Commit or roll back a prepared transaction; False if somebody else has ended it since we looked."""
     try:
-        link.run(sql.SQL(how + " PREPARED {}").format(sql.Literal(gid)))
+        link.run(sql.SQL(how + " PREPARED {}").format(sql.Literal(part.name)))
     except errors.UndefinedObject:
         return False
     return True
 
 
-def _there(link: Link, handles: Sequence[Handle]) -> tuple[set[tuple[str, ...]], list[Staged]]:
-    """Return the keys of those handles that are still there, and the staging tables among them."""
-    keys = {_key(handle) for handle in handles}
-    there: set[tuple[str, ...]] = set()
-    gids = [str(handle["gid"]) for handle in handles if handle["way"] == PREPARED]
-    tables = [str(handle["table"]) for handle in handles if handle["way"] == STAGED]
-    if gids:
-        there |= {(gid,) for (gid,) in link.run(_PREPARED, [gids])}
-    found = link.run(_STAGED, [tables]) if tables else []
-    # A size is waited for while somebody drops the table, as a dead driver's connection may; then there is none.
-    rows = [row for row in found if row[:2] in keys and row[4] is not None]
-    staged = [
-        Staged(row[0], row[1], [(name, declared) for name, declared in row[2]], set(row[3]), row[4]) for row in rows
-    ]
-    return there | {row[:2] for row in rows}, staged
+def _end(link: Link, there: Mapping[Part, Staged | None]) -> None:
+    for part in there:
+        if not part.is_staged:
+            end_prepared(link, "ROLLBACK", part)
+    drop(link, _staged(there))
 
 
-def _gone(handles: Sequence[Handle], there: set[tuple[str, ...]]) -> list[Handle]:
-    return [handle for handle in handles if _key(handle) not in there]
+def _there(link: Link, parts: Sequence[Part]) -> dict[Part, Staged | None]:
+    """Return those parts that are still there, and of the staging tables among them what they are."""
+    prepared = [part.name for part in parts if not part.is_staged]
+    tables = [part.name for part in parts if part.is_staged]
+    found: dict[Part, Staged | None] = {}
+    if prepared:
+        found |= {Part(gid): None for (gid,) in link.run(_PREPARED, [prepared])}
+    for schema, name, columns, checks in link.run(_STAGED, [tables]) if tables else []:
+        part = Part(name, schema)
+        found[part] = Staged(part, [(column, declared) for column, declared in columns], set(checks))
+    return {part: found[part] for part in parts if part in found}
 
 
-def _key(handle: Handle) -> tuple[str, ...]:
-    if handle["way"] == PREPARED:
-        return (str(handle["gid"]),)
-    return (str(handle["schema"]), str(handle["table"]))
-
-
-def _attempt_of(handle: Handle) -> str:
-    if handle["way"] == PREPARED:
-        return names.attempt_of(str(handle["gid"]))
-    return names.attempt_of_table(str(handle["table"]))
+def _staged(there: Mapping[Part, Staged | None]) -> list[Staged]:
+    return [one for one in there.values() if one is not None]

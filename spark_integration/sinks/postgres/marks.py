@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 from psycopg import sql
 
-from holdfast.errors import ConflictError, InvalidArgumentError, StateLostError
+from holdfast.errors import InvalidArgumentError, StateLostError
 from holdfast.spark_integration.sinks.postgres.connecting import Link
 from holdfast.spark_integration.sinks.postgres.target import Target
-from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
+from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, another_query
 
 SINKS = "holdfast_sinks"
 ATTEMPTS = "holdfast_sink_attempts"
@@ -52,9 +52,9 @@ ALTER TABLE {sinks} ALTER target SET NOT NULL"""
 _ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(hashtext('holdfast_sinks'))"
 _CLAIM = "INSERT INTO {sinks} (sink, query_id, batch_id, target) VALUES (%s, %s, -1, %s::oid) ON CONFLICT DO NOTHING"
 _TAKE_OVER = "UPDATE {sinks} SET query_id = %s, batch_id = -1 WHERE sink = %s AND query_id = %s"
-# Nothing that the table showed can be gone with it.
+# Nothing that the table showed or will show can be gone with it: no micro-batch of the query was decided.
 _BEGIN_WITH = "UPDATE {sinks} SET target = %s::oid WHERE sink = %s AND query_id = %s AND batch_id = -1"
-_NEWEST = "SELECT query_id, batch_id FROM {sinks} WHERE sink = %s"
+_NEWEST = "SELECT query_id, batch_id, target::oid = %s::oid FROM {sinks} WHERE sink = %s"
 _IS_SAME = "SELECT query_id, target::oid = to_regclass(%s)::oid FROM {sinks} WHERE sink = %s"
 _SHOW = """
 WITH shown AS (
@@ -70,19 +70,26 @@ _REMEMBERED = "SELECT attempt FROM {attempts} WHERE sink = %s AND batch_id = %s 
 
 
 class Shown(NamedTuple):
-    """Whose a sink's name is, and the newest micro-batch that is whole, -1 for none."""
+    """Whose a sink's name is, the newest micro-batch that is whole, -1 for none, and whether the table shows it."""
 
     query_id: str | None
     batch_id: int
+    is_there: bool
 
 
 @dataclass(frozen=True)
 class Marks:
-    """The two tables in one schema; every call is part of the transaction that is open on the link, if one is."""
+    """The two tables in one schema, for one query and the table that it writes to.
+
+    Every call is part of the transaction that is open on the link, if one is.
+    """
 
     schema: str
+    link: Link
+    query: SinkQuery
+    target: Target
 
-    def require(self, link: Link, *, staging: bool) -> None:
+    def require(self, *, staging: bool) -> None:
         """Make the tables if they are missing.
 
         Raises
@@ -90,8 +97,8 @@ class Marks:
         InvalidArgumentError
             The user may not make them, may not write them, or may not make staging tables where these are needed.
         """
-        rights = dict(link.run(_RIGHTS, [self.schema, [SINKS, ATTEMPTS]]))
-        may_create = link.run(_MAY_CREATE, [self.schema])
+        rights = dict(self.link.run(_RIGHTS, [self.schema, [SINKS, ATTEMPTS]]))
+        may_create = self.link.run(_MAY_CREATE, [self.schema])
         if not may_create:
             raise InvalidArgumentError("no such schema; create it", schema=self.schema)
         complete = {SINKS, ATTEMPTS} <= rights.keys()
@@ -108,7 +115,7 @@ class Marks:
                     "no right to keep marks; GRANT SELECT, INSERT, UPDATE, DELETE on it to the sink's user",
                     table=f"{self.schema}.{name}",
                 )
-        if SINKS in rights and not link.run(_HAS_TARGET, [self.schema]):
+        if SINKS in rights and not self.link.run(_HAS_TARGET, [self.schema]):
             said = self._sql(_TAKE_TARGET)
             raise InvalidArgumentError(
                 "the sinks' marks do not say which table shows what was committed: another version of holdfast made "
@@ -117,11 +124,11 @@ class Marks:
                 table=f"{self.schema}.{SINKS}",
             )
         if not complete:
-            with link.connection.transaction():
-                link.run(_ONE_AT_A_TIME)
-                link.run(self._sql(_MAKE))
+            with self.link.connection.transaction():
+                self.link.run(_ONE_AT_A_TIME)
+                self.link.run(self._sql(_MAKE))
 
-    def claim(self, link: Link, query: SinkQuery, found: Target) -> int:
+    def claim(self) -> int:
         """Make the sink's name this query's, if it is nobody's or the replaced query's; return its newest micro-batch.
 
         Raises
@@ -131,14 +138,20 @@ class Marks:
         StateLostError
             The table is not the one that shows the query's micro-batches.
         """
-        link.run(self._sql(_CLAIM), [query.sink, query.query_id, found.oid])
-        if query.replaces is not None and query.replaces != query.query_id:
-            link.run(self._sql(_TAKE_OVER), [query.query_id, query.sink, query.replaces])
-        link.run(self._sql(_BEGIN_WITH), [found.oid, query.sink, query.query_id])
-        self.require_same(link, query, found)
-        return self.shown(link, query).batch_id
+        is_new = self.query.was_shown is None
+        if is_new:
+            self.link.run(self._sql(_CLAIM), [self.query.sink, self.query.query_id, self.target.oid])
+        if self.query.replaces is not None and self.query.replaces != self.query.query_id:
+            before = self.shown()
+            if before.query_id == self.query.replaces and before.batch_id >= 0 and not before.is_there:
+                raise self.another_table()
+            self.link.run(self._sql(_TAKE_OVER), [self.query.query_id, self.query.sink, self.query.replaces])
+        if is_new:
+            self.link.run(self._sql(_BEGIN_WITH), [self.target.oid, self.query.sink, self.query.query_id])
+        self.require_same()
+        return self.shown().batch_id
 
-    def require_same(self, link: Link, query: SinkQuery, found: Target) -> None:
+    def require_same(self) -> None:
         """Check that the table's name means the table with which the query began.
 
         Raises
@@ -148,53 +161,49 @@ class Marks:
         StateLostError
             It was dropped, and perhaps made anew, or another took its name; or these are not the marks of the query.
         """
-        name = found.identifier.as_string()
+        marked = self.link.run(self._sql(_IS_SAME), [self.target.identifier.as_string(), self.query.sink])
+        owner, is_same = marked[0] if marked else (self.query.query_id, False)
+        if owner != self.query.query_id:
+            raise another_query(self.query, owner)
+        if not is_same:
+            raise self.another_table()
+
+    def another_table(self) -> StateLostError:
+        """Return the error for a table that is not the one that the sink's query wrote to."""
+        name = self.target.identifier.as_string()
         update = self._sql(
             "UPDATE {sinks} SET target = {target} WHERE sink = {sink}",
             target=sql.Literal(name),
-            sink=sql.Literal(query.sink),
+            sink=sql.Literal(self.query.sink),
         )
-        marked = link.run(self._sql(_IS_SAME), [name, query.sink])
-        owner, is_same = marked[0] if marked else (query.query_id, False)
-        if owner != query.query_id:
-            raise self.conflict(query, owner)
-        if not is_same:
-            raise StateLostError(
-                "the table is not the one that the query wrote to: it was dropped, and perhaps recreated, or another "
-                "one has its name now, so what was committed may be gone. Restore the original, or give the sink "
-                f"another name to start afresh. If the present table has all its rows: {update.as_string()}",
-                sink=query.sink, table=name,
-            )  # fmt: skip
+        return StateLostError(
+            "the table is not the one that the query wrote to: another one is named now, or it was dropped, and "
+            "perhaps recreated, so what was committed may be gone. Name the original, or restore it; or give the sink "
+            f"another name to start afresh. If the present table has all its rows: {update.as_string()}",
+            sink=self.query.sink, table=name,
+        )  # fmt: skip
 
-    def shown(self, link: Link, query: SinkQuery, *, lock: bool = False) -> Shown:
-        """Return whose the sink's name is, and the newest micro-batch that is whole, -1 for none.
+    def shown(self, *, lock: bool = False) -> Shown:
+        """Return whose the sink's name is, and what the table shows of it.
 
         With `lock`, others who ask so wait until this transaction has ended.
         """
-        found = link.run(self._sql(_NEWEST + (" FOR UPDATE" if lock else "")), [query.sink])
-        return Shown(found[0][0], int(found[0][1])) if found else Shown(None, -1)
+        marked = self.link.run(self._sql(_NEWEST + (" FOR UPDATE" if lock else "")), [self.target.oid, self.query.sink])
+        return Shown(marked[0][0], int(marked[0][1]), marked[0][2]) if marked else Shown(None, -1, is_there=True)
 
-    def conflict(self, query: SinkQuery, owner: str | None) -> ConflictError:
-        """Return the error for a name that is another query's."""
-        return ConflictError(
-            "another query writes to this sink, or did: give the sink another name or, if this query continues the "
-            "other one's results and the other one has ended for good, name it: replaces=<its id>",
-            sink=query.sink, query=query.query_id, other_query=owner,
-        )  # fmt: skip
-
-    def show(self, link: Link, query: SinkQuery, batch_id: int, found: Target) -> None:
+    def show(self, batch_id: int) -> None:
         """Mark a micro-batch as whole, and forget the attempts of those before; nothing if a later one is."""
-        values = {"sink": query.sink, "query": query.query_id, "batch": batch_id, "target": found.oid}
-        link.run(self._sql(_SHOW), values)
+        values = {"sink": self.query.sink, "query": self.query.query_id, "batch": batch_id, "target": self.target.oid}
+        self.link.run(self._sql(_SHOW), values)
 
-    def remember(self, query: SinkQuery, batch_id: int, attempt: str) -> sql.Composed:
+    def remember(self, batch_id: int, attempt: str) -> sql.Composed:
         """Return the statement that marks an attempt as committed, once its transaction is."""
-        given = {"sink": query.sink, "batch": batch_id, "attempt": attempt, "query": query.query_id}
+        given = {"sink": self.query.sink, "batch": batch_id, "attempt": attempt, "query": self.query.query_id}
         return self._sql(_REMEMBER, **{name: sql.Literal(value) for name, value in given.items()})
 
-    def remembered(self, link: Link, query: SinkQuery, batch_id: int, attempts: Sequence[str]) -> set[str]:
+    def remembered(self, batch_id: int, attempts: Sequence[str]) -> set[str]:
         """Return which of these attempts have been committed."""
-        return {row[0] for row in link.run(self._sql(_REMEMBERED), [query.sink, batch_id, list(attempts)])}
+        return {row[0] for row in self.link.run(self._sql(_REMEMBERED), [self.query.sink, batch_id, list(attempts)])}
 
     def _sql(self, text: str, **given: sql.Composable) -> sql.Composed:
         sinks, attempts = sql.Identifier(self.schema, SINKS), sql.Identifier(self.schema, ATTEMPTS)

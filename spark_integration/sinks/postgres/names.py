@@ -5,6 +5,7 @@
     prepared transaction   holdfast:<sink>:<query>:<batch>:<partition>:<attempt>       at most 200 bytes
     staging table          hf_<digest of sink and query>_<partition>_<attempt>         at most 63 bytes
     a worker's connection  hf_<digest of sink and query> <sink>                        application_name, cut at 63 bytes
+    the driver's           holdfast <digest of sink and query> <sink>                  the same
 
 A sink's name of more than 60 characters, or a query's id of more than 40, is cut in a transaction's name, and a digest
 of the whole is put behind it. `transactions_of` and `tables_of` are what all names of a query begin with.
@@ -13,14 +14,48 @@ of the whole is put behind it. `transactions_of` and `tables_of` are what all na
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
-from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt
 
 _SINK_CHARACTERS = 60
 _QUERY_CHARACTERS = 40
 _DIGEST = 16
+_ATTEMPT_CHARACTERS = 32
 #: What PostgreSQL keeps of a name.
 NAME_BYTES_MAX = 63
+
+
+class Part(NamedTuple):
+    """What an attempt has prepared: a transaction, or a staging table in a schema."""
+
+    name: str
+    schema: str | None = None
+
+    @classmethod
+    def of(cls, handle: Handle) -> Part:
+        """Return what a handle stands for."""
+        schema = handle["schema"]
+        return cls(str(handle["name"]), None if schema is None else str(schema))
+
+    def handle(self) -> Handle:
+        """Return what finds it again."""
+        return self._asdict()
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether it is a table."""
+        return self.schema is not None
+
+    @property
+    def attempt(self) -> str:
+        """The attempt's id: both kinds of names end with it."""
+        return self.name[-_ATTEMPT_CHARACTERS:]
+
+    @property
+    def partition(self) -> int:
+        """The partition of a table's rows."""
+        return int(self.name.split("_")[2])
 
 
 def transactions_of(sink: str, query_id: str) -> str:
@@ -34,11 +69,6 @@ def transaction(attempt: SinkAttempt) -> str:
     return f"{prefix}{attempt.batch_id}:{attempt.partition}:{attempt.attempt_id}"
 
 
-def attempt_of(gid: str) -> str:
-    """Return the id of the attempt that prepared a transaction of this name."""
-    return gid.rpartition(":")[2]
-
-
 def tables_of(sink: str, query_id: str) -> str:
     """Return what the names of all staging tables of a query begin with."""
     return f"hf_{_digest(sink, query_id)}_"
@@ -49,14 +79,14 @@ def table(attempt: SinkAttempt) -> str:
     return f"{tables_of(attempt.query.sink, attempt.query.query_id)}{attempt.partition}_{attempt.attempt_id}"
 
 
-def partition_of(table: str) -> int:
-    """Return the partition whose attempt wrote a staging table of this name."""
-    return int(table.split("_")[2])
-
-
 def application(sink: str, query_id: str) -> str:
     """Return what workers of a query call themselves: it tells their connections from all others."""
     return f"hf_{_digest(sink, query_id)} {sink}"[:NAME_BYTES_MAX]
+
+
+def driver_application(sink: str, query_id: str) -> str:
+    """Return what the driver of a query calls itself: by it the next one finds what a dead one has left open."""
+    return f"holdfast {_digest(sink, query_id)} {sink}"[:NAME_BYTES_MAX]
 
 
 def _digest(*parts: str) -> str:
@@ -67,8 +97,3 @@ def _short(name: str, characters: int) -> str:
     if len(name) <= characters:
         return name
     return f"{name[: characters - _DIGEST - 1]}~{_digest(name)}"
-
-
-def attempt_of_table(table: str) -> str:
-    """Return the id of the attempt that wrote a staging table of this name."""
-    return table.rpartition("_")[2]

@@ -170,17 +170,18 @@ class Target:
                 return f"unique index {index.name} makes transactions wait for one another"
         return None
 
-    def looks_across_rows(self, keys: Sequence[str]) -> bool:
-        """Return whether what becomes of a row may depend on others than that of the same key."""
-        others = [index for index in self.unique if not (index.plain and set(index.columns) == set(keys))]
-        return bool(
-            others or self.has_triggers or self.has_exclusions or self.has_foreign_keys or self.has_row_security
-        )
-
     def may_refuse(self, keys: Sequence[str]) -> bool:
         """Return whether the table can refuse rows that a staging table took, for what the catalogue shows of it."""
-        is_computed = any(column.generated for column in self.columns.values())
-        return self.looks_across_rows(keys) or self.has_computed_indexes or self.partitioned or is_computed
+        return bool(
+            any(not (index.plain and set(index.columns) == set(keys)) for index in self.unique)
+            or any(column.generated for column in self.columns.values())
+            or self.has_triggers
+            or self.has_exclusions
+            or self.has_foreign_keys
+            or self.has_row_security
+            or self.has_computed_indexes
+            or self.partitioned
+        )
 
     def key_index(self, keys: Sequence[str]) -> Unique | None:
         """Return the unique index that is over these keys."""

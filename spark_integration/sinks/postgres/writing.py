@@ -8,10 +8,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -20,13 +18,13 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from holdfast.errors import ClosedError, SchemaMismatchError
-from holdfast.spark_integration.sinks.postgres import connecting, encoding, failures, names, target
+from holdfast.spark_integration.sinks.postgres import encoding, failures, names, target
+from holdfast.spark_integration.sinks.postgres.columns import require_room
 from holdfast.spark_integration.sinks.postgres.connecting import Link
 from holdfast.spark_integration.sinks.postgres.marks import Marks
+from holdfast.spark_integration.sinks.postgres.names import Part
 from holdfast.spark_integration.sinks.postgres.target import Check, Target
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkTransaction
-
-PREPARED, STAGED = "prepared", "staged"
 
 # Transactions that are open will want room too.
 _ROOM = """
@@ -35,58 +33,67 @@ SELECT current_setting('max_prepared_transactions')::int - (SELECT count(*) FROM
        WHERE starts_with(application_name, 'hf_') AND xact_start IS NOT NULL AND pid <> pg_backend_pid())"""
 
 
-@dataclass(frozen=True)
-class Work:
-    """What an attempt writes and where, as its worker found it."""
-
-    attempt: SinkAttempt
-    target: Target
-    marks: Marks
-    keys: tuple[str, ...]
-    nulls_are_equal: bool
-
-
 class CopyTransaction(SinkTransaction):
-    """See the module; `link` is this attempt's until it is prepared or aborted."""
+    """See the module; the link of the marks is this attempt's until it is prepared or aborted.
 
-    def __init__(self, work: Work, schema: pa.Schema, link: Link, release: functools.partial[None]) -> None:
-        self._work = work
-        self._link: Link | None = link
-        self._release = release
+    Parameters
+    ----------
+    attempt : SinkAttempt
+    marks : Marks
+    keys : sequence of str
+    schema : pyarrow.Schema
+    release : callable
+        Takes the link back.
+    """
+
+    def __init__(
+        self,
+        attempt: SinkAttempt,
+        marks: Marks,
+        keys: Sequence[str],
+        schema: pa.Schema,
+        release: Callable[[Link], None],
+    ) -> None:
+        self._attempt, self._marks, self._keys = attempt, marks, keys
+        self._target, self._release = marks.target, release
+        self._link: Link | None = marks.link
+        index = self._target.key_index(keys)
+        self._nulls_are_equal = index is not None and index.nulls_are_equal
         self._json = frozenset(
-            name for name in schema.names if work.target.columns[name].kind.name in ("json", "jsonb")
+            name for name in schema.names if self._target.columns[name].kind.name in ("json", "jsonb")
         )
-        self._facts = {"sink": work.attempt.query.sink, "partition": work.attempt.partition}
+        self._facts = {"sink": attempt.query.sink, "partition": attempt.partition}
         with self._ours("a transaction begins"):
-            self.staged = work.target.why_staged(work.keys, schema.names) is not None or link.run(_ROOM)[0][0] <= 0
+            why_staged = self._target.why_staged(keys, schema.names)
+            self.staged = why_staged is not None or marks.link.run(_ROOM)[0][0] <= 0
             into = self._begin_staged(schema) if self.staged else self._begin_prepared()
-            copying = sql.SQL("COPY {} ({}) FROM STDIN").format(into, work.target.names(schema))
-            self._copying = link.connection.cursor().copy(copying)
+            copying = sql.SQL("COPY {} ({}) FROM STDIN").format(into, self._target.names(schema))
+            self._copying = marks.link.connection.cursor().copy(copying)
             self._copy: psycopg.Copy = self._copying.__enter__()
 
     def write(self, rows: pa.RecordBatch) -> None:
-        if not self._work.nulls_are_equal:
+        if not self._nulls_are_equal:
             self._refuse_null_keys(rows)
-        rows = by_key(rows, self._work.keys)
+        for name in rows.schema.names:
+            require_room(rows.column(name), name, self._target.columns[name].kind)
+        rows = by_key(rows, self._keys)
         with self._ours("rows are copied"):
             for text in encoding.encoded(rows, self._json):
                 self._copy.write(text)
 
     def prepare(self) -> Handle:
-        link = self._open_link()
-        attempt = self._work.attempt
+        link, attempt = self._open_link(), self._attempt
         with self._ours("a transaction is prepared"):
             self._copying.__exit__(None, None, None)
             if self.staged:
                 link.run("COMMIT")
-                handle: Handle = staged_handle(self._work.marks.schema, names.table(attempt))
+                part = Part(names.table(attempt), self._marks.schema)
             else:
-                gid = names.transaction(attempt)
-                link.run(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(gid)))
-                handle = prepared_handle(gid)
+                part = Part(names.transaction(attempt))
+                link.run(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(part.name)))
         self._link = None
         self._release(link)
-        return handle
+        return part.handle()
 
     def abort(self) -> None:
         # A closed connection ends its transaction, in whatever state it was.
@@ -102,22 +109,21 @@ class CopyTransaction(SinkTransaction):
         return self._link
 
     def _begin_prepared(self) -> sql.Composable:
-        work, attempt = self._work, self._work.attempt
-        mark = work.marks.remember(attempt.query, attempt.batch_id, attempt.attempt_id)
+        mark = self._marks.remember(self._attempt.batch_id, self._attempt.attempt_id)
         self._open_link().connection.execute(sql.SQL("BEGIN; {}").format(mark))
-        return work.target.identifier
+        return self._target.identifier
 
     def _begin_staged(self, schema: pa.Schema) -> sql.Composable:
-        work, attempt = self._work, self._work.attempt
-        table = sql.Identifier(work.marks.schema, names.table(attempt))
+        link, attempt = self._open_link(), self._attempt
+        table = sql.Identifier(self._marks.schema, names.table(attempt))
         comment = f"holdfast: sink {attempt.query.sink}, query {attempt.query.query_id}, batch {attempt.batch_id}"
         make = sql.SQL("BEGIN; CREATE TABLE {} ({}) WITH (autovacuum_enabled = off); COMMENT ON TABLE {} IS {}")
-        columns = _staging_columns(work.target, schema, target.checks(self._open_link(), work.target))
-        self._open_link().connection.execute(make.format(table, columns, table, sql.Literal(comment)))
+        columns = _staging_columns(self._target, schema, target.checks(link, self._target))
+        link.connection.execute(make.format(table, columns, table, sql.Literal(comment)))
         return table
 
     def _refuse_null_keys(self, rows: pa.RecordBatch) -> None:
-        for key in self._work.keys:
+        for key in self._keys:
             if rows.column(rows.schema.get_field_index(key)).null_count:
                 raise SchemaMismatchError(
                     "a key is null, and a null equals no other key in the table; filter such rows, give them a value, "
@@ -139,16 +145,6 @@ def by_key(rows: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
     return rows.take(pc.sort_indices(rows, [(key, "ascending") for key in keys]))
 
 
-def prepared_handle(gid: str) -> Handle:
-    """Return what finds a prepared transaction again."""
-    return {"way": PREPARED, "gid": gid}
-
-
-def staged_handle(schema: str, table: str) -> Handle:
-    """Return what finds a staging table again."""
-    return {"way": STAGED, "schema": schema, "table": table}
-
-
 def _staging_columns(into: Target, schema: pa.Schema, checks: Sequence[Check]) -> sql.Composed:
     """Return a staging table's columns: they refuse what the target would, so that the worker meets it."""
     parts: list[sql.Composable] = []
@@ -162,8 +158,3 @@ def _staging_columns(into: Target, schema: pa.Schema, checks: Sequence[Check]) -
         if check.is_about(schema.names)
     )
     return sql.SQL(", ").join(parts)
-
-
-def release_to(to: dict[str, str], application: str) -> functools.partial[None]:
-    """Return what an attempt gives its connection back by."""
-    return functools.partial(connecting.give_back, to=to, application=application)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 import psycopg
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from tests.faults.sinks.killed_query import KEYS, ROWS
 
+Numbers = TypeVar("Numbers", int, np.ndarray)
 #: Rows of a micro-batch that a key has.
 EACH = ROWS // KEYS
 
@@ -48,16 +49,21 @@ class Census:
         return not (self.lost or self.doubled or self.wrong or self.mixed)
 
 
-def census(rows: pa.Table, batches: int, *, upserts: bool) -> Census:
+def census(
+    rows: pa.Table, batches: int, *, upserts: bool, keys_of: Callable[[int], Iterable[int]] = lambda _: range(KEYS)
+) -> Census:
     """Count what is wrong with rows of `killed_query` after so many micro-batches.
 
     Parameters
     ----------
     upserts : bool
         Whether the target keeps one row for each key, the newest.
+    keys_of : callable
+        Returns the keys that a micro-batch has; by default all.
     """
-    wanted_batches = range(batches - 1, batches) if upserts else range(batches)
-    wanted = {(key, batch) for batch in wanted_batches for key in range(KEYS)}
+    wanted = {(key, batch) for batch in range(batches) for key in keys_of(batch)}
+    if upserts:
+        wanted = set(dict(sorted(wanted)).items())
     found = Counter(zip(rows["key"].to_pylist(), rows["batch"].to_pylist(), strict=True))
     right = _right(rows)
     return Census(
@@ -111,12 +117,15 @@ class Onlooker:
                     self._seen[row["key"], row["batch"]].add(row["attempt"])
 
 
+def right_totals(key: Numbers, batch: Numbers) -> tuple[Numbers, Numbers]:
+    """Return a key's count and sum after a micro-batch: its numbers are key, key + KEYS, … up to the end of that."""
+    n = EACH * (batch + 1)
+    return n, n * key + KEYS * (n * (n - 1) // 2)
+
+
 def _right(rows: pa.Table) -> np.ndarray:
     """Tell for each row whether its totals are those of the numbers."""
-    key, batch = rows["key"].to_numpy(), rows["batch"].to_numpy()
-    n = EACH * (batch + 1)
-    # Its numbers are key, key + KEYS, … up to the end of the micro-batch.
-    total = n * key + KEYS * (n * (n - 1) // 2)
+    n, total = right_totals(rows["key"].to_numpy(), rows["batch"].to_numpy())
     right: np.ndarray = (rows["n"].to_numpy() == n) & (rows["total"].to_numpy() == total)
     return right
 

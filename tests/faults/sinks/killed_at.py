@@ -1,7 +1,9 @@
-"""A sink that dies once at each named step of the protocol, and is otherwise the sink that it wraps.
+"""Sinks that do something at each named step of the protocol, and are otherwise the sink that they wrap.
+
+`KilledAt` dies once at each of them.
 
 ==========  ================================================================  ========
-step        where the process is killed                                       which
+step        where the process is                                              which
 ==========  ================================================================  ========
 begin       a transaction has been begun                                      worker
 write       some rows are written                                             worker
@@ -12,10 +14,7 @@ commit      in the middle of the commit                                       dr
 committed   all is visible, and Spark has not ended the micro-batch           driver
 found       a start knows what was left, and has ended none of it             driver
 aborted     a start has ended what was left, and has written nothing          driver
-parted      a part of the commit is visible, and the rest is not              driver
 ==========  ================================================================  ========
-
-The last is for targets that show a micro-batch in parts, and say when: `Target.prepare_driver`.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import os
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +38,14 @@ _MID_COMMIT_S = 0.002
 
 
 @dataclass(frozen=True)
-class KilledAt(TwoPhaseSink):
-    """See the module; `marks` is a folder with a file for each step at which a process has died."""
+class Stepping(TwoPhaseSink, ABC):
+    """See the module."""
 
     inner: TwoPhaseSink
-    marks: str
-    steps: tuple[str, ...] = STEPS
+
+    @abstractmethod
+    def reach(self, step: str) -> None:
+        """Do what this sink is there for."""
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -58,32 +60,44 @@ class KilledAt(TwoPhaseSink):
 
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
         transaction = self.inner.begin(attempt, schema)
-        self.die("begin")
+        self.reach("begin")
         return _Transaction(transaction, self)
 
     def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
         self.inner.confirm(query, batch_id, handles)
-        self.die("confirmed")
+        self.reach("confirmed")
 
     def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
-        self.die("decided")
-        if self._has_turn("commit"):
-            threading.Thread(target=self._die_soon, daemon=True).start()
+        self.reach("decided")
         self.inner.commit(query, batch_id, handles)
-        self.die("commit")  # at the latest
-        self.die("committed")
+        self.reach("committed")
 
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
         if handles:
-            self.die("found")
+            self.reach("found")
         self.inner.abort(query, handles)
         if handles:
-            self.die("aborted")
+            self.reach("aborted")
 
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
         return self.inner.leftovers(query)
 
-    def die(self, step: str) -> None:
+
+@dataclass(frozen=True)
+class KilledAt(Stepping):
+    """See the module; `marks` is a folder with a file for each step at which a process has died."""
+
+    marks: str
+
+    def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
+        self.reach("decided")
+        if self._has_turn("commit"):
+            threading.Thread(target=self._die_soon, daemon=True).start()
+        self.inner.commit(query, batch_id, handles)
+        self.reach("commit")  # at the latest
+        self.reach("committed")
+
+    def reach(self, step: str) -> None:
         """Kill this process, or the driver with all that is of its process group, if it is the step's turn."""
         if not self._has_turn(step):
             return
@@ -103,26 +117,26 @@ class KilledAt(TwoPhaseSink):
         # Leftovers are there after a driver's death before a decision: these two wait for it, and hold up no others.
         if step in ("found", "aborted"):
             return step not in done and (step == "found" or "found" in done)
-        others = [each for each in self.steps if each not in ("found", "aborted")]
+        others = [each for each in STEPS if each not in ("found", "aborted")]
         return next((each for each in others if each not in done), None) == step
 
     def _die_soon(self) -> None:
         time.sleep(_MID_COMMIT_S)
-        self.die("commit")
+        self.reach("commit")
 
 
 @dataclass
 class _Transaction(SinkTransaction):
     inner: SinkTransaction
-    sink: KilledAt
+    sink: Stepping
 
     def write(self, rows: pa.RecordBatch) -> None:
         self.inner.write(rows)
-        self.sink.die("write")
+        self.sink.reach("write")
 
     def prepare(self) -> Handle:
         handle: Mapping[str, Any] = self.inner.prepare()
-        self.sink.die("prepared")
+        self.sink.reach("prepared")
         return handle
 
     def abort(self) -> None:

@@ -39,6 +39,7 @@ COLUMNS = "key long, batch long, n long, total long, part int, run string, attem
 _SKEW_S, _AFTERWARDS_S = 0.3, 0.1
 # Starts without a micro-batch, before the driver gives up: its sink's server may be away for some seconds.
 _STARTS_IN_VAIN = 60
+YIELDED = 3
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Job(killed_driver.Job):
     target: str = "csv"
     place: Place | None = None
     way: str = "exactly_once"
+    #: Whether it ends when its query fails, as it does where another driver has begun.
+    yields: bool = False
 
     @property
     def stop(self) -> Path:
@@ -79,7 +82,7 @@ def totals_of(run: str) -> Callable[[holdfast.ShardBatch], pa.Table]:
         batch.state.put(**totals)
         context = TaskContext.get()
         assert context is not None
-        time.sleep(_SKEW_S * context.partitionId())
+        time.sleep(_SKEW_S * (context.partitionId() % 2))
         rows = batch.keys
         for name, column in totals.items():
             rows = rows.append_column(name, column)
@@ -93,17 +96,17 @@ def totals_of(run: str) -> Callable[[holdfast.ShardBatch], pa.Table]:
     return add_up
 
 
+def totals(numbers: DataFrame, mode: str, name: str = OPERATOR) -> DataFrame:
+    """Return the running totals of numbers, as the operator of this name."""
+    keyed = holdfast.stream(numbers.select((sf.col("value") % KEYS).alias("key"), "value")).groupBy("key")
+    function = totals_of(uuid.uuid4().hex[:8])
+    return keyed.applyInArrowWithState(function, COLUMNS, "batch long, n long, total long", mode, name=name)
+
+
 def run_once(spark: SparkSession, job: Job) -> None:
     """Start the query and wait until it fails, or ends because it is to."""
     mode = "append" if job.way == "source" or target_of(job.target).appends_only else "update"
-    numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).load()
-    rows = (
-        holdfast.stream(numbers.select((sf.col("value") % KEYS).alias("key"), "value"))
-        .groupBy("key")
-        .applyInArrowWithState(
-            totals_of(uuid.uuid4().hex[:8]), COLUMNS, "batch long, n long, total long", mode, name=OPERATOR
-        )
-    )
+    rows = totals(spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).load(), mode)
     location = str(job.path / "query")
     own = _own_writer(job, rows)
     if own is not None:
@@ -140,10 +143,7 @@ def _writing(job: Job) -> Callable[[DataFrame, int], None]:
         return lambda frame, _: target.plain(target.shape(frame), place)
     sink = target.sink(place)
     if job.way == "steps":
-        sink = killed = KilledAt(sink, str(job.path / "marks"), target.steps)
-        target.prepare_driver(killed.die)
-    else:
-        target.prepare_driver(lambda step: None)
+        sink = KilledAt(sink, str(job.path / "marks"))
     write = sinks.exactly_once(sink)
     return lambda frame, batch_id: write(target.shape(frame), batch_id)
 
@@ -175,7 +175,7 @@ def main() -> None:
     if job.way == "plain" and (jars := target.jars()):
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(jars)} {os.environ['PYSPARK_SUBMIT_ARGS']}"
     spark = killed_driver.start_spark(job)
-    spark.conf.set("spark.sql.shuffle.partitions", target.partitions)
+    spark.conf.set("spark.sql.shuffle.partitions", 2)
     for option, value in target.options(job.place or {}).items():
         spark.conf.set(f"spark.holdfast.sink.{target.name}.{option}", value)
     commits, in_vain = job.path / "query" / "commits", 0
@@ -186,6 +186,8 @@ def main() -> None:
         except StreamingQueryException:
             if not job.stop.exists():
                 print(f"the query failed; {traceback.format_exc()}", flush=True)
+            if job.yields and not job.stop.exists():
+                sys.exit(YIELDED)
         if job.stop.exists() and _newest(commits) > before:
             spark.stop()
             return

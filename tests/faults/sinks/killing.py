@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,13 +13,14 @@ from pathlib import Path
 from tests.faults.killings import Killings
 from tests.faults.sinks import killed_query
 from tests.faults.sinks.judging import Census, census
+from tests.faults.sinks.killed_at import STEPS
 from tests.faults.sinks.killed_query import Job, newest_commit
 from tests.faults.sinks.targets import Target, target_of
 
 #: How long a query may go without a micro-batch.
 _PATIENCE_S = 180.0
 _MOMENTS = {
-    "the decision": "durable/_sinks/*/*/decided-*",
+    "the decision": "durable/_sinks/*/*",
     "Spark's offsets": "query/offsets/[0-9]*",
     "Spark's state": "query/state/0/*/*",
     "Spark's commit": "query/commits/[0-9]*",
@@ -50,31 +52,35 @@ class SinkKillings(Killings):
             while sum(self.done.values()) < kills:
                 self._kill_one(kills)
                 self._keep_running()
-            self._end()
+            self.end()
 
-    def run_steps(self, steps: Sequence[str]) -> None:
-        """Let the query die at each of these steps of the protocol."""
+    def run_steps(self) -> None:
+        """Let the query die at each step of the protocol."""
         marks = self.job.path / "marks"
         with self.cleaned_up():
             self._start()
             self._progress(2)
-            # The marks of the others, all at once.
-            made = self.job.path / "marks-of-others"
-            made.mkdir()
-            for step in set(self.target.steps) - set(steps):
-                (made / step).touch()
-            made.rename(marks)
-            died, since = len(self.target.steps) - len(steps), time.monotonic()
-            while died < len(self.target.steps):
+            marks.mkdir()
+            died, since = 0, time.monotonic()
+            while died < len(STEPS):
                 self._keep_running()
                 if self.count("marks/*") > died:
                     died, since = self.count("marks/*"), time.monotonic()
                     self.tell(f"died at {max(marks.iterdir(), key=os.path.getmtime).name}")
                 assert time.monotonic() < since + _PATIENCE_S, f"dies no more; {self.describe()}"
                 time.sleep(0.02)
-            self.done = dict.fromkeys(steps, 1)
+            self.done = dict.fromkeys(STEPS, 1)
             self._progress(2)
-            self._end()
+            self.end()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the driver and all that is of its process group."""
+        assert self._driver is not None
+        os.killpg(self._driver.pid, number)
+
+    @property
+    def ended_with(self) -> int | None:
+        return self._driver.returncode if self._driver else None
 
     def judged(self) -> Census:
         """Return what a reader finds when the query has ended."""
@@ -136,7 +142,8 @@ class SinkKillings(Killings):
         time.sleep(self.chance.random())
         self.target.start_server()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Let the query end between two micro-batches."""
         self.job.stop.touch()
         deadline = time.monotonic() + _PATIENCE_S
         while self.is_running() or not self.ended_well():

@@ -7,17 +7,17 @@ its `Place`. Readers are those of other people: they know nothing of holdfast.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import secrets
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 
 from holdfast import sinks
 from holdfast.examples.sinks import csv_folder
-from tests.faults.sinks.killed_at import STEPS
 from tests.servers import downloads
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ Place = dict[str, str]
 _TYPES = {"key": "int64", "batch": "int64", "n": "int64", "total": "int64", "part": "int32", "run": "string"}
 _SQL = {"int64": "bigint", "int32": "integer"}
 SCHEMA = pa.schema([*_TYPES.items(), ("attempt", "string")])
+#: A key is always in the same partition.
+_KEYS = ["part", "key"]
 
 
 class Target:
@@ -42,17 +44,11 @@ class Target:
     upserts : bool
         Whether it keeps one row for each key.
     has_server : bool
-    partitions : int
-        Of a micro-batch.
-    steps : tuple of str
-        At which its query can die.
     """
 
     name: str
     upserts = False
     has_server = False
-    partitions = 2
-    steps = STEPS
     #: Whether Spark's own sink only appends.
     appends_only = False
 
@@ -79,8 +75,13 @@ class Target:
         """Return the rows as the sink takes them."""
         return rows
 
-    def prepare_driver(self, die: Callable[[str], None]) -> None:
-        """Set up the process that commits; `die` ends it, if it is the turn of that step."""
+    def written(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a task's rows as `shape` makes them."""
+        return rows
+
+    def anew(self, place: Place, folder: Path) -> Place:
+        """Return another empty target, on the same server if it has one."""
+        return {"folder": str(folder / "target")}
 
     def plain_writer(self, rows: DataFrame, place: Place) -> DataStreamWriter | None:
         """Return Spark's own sink, if that is the plain way; it decides whether rows may be updates."""
@@ -163,7 +164,7 @@ class DeltaTarget(Target):
     def sink(self, place: Place) -> TwoPhaseSink:
         from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 
-        return DeltaSink(self.name, place["folder"], ["key"] if self.upserts else None, create=True)
+        return DeltaSink(self.name, place["folder"], _KEYS if self.upserts else None, create=True)
 
     def source(self, place: Place) -> tuple[str, Mapping[str, str]] | None:
         return None if self.upserts else ("holdfast-delta", {"path": place["folder"], "create": "true"})
@@ -204,14 +205,23 @@ class PostgresTarget(Target):
         columns = ", ".join(
             f"{name} {_SQL.get(kind, 'text')}" for name, kind in [*_TYPES.items(), ("attempt", "string")]
         )
-        key = ", PRIMARY KEY (key)" if self.upserts else ""
+        key = f", PRIMARY KEY ({', '.join(_KEYS)})" if self.upserts else ""
+        self._table = f"CREATE TABLE results ({columns}{key})"
         with postgres(settings={"max_prepared_transactions": 64 if self._prepares else 0}) as self._server:
             with self._server.connect() as connection:
-                connection.execute(f"CREATE TABLE results ({columns}{key})")  # type: ignore[arg-type]
+                connection.execute(self._table)  # type: ignore[arg-type]
             yield dict(self._server.options)
 
+    def anew(self, place: Place, folder: Path) -> Place:
+        there = {**place, "dbname": f"d{secrets.token_hex(6)}"}
+        with self._server.connect() as connection:
+            connection.execute(f"CREATE DATABASE {there['dbname']} STRATEGY file_copy")  # type: ignore[arg-type]
+        with self._server.connect(**there) as connection:
+            connection.execute(self._table)  # type: ignore[arg-type]
+        return there
+
     def sink(self, place: Place) -> TwoPhaseSink:
-        return sinks.postgres(self.name, "results", keys=["key"] if self.upserts else [])
+        return sinks.postgres(self.name, "results", keys=_KEYS if self.upserts else [])
 
     def source(self, place: Place) -> tuple[str, Mapping[str, str]] | None:
         return None if self.upserts else ("holdfast-postgres", {"table": "results"})
@@ -222,7 +232,7 @@ class PostgresTarget(Target):
     def plain(self, rows: DataFrame, place: Place) -> None:
         """Insert the rows of each partition in one transaction, as Spark's JDBC writer does; or upsert them."""
         sets = ", ".join(f"{name} = EXCLUDED.{name}" for name in SCHEMA.names)
-        conflict = f"ON CONFLICT (key) DO UPDATE SET {sets}" if self.upserts else ""
+        conflict = f"ON CONFLICT ({', '.join(_KEYS)}) DO UPDATE SET {sets}" if self.upserts else ""
         insert = f"INSERT INTO results VALUES ({', '.join(['%s'] * len(SCHEMA))}) {conflict}"
 
         def insert_all(partition: Iterator[Row]) -> None:
@@ -234,7 +244,7 @@ class PostgresTarget(Target):
         rows.foreachPartition(insert_all)
 
     def read(self, place: Place) -> pa.Table:
-        with self._server.connect() as connection:
+        with self._server.connect(**place) as connection:
             rows = connection.execute("SELECT * FROM results").fetchall()
         columns = list(zip(*rows, strict=True)) or [()] * len(SCHEMA)
         return pa.table([pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)], SCHEMA)
@@ -244,31 +254,6 @@ class PostgresTarget(Target):
 
     def start_server(self) -> None:
         self._server.start()
-
-
-class PostgresParts(PostgresTarget):
-    """A table by key, into which the driver puts each micro-batch over several connections, however small it is."""
-
-    partitions = 4
-    steps = (*STEPS, "parted")
-
-    def __init__(self) -> None:
-        super().__init__(upserts=True)
-
-    def sink(self, place: Place) -> TwoPhaseSink:
-        return sinks.postgres(self.name, "results", keys=["key"], connections=4)
-
-    def prepare_driver(self, die: Callable[[str], None]) -> None:
-        from holdfast.spark_integration.sinks.postgres import applying
-
-        applying._SMALL_BYTES = 0
-        commit_shares = applying.Applying._commit_shares
-
-        def commit_and_die(*given: Any) -> None:
-            commit_shares(*given)
-            die("parted")
-
-        applying.Applying._commit_shares = commit_and_die  # type: ignore[method-assign]
 
 
 class KafkaTarget(Target):
@@ -294,6 +279,13 @@ class KafkaTarget(Target):
 
     def shape(self, rows: DataFrame) -> DataFrame:
         return rows.selectExpr("CAST(key AS STRING) AS key", "to_json(struct(*)) AS value")
+
+    def written(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        values = [json.dumps(row) for row in rows.to_pylist()]
+        return pa.record_batch({"key": rows["key"].cast(pa.string()), "value": pa.array(values, pa.string())})
+
+    def anew(self, place: Place, folder: Path) -> Place:
+        return {**place, "topic": self._server.add_topic(3)}
 
     def jars(self) -> list[str]:
         return downloads.spark_kafka()
@@ -324,7 +316,6 @@ TARGETS: dict[str, Target] = {
     "postgres": PostgresTarget(),
     "postgres staged": PostgresTarget(prepares=False),
     "postgres upsert": PostgresTarget(upserts=True),
-    "postgres parts": PostgresParts(),
     "kafka": KafkaTarget(),
 }
 #: How others write, where that is no sink of `TARGETS`.

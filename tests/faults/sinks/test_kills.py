@@ -29,8 +29,6 @@ SOURCES = ["parquet", "delta", "postgres", "postgres staged", "kafka"]
 #: Files and rows appended in foreachBatch, and Spark's own sink of Kafka.
 APPENDERS = ["parquet", "delta", "postgres", "kafka"]
 SPARKS_FILES = SparksFiles()
-#: In ``make test`` a worker dies that has prepared everything, and a driver that has decided.
-_FEW_STEPS = ("prepared", "decided")
 
 pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
 
@@ -59,11 +57,12 @@ def test_kills_show_each_result_once(target: str, java_home: Path, tmp_path: Pat
     shutil.rmtree(tmp_path)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("target", cases([*TARGETS][1:] + [*TARGETS][:1]))
 def test_a_death_at_each_step_shows_each_result_once(target: str, java_home: Path, tmp_path: Path) -> None:
     with TARGETS[target].served(tmp_path) as place:
         run = run_of(tmp_path, target, place, "steps", 0)
-        run.run_steps(TARGETS[target].steps if ALL else _FEW_STEPS)
+        run.run_steps()
         found = run.judged()
     print(f"\n{target}: died at {', '.join(run.done)}; {found}")
     assert found.is_right, f"{found}; {run.describe()}"

@@ -204,7 +204,7 @@ def test_a_decided_transaction_that_the_broker_has_ended_is_said_to_be_lost(kafk
 
 
 def test_another_drivers_attempt_at_a_shown_batch_is_given_up(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
-    """Two drivers run one query for a while: the one that is late must not send its messages after the other's."""
+    """Of two copies of a query, with a state directory each: the late one must not send its messages, too."""
     lab.sink.open(lab.query, SCHEMA)
     late, counts = lab.prepare("late"), lab.prepare("counts")
     lab.sink.commit(lab.query, 0, [counts])

@@ -38,10 +38,12 @@ class Case:
     sink: PostgresSink
     query_id: str = "11111111-2222-3333-4444-555555555555"
     options: Mapping[str, str] = field(default_factory=dict)
+    replaces: str | None = None
 
     @property
     def query(self) -> SinkQuery:
-        return SinkQuery(self.sink.name, self.query_id, options={**self.server.options, **self.options})
+        options = {**self.server.options, **self.options}
+        return SinkQuery(self.sink.name, self.query_id, self.replaces, options)
 
     def attempt(self, batch_id: int = 0, partition: int = 0) -> SinkAttempt:
         return SinkAttempt(self.query, batch_id, partition, secrets.token_hex(16))

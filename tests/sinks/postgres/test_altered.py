@@ -7,18 +7,22 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from holdfast.errors import HoldfastError, InvalidArgumentError, SchemaMismatchError, StateLostError, UnavailableError
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.postgres import connecting, ending
 from holdfast.spark_integration.sinks.postgres.connecting import Link
+from holdfast.spark_integration.sinks.postgres.names import Part
 from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
-from holdfast.spark_integration.sinks.two_phase_sink import Handle
+from tests import sink_logs
 from tests.servers.postgres import Postgres
-from tests.sinks.postgres.attempts import Case, case
+from tests.sinks.postgres.attempts import SCHEMA, Case, case
 
 pytestmark = pytest.mark.postgres
 
@@ -159,7 +163,7 @@ def test_an_index_of_a_partition_alone_makes_transactions_wait_too(postgres: Pos
     )
     made.open()
     handles = [made.prepared(("a", attempt)) for attempt in range(2)]
-    assert [handle["way"] for handle in handles] == ["staged", "staged"]
+    assert all(handle["schema"] is not None for handle in handles)
     made.confirm(handles[1])
     made.commit(handles[1])
     assert made.rows() == [("a", 1)]
@@ -196,14 +200,14 @@ def test_what_somebody_ends_between_the_look_and_the_commit_is_lost(
     handle = either.prepared(("a", 1))
     looked = ending._there
 
-    def look_and_lose(link: Link, handles: Sequence[Handle]) -> Any:
-        found = looked(link, handles)
+    def look_and_lose(link: Link, parts: Sequence[Part]) -> Any:
+        found = looked(link, parts)
         monkeypatch.setattr(ending, "_there", looked)
         with either.server.connect() as other:
-            if handle["way"] == "prepared":
-                other.execute(f"ROLLBACK PREPARED '{handle['gid']}'")
+            if handle["schema"] is None:
+                other.execute(f"ROLLBACK PREPARED '{handle['name']}'")
             else:
-                other.execute(f"DROP TABLE {handle['schema']}.{handle['table']}")
+                other.execute(f"DROP TABLE {handle['schema']}.{handle['name']}")
         return found
 
     monkeypatch.setattr(ending, "_there", look_and_lose)
@@ -304,6 +308,49 @@ def test_a_table_that_was_made_anew_after_the_decision_gets_no_rows_behind_the_g
         assert updating.open() == -1
         updating.commit(handle)
         assert updating.rows() == [("b", 2)]
+
+
+def _another(made: Case) -> PostgresSink:
+    """Return the sink with a second table of the same columns."""
+    made.sql(f"CREATE TABLE {made.sink.table}_2 (LIKE {made.sink.table} INCLUDING ALL)")
+    return replace(made.sink, table=f"{made.sink.table}_2")
+
+
+@pytest.mark.parametrize("is_heir", [False, True], ids=["same query", "query that replaces it"])
+def test_another_table_does_not_take_what_was_decided_for_the_first_one(
+    either: Case, tmp_path: Path, is_heir: bool
+) -> None:
+    """A first micro-batch is decided when its driver dies; the next start names another table, and then the right one.
+
+    Its rows went to the first table and the mark to the second, without a word.
+    """
+    storage, other, query = open_storage(str(tmp_path)), _another(either), either.query
+    Coordinator(either.sink, query, storage, 100).start(0, SCHEMA)
+    sink_logs.decide(storage, query.sink, query.query_id, 0, either.prepared(("a", 1)))
+    if is_heir:
+        query = replace(query, query_id="99999999-2222-3333-4444-555555555555", replaces=query.query_id)
+    for _ in range(2):
+        with pytest.raises(StateLostError, match="another one is named now"):
+            Coordinator(other, query, storage, 100).start(0, SCHEMA)
+        assert (either.rows(), either.rows(other.table)) == ([], [])
+    Coordinator(either.sink, query, storage, 100).start(0, SCHEMA)
+    assert (either.rows(), either.rows(other.table)) == ([("a", 1)], [])
+
+
+def test_a_query_that_replaces_another_one_goes_on_in_its_table(either: Case, tmp_path: Path) -> None:
+    """Also where all is shown; a table that was renamed is the same one."""
+    storage, other, query = open_storage(str(tmp_path)), _another(either), either.query
+    run = Coordinator(either.sink, query, storage, 100)
+    run.start(0, SCHEMA)
+    run.finish(0, Prepared((either.prepared(("a", 1)),), 1))
+    heir = replace(query, query_id="99999999-2222-3333-4444-555555555555", replaces=query.query_id)
+    with pytest.raises(StateLostError, match="another one is named now"):
+        Coordinator(other, heir, storage, 100).start(0, SCHEMA)
+    either.sql(f"ALTER TABLE {either.sink.table} RENAME TO moved")
+    moved = replace(either.sink, table=f"{either.sink.table.partition('.')[0]}.moved")
+    connecting.close_idle()
+    Coordinator(moved, heir, storage, 100).start(0, SCHEMA)
+    assert either.rows(moved.table) == [("a", 1)]
 
 
 def test_a_table_that_was_restored_with_its_marks_is_the_same(either: Case) -> None:

@@ -54,7 +54,7 @@ def test_columns_may_come_in_another_order_and_the_server_fills_its_own(postgres
     made = case(postgres, "id bigserial PRIMARY KEY, n bigint, extra text DEFAULT 'x', k text")
     made.open()
     handle = made.prepared(*ROWS)
-    assert handle["way"] == "prepared", "a key that the server numbers makes nobody wait"
+    assert handle["schema"] is None, "a key that the server numbers makes nobody wait"
     made.commit(handle)
     assert made.rows() == [(1, 1, "x", "a"), (2, 2, "x", "b")]
 
@@ -63,7 +63,7 @@ def test_a_number_that_the_query_gives_itself_makes_attempts_wait_for_each_other
     """Prepared transactions with the same number: the repeat of a task would wait for its first attempt, and fail."""
     made = case(postgres, "n bigserial PRIMARY KEY, k text")
     made.open()
-    assert made.prepared(*ROWS)["way"] == "staged"
+    assert made.prepared(*ROWS)["schema"] is not None
 
 
 @pytest.mark.parametrize("kind", ["missing", "view", "unlogged"])
@@ -104,7 +104,7 @@ def test_where_transactions_could_wait_staging_tables_are_chosen_and_said(
         made.open()
     assert why in caplog.text
     handle = made.prepared(*ROWS)
-    assert handle["way"] == "staged"
+    assert handle["schema"] is not None
     made.commit(handle)
     assert made.rows() == ROWS
 
@@ -188,7 +188,7 @@ def test_rights_to_append_are_enough_where_the_marks_are_elsewhere(postgres: Pos
 @pytest.mark.parametrize(
     ("options", "kind", "match"),
     [
-        ({"pasword": "x"}, InvalidArgumentError, "no such option.*nearest=password"),
+        ({"pasword": "x"}, InvalidArgumentError, "no such option.*did you mean 'password'"),
         ({"password": "canary-wrong"}, InvalidArgumentError, "authentication failed"),
         ({"dbname": "nowhere"}, InvalidArgumentError, "does not exist"),
         ({"sslmode": "require"}, InvalidArgumentError, "SSL"),
@@ -232,10 +232,7 @@ def test_a_dsn_says_where_and_the_settings_go_before_it(postgres: Postgres) -> N
     assert sink.open(query, SCHEMA) == -1
 
 
-@pytest.mark.parametrize(
-    "given",
-    [{"keys": "k"}, {"keys": ["k", "k"]}, {"keys": [""]}, {"table": ""}, *({"connections": n} for n in (0, "4", 1.5))],
-)
+@pytest.mark.parametrize("given", [{"keys": "k"}, {"keys": ["k", "k"]}, {"keys": [""]}, {"table": ""}])
 def test_a_sink_that_makes_no_sense_is_refused_when_it_is_made(given: Any) -> None:
     with pytest.raises(InvalidArgumentError):
         PostgresSink(**{"name": "s", "table": "t", **given})
@@ -269,7 +266,7 @@ def test_without_prepared_transactions_or_without_room_for_one_rows_are_staged()
         made = case(server)
         made.open()
         handles = [made.prepared((str(place), place), partition=place) for place in range(4)]
-        assert [handle["way"] for handle in handles] == ["prepared", "prepared", "staged", "staged"]
+        assert [handle["schema"] is None for handle in handles] == [True, True, False, False]
         made.confirm(*handles)
         made.commit(*handles)
         made.commit(*handles)
@@ -278,7 +275,7 @@ def test_without_prepared_transactions_or_without_room_for_one_rows_are_staged()
         server.start(max_prepared_transactions=0)
         assert made.open() == 0
         handle = made.prepared(("z", 26), batch_id=1)
-        assert handle["way"] == "staged"
+        assert handle["schema"] is not None
         made.commit(handle, batch_id=1)
         assert made.rows()[-1] == ("z", 26)
         connecting.close_idle()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from holdfast.errors import ConflictError, InvalidArgumentError, StateLostError, UnavailableError
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.postgres import ending
-from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
+from holdfast.spark_integration.sinks.postgres.connecting import Link
+from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, SinkTransaction
 from tests.sinks.postgres.attempts import SCHEMA, Case
 
 pytestmark = pytest.mark.postgres
@@ -40,12 +45,16 @@ def test_a_commit_again_changes_nothing(either: Case) -> None:
     assert either.open() == 1
 
 
-def test_another_drivers_attempt_at_a_shown_batch_is_given_up(either: Case, caplog: pytest.LogCaptureFixture) -> None:
-    """Two drivers run one query for a while: the one that is late must not show its rows beside those of the other."""
-    either.open()
-    late = either.prepared(*ROWS, ("c", 3))
-    either.commit(either.prepared(*ROWS))
-    either.commit(late)
+def test_a_copy_of_both_directories_shows_nothing_twice(
+    either: Case, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each copy decides in a log of its own, so there is no fence between them: the mark in the target tells."""
+    with open_storage(str(tmp_path / "original")) as one, open_storage(str(tmp_path / "copy")) as other:
+        copies = [Coordinator(either.sink, either.query, storage, 3) for storage in (one, other)]
+        for copy in copies:
+            copy.start(0, SCHEMA)
+        for copy, rows in zip(copies, (ROWS, [*ROWS, ("c", 3)]), strict=True):
+            copy.finish(0, Prepared((either.prepared(*rows),), len(rows)))
     assert "shows micro-batch 0 already" in caplog.text
     assert either.rows() == ROWS
     assert either.leftovers() == []
@@ -185,6 +194,26 @@ def test_a_dead_workers_connection_that_does_not_end_is_said(either: Case, monke
         process.resume()
     zombie.abort()
     assert either.leftovers() == []
+
+
+def test_another_drivers_new_session_is_no_dead_workers(either: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opened between the end of the old sessions and the look at them: the fence decides between the two drivers."""
+    either.open()
+    old, run, begun = either.begun(*ROWS), Link.run, list[SinkTransaction]()
+
+    def run_and_let_another_begin(link: Link, statement: Any, *values: Any) -> Any:
+        found = run(link, statement, *values)
+        if "pg_terminate_backend" in str(statement):
+            monkeypatch.setattr(Link, "run", run)
+            begun.append(either.begun(*ROWS))
+        return found
+
+    monkeypatch.setattr(Link, "run", run_and_let_another_begin)
+    either.leftovers()
+    handle = begun[0].prepare()
+    either.commit(handle)
+    assert either.rows() == ROWS
+    old.abort()
 
 
 def test_a_schema_may_have_any_name(either: Case) -> None:

@@ -52,6 +52,9 @@ CASES: dict[str, tuple[pa.DataType, str, list[Any]]] = {
     "wide decimal": (pa.decimal128(10, 2), "numeric", [Decimal("99999999.99")]),
     "text": (pa.string(), "text", AWKWARD),
     "varchar": (pa.string(), "varchar(40)", AWKWARD),
+    "varchar at its limit": (pa.string(), "varchar(3)", ["abc", "a  ", "", "üü "]),
+    "char": (pa.string(), "char(3)", ["abc", "a  ", "   ", "üü "]),
+    "array of chars": (pa.list_(pa.string()), "char(2)[]", [["ab", None, "c "], []]),
     "large text": (pa.large_string(), "text", AWKWARD),
     "dictionary": (pa.dictionary(pa.int32(), pa.string()), "text", AWKWARD),
     "uuid": (pa.string(), "uuid", [ID]),
@@ -158,6 +161,8 @@ def test_not_a_number_is_itself(postgres: Postgres) -> None:
         (pa.string(), "bigint"),
         (pa.string(), "timestamptz"),
         (pa.string(), "bytea"),
+        (pa.string(), "name"),
+        (pa.string(), '"char"'),
         (pa.string(), "text[]"),
         (pa.binary(), "text"),
         (pa.date32(), "timestamp"),
@@ -201,3 +206,40 @@ def test_a_value_that_the_table_refuses_is_an_error_of_the_worker(
     with pytest.raises(ValueError if match == "constraint" else SchemaMismatchError, match=match):
         made.prepared(*rows, schema=schema)
     assert made.rows() == []
+
+
+@pytest.mark.parametrize(
+    ("arrow", "declared", "value", "match"),
+    [
+        (pa.string(), "varchar(3)", "abc ", "too long"),
+        (pa.string(), "varchar(3)", "abcd", "too long"),
+        (pa.dictionary(pa.int32(), pa.string()), "varchar(3)", "abc ", "too long"),
+        (pa.string(), "code", "abc ", "too long"),
+        (pa.string(), "char(3)", "ab", "adds blanks"),
+        (pa.string(), "char(3)", "abc  ", "adds blanks"),
+        (pa.string(), "char", "", "adds blanks"),
+        (pa.list_(pa.string()), "varchar(3)[]", ["a", "abc "], "too long"),
+        (pa.list_(pa.list_(pa.string())), "char(3)[]", [["abc", "a"]], "adds blanks"),
+        (pa.list_(pa.list_(pa.int64())), "bigint[]", [[], []], "array within an array is empty"),
+        (pa.list_(pa.list_(pa.int64())), "bigint[]", [[]], "array within an array is empty"),
+        (pa.list_(pa.list_(pa.list_(pa.int64()))), "bigint[]", [[[]], [[]]], "array within an array is empty"),
+        (pa.list_(pa.list_(pa.int64())), "bigint[]", [[1], [2, 3]], "PostgreSQL does not accept"),
+        (pa.list_(pa.list_(pa.int64())), "bigint[]", [[1], None], "PostgreSQL does not accept"),
+    ],
+)
+@pytest.mark.parametrize("keys", [[], ["k"]], ids=["prepared", "staged"])
+def test_a_value_that_the_server_would_change_without_a_word_fails_the_task(
+    postgres: Postgres, arrow: pa.DataType, declared: str, value: Any, match: str, keys: list[str]
+) -> None:
+    """Before the decision: what is shown is what the query gave, or nothing."""
+    made = case(postgres, "k bigint PRIMARY KEY" if keys else "k bigint", keys=keys)
+    place = made.sink.table.partition(".")[0]
+    made.sql(f"CREATE DOMAIN {place}.code AS varchar(3)")
+    own = f"{place}.{declared}" if declared == "code" else declared
+    made.sql(f"ALTER TABLE {made.sink.table} ADD COLUMN v {own}")
+    schema = pa.schema([("k", pa.int64()), ("v", arrow)])
+    made.open(schema)
+    with pytest.raises(SchemaMismatchError, match=match):
+        made.prepared((1, value), schema=schema)
+    made.commit(made.prepared((1, None), schema=schema))
+    assert made.rows() == [(1, None)]

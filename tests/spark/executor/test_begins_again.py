@@ -42,11 +42,12 @@ def told(calls: Path, call: Function) -> Function:
 def kill_server_once(local: Path, notes: Path) -> None:
     """Kill the state server of the executors below a directory, unless that was noted before."""
     from holdfast.spark_integration.client.connection import client_of
+    from holdfast.spark_integration.executor.server_files import LOCK_NAME
 
     if not notes.exists():
-        notes.touch()
-        for socket in local.glob("**/state-server.sock"):
-            os.kill(client_of(socket.parent).call("statistics")["pid"], signal.SIGKILL)
+        for lock in local.glob(f"**/{LOCK_NAME}"):
+            os.kill(client_of(lock.parent).call("statistics")["pid"], signal.SIGKILL)
+            notes.touch()
 
 
 def killing(local: Path, notes: Path, *, before: bool) -> Function:

@@ -19,6 +19,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 import holdfast
 from holdfast.errors import UnavailableError
 from holdfast.spark_integration.client.connection import client_of
+from holdfast.spark_integration.executor.server_files import LOCK_NAME
 from tests.spark.answers import text_of
 from tests.spark.parity.engines import Open, Trial
 from tests.spark.processors.engines import (
@@ -123,9 +124,9 @@ def servers_below(local: Path) -> set[int]:
     deadline = time.monotonic() + 60
     while not found:
         assert time.monotonic() < deadline, "no state server answers"
-        for socket in local.glob("**/state-server.sock"):
+        for lock in local.glob(f"**/{LOCK_NAME}"):
             with suppress(UnavailableError):
-                found.add(client_of(socket.parent).call("statistics")["pid"])
+                found.add(client_of(lock.parent).call("statistics")["pid"])
         time.sleep(0.1)
     return found
 
@@ -363,6 +364,7 @@ def test_e8_e9_ttl_and_the_api_come_and_go(engine: ProcessorEngine, run_on: Open
         assert list(found.values()) == ["(7,)", "[(2,), (3,)]"]
 
 
+@pytest.mark.all
 def test_read_state_shows_what_was_declared_last(run_on: Open) -> None:
     """And the tables of variables that are left out; rows of any age have the columns of now."""
     [engine] = BY_ROW[:1]

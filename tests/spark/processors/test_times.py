@@ -28,6 +28,7 @@ from tests.spark.processors.scripts.script import INPUT, OUTPUT, Case, Script, S
 from tests.spark.processors.showing import SHOWN, Calling
 from tests.spark.processors.test_keys import ONE_PARTITION
 from tests.spark.processors.ways import Run, Way, by_way, ways
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,7 +43,7 @@ def scripted(on: Trial, engine: ProcessorEngine, frame: DataFrame, time_mode: st
 
 
 @by_engine(engines(4))
-@pytest.mark.parametrize("time_mode", ["None", "EventTime"])
+@pytest.mark.parametrize("time_mode", cases(["EventTime", "None"]))
 def test_w3_late_rows(engine: ProcessorEngine, time_mode: str, run_on: Open) -> None:
     """W3: late up to and including the watermark of the micro-batch before, row by row, and with event time only.
 
@@ -86,6 +87,7 @@ def test_w3_event_times_beyond_those_of_pandas(engine: ProcessorEngine, run_on: 
         ]
 
 
+@pytest.mark.all
 @by_engine(engines(5))
 def test_w14_a_window_is_late_when_its_end_is(engine: ProcessorEngine, run_on: Open) -> None:
     """W14: a window carries the watermark too."""
@@ -100,7 +102,7 @@ def test_w14_a_window_is_late_when_its_end_is(engine: ProcessorEngine, run_on: O
 
 
 @by_engine([SPARK_ROW, BY_ROW[0]])
-@pytest.mark.parametrize("mode", ["Update", "Complete"])
+@pytest.mark.parametrize("mode", cases(["Update", "Complete"]))
 def test_w7_output_modes(engine: ProcessorEngine, mode: str, run_on: Open) -> None:
     """W7: any mode is as good as append, and the query's may be another, also after a restart."""
     with run_on(engine) as on:

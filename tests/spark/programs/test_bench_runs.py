@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from holdfast.benches.command import bench
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.runs import paired, queries
-from holdfast.benches.runs.child_process import Ended
+from holdfast.benches.runs.child_process import BenchError
 from tests.tiers import cases
 
 if TYPE_CHECKING:
@@ -26,40 +26,40 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
-# One run for each line of standard input.
+# One call for each line of standard input.
 _CHILD = """
 import json, sys
 from holdfast.benches.instruments.processes import adopt_orphans
-from holdfast.benches.runs import child
+from holdfast.benches.runs import child_process
 adopt_orphans()
 for line in sys.stdin:
-    child.carry_out(json.loads(line))
+    child_process.carry_out(json.loads(line))
     print("done", flush=True)
 """
 
 
 class OneChild:
-    """Stands for `run_child` in `run_engine`: one process carries out all orders, since a JVM starts slowly."""
+    """Stands for `call_in_child`: one process carries out all calls, since a JVM starts slowly."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._result = folder / "result.json"
         self._process: subprocess.Popen[str] | None = None
 
-    def run(self, order: dict[str, Any], environment: dict[str, str], _limit_s: float | None) -> Ended:
-        """Carry out the order, and return as `run_child` does."""
+    def call(self, what: str, function: str, *arguments: Any, **_: Any) -> Any:
+        """Carry out the call, and return what it returns."""
         if self._process is None:
             command, pipe = [sys.executable, "-c", _CHILD], subprocess.PIPE
-            self._process = subprocess.Popen(
-                command, env=environment, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT
-            )
+            self._process = subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        order = {"function": function, "arguments": arguments, "result": str(self._result)}
         print(json.dumps(order), file=self._process.stdin, flush=True)
         shown = []
         for line in self._process.stdout:
             if line == "done\n":
-                return Ended(0, "".join(shown))
+                return json.loads(self._result.read_text())
             shown.append(line)
-        return Ended(self._process.wait() or 1, "".join(shown))
+        raise BenchError(f"{what} failed:\n{''.join(shown)}")
 
     def end(self) -> None:
         if self._process is not None:
@@ -68,35 +68,31 @@ class OneChild:
 
 
 @pytest.fixture(scope="module")
-def child() -> Iterator[OneChild]:
-    found = OneChild()
+def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneChild]:
+    found = OneChild(tmp_path_factory.mktemp("child"))
     yield found
     found.end()
 
 
-# Command, sizes, labels, targets and micro-batches.
-COMPARED: list[tuple[str, list[str], list[str], list[str], int]] = [
+# Command, sizes and labels.
+COMPARED: list[tuple[str, list[str], list[str]]] = [
     ("job-a", ["--engines", "holdfast-memory,spark-aiwps-count", "--rows", "1000", "--keys", "100"],
-     ["holdfast-memory", "spark-aiwps-count"], ["state_bytes holdfast-memory"], 4),
-    ("dropin", ["--engines", "pandas-memory", "--touched", "10", "--rows", "20", "--keys", "20", "--larger", "1"],
-     ["pandas-memory", "spark-pandas-rocksdb"], ["pandas-memory/spark-pandas-rocksdb"], 4),
-    ("timers", ["--rows", "4", "--keys", "80", "--fill-rows", "40", "--due", "2"],
-     ["with timeouts", "without timeouts"], ["with timeouts/without timeouts"], 6),
-    ("timers", ["--engine", "holdfast-memory", "--rows", "4", "--keys", "80", "--fill-rows", "40", "--due", "2"],
-     ["with timeouts", "without timeouts"], ["with timeouts/without timeouts"], 6),
-    ("ttl", ["--rows", "20", "--keys", "20", "--ttl", "500"],
-     ["with TTL", "without TTL"], ["with TTL/without TTL"], 4),
-    ("sessions", ["--engines", "holdfast-memory,pandas-memory", "--rows", "20", "--keys", "50"],
-     ["holdfast-memory", "pandas-memory"], [], 4),
+     ["holdfast-memory", "spark-aiwps-count"]),
+    ("job-a", ["--engines", "holdfast-memory", "--vary", "snapshot-commits=2,9", "--rows", "1000", "--keys", "100"],
+     ["holdfast-memory, snapshot-commits 2", "holdfast-memory, snapshot-commits 9"]),
+    ("dropin", ["--engines", "pandas-memory,spark-pandas-rocksdb", "--touched", "10", "--rows", "20", "--keys", "20"],
+     ["pandas-memory", "spark-pandas-rocksdb"]),
+    *(("operators", ["--operator", operator, "--rows", "20", "--keys", "20"], ["operator-memory", "spark-operator"])
+      for operator in ("window", "dedup", "session", "agg")),
     *(("dropin-tws", ["--engines", "holdfast-memory-row,spark-tws-row", "--variable", variable, "--touched", "10",
-                      "--rows", "20", "--keys", "20", "--larger", "1"],
-       ["holdfast-memory-row", "spark-tws-row"], ["holdfast-memory-row/spark-tws-row"], 4)
+                      "--rows", "20", "--keys", "20"],
+       ["holdfast-memory-row", "spark-tws-row"])
       for variable in ("value", "map", "list")),
 ]  # fmt: skip
 
 
 @pytest.mark.all
-@pytest.mark.parametrize(("command", "size", "labels", "targets", "batches"), cases(COMPARED))
+@pytest.mark.parametrize(("command", "size", "labels"), cases(COMPARED))
 def test_tiny_runs_are_compared(
     java_home: Path,
     tmp_path: Path,
@@ -105,10 +101,8 @@ def test_tiny_runs_are_compared(
     command: str,
     size: list[str],
     labels: list[str],
-    targets: list[str],
-    batches: int,
 ) -> None:
-    monkeypatch.setattr(paired, "run_child", child.run)
+    monkeypatch.setattr(paired, "call_in_child", child.call)
     # What a run leaves, while its process lives, pytest removes.
     monkeypatch.setattr(paired, "choose_root", lambda *_, **__: tmp_path)
     file = tmp_path / "tiny.json"
@@ -119,9 +113,8 @@ def test_tiny_runs_are_compared(
     found = json.loads(file.read_text())
     assert list(found["engines"]) == labels
     assert set(found["ratios"]) == {"/".join(labels)}
-    assert [target["what"] for target in found["targets"]] == targets
     for engine in found["engines"].values():
-        assert len(engine["runs"][0]["batch_ms"]) == batches
+        assert len(engine["runs"][0]["batch_ms"]) == 4
         assert engine["rows_per_second"] > 0
         assert engine["runs"][0]["cpu"]["jvm"] > 0
 
@@ -131,7 +124,7 @@ def test_a_tiny_run_fills_the_document(java_home: Path, tmp_path: Path) -> None:
     """In a process of its own, as always but in the test above."""
     file = tmp_path / "tiny.json"
     size = ["--rows", "1000", "--keys", "100", "--batches", "3", "--warmup", "1", "--repeats", "1"]
-    run = ["job-a", "--engines", "holdfast-memory", "--profile", "--json", str(file)]
+    run = ["job-a", "--engines", "holdfast-memory", "--json", str(file)]
     result = CliRunner().invoke(bench, [*run, *size], catch_exceptions=False)
     assert result.exit_code == 0
     found = json.loads(file.read_text())
@@ -145,7 +138,6 @@ def test_a_tiny_run_fills_the_document(java_home: Path, tmp_path: Path) -> None:
     state = found["state_bytes"]["holdfast-memory"]
     assert state["live_arrow"] == 100 * 24, "keys and two sums of 8 bytes"
     assert state["local_peak"] >= state["local_final"] > 0
-    assert only["spans"]["commit"]["calls"] == 2
     assert "spark.master" in found["settings"]["engines"]["holdfast-memory"]
     assert CliRunner().invoke(bench, ["table", str(file)]).output.startswith("## job-a")
 

@@ -42,14 +42,14 @@ class Command:
 
     def runs(self) -> list[dict[str, object]]:
         try:
-            lines = (self.out / "tiny/stalls.runs.jsonl").read_text().splitlines(keepends=True)
+            lines = (self.out / "tiny/size.runs.jsonl").read_text().splitlines(keepends=True)
         except FileNotFoundError:
             return []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def is_running_one(self) -> bool:
         """Tell whether a run of an engine has a process now."""
-        return any("holdfast.benches.runs.child" in part for one in self.below() for part in _command(one))
+        return any("holdfast.benches.runs.child_process" in part for one in self.below() for part in _command(one))
 
     def below(self) -> list[psutil.Process]:
         found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
@@ -97,7 +97,7 @@ def test_a_run_is_stopped_then_killed_and_goes_on(java_home: Path, tmp_path: Pat
 
     command.start()
     assert command.process.wait(120) == 0, command.log.read_text()
-    found = json.loads((command.out / "tiny/stalls.json").read_text())
+    found = json.loads((command.out / "tiny/size.json").read_text())
     times = [run["batch_ms"] for engine in found["engines"].values() for run in engine["runs"]]
     assert len(times) == 4
     assert all(line["run"]["batch_ms"] in times for line in second)  # type: ignore[index]

@@ -8,16 +8,15 @@ tests/spark/programs/test_bench_runs.py the engines on Spark.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from holdfast.benches.peers.engines import ENGINES, PEERS
+from holdfast.benches.peers.engines import ENGINES
 from holdfast.benches.peers.job import FromFiles
-from holdfast.benches.peers.kills import KILLED, survive
-from holdfast.benches.runs.paired import run_engine
-from holdfast.benches.suites.peers import KILLED_FUNCTIONS, KILLED_QUERIES
+from holdfast.benches.runs.paired import Entry, run_engine
+from holdfast.benches.suites.measurement import Profile
+from holdfast.benches.suites.suites import peers
 
 pytestmark = [
     pytest.mark.spark,
@@ -31,18 +30,15 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+ASKED = sorted({entry.engine for one in peers(Profile()) for entry in one.entries.values()} - {"floor"})
+
+
+@pytest.mark.parametrize("engine", ASKED)
 def test_counts_and_sums_are_those_of_the_rows(java_home: Path, tmp_path: Path, engine: str) -> None:
     """Each engine compares its own with pyarrow's, and fails if they differ."""
-    if engine in PEERS:
-        PEERS[engine].program.environment.install()
-    run = run_engine(engine, FromFiles(rows=2000, keys=500, batches=3, warmup=1), disk=str(tmp_path))
+    if engine in ENGINES:
+        ENGINES[engine].program.environment.install()
+    run = run_engine(Entry(engine, FromFiles(rows=2000, keys=500, batches=3, warmup=1)), disk=str(tmp_path))
     assert run["equality"]["equal"]
-    assert run["equality"]["rows"] == 500 if engine in PEERS else run["equality"]["rows"] > 450
+    assert run["equality"]["rows"] == 500 if engine in ENGINES else run["equality"]["rows"] > 450
     assert run["rows_per_second"] > 0
-
-
-@pytest.mark.parametrize("engine", [*KILLED_QUERIES, *KILLED_FUNCTIONS])
-def test_a_killed_peer_goes_on_and_is_right(java_home: Path, tmp_path: Path, engine: str) -> None:
-    found = survive([PEERS[engine]], replace(KILLED, rows=50_000), str(tmp_path))
-    assert (found["rows"], found["equal"]) == (KILLED.keys, True)

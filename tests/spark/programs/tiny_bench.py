@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from holdfast import cli
-from holdfast.benches.jobs.store.commits import Commits
+from holdfast.benches.jobs.shard import Size
 from holdfast.benches.runs.paired import Entry
-from holdfast.benches.suites import by_name
+from holdfast.benches.suites import suites
 from holdfast.benches.suites.measurement import Measurement
 
 TINY = Measurement(
     suite="tiny",
-    name="stalls",
-    question="How long is a commit held back?",
+    name="size",
+    question="How fast is a small shard?",
     entries={
-        name: Entry(name, Commits(rows=100, keys=2000, batches=30)) for name in ("store-memory", "store-filesystem")
+        name: Entry(name, Size(rows=100, keys=2000, batches=100)) for name in ("store-memory", "store-filesystem")
     },
     minutes=0.1,
     repeats=2,
@@ -22,5 +22,5 @@ TINY = Measurement(
 )
 
 if __name__ == "__main__":
-    by_name.SUITES["tiny"] = lambda _: [TINY]  # type: ignore[index]
+    suites.SUITES["tiny"] = lambda _: [TINY]  # type: ignore[index]
     cli.main()

@@ -10,12 +10,14 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.errors import StreamingQueryException
 from pyspark.errors.exceptions.connect import SparkException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -26,6 +28,7 @@ import holdfast
 from holdfast import savepoints, sinks
 from holdfast.errors import InvalidArgumentError
 from holdfast.examples.sinks import csv_folder
+from holdfast.examples.stateful import sessions
 from tests.spark.application import settings_of
 from tests.spark.processors.engines import NEEDED
 
@@ -98,15 +101,26 @@ def refuse_b(batch: holdfast.ShardBatch) -> pa.Table:
     return batch.keys
 
 
-def explained(events: DataFrame, folder: Path) -> list[list[str]]:
-    """Return what is said of a function that raises: what the query raises, and what it keeps."""
-    frame = (
-        holdfast.stream(events)
-        .groupBy("key")
-        .applyInArrowWithState(refuse_b, "key string", "n long", "update", name="refusing")
-    )
+def refusing(events: DataFrame) -> DataFrame:
+    grouped = holdfast.stream(events).groupBy("key")
+    return grouped.applyInArrowWithState(refuse_b, "key string", "n long", "update", name="refusing")
+
+
+def counted_twice(events: DataFrame) -> DataFrame:
+    """Return what two operators count that share a class, and so a name."""
+    events.sparkSession.conf.set("spark.sql.streaming.unsupportedOperationCheck", "false")
+    events.sparkSession.conf.set("spark.holdfast.metrics.inProgress", "false")
+    counted = [
+        holdfast.stream(events).groupBy("key").transformWithState(CountRows(), "key string, n long", "update", "None")
+        for _ in range(2)
+    ]
+    return counted[0].union(counted[1])
+
+
+def explained(frame: DataFrame, folder: Path) -> list[list[str]]:
+    """Return what is said of a query that fails: of what it raises, and of what it keeps."""
     writer = frame.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
-    query = writer.option("checkpointLocation", str(folder / "query-refusing")).start()
+    query = writer.option("checkpointLocation", str(folder)).start()
     try:
         query.awaitTermination()
     except StreamingQueryException as error:
@@ -173,7 +187,8 @@ def by_each_api(spark: SparkSession, folder: Path) -> dict[str, Any]:
     writer.option("checkpointLocation", str(folder / "query-begun")).start().awaitTermination()
     begun_state = holdfast.read_state(spark, folder / "query-begun", "begun", table="v.n")
     return {
-        "explained": explained(events, folder),
+        "explained": explained(refusing(events), folder / "query-refusing"),
+        "twice": explained(counted_twice(events), folder / "query-twice"),
         "metrics": metrics,
         "begun": sorted(begun_state.to_pylist(), key=repr),
         "refused": refused(spark, events),
@@ -305,6 +320,43 @@ def by_savepoint(spark: SparkSession, folder: Path) -> dict[str, Any]:
     }
 
 
+def by_draining(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """Drain a query, restore it, and let that read on; return how many clicks each session had, by then."""
+    keep_shards(spark)
+
+    def feed(name: str, *clicks: tuple[str, int]) -> None:
+        (folder / "clicks").mkdir(exist_ok=True)
+        rows = [{"user": user, "at": datetime(2026, 3, 2, 9 + hour, tzinfo=UTC)} for user, hour in clicks]
+        schema = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
+        pq.write_table(pa.Table.from_pylist(rows, schema), folder / f"clicks/{name}.parquet")
+
+    def writer(query: str) -> DataStreamWriter:
+        clicks = spark.readStream.schema(sessions.CLICKS).option("maxFilesPerTrigger", 1)
+        shown = sessions.vectorised_sessions(clicks.parquet(str(folder / "clicks"))).writeStream.format("parquet")
+        shown = shown.outputMode("append").trigger(availableNow=True).option("path", str(folder / f"shown-{query}"))
+        return shown.option("checkpointLocation", str(folder / query))
+
+    def shown(query: str) -> list[Any]:
+        # As files: Spark reads what its sink wrote only if that began with micro-batch 0.
+        tables = map(pq.read_table, (folder / f"shown-{query}").glob("*.parquet"))
+        return sorted([row["user"], row["clicks"]] for table in tables for row in table.to_pylist())
+
+    feed("0", ("ann", 0), ("ann", 0), ("bob", 0))
+    feed("1", ("cid", 2))
+    feed("2", ("cid", 2))
+    query = writer("query").start()
+    query.awaitTermination()
+    found = {"before": shown("query")}
+    savepoints.drain(spark, query, writer("query"), folder / "query", folder / "savepoints", "end")
+    found["drained"] = shown("query")
+    spark.conf.set("spark.holdfast.state.dir", str(folder / "durable-again"))
+    savepoints.restore(spark, folder / "savepoints", "end", folder / "again", shards=3)
+    feed("3", ("cid", 2), ("end", 9))
+    feed("4", ("end", 9))
+    writer("again").start().awaitTermination()
+    return found | {"again": shown("again")}
+
+
 def into_a_sink(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Show a query's results in a folder of CSV files, over two starts, the second with a decided micro-batch."""
     source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
@@ -342,6 +394,7 @@ PARTS: dict[str, Callable[[SparkSession, Path], dict[str, Any]]] = {
     "each API": by_each_api,
     "in foreachBatch": in_foreach_batch,
     "savepoints": by_savepoint,
+    "drain": by_draining,
     "sink": into_a_sink,
 }
 

@@ -34,6 +34,9 @@ def require_each_api(found: dict[str, Any]) -> None:
         )
         assert shard.startswith("shard:       ")
         assert "correct refuse_b (connect_query.py, line " in to_do
+    for what, operator, _, batch, _ in found["twice"]:
+        assert what.startswith("what:        ConflictError: two operators of this query have the same name: pass each")
+        assert (operator, batch) == ("operator:    CountRows", "micro-batch: 0")
     assert measured == [("counts", 0, 3, 3), ("counts", 1, 1, 0)]
 
 
@@ -57,6 +60,13 @@ def require_savepoints(found: dict[str, Any]) -> None:
     ]  # fmt: skip
 
 
+def require_drained(found: dict[str, Any]) -> None:
+    """All that is open is closed, and what is restored takes input that is no later than before."""
+    assert found["drained"] == [["ann", 2], ["bob", 1], ["cid", 2]]
+    assert [row for row in found["drained"] if row not in found["before"]], "something was open"
+    assert found["again"] == [["cid", 1]]
+
+
 def require_shown_once(found: dict[str, Any]) -> None:
     """Each micro-batch, also the one that Spark repeats."""
     assert found["shown"] == [
@@ -69,8 +79,10 @@ REQUIRED = {
     "each API": require_each_api,
     "in foreachBatch": require_any_evaluation,
     "savepoints": require_savepoints,
+    "drain": require_drained,
     "sink": require_shown_once,
 }
+MARKS = {"each API": pytest.mark.since("4.1"), "drain": pytest.mark.all}
 
 
 @pytest.mark.spark
@@ -79,7 +91,7 @@ REQUIRED = {
 @pytest.mark.skipif(importlib.util.find_spec("grpc") is None, reason="needs the extra 'connect'")
 @pytest.mark.parametrize(
     "part",
-    cases([pytest.param(part, marks=pytest.mark.since("4.1") if part == "each API" else ()) for part in REQUIRED]),
+    cases([pytest.param(part, marks=MARKS.get(part, ())) for part in REQUIRED]),
 )
 def test_state_over_spark_connect(java_home: Path, tmp_path: Path, part: str) -> None:
     lab = Lab(None, tmp_path, tmp_path / "local")  # type: ignore[arg-type]

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame
+from pyspark import TaskContext
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import holdfast
 from tests.spark.conftest import Lab
+from tests.spark.parity.engines import configured
+from tests.spark.processors.engines import NEEDED
+from tests.tiers import cases
 
 pytestmark = pytest.mark.spark
 
@@ -45,6 +52,126 @@ def test_a_function_that_raises_for_a_key(lab: Lab) -> None:
         "micro-batch: 1",
         f"to do:       correct {place}, and start the query again: nothing of this micro-batch was kept",
     ]
+
+
+class Failing(StatefulProcessor):
+    """Fails in `init` or `close`: at the definition, or in a task only."""
+
+    def __init__(self, where: str, in_task: bool) -> None:
+        self.where, self.in_task = where, in_task
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.fail("init")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        yield Row(key=key[0])
+
+    def close(self) -> None:
+        self.fail("close")
+
+    def fail(self, where: str) -> None:
+        if where == self.where and self.in_task is (TaskContext.get() is not None):
+            raise ValueError("no connection")
+
+
+@pytest.mark.parametrize("where", ["init", "close"])
+def test_a_processor_that_fails_beside_its_keys(lab: Lab, where: str) -> None:
+    """The operator is named wherever it fails, although no key is at fault."""
+
+    def processed(in_task: bool) -> DataFrame:
+        grouped = holdfast.stream(lab.source()).groupBy("key")
+        return grouped.transformWithState(Failing(where, in_task), "key string", "update", "None", name="failing")
+
+    place = f"fail (test_failures.py, line {Failing.fail.__code__.co_firstlineno + 2})"
+    with configured(lab.spark, NEEDED):
+        lab.feed([("a", 1)])
+        with pytest.raises(ValueError, match="no connection") as caught:
+            processed(in_task=False)
+        assert holdfast.explain(caught.value).splitlines() == [
+            "what:        ValueError: no connection",
+            "operator:    failing",
+            f"to do:       correct {place}",
+        ]
+        what, operator, shard, batch, to_do = explained(lab, processed(in_task=True))
+    assert (what, operator, batch) == (
+        "what:        ValueError: no connection",
+        "operator:    failing",
+        "micro-batch: 0",
+    )
+    assert shard.startswith("shard:")
+    assert to_do.startswith(f"to do:       correct {place}, and start")
+
+
+class Passing(StatefulProcessor):
+    """Hands rows on."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.n = handle.getValueState("n", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        self.n.update((sum(1 for _ in rows),))
+        yield Row(key=key[0], v=1)
+
+
+def passed(frame: DataFrame) -> DataFrame:
+    grouped = holdfast.stream(frame).groupBy("key")
+    return grouped.transformWithState(Passing(), "key string, v long", "update", "None")
+
+
+def pass_on(batch: holdfast.ShardBatch) -> pa.Table:
+    batch.state.put(n=batch.groups.count())
+    return batch.keys.append_column("v", batch.groups.count())
+
+
+def passed_as_arrow(frame: DataFrame) -> DataFrame:
+    return (
+        holdfast.stream(frame).groupBy("key").applyInArrowWithState(pass_on, "key string, v long", "n long", "update")
+    )
+
+
+HOWS = ["one behind the other", "side by side"]
+TWICE = list(product([(passed, "Passing"), (passed_as_arrow, "pass_on")], HOWS, [True, False]))
+
+
+@pytest.mark.parametrize(("of", "how", "is_durable"), cases(TWICE, 2))
+def test_one_class_or_function_twice_without_names(
+    lab: Lab, of: tuple[Callable[[DataFrame], DataFrame], str], how: str, is_durable: bool
+) -> None:
+    """Which query a definition is part of, only its first micro-batch knows; that says what to pass."""
+    define, name = of
+    if not is_durable:
+        lab.spark.conf.unset("spark.holdfast.state.dir")
+    with configured(lab.spark, {**NEEDED, "spark.sql.streaming.unsupportedOperationCheck": "false"}):
+        lab.feed([("a", 1), ("b", 2), ("c", 3)])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="this query's state is not durable")
+            first = define(lab.source())
+            frame = define(first) if how == "one behind the other" else define(lab.source()).union(first)
+        what, operator, shard, batch, to_do = explained(lab, frame)
+    assert what.startswith(
+        "what:        ConflictError: two operators of this query have the same name: pass each its own name=. Without "
+        "one, an operator is called as its function or its processor's class is"
+    )
+    assert (operator, batch) == (f"operator:    {name}", "micro-batch: 0")
+    assert (shard[:6], to_do) == (
+        "shard:",
+        "to do:       do as the message says, and start the query again: nothing of this micro-batch was kept",
+    )
+
+
+@pytest.mark.parametrize("how", cases(HOWS))
+def test_one_function_twice_with_metrics_in_the_progress(lab: Lab, how: str) -> None:
+    """Spark refuses the plan then, and speaks of metrics."""
+    lab.configure({"metrics.inProgress": "true"})
+    lab.feed([("a", 1)])
+    first = passed_as_arrow(lab.source())
+    with pytest.raises(AnalysisException, match="The metric name is not unique") as caught:
+        lab.run(passed_as_arrow(first) if how == "one behind the other" else passed_as_arrow(lab.source()).union(first))
+    assert holdfast.explain(caught.value) == (
+        "what:        two operators of this query have the same name, 'pass_on'\n"
+        "to do:       pass each its own name=: without one, an operator is called as its function or its processor's "
+        "class is"
+    )
 
 
 def test_state_that_is_lost(lab: Lab) -> None:

@@ -12,8 +12,7 @@ from pyspark.sql import GroupedData
 
 from holdfast.benches.nexmark.equality import compare, small
 from holdfast.benches.nexmark.events import AUCTION, BID, FIRST_ID, HOT, LEAD, PERSON, Mix, events
-from holdfast.benches.nexmark.job import Nexmark
-from holdfast.benches.nexmark.queries import QUERIES
+from holdfast.benches.nexmark.job import QUERIES, Nexmark
 from tests.spark.conftest import Lab
 from tests.tiers import ALL, LONG, cases
 

@@ -87,6 +87,14 @@ def test_a_method_in_the_wrong_place_says_which_is_the_right_one(lab: Lab) -> No
         begun.applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
     with pytest.raises(AttributeError, match=r"holdfast\.stream\(df\.withWatermark\(…\)\)\.groupBy"):
         begun.withWatermark("at", "1 minute")
+    with pytest.raises(AttributeError, match=r"groupBy\(…\)\.<operator>\(…\)\.writeStream$"):
+        _ = begun.writeStream
+    with pytest.raises(AttributeError, match=r"groupBy\(…\)\.agg\(n=holdfast\.count\(\)\)"):
+        begun.groupBy("id").count()
+    with pytest.raises(AttributeError, match=r"\.agg\(n=holdfast\.max\('column'\)\)"):
+        begun.groupBy("id").max("id")
+    with pytest.raises(AttributeError, match=r"pivot is Spark's own.*groupBy\(…\)\.pivot\(…\).*agg, window, session,"):
+        begun.groupBy("id").pivot("id")
     grouped: Any = lab.spark.range(1).groupBy("id")
     with pytest.raises(AttributeError) as caught:
         grouped.applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
@@ -196,8 +204,8 @@ def test_settings(lab: Lab, setting: str, value: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"backend": "rockdb"}, r"no backend named 'rockdb': did you mean 'rocksdb'\? known are .*memory.*rocksdb"),
-        ({"backend": "mine", "mine.level": "9"}, r"no backend named 'mine': known are.*entry point group"),
+        ({"backend": "rockdb"}, r"no backend named 'rockdb'; did you mean 'rocksdb'\? known are .*memory.*rocksdb"),
+        ({"backend": "mine", "mine.level": "9"}, r"no backend named 'mine'; known are.*entry point group"),
         ({"memory.limt": "2g"}, r"'spark\.holdfast\.memory\.limt': did you mean spark\.holdfast\.memory\.limit"),
         ({"memory.limit": "lots"}, r"spark\.holdfast\.memory\.limit cannot be 'lots'.*512m"),
         ({"memroy.limit": "2g"}, r"unknown setting.*did you mean 'spark\.holdfast\.memory\.limit'"),
@@ -230,7 +238,7 @@ def test_backends_and_their_options(
         ({"state.dir": "gs://bucket/app"}, r"gcsfs"),
         ({"state.dir": "s4://bucket/app"}, r"unknown storage scheme; known are .*s3.*scheme=s4"),
         ({"state.dir": "s3:/bucket/app"}, r"URL must be scheme://root"),
-        ({"state.dir": "s3://bucket/app", "storage.secrett": CANARY}, r"did you mean secret\?.*option=secrett"),
+        ({"state.dir": "s3://bucket/app", "storage.secrett": CANARY}, r"did you mean 'secret'\?.*option=secrett"),
         (
             {"state.dir": "s3://bucket/app", "storage.secret": CANARY},
             r"set both, or neither.*options='key secret'",
@@ -317,7 +325,7 @@ def test_reading_state_that_is_not_there(lab: Lab) -> None:
     with pytest.raises(NotFoundError, match=r"no such table.*table=timers"):
         holdfast.read_state(lab.spark, lab.folder / "query", "totals", table="timers")
     lab.spark.conf.unset("spark.holdfast.state.dir")
-    with pytest.raises(InvalidArgumentError, match=r"set spark\.holdfast\.state\.dir"):
+    with pytest.raises(InvalidArgumentError, match=r"no state directory is set: set spark\.holdfast\.state\.dir"):
         lab.state()
 
 

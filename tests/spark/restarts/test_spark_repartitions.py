@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
+import holdfast
 from holdfast import savepoints
+from holdfast.commands.savepoint import savepoint
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
@@ -28,3 +31,9 @@ def test_a_query_goes_on_with_its_state_in_more_partitions(lab: Lab) -> None:
         assert lab.state() == dict.fromkeys(KEYS, (2, 3))
         made = savepoints.create(lab.spark, location, lab.folder / "savepoints", "after")
     assert [(operator.name, operator.shards) for operator in made.operators] == [("totals", 2)]
+    with holdfast.open_query(location, lab.folder / "durable") as query:
+        found = query.get("totals", [{"key": key} for key in KEYS])["state"]
+    assert {row["key"]: (row["n"], row["total"]) for row in found.to_pylist()} == dict.fromkeys(KEYS, (2, 3))
+    arguments = ["create", str(location), "--to", str(lab.folder / "savepoints"), "--name", "without-spark"]
+    assert CliRunner().invoke(savepoint, arguments).exit_code == 0
+    assert savepoints.diff(lab.folder / "savepoints", "after", "without-spark")[1][0].differs is False

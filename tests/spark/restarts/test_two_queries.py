@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from holdfast.snapshotter.ownership.claim_listing import ALIVE_MS
 from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.ownership.stored_claims import ALIVE_MS, ClaimingRun, find_claim
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.executor.processes import ProcessId, place_of
 from tests.spark.application import start_program
 from tests.spark.conftest import Lab, age, claims, configured
 
@@ -102,6 +103,13 @@ def record_of(lab: Lab, directory: str) -> OperatorRecord:
         return read_operator(storage, directory)
 
 
+def holder(lab: Lab) -> ClaimingRun:
+    with open_storage(str(lab.folder / "durable")) as storage:
+        claim = find_claim(storage, "totals")
+        assert claim is not None
+        return claim.holder
+
+
 def refused(lab: Lab, message: str, query: str) -> None:
     with pytest.raises(StreamingQueryException, match=f"(?s)ConflictError.*{message}"):
         lab.run(lab.totals(), query=query)
@@ -136,8 +144,10 @@ def test_a_copy_is_refused_and_an_older_run_stops_when_it_sees_a_newer_one(appli
         lab.run(lab.totals(), query="copy-with-state")
         assert lab.state(query="copy-with-state") == {"a": (3, 111)}
         lab.configure({"state.dir": str(lab.folder / "durable")})
+        first = holder(lab)
         age(claims(lab), ALIVE_MS)
         lab.run(lab.totals(), query="copy")
+        assert holder(lab).driver == place_of(ProcessId.of(os.getpid())) != first.driver != ""
         age(application.local.glob("*/executor-*/*/*/totals/runs/*-claim"), RENEW_EVERY_MS)
         lab.feed([("a", 1000)])
         assert "FencedError: a newer run of this query has taken over" in application.wait_for("FAILED copied")
@@ -152,6 +162,7 @@ def test_a_second_query_has_a_directory_of_its_own_and_a_killed_one_begins_again
         lab.run(lab.totals(), query="second")
         lab.feed([("b", 100)])
         lab.run(lab.totals(), query="first")
+        assert holder(lab).driver == place_of(ProcessId.of(os.getpid())), "the other one is seen to have ended"
         assert lab.state(query="first") == {"a": (2, 11), "b": (1, 100)}
         assert lab.state(query="second") == {"a": (2, 11)}
         age(claims(lab), ALIVE_MS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,11 +23,22 @@ from holdfast import savepoints
 from holdfast.examples.flights import data
 from holdfast.examples.flights.sessions import chains
 from holdfast.examples.stateful import sessions
+from holdfast.spark_integration.savepoints.working import OwnProcess
 from tests.spark.conftest import Lab
 from tests.spark.processors.engines import NEEDED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+@contextmanager
+def without_spark(lab: Lab, state_dir: str) -> Iterator[OwnProcess]:
+    """Give what commands save and clone with: this process, with the session's options of the storage."""
+    prefix = "spark.holdfast.storage."
+    given = {name: value for name, value in dict(lab.spark.conf.getAll).items() if name.startswith(prefix)}
+    options = {name.removeprefix(prefix): value for name, value in given.items()}
+    with ThreadPoolExecutor(4) as executor:
+        yield OwnProcess.of(state_dir, options, executor, 2, lambda _: None)
 
 
 @cache

@@ -182,6 +182,23 @@ class Named(Source):
         return frames[0].union(frames[1])
 
 
+class Twice(Source):
+    """Two sources of files, the first of which is read before and after the other one."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        super().__init__(spark, folder)
+        self.sources = [Files(spark, folder / name) for name in ("left", "right")]
+
+    def feed(self, step: int) -> None:
+        self.sources[0].feed(step)
+        if step % 2:
+            self.sources[1].feed(step)
+
+    def numbers(self) -> DataFrame:
+        left, right = (source.numbers() for source in self.sources)
+        return left.union(right).union(left)
+
+
 class Topic(Source):
     """A topic of Kafka with three partitions, and one more from the third step on."""
 

@@ -13,10 +13,11 @@ from pyspark.errors import StreamingQueryException
 
 from holdfast import savepoints
 from holdfast.errors import HoldfastError, NotFoundError, UnavailableError
-from holdfast.spark_integration.savepoints import creating
+from holdfast.spark_integration.savepoints.creating import save
+from holdfast.spark_integration.savepoints.working import OwnProcess, SparkTasks
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
-from tests.spark.savepoints.queries import restored
+from tests.spark.savepoints.queries import restored, without_spark
 from tests.spark.savepoints.totals import expected, feed, saved, start, totals
 from tests.tiers import cases, repetitions
 
@@ -62,18 +63,26 @@ def feeding(lab: Lab) -> Iterator[None]:
         thread.join()
 
 
-def create(lab: Lab, name: str, **options: Any) -> savepoints.Savepoint:
-    return savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", name, **options)
+def create(lab: Lab, name: str, by: type[SparkTasks | OwnProcess] = SparkTasks, **options: Any) -> savepoints.Savepoint:
+    places = lab.folder / "query", lab.folder / "savepoints", name
+    if by is SparkTasks:
+        return savepoints.create(lab.spark, *places, **options)
+    with without_spark(lab, str(lab.folder / "durable")) as alone:
+        return save(alone, *places, batch_id=options.pop("batchId", None), **options)
+
+
+BY = [OwnProcess, SparkTasks]
 
 
 @pytest.mark.all
-def test_each_savepoint_is_the_state_after_one_micro_batch(lab: Lab) -> None:
+@pytest.mark.parametrize("by", cases(BY))
+def test_each_savepoint_is_the_state_after_one_micro_batch(lab: Lab, by: type[SparkTasks | OwnProcess]) -> None:
     """Or there is none, with an error, if Spark has cleaned up twice meanwhile."""
     feed(lab)
     with running(lab) as query, feeding(lab):
         for number in repetitions(1, 20):
             try:
-                made = create(lab, f"round-{number}")
+                made = create(lab, f"round-{number}", by)
             except HoldfastError as exc:
                 assert any(words in str(exc) for words in ("moved past two", "try again")), exc  # noqa: PT017
                 assert all(
@@ -85,7 +94,7 @@ def test_each_savepoint_is_the_state_after_one_micro_batch(lab: Lab) -> None:
                 assert saved(lab, f"round-{number}")
                 assert made.query.batch_id > 0
         assert query.exception() is None
-    create(lab, "last")
+    create(lab, "last", by)
     assert saved(lab, "last")
 
 
@@ -95,7 +104,7 @@ def test_a_micro_batch_is_purged_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyP
     """Once: a later one is saved. Again, or where a micro-batch was asked for: an error, and no savepoint."""
     feed(lab)
     purges = iter(range(times))
-    steps = creating.stateful_steps
+    steps = SparkTasks.steps  # without Spark, the state can be read until its files are deleted, later than the logs
 
     def late(*arguments: Any) -> Any:
         if next(purges, None) is not None:
@@ -105,7 +114,7 @@ def test_a_micro_batch_is_purged_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyP
 
     with running(lab) as query:
         last = query.lastProgress["batchId"]
-        monkeypatch.setattr(creating, "stateful_steps", late)
+        monkeypatch.setattr(SparkTasks, "steps", late)
         if times == 1:
             assert create(lab, "one").query.batch_id == last + 5
             assert saved(lab)

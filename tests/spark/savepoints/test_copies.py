@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from holdfast import savepoints
 from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError
+from holdfast.spark_integration.savepoints.new_query import shards_to_set
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
@@ -212,7 +213,7 @@ def test_what_cannot_be_copied(lab: Lab) -> None:
     where: Mapping[str, Any] = {"to_state_dir": lab.folder / "durable"}
     with pytest.raises(ConflictError, match=r"needs its own state directory.*operators=totals"):
         savepoints.clone(lab.spark, lab.folder / "query", lab.folder / "again", **where)
-    with pytest.raises(ConflictError, match="must be new"):
+    with pytest.raises(ConflictError, match="must be empty"):
         savepoints.clone(lab.spark, lab.folder / "query", lab.folder / "query", **where)
     with pytest.raises(InvalidArgumentError, match="must be a whole number from 1 to"):
         rescale(lab, 0)
@@ -230,6 +231,7 @@ def test_a_query_is_rescaled_within_its_state_directory(lab: Lab) -> None:
     query_id = rescale(lab, 4, to_state_dir=None)
     lab.feed(later[0])
     original = run(lab, case)
+    assert shards_to_set(str(lab.folder / "durable"), {}, query_id) == 4
     lab.configure({"shards": "4"})
     assert rows(lab.run(case.query(lab.source(case.schema)), "again")) == original
     assert (lab.folder / f"durable/totals@{query_id}/operator").exists()

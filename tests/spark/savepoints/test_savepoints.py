@@ -187,7 +187,7 @@ def test_nothing_that_is_there_is_written_over(lab: Lab) -> None:
     with pytest.raises(ConflictError, match="there is a savepoint of this name"):
         savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
     before = sorted((lab.folder / "query").rglob("*"))
-    with pytest.raises(ConflictError, match="must be new"):
+    with pytest.raises(ConflictError, match="must be empty"):
         restored(lab, "query")
     assert sorted((lab.folder / "query").rglob("*")) == before
     (lab.folder / "mine/state").mkdir(parents=True)

@@ -24,6 +24,7 @@ from tests.spark.savepoints.sources import (
     Reader,
     Source,
     Topic,
+    Twice,
     Two,
     clicks,
     numbers_of,
@@ -92,6 +93,15 @@ def require_the_same(lab: Lab, source: Source) -> None:
 def test_a_restored_query_reads_on(lab: Lab, kind: type[Source]) -> None:
     """Rows, timers, watermark, positions and state: as in the original, which never stopped."""
     require_the_same(lab, kind(lab.spark, lab.folder / "source"))
+
+
+@pytest.mark.all
+def test_a_source_that_is_read_twice_is_read_on(lab: Lab) -> None:
+    """Spark's log has a position for each time, and one folder for the source: the others' numbers differ."""
+    source = Twice(lab.spark, lab.folder / "source")
+    require_the_same(lab, source)
+    assert len(ends(lab, "query")[0]) == 3
+    assert sorted(path.name for path in (lab.folder / "again/sources").iterdir()) == ["0", "1"]
 
 
 @pytest.mark.all

@@ -22,8 +22,10 @@ from holdfast import sinks
 from holdfast.errors import InvalidArgumentError
 from holdfast.examples.sinks.csv_folder import CsvFolder, read
 from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkTransaction
+from tests import sink_logs
 from tests.spark.application import run_program
 from tests.spark.conftest import Lab
+from tests.spark.savepoints.sink_queries import totals
 from tests.spark.sinks import lost_shuffle, repeating
 from tests.spark.sinks.lost_shuffle import NotingSpares
 from tests.tiers import cases
@@ -79,22 +81,12 @@ class Shown:
     def forget_the_last_end(self) -> None:
         repeating.forget_the_last_end(self.lab.folder / self.name)
 
-    def decided(self) -> list[str]:
-        return sorted(path.name for path in (self.lab.folder / "durable/_sinks/csv").glob("*/decided-*"))
+    def decided(self, state_dir: str = "durable") -> list[int | None]:
+        """Return the micro-batches that the query which writes now has decided."""
+        return sink_logs.decided(self.lab.folder / state_dir, "csv")
 
     def parts(self) -> int:
         return len(list(self.folder.glob("part-*")))
-
-
-def totals(*tables: list[tuple[str | None, int]]) -> list[tuple[Any, ...]]:
-    """Return the rows in update mode, by plain Python."""
-    found, state = [], dict[str, tuple[int, int]]()
-    for table in tables:
-        for key, value in table:
-            n, total = state.get(str(key), (0, 0))
-            state[str(key)] = (n + 1, total + value)
-        found += [(key, *state[key]) for key in sorted({str(key) for key, _ in table})]
-    return sorted(found)
 
 
 @pytest.fixture
@@ -111,16 +103,16 @@ def test_each_micro_batch_is_shown_once_over_restarts(shown: Shown) -> None:
     shown.run()
     shown.restart()
     assert shown.rows() == totals(*FED)
-    assert shown.decided() == ["decided-0", "decided-1", "decided-2"]
+    assert shown.decided() == [0, 1, 2]
 
 
 @pytest.mark.all
 def test_a_query_that_was_replaced_is_refused_in_the_same_process_too(shown: Shown) -> None:
     """Its function remembers a run that went on with the next micro-batch; another query has come between."""
     shown.feed(FED[0])
-    shown.run()
-    (ended,) = (path.name for path in (shown.lab.folder / "durable/_sinks/csv").iterdir())
-    Shown(shown.lab, "successor", replaces=ended).run()
+    query = shown.start()
+    query.awaitTermination()
+    Shown(shown.lab, "successor", replaces=str(query.id)).run()
     before = shown.rows()
     shown.feed(FED[1])
     with pytest.raises(StreamingQueryException, match="another query writes to this sink"):
@@ -142,7 +134,7 @@ def test_a_restart_by_the_same_function_takes_frame_and_settings_as_they_are_now
     shown.frame = rows.selectExpr("key", "1L as n", "v as total")
     shown.lab.configure({"state.dir": str(shown.lab.folder / "elsewhere")})
     shown.run()
-    assert list(shown.lab.folder.glob("elsewhere/_sinks/csv/*/decided-1"))
+    assert shown.decided("elsewhere") == [1]
 
 
 @pytest.mark.all
@@ -233,7 +225,7 @@ def test_a_micro_batch_without_rows_stores_nothing(shown: Shown) -> None:
     assert shown.decided() == []
     shown.feed(FED[2])
     shown.run()
-    assert shown.decided() == ["decided-2"]
+    assert shown.decided() == [2]
     assert shown.rows() == [("a", 1, 100), ("b", 1, 20), ("e", 1, 50)]
 
 
@@ -261,7 +253,7 @@ def test_another_query_is_refused_and_a_successor_is_not(shown: Shown) -> None:
     assert shown.rows() == sorted([*totals(FED[0]), *totals(FED[0])])
     shown.feed(FED[1])
     shown.run()
-    assert shown.decided() == ["decided-0", "decided-1"], "the old query's are gone"
+    assert shown.decided() == [0, 1], "its own"
     shown.name, shown.function = "query", sinks.exactly_once(CsvFolder(str(shown.folder)))
     with pytest.raises(StreamingQueryException, match="another query writes to this sink"):
         shown.run()
@@ -273,7 +265,7 @@ def test_an_emptied_target_and_a_deleted_directory_are_errors(shown: Shown) -> N
     shown.run()
     shutil.rmtree(shown.folder)
     shown.feed(FED[2])
-    with pytest.raises(StreamingQueryException, match="was emptied, recreated, or restored"):
+    with pytest.raises(StreamingQueryException, match="the folder knows none: another one, or emptied"):
         shown.restart()
 
 

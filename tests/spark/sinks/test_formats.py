@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 import holdfast
 from holdfast import clock, sinks
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.sink_source.formats import SINK_SOURCES, PostgresSource
+from holdfast.spark_integration.sink_source.formats import SINK_SOURCES, DeltaSource, PostgresSource
 from holdfast.spark_integration.sink_source.options import SourceOptions
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from tests.read_kafka import committed
@@ -97,13 +97,10 @@ def test_options_are_checked() -> None:
     with pytest.raises(InvalidArgumentError, match="the option create must be true or false"):
         PostgresSource({"name": "n", "table": "t", "create": "yes"}).sink()
     for number in ("two", "1.5", "-1", "9" * 5000):
-        with pytest.raises(InvalidArgumentError, match="the option connections is a whole number"):
-            PostgresSource({"name": "n", "table": "t", "connections": number}).sink()
+        with pytest.raises(InvalidArgumentError, match="the option file_mb is a whole number"):
+            DeltaSource({"name": "n", "path": "t", "file_mb": number}).sink()
     given = {"name": "n", "table": "t", "keys": "a, b"}
     assert PostgresSource(given).sink() == sinks.postgres("n", "t", keys=["a", "b"])
-    assert PostgresSource(given | {"connections": "4"}).sink() == sinks.postgres(
-        "n", "t", keys=["a", "b"], connections=4
-    )
 
 
 def test_registered_twice(spark: SparkSession) -> None:

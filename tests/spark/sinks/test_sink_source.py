@@ -16,7 +16,7 @@ from holdfast import sinks
 from holdfast.errors import InvalidArgumentError
 from holdfast.examples.sinks.csv_folder import CsvFolder, read
 from holdfast.spark_integration import spark_versions
-from holdfast.spark_integration.sink_source.source import Written
+from holdfast.spark_integration.sink_source.source import Begun, Written
 from holdfast.spark_integration.sinks.coordinator import Coordinator
 from tests.spark.sinks.csv_source import CsvSource
 
@@ -122,10 +122,11 @@ def test_a_commit_that_failed_gives_up_nothing_that_may_be_decided(
     schema = StructType().add("value", "long").add("twice", "long")
     writer = CsvSource(options).streamWriter(schema, overwrite=False)
     given_up: list[str] = []
-    monkeypatch.setattr(Coordinator, "give_up", lambda self, batch_id: given_up.append("all"))
-    writer.abort([Written(0, 1, "{}"), Written(1, 0, "")], 1)
+    monkeypatch.setattr(Coordinator, "give_up", lambda self: given_up.append("all"))
+    begun = Begun("a-query", 1, "", 3, is_decided=False)
+    writer.abort([Written(0, 1, "{}", begun), Written(1, 0, "", begun)], 1)
     assert given_up == []
-    writer.abort([Written(0, 1, "{}"), None], 1)
+    writer.abort([Written(0, 1, "{}", begun), None], 1)
     assert given_up == ["all"]
 
 

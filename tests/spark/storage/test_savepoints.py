@@ -10,15 +10,17 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from holdfast import savepoints
+from holdfast import savepoints, sinks
 from holdfast.commands.export import write
 from holdfast.errors import ConflictError, InvalidArgumentError
+from holdfast.spark_integration.copies.cloning import copy
 from holdfast.spark_integration.sinks.delta.tables import storage_options
 from tests.servers.hdfs import Hdfs
 from tests.servers.s3 import BUCKET, SECRET_KEY, Versitygw
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
-from tests.spark.savepoints.queries import CASES, Case, rows
+from tests.spark.savepoints.queries import CASES, Case, rows, without_spark
+from tests.spark.savepoints.test_drained import CLOSED, FIRST, LATER, QUERIES, feed, shown, writer
 from tests.tiers import cases
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -45,6 +47,9 @@ def copied(lab: Lab, case: Case, places: Mapping[str, str], how: str) -> list[li
     run(lab, case, places["query"], places["state"])
     if how == "clone":
         savepoints.clone(lab.spark, places["query"], places["again"], to_state_dir=places["state-again"])
+    elif how == "clone without Spark":
+        with without_spark(lab, places["state"]) as alone:
+            copy(alone, places["query"], places["again"], to_state_dir=places["state-again"])
     else:
         options = {"shards": 3, "to_state_dir": places["state-again"]}
         savepoints.rescale(lab.spark, places["query"], places["again"], **options)
@@ -73,6 +78,29 @@ def settings_of(server: Versitygw) -> dict[str, str]:
 
 @pytest.mark.all
 @pytest.mark.s3
+def test_a_query_on_s3_is_drained(lab: Lab, versitygw: Versitygw) -> None:
+    """Its state, the savepoint and what its sink shows are there; what executors kept is gone when it is restored."""
+    lab.configure(settings_of(versitygw) | {"state.dir": f"s3://{BUCKET}/drained", "commit.carriedBytes": "0"})
+    url = str(lab.folder / "shown")
+    sink, target = sinks.parquet("out", url), f"s3://{BUCKET}/savepoints"
+    feed(lab, *FIRST)
+    query = writer(lab, QUERIES[0], sink, "query").start()
+    query.awaitTermination()
+    feed(lab, LATER[0])
+    location = lab.folder / "query"
+    for name in ("end", "again"):
+        savepoints.drain(lab.spark, query, writer(lab, QUERIES[0], sink, "query"), location, target, name)
+        assert shown(url) == CLOSED
+    lab.lose_local_state()
+    savepoints.restore(lab.spark, target, "end", lab.folder / "restored", shards=3, continue_sinks=True)
+    feed(lab, LATER[1])
+    lab.configure({"shards": "3"})
+    writer(lab, QUERIES[0], sink, "restored").start().awaitTermination()
+    assert shown(url) == sorted([*CLOSED, ("ann", 62, 62, 1)])
+
+
+@pytest.mark.all
+@pytest.mark.s3
 def test_a_savepoint_on_s3_is_copied_to_another_bucket(lab: Lab, versitygw: Versitygw) -> None:
     """With the tools of S3; the query, its state and the first copy are gone when it is restored."""
     case, location = CASES[0], str(lab.folder / "query")
@@ -95,18 +123,18 @@ def test_a_savepoint_on_s3_is_copied_to_another_bucket(lab: Lab, versitygw: Vers
 
 @pytest.mark.s3
 @pytest.mark.all
-@pytest.mark.parametrize("how", cases(["clone", "rescale"]))
+@pytest.mark.parametrize("how", cases(["clone without Spark", "clone", "rescale"]))
 def test_a_copy_of_a_query_on_s3_goes_on_without_it(lab: Lab, versitygw: Versitygw, how: str) -> None:
     """As the original did, which is gone by then, and what executors kept of it."""
     lab.configure(settings_of(versitygw) | {"commit.carriedBytes": "0"})
-    places = {name: str(lab.folder / name) for name in ("query", "again")}
-    places |= {name: f"s3://{BUCKET}/{how}/{name}" for name in ("state", "state-again")}
+    places, folder = {name: str(lab.folder / name) for name in ("query", "again")}, how.replace(" ", "-")
+    places |= {name: f"s3://{BUCKET}/{folder}/{name}" for name in ("state", "state-again")}
     original = copied(lab, CASES[0], places, how)
     with versitygw.client() as plain:
         keys = [entry["Key"] for entry in plain.list_objects_v2(Bucket=BUCKET)["Contents"]]
         assert not [key for key in keys if "_rescaling/" in key]
         for key in keys:
-            if key.startswith(f"{how}/state/"):
+            if key.startswith(f"{folder}/state/"):
                 plain.delete_object(Bucket=BUCKET, Key=key)
     shutil.rmtree(places["query"])
     lab.lose_local_state()
@@ -133,10 +161,10 @@ def test_a_delta_table_is_exported_to_s3(lab: Lab, versitygw: Versitygw) -> None
 
 @pytest.mark.hdfs
 @pytest.mark.all
-@pytest.mark.parametrize("how", cases(["clone", "rescale"]))
+@pytest.mark.parametrize("how", cases(["clone without Spark", "clone", "rescale"]))
 def test_a_copy_of_a_query_on_hdfs_goes_on_without_it(lab: Lab, hdfs: Hdfs, how: str) -> None:
     """Spark's location is there, too: of a processor it has metadata that names its own place."""
-    case, root = CASES[3], f"/copy-{how}"
+    case, root = CASES[3], f"/copy-{how}".replace(" ", "-")
     places = {name: f"{hdfs.url}{root}/{name}" for name in ("query", "state", "again", "state-again")}
     lab.configure({"storage.dfs.client.socket-timeout": "3000"})
     with configured(lab.spark, dict(case.settings)):

@@ -49,6 +49,7 @@ def read_back(run: Run, compression: str | None) -> Run:
     return Run.read(sink.getvalue(), run.schema, source="memory")
 
 
+@pytest.mark.slow(0.5)
 @given(st.lists(writes, min_size=1, max_size=4), st.booleans(), st.sampled_from([None, "lz4"]))
 def test_merging_is_writing_one_after_the_other(history: list[Any], drop: bool, compression: str | None) -> None:
     """The law of runs: newest wins, within a write and between writes; files change nothing."""

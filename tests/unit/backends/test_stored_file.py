@@ -55,6 +55,7 @@ def reseal(data: bytes, footer: Any, *, version: int = 1, flags: int = 0, magic:
     return body + xxhash.xxh3_128(body).digest() + magic
 
 
+@pytest.mark.slow(1)
 def test_a_footer_has_a_limit() -> None:
     """JSON takes many times its size in memory, so a large one is neither written nor parsed."""
     room = stored_file.FOOTER_BYTES_MAX - len(json.dumps(_footer_of(""), separators=(",", ":")))
@@ -252,6 +253,7 @@ def test_a_cut_local_file_is_named(version: tuple[MemoryBackend, Path], which: C
         data = path.read_bytes()
 
 
+@pytest.mark.slow(0.5)
 def test_a_flip_in_a_version_file_is_found(version: tuple[MemoryBackend, Path]) -> None:
     """The small files that say what a version is are always verified."""
     backend, folder = version

@@ -12,8 +12,7 @@ from holdfast.benches.jobs.by_key import DropIn
 from holdfast.benches.jobs.job import Job
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.job_b import JobB
-from holdfast.benches.jobs.requests import Requests
-from holdfast.benches.jobs.store.snapshots import Restore
+from holdfast.benches.jobs.shard import Restore
 from holdfast.benches.report.results import Document, Target, document
 from holdfast.benches.runs.paired import Entry, Run, summarize
 
@@ -126,7 +125,7 @@ def requests() -> Document:
         "requests",
         {
             f"{shards} shards": (
-                Entry("holdfast-memory-s3", Requests(partitions=shards, batches=4, warmup=1)),
+                Entry("holdfast-memory-s3", JobA(partitions=shards, batches=4, warmup=1)),
                 shards * 12.0,
                 1500,
             )

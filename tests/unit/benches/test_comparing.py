@@ -14,9 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from holdfast.benches.command import bench
-from holdfast.benches.comparing.documents import Measured, read
 from holdfast.benches.comparing.noise import Place, Sample, changes
-from holdfast.benches.comparing.verdicts import ENTRY, FASTER, RATIO, SAME, SLOWER, UNKNOWN, compare
+from holdfast.benches.comparing.verdicts import ENTRY, FASTER, RATIO, SAME, SLOWER, UNKNOWN, Measured, compare, read
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.running.directory import replace_json
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
@@ -86,6 +85,7 @@ SEEDS = repetitions(quick=20, long=1000)
 MEASUREMENTS = 4
 
 
+@pytest.mark.slow(1)
 def test_noise_alone_is_no_regression() -> None:
     """Measured with 100 seeds: a false regression in 2 % of comparisons of two turns, in 5 % of three or five turns.
 
@@ -99,6 +99,7 @@ def test_noise_alone_is_no_regression() -> None:
     assert alarms <= 0.05 * len(SEEDS) + 2
 
 
+@pytest.mark.slow(1)
 def test_a_regression_of_a_tenth_is_found() -> None:
     """In one backend and one of four measurements: with five turns in 91 of 100 cases, with three in 65, two in 31.
 

@@ -1,20 +1,16 @@
-"""What is looked at during a run: processes, folders, spans of the workers."""
+"""What is looked at during a run: processes and folders."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
 from holdfast import __version__
-from holdfast.benches.instruments import spans
 from holdfast.benches.instruments.machine import holdfast_version
 from holdfast.benches.instruments.processes import Processes, spark_kind, store_kind
 from holdfast.benches.runs.spark_run import folder_bytes
@@ -31,42 +27,7 @@ def test_folder_bytes_counts_a_linked_file_once(tmp_path: Path) -> None:
     assert folder_bytes(tmp_path / "absent") == 0
 
 
-def test_spans_are_means_over_the_counted_batches(tmp_path: Path) -> None:
-    lines = [{"batch": batch, "spans": {"pack": [2, 0.2, 0.1]}} for batch in (0, 1, 2, 3)]
-    (tmp_path / "4711.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert spans.collect(tmp_path, range(1, 3)) == {"pack": {"calls": 2.0, "ms": 200.0, "cpu_ms": 100.0}}
-
-
-def test_a_generator_is_not_charged_for_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(spans, "_now", lambda: np.array([0.0, clock[0], 0.0]))
-    monkeypatch.setattr(spans, "_times", {})
-
-    def slow_input() -> Any:
-        for i in range(3):
-            clock[0] += 10
-            yield i
-
-    def work(items: Any) -> Any:
-        for item in items:
-            clock[0] += 1
-            yield item
-
-    assert list(spans._timed_generator("work", work)(slow_input())) == [0, 1, 2]
-    assert spans._times["work"][1] == 3
-    assert spans._times["work: wait for input"][1] == 30
-
-
-def test_every_span_names_something_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib
-
-    for _, module, attribute in (*spans.SPANS, *spans.GENERATORS):
-        owner: Any = importlib.import_module(module if module.startswith("pyspark") else f"holdfast.{module}")
-        for part in attribute.split("."):
-            owner = getattr(owner, part)
-        assert callable(owner)
-
-
+@pytest.mark.slow(1)
 def test_a_process_that_has_ended_still_counts(tmp_path: Path) -> None:
     work = (
         "import os, sys; held = bytearray(os.urandom(48 << 20)); file = open(sys.argv[1], 'wb'); file.write(held)\n"

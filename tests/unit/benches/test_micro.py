@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from holdfast import savepoints
 from holdfast.benches.command import bench
-from holdfast.benches.micro import lookup, state_table
-from holdfast.benches.micro import timers as micro_timers
-from holdfast.benches.report import micro_tables
-from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.benches.micro.store import TimerShard
+from holdfast.benches.report import tables
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,7 +32,7 @@ def test_micro_benchmarks_become_a_table_by_backend() -> None:
         a_micro_benchmark("test_pack", 0.01),
     ]
     info = {"cpu": {"brand_raw": "a cpu", "count": 2}, "node": "a-host"}
-    text = micro_tables.markdown({"benchmarks": measured, "machine_info": info, "datetime": "2026-01-02T03:04:05"})
+    text = tables.markdown({"benchmarks": measured, "machine_info": info, "datetime": "2026-01-02T03:04:05"})
     assert "| operation | keys | bytes of a value | memory | rocksdb |" in text
     assert "| get | 1,000 | 16 | 2.0 (1.0 to 4.0) | 0.10 (0.05 to 0.20) |" in text
     assert "| put | 1,000 | 16 | 250 (125 to 500) | - |" in text
@@ -47,7 +44,7 @@ def test_micro_benchmarks_become_a_table_by_backend() -> None:
 @pytest.mark.slow
 def test_the_smallest_micro_benchmarks_run(tmp_path: Path) -> None:
     file = tmp_path / "micro.json"
-    run = [sys.executable, "-m", "pytest", "benches/micro", "-o", "python_files=backend.py", "-k", "1000x100-memory"]
+    run = [sys.executable, "-m", "pytest", "benches/micro", "-o", "python_files=store.py", "-k", "memory and 1000x100"]
     # Tests may run side by side, but benchmarks refuse to.
     alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     done = subprocess.run(
@@ -59,32 +56,13 @@ def test_the_smallest_micro_benchmarks_run(tmp_path: Path) -> None:
         assert f"| {operation} | 1,000 | 100 |" in shown
 
 
-def test_the_savepoint_of_the_bench_is_one(tmp_path: Path) -> None:
-    """Whole, and with all its rows."""
-    state_table.write_savepoint(tmp_path, 4_000)
-    assert savepoints.verify(tmp_path, state_table.NAME) == []
-    (operator,) = savepoints.read(tmp_path, state_table.NAME).operators
-    assert operator.rows == {"state": 4_000}
-
-
-@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
-def test_the_bench_of_look_ups_finds_its_keys(tmp_path: Path, backend: str) -> None:
-    """By a look-up as by a read of all, and it knows how large the version is."""
-    with open_storage(str(tmp_path)) as storage:
-        version = lookup.write_version(storage, backend, 8_000)
-        assert version.stored_bytes > 8_000 * 70
-        lookup.look_up(version, 3)
-        lookup.read_all(version)
-
-
-def test_timers_of_the_bench_fire_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timers_of_the_bench_fire_in_turns(tmp_path: Path) -> None:
     """Each transaction fires the earliest ones, sets as many later ones, and knows which is the next."""
-    monkeypatch.setattr(micro_timers, "TIMERS", 3_000)
-    shard = micro_timers.TimerShard("memory", tmp_path)
+    shard = TimerShard("memory", tmp_path, 3_000)
     for _ in range(4):
         shard.fire()
         shard.merge_sometimes()
-        shard.find_earliest()
     assert (shard.earliest_ms, shard.end_ms) == (4_000, 7_000)
+    assert shard.pointer is not None
     with shard.store.read_at(shard.pointer) as view:
-        assert sum(len(run) for run in view.scan(micro_timers.TABLE)) == 3_000
+        assert sum(len(run) for run in view.scan("timers")) == 3_000

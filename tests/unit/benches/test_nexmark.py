@@ -5,18 +5,17 @@ from __future__ import annotations
 import pytest
 
 from holdfast.benches.nexmark.equality import results, verdict
-from holdfast.benches.nexmark.job import Nexmark
-from holdfast.benches.nexmark.queries import QUERIES
+from holdfast.benches.nexmark.job import QUERIES, Nexmark
 from holdfast.benches.runs.by_name import ENGINES, engines_for
-from holdfast.benches.suites import nexmark
 from holdfast.benches.suites.measurement import Profile
+from holdfast.benches.suites.suites import nexmark
 from holdfast.errors import InvalidArgumentError
 
 RIGHT = {(1,): (1, 10), (2,): (2, 20)}
 
 
 def test_the_suite_asks_for_every_query_and_compares_what_is_found() -> None:
-    full, quick = (nexmark.measurements(Profile(quick=quick)) for quick in (False, True))
+    full, quick = (nexmark(Profile(quick=quick)) for quick in (False, True))
     assert [entry.job.query for one in full for entry in [one.entries[one.baseline]]] == list(QUERIES)  # type: ignore[attr-defined]
     assert len(quick) == 1
     assert sum(one.minutes for one in full) <= 20

@@ -15,16 +15,14 @@ import pytest
 
 from holdfast.benches.instruments.measured import Places
 from holdfast.benches.peers import input_files
-from holdfast.benches.peers.engines import ENGINES, ENVIRONMENTS, PEERS, PeerEngine
+from holdfast.benches.peers.engines import ENGINES, ENVIRONMENTS, PeerEngine
 from holdfast.benches.peers.environments import Environment
 from holdfast.benches.peers.job import FromFiles
-from holdfast.benches.peers.kills import survive
 from holdfast.benches.peers.peer_run import Program
-from holdfast.benches.peers.progress import READY, Progress, equality
-from holdfast.benches.peers.usage import Usage
+from holdfast.benches.peers.progress import READY, Progress, Usage, equality
 from holdfast.benches.runs import by_name
-from holdfast.benches.suites import peers
 from holdfast.benches.suites.measurement import Profile
+from holdfast.benches.suites.suites import peers
 from holdfast.errors import CorruptionError, InvalidArgumentError, UnavailableError
 
 _PROGRAMS = Path(__file__).parents[3] / "benches/peers/programs"
@@ -109,15 +107,6 @@ def test_a_peer_that_takes_all_rows_as_one_piece_is_given_the_whole_time() -> No
     assert progress.ends_s(in_pieces=False) == pytest.approx([10 + 6.2 / 3, 10 + 12.4 / 3, 16.2])
 
 
-def test_rows_of_a_second_run_go_on_from_the_first() -> None:
-    first = _told(Progress([4]), (1, "+I[1, 2, 2]"), (1, "+I[2, 1, 1]"))
-    second = _told(Progress([4], before=first), (2, "ready"), (3, "+U[1, 1, 1]"))
-    assert second.rows == 2, "what was not durable comes again"
-    _told(second, (4, "+U[1, 3, 3]"))
-    assert second.done(1)
-    assert second.least_n == 1
-
-
 def test_a_wrong_result_is_refused() -> None:
     """No time may be reported for it."""
     right = pa.table({"key": [1, 2], "n": [3, 4], "s": [5, 6]})
@@ -189,6 +178,7 @@ def _places(tmp_path: Path) -> Places:
     return Places(tmp_path / "disk", tmp_path / "memory")
 
 
+@pytest.mark.slow(2)
 def test_a_run_yields_the_time_of_each_micro_batch_and_what_was_equal(tmp_path: Path) -> None:
     measured = _plain(tmp_path, sleep_s=0.3).run(_JOB, _places(tmp_path))
     assert len(measured.batch_ms) == _JOB.batches
@@ -202,23 +192,16 @@ def test_a_run_yields_the_time_of_each_micro_batch_and_what_was_equal(tmp_path: 
     json.dumps(measured.__dict__)
 
 
+@pytest.mark.slow(1)
 def test_a_run_with_a_wrong_result_yields_no_time(tmp_path: Path) -> None:
     with pytest.raises(CorruptionError, match="not those of the rows"):
         _plain(tmp_path, wrong=1).run(_JOB, _places(tmp_path))
 
 
+@pytest.mark.slow(1)
 def test_a_program_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="a mistake of the program"):
         _plain(tmp_path, fails=True).run(_JOB, _places(tmp_path))
-
-
-def test_a_killed_program_goes_on_and_one_that_begins_anew_is_found_out(tmp_path: Path) -> None:
-    """Otherwise a peer that loses its state would pass: it adds up everything again."""
-    job = FromFiles(rows=400, keys=2, batches=6, warmup=0)
-    found = survive([_plain(tmp_path, sleep_s=0.1)], job, str(tmp_path))
-    assert found == {"what": "all keys, after a kill and a restart: plain", "rows": 2, "equal": True}
-    with pytest.raises(CorruptionError, match="started over"):
-        survive([_plain(tmp_path, keeps=False)], job, str(tmp_path))
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda one: one.peer)
@@ -249,16 +232,15 @@ def test_programs_of_peers_import_nothing_of_holdfast(program: Path) -> None:
     names = [n.module or "" for n in ast.walk(ast.parse(program.read_text())) if isinstance(n, ast.ImportFrom)]
     names += [a.name for n in ast.walk(ast.parse(program.read_text())) if isinstance(n, ast.Import) for a in n.names]
     assert not [name for name in names if name.split(".")[0] in ("holdfast", "benches")]
-    assert any(engine.program.script == program.name for engine in PEERS.values())
+    assert any(engine.program.script == program.name for engine in ENGINES.values())
 
 
 def test_the_suite_names_known_engines_and_is_never_quick() -> None:
-    assert peers.measurements(Profile(quick=True)) == []
-    found = peers.measurements(Profile())
+    assert peers(Profile(quick=True)) == []
+    found = peers(Profile())
     for measurement in found:
         assert measurement.baseline in measurement.entries
         assert measurement.check is not None
         for entry in measurement.entries.values():
             assert isinstance(entry.job, by_name.ENGINES[entry.engine].runs)
     assert sum(measurement.minutes for measurement in found) <= 20
-    assert {entry.engine for measurement in found for entry in measurement.entries.values()} <= {*ENGINES, "floor"}

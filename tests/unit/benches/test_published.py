@@ -9,8 +9,7 @@ import pytest
 
 from holdfast.benches.report import published
 from holdfast.benches.report.answers import answers_of
-from holdfast.benches.report.directory import read
-from holdfast.benches.running.directory import RUN
+from holdfast.benches.report.directory import RUN, read
 from holdfast.errors import InvalidArgumentError
 from tests.unit.benches import sample_results
 
@@ -90,6 +89,7 @@ def test_a_figure_that_is_in_readme_is_in_its_results(repository: Path, run: Pat
     assert numbers == ["3.0", "1.6"]
 
 
+@pytest.mark.slow(1)
 def test_what_cannot_be_published_is_refused(repository: Path, tmp_path: Path) -> None:
     """A quick run is one user's; a run without what README shows would leave its figure without numbers."""
     quick = sample_results.write(tmp_path / "quick", sample_results.quick(), profile="quick")
@@ -110,6 +110,7 @@ def test_what_cannot_be_published_is_refused(repository: Path, tmp_path: Path) -
     assert not (repository / published.RESULTS).exists()
 
 
+@pytest.mark.slow(1)
 def test_a_readme_without_its_place_is_named(repository: Path, run: Path) -> None:
     """Nobody wonders where the paragraph has gone."""
     published.publish(run, repository)

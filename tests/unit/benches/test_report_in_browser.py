@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from holdfast.benches.report.directory import read
-from holdfast.benches.report.page.html import render
+from holdfast.benches.report.html import render
 from tests.browser import DESKTOP, PHONE, accessibility_findings, chromium, shown
 from tests.servers import downloads
 from tests.unit.benches import sample_results
@@ -89,9 +89,9 @@ def test_links_lead_to_something(browser: Browser, report: Path) -> None:
         assert [t for t in set(targets) if not it.page.query_selector(f"[id='{t.removeprefix('#')}']")] == []
 
 
-def test_charts_take_the_colours_of_the_scheme(browser: Browser, report: Path) -> None:
-    """In the dark, bars are light: their colours are the page's, not matplotlib's."""
-    fill = "getComputedStyle(document.querySelector('svg.chart [style*=\"var(--memory)\"]')).fill"
+def test_bars_take_the_colours_of_the_scheme(browser: Browser, report: Path) -> None:
+    """In the dark, bars are light."""
+    fill = "getComputedStyle(document.querySelector('.bar [style*=\"var(--memory)\"]')).backgroundColor"
     with (
         shown(browser, report.as_uri(), DESKTOP, "light") as light,
         shown(browser, report.as_uri(), DESKTOP, "dark") as dark,

@@ -11,8 +11,7 @@ import pytest
 from holdfast.benches.report.answers import Ratio, answers_of
 from holdfast.benches.report.directory import Results, read
 from holdfast.benches.report.names import name_of
-from holdfast.benches.report.page.choice import choose
-from holdfast.benches.report.page.summary import Sentence, Summary, summarize
+from holdfast.benches.report.summary import Sentence, Summary, choose, summarize
 from tests.unit.benches import sample_results
 
 Documents = Mapping[tuple[str, str], Mapping[str, Any]]
@@ -31,6 +30,7 @@ def texts(sentences: list[Sentence]) -> str:
     return "\n".join(f"{sentence.question} {sentence.text}" for sentence in sentences)
 
 
+@pytest.mark.slow(0.5)
 def test_wins_losses_and_ties_are_told_apart(tmp_path: Path) -> None:
     """Where holdfast loses, the summary says so; where turns show no difference, it claims none."""
     found = summary_of(tmp_path, sample_results.full())
@@ -52,6 +52,7 @@ def test_a_slower_engine_of_ours_is_a_loss(tmp_path: Path) -> None:
     assert "rocksdb" not in texts(found.wins)
 
 
+@pytest.mark.slow(0.5)
 def test_the_headline_has_the_floor_and_the_backend_for_large_states(tmp_path: Path) -> None:
     """The one sentence for somebody who reads no more."""
     found = summary_of(tmp_path, sample_results.full())
@@ -74,7 +75,7 @@ def test_times_of_different_results_do_not_count(tmp_path: Path) -> None:
     peers = sample_results.peers()
     peers["equality"]["equal"] = False
     found = summary_of(tmp_path, {("peers", "same-file"): peers})
-    assert (found.wins, found.tiles, found.headline) == ([], [], [])
+    assert (found.wins, found.headline) == ([], [])
     assert "none of their times counts" in texts(found.losses)
 
 
@@ -175,7 +176,6 @@ def test_growth_says_at_which_sizes_which_backend_is_the_better_one(tmp_path: Pa
         ("flink-sql-rocksdb", None, "Flink SQL on RocksDB", "flink", False),
         ("holdfast-rocksdb", "with snapshots", "with snapshots", "rocksdb", True),
         ("flink-sql-rocksdb-mini-batch", None, "Flink SQL on RocksDB, mini batch", "flink", False),
-        ("holdfast-memory-from-files", "holdfast-memory", "holdfast on memory", "memory", True),
         ("holdfast-memory", "holdfast-memory, 1,000 keys", "holdfast on memory, 1,000 keys", "memory", True),
         ("holdfast-memory-s3", "S3, 20 ms", "S3, 20 ms", "memory", True),
         ("quixstreams-volatile", None, "Quix Streams, not surviving a kill", "quix", False),

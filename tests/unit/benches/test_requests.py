@@ -16,8 +16,10 @@ import pytest
 from click.testing import CliRunner
 
 from holdfast.benches.command import bench
-from holdfast.benches.instruments.request_counts import RequestCounts
-from holdfast.benches.jobs.requests import ENDPOINT, files_of_spark, requests_of
+from holdfast.benches.instruments.object_store import RequestCounts
+from holdfast.benches.jobs.job import ENDPOINT
+from holdfast.benches.report.results import requests_of
+from holdfast.benches.runs.engines import files_of_spark
 from holdfast.errors import InvalidArgumentError
 
 _FAR_MS = 100
@@ -72,11 +74,12 @@ def test_checksums_are_no_files_of_spark(tmp_path: Path) -> None:
 
 def test_a_server_that_cannot_be_counted_at_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENDPOINT, "https://s3.example.com")
-    result: Any = CliRunner().invoke(bench, ["requests"])
+    result: Any = CliRunner().invoke(bench, ["job-a", "--engines", "holdfast-memory-s3"])
     assert isinstance(result.exception, InvalidArgumentError)
     assert ENDPOINT in str(result.exception)
 
 
+@pytest.mark.slow(1)
 def test_each_connection_waits_for_its_own_requests_alone() -> None:
     """A store that is far away answers 20 clients at once as fast as one."""
     with (

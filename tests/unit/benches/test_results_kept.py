@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.benches.running.carrying_out import CarryingOut, Hooks
-from holdfast.benches.running.directory import FAILED, RUN, ResultsDirectory
+from holdfast.benches.report.directory import RUN
+from holdfast.benches.running.carrying_out import CarryingOut
+from holdfast.benches.running.directory import FAILED, ResultsDirectory
 from holdfast.benches.runs.paired import Entry
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, UnavailableError
 from tests.unit.benches.tiny_run import FACTS, JOB, TWO, Engines, prepared
@@ -30,7 +31,7 @@ from tests.unit.benches.tiny_run import FACTS, JOB, TWO, Engines, prepared
 def test_results_of_another_run_are_not_mixed_in(
     tmp_path: Path, engines: Engines, change: dict[str, Any], named: str
 ) -> None:
-    CarryingOut(prepared(tmp_path), TWO).run(Hooks())
+    CarryingOut(prepared(tmp_path), TWO).run()
     with pytest.raises(InvalidArgumentError, match=named) as refused:
         prepared(tmp_path, **change)
     assert "--fresh" in str(refused.value)
@@ -41,7 +42,7 @@ def test_results_of_another_run_are_not_mixed_in(
 def test_runs_of_another_job_are_not_mixed_in(tmp_path: Path, engines: Engines) -> None:
     engines.stops_at = 1
     with pytest.raises(KeyboardInterrupt):
-        CarryingOut(prepared(tmp_path), TWO).run(Hooks())
+        CarryingOut(prepared(tmp_path), TWO).run()
     larger = replace(TWO, entries={name: Entry(of.engine, replace(JOB, rows=20)) for name, of in TWO.entries.items()})
     with pytest.raises(InvalidArgumentError, match="job rows: 10, 20"):
         CarryingOut(prepared(tmp_path), larger)
@@ -70,7 +71,7 @@ def test_a_damaged_line_of_a_run_is_named_and_kept(tmp_path: Path, engines: Engi
     """Hours of runs stand beside it: whoever sees the message decides."""
     engines.stops_at = 2
     with pytest.raises(KeyboardInterrupt):
-        CarryingOut(prepared(tmp_path), TWO).run(Hooks())
+        CarryingOut(prepared(tmp_path), TWO).run()
     file = tmp_path / "tiny/two.runs.jsonl"
     damaged = f"{line}\n{file.read_text()}"
     file.write_text(damaged)
@@ -82,11 +83,9 @@ def test_a_damaged_line_of_a_run_is_named_and_kept(tmp_path: Path, engines: Engi
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("[]", "none of"),
-        ('{"plan": []}', "none of"),
-        ('{"format": 1}', "plan is damaged"),
-        ('{"format": 1, "plan": [{"suite": "x"}]}', "plan is damaged"),
-        ('{"format": 2, "plan": []}', "another version"),
+        ("[]", "no JSON object"),
+        ("{}", "required property"),
+        ('{"format": 1, "plan": [{"suite": "x"}]}', "required property"),
     ],
 )
 def test_a_damaged_plan_is_named_and_kept(tmp_path: Path, content: str, said: str) -> None:
@@ -108,7 +107,7 @@ def test_a_disk_that_is_full_loses_nothing_and_says_so(
     directory = prepared(tmp_path)
     engines.stops_at = 2
     with pytest.raises(KeyboardInterrupt):
-        CarryingOut(directory, TWO).run(Hooks())
+        CarryingOut(directory, TWO).run()
     before = (tmp_path / RUN).read_text()
 
     def full(*_: Any, **__: Any) -> None:
@@ -120,7 +119,7 @@ def test_a_disk_that_is_full_loses_nothing_and_says_so(
             directory.set_state(TWO, FAILED)
     assert (tmp_path / RUN).read_text() == before
     engines.stops_at = None
-    CarryingOut(prepared(tmp_path), TWO).run(Hooks())
+    CarryingOut(prepared(tmp_path), TWO).run()
     assert len(engines.ran) == 4
 
 

@@ -15,23 +15,22 @@ from click.testing import CliRunner
 
 from holdfast.benches.command import bench
 from holdfast.benches.commands import run as run_command
-from holdfast.benches.jobs.job_a import JobA
+from holdfast.benches.commands.run import Stopped, stoppable
+from holdfast.benches.report.directory import DONE, RUN
 from holdfast.benches.running import carrying_out
-from holdfast.benches.running.carrying_out import CarryingOut, Hooks, Step, steps_of
-from holdfast.benches.running.directory import DONE, FAILED, RUN
+from holdfast.benches.running.carrying_out import CarryingOut, Step, TimeLeft, steps_of
+from holdfast.benches.running.directory import FAILED
 from holdfast.benches.running.plan import Room, measurements_of, with_room
-from holdfast.benches.running.stopping import Stopped, stoppable
-from holdfast.benches.running.time_left import TimeLeft
 from holdfast.benches.runs.paired import Entry, Run
-from holdfast.benches.suites.by_name import SUITES
 from holdfast.benches.suites.measurement import Profile, Shape
+from holdfast.benches.suites.suites import SUITES
 from holdfast.errors import InvalidArgumentError
 from tests.unit.benches.tiny_run import FACTS, JOB, TWO, Engines, document, prepared
 
 
 def test_a_measurement_becomes_a_document_of_all_its_turns(tmp_path: Path, engines: Engines) -> None:
     directory = prepared(tmp_path)
-    assert CarryingOut(directory, TWO).run(Hooks()) == DONE
+    assert CarryingOut(directory, TWO).run() == DONE
     found = document(tmp_path)
     assert sorted(engines.ran) == ["holdfast-memory"] * 2 + ["spark-agg-rocksdb"] * 2
     assert list(found["engines"]) == ["ours", "theirs"], "in the order of the measurement, whatever that of the turns"
@@ -51,13 +50,13 @@ def test_a_stopped_run_goes_on_with_what_it_has(tmp_path: Path, engines: Engines
     first = CarryingOut(prepared(tmp_path), TWO)
     if done < 4:
         with pytest.raises(KeyboardInterrupt):
-            first.run(Hooks())
+            first.run()
     else:
-        first.run(Hooks())
+        first.run()
     engines.stops_at = None
     again = CarryingOut(prepared(tmp_path), TWO)
     assert len(again.done) == (done if done < 4 else 0)
-    assert again.run(Hooks()) == DONE
+    assert again.run() == DONE
     assert len(engines.ran) == 4, "nothing is run twice"
     assert len(document(tmp_path)["engines"]["theirs"]["runs"]) == 2
 
@@ -65,11 +64,11 @@ def test_a_stopped_run_goes_on_with_what_it_has(tmp_path: Path, engines: Engines
 def test_a_line_that_was_cut_off_is_run_again(tmp_path: Path, engines: Engines) -> None:
     engines.stops_at = 2
     with pytest.raises(KeyboardInterrupt):
-        CarryingOut(prepared(tmp_path), TWO).run(Hooks())
+        CarryingOut(prepared(tmp_path), TWO).run()
     file = tmp_path / "tiny/two.runs.jsonl"
     file.write_bytes(file.read_bytes()[:-20])
     engines.stops_at = None
-    CarryingOut(prepared(tmp_path), TWO).run(Hooks())
+    CarryingOut(prepared(tmp_path), TWO).run()
     assert len(engines.ran) == 5
     assert len(document(tmp_path)["engines"]["ours"]["runs"]) == 2
 
@@ -77,13 +76,13 @@ def test_a_line_that_was_cut_off_is_run_again(tmp_path: Path, engines: Engines) 
 def test_an_entry_that_fails_leaves_the_others_alone_and_is_tried_again(tmp_path: Path, engines: Engines) -> None:
     engines.fails = {"spark-agg-rocksdb"}
     directory = prepared(tmp_path)
-    assert CarryingOut(directory, TWO).run(Hooks()) == FAILED
+    assert CarryingOut(directory, TWO).run() == FAILED
     assert engines.ran.count("spark-agg-rocksdb") == 1, "not in the second turn"
     assert directory.plan(TWO)["reason"] == "theirs: no room on the disk"
     found = document(tmp_path)
     assert (list(found["engines"]), found["baseline"]) == (["ours"], "")
     engines.fails = set()
-    assert CarryingOut(prepared(tmp_path), TWO).run(Hooks()) == DONE
+    assert CarryingOut(prepared(tmp_path), TWO).run() == DONE
     assert engines.ran.count("holdfast-memory") == 2
     assert list(document(tmp_path)["engines"]) == ["ours", "theirs"]
 
@@ -91,10 +90,10 @@ def test_an_entry_that_fails_leaves_the_others_alone_and_is_tried_again(tmp_path
 def test_where_results_differ_nothing_is_timed(tmp_path: Path, engines: Engines) -> None:
     compared = {"what": "all rows", "rows": 7, "equal": False}
     wrong = replace(TWO, check=lambda: compared)
-    assert CarryingOut(prepared(tmp_path), wrong).run(Hooks()) == FAILED
+    assert CarryingOut(prepared(tmp_path), wrong).run() == FAILED
     assert engines.ran == []
     compared["equal"] = True
-    assert CarryingOut(prepared(tmp_path), wrong).run(Hooks()) == DONE
+    assert CarryingOut(prepared(tmp_path), wrong).run() == DONE
     assert document(tmp_path)["equality"] == {"compared": "all rows", "what": "all rows", "rows": 7, "equal": True}
 
 
@@ -105,7 +104,7 @@ def test_when_the_time_is_up_whole_turns_count(
     monkeypatch.setattr(carrying_out.time, "monotonic", lambda: float(next(now)))
     three = replace(TWO, repeats=3)
     directory = prepared(tmp_path)
-    assert CarryingOut(directory, three, end_s=75).run(Hooks()) == DONE
+    assert CarryingOut(directory, three, end_s=75).run() == DONE
     assert len(engines.ran) == 4
     assert directory.plan(three)["reason"] == "2 of 3 turns, then the time was up"
     assert len(document(tmp_path)["engines"]["ours"]["runs"]) == 2
@@ -113,7 +112,7 @@ def test_when_the_time_is_up_whole_turns_count(
 
 def test_an_entry_that_has_no_time_at_all_has_failed(tmp_path: Path, engines: Engines) -> None:
     directory = prepared(tmp_path)
-    assert CarryingOut(directory, TWO, end_s=0.0).run(Hooks()) == FAILED
+    assert CarryingOut(directory, TWO, end_s=0.0).run() == FAILED
     assert engines.ran == []
     assert directory.plan(TWO)["reason"].count("the time was up") == 2
     assert not (tmp_path / "tiny/two.json").exists()
@@ -123,14 +122,14 @@ def test_an_entry_that_has_no_time_at_all_has_failed(tmp_path: Path, engines: En
 def test_whatever_an_engine_leaves_behind_the_others_go_on(
     tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def run(engine: str, job: JobA, **_: Any) -> Run:
-        if engine == "holdfast-memory":
+    def run(entry: Entry, **_: Any) -> Run:
+        if entry.engine == "holdfast-memory":
             raise error
-        return engines.run(engine, job)
+        return engines.run(entry)
 
     monkeypatch.setattr(carrying_out, "run_engine", run)
     directory = prepared(tmp_path)
-    assert CarryingOut(directory, TWO).run(Hooks()) == FAILED
+    assert CarryingOut(directory, TWO).run() == FAILED
     assert directory.plan(TWO)["reason"].startswith(f"ours: {type(error).__name__}")
     assert list(document(tmp_path)["engines"]) == ["theirs"]
 
@@ -142,13 +141,13 @@ def test_a_turn_that_time_cuts_off_takes_nothing_from_the_one_before(
     clock = [0.0]
     monkeypatch.setattr(carrying_out.time, "monotonic", lambda: clock[0])
 
-    def run(engine: str, job: JobA, **_: Any) -> Run:
+    def run(entry: Entry, **_: Any) -> Run:
         clock[0] += 10 if len(engines.ran) < 2 else 100
-        return engines.run(engine, job)
+        return engines.run(entry)
 
     monkeypatch.setattr(carrying_out, "run_engine", run)
     directory = prepared(tmp_path)
-    assert CarryingOut(directory, TWO, end_s=60).run(Hooks()) == DONE
+    assert CarryingOut(directory, TWO, end_s=60).run() == DONE
     assert len(engines.ran) == 3
     assert [len(of["runs"]) for of in document(tmp_path)["engines"].values()] == [1, 1]
     assert directory.plan(TWO)["reason"] == "1 of 2 turns, then the time was up"
@@ -167,16 +166,13 @@ def test_time_left_believes_what_was_measured() -> None:
     """Four runs of a minute each at a guess; in truth each takes ten."""
     steps = steps_of(TWO, 1)
     left = TimeLeft(steps)
-    assert left.left_s() == 240
-    assert left.left_s(running_s=30) == 210
-    left.add(steps[0], 600)
-    same = next(step for step in steps[1:] if step.label == steps[0].label)
-    assert left.expected_s(same) == 600
-    assert left.left_s("tiny") == left.left_s() > 600 + 2 * 60
-    left.leave_out(steps[1])
+    assert left.left_s == 240
+    left.done(steps[0], 600)
+    assert left.left_s > 600 + 2 * 60
+    left.done(steps[1], None)
     for step in steps[2:]:
-        left.add(step, 600)
-    assert left.left_s() == 0
+        left.done(step, 600)
+    assert left.left_s == 0
 
 
 def test_a_machine_without_room_leaves_a_measurement_out_or_says_so() -> None:

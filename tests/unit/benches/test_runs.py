@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from holdfast.benches.command import bench
+from holdfast.benches.commands import single
 from holdfast.benches.instruments.measured import Places
-from holdfast.benches.jobs.by_key import DropIn, Timers
+from holdfast.benches.jobs.by_key import DropIn
 from holdfast.benches.jobs.job import SparkJob
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.runs.by_name import ENGINES, engines_for
+from holdfast.benches.runs.child_process import BenchError
 from holdfast.benches.runs.engines import SparkEngine
-from holdfast.benches.runs.paired import BenchError, ratios, run_engine, summarize
+from holdfast.benches.runs.paired import Entry, ratios, run_engine, summarize
 from holdfast.errors import InvalidArgumentError
+from tests.unit.benches.tiny_run import a_run
 
 
 def test_summary_leaves_the_warm_up_and_batches_beyond_the_last_out() -> None:
@@ -41,7 +45,7 @@ def test_every_engine_is_compared_with_all_that_follow_it() -> None:
 
 
 def test_engines_share_their_base_settings() -> None:
-    for job in (JobA(), JobB(), DropIn(), Timers()):
+    for job in (JobA(), JobB(), DropIn()):
         for name in engines_for(type(job)):
             settings = settings_of(name, job)
             assert job.settings().items() <= settings.items()
@@ -78,7 +82,7 @@ def test_unknown_or_repeated_engines_are_refused(engines: str) -> None:
 @pytest.mark.slow(1)
 def test_a_run_that_fails_says_why() -> None:
     with pytest.raises(BenchError, match="KeyError: 'no such engine'"):
-        run_engine("no such engine", JobA())
+        run_engine(Entry("no such engine", JobA()))
 
 
 def test_plain_files_are_a_choice_of_any_engine() -> None:
@@ -87,3 +91,29 @@ def test_plain_files_are_a_choice_of_any_engine() -> None:
     plain = settings_of("spark-agg-rocksdb", JobA(plain_files=True))
     assert {key.rpartition(".")[2] for key in plain.keys() - usual.keys()} == {"checkpointFileManagerClass"}
     assert usual.items() <= plain.items()
+
+
+def test_a_job_varies_in_one_field_and_each_variant_is_an_entry(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whether a setting costs anything is a pair of runs, whatever the setting is."""
+    ran: list[Entry] = []
+
+    def run(entry: Entry, **_: object) -> dict[str, object]:
+        ran.append(entry)
+        return a_run(100.0)
+
+    monkeypatch.setattr(single, "run_engine", run)
+    size = ["--rows", "10", "--batches", "3", "--warmup", "1", "--repeats", "1", "--json", str(tmp_path / "found")]
+    given = ["job-a", "--engines", "holdfast-memory", "--vary", "plain-files=true,false", *size]
+    assert CliRunner().invoke(bench, given, catch_exceptions=False).exit_code == 0
+    assert [entry.job.plain_files for entry in ran] == [True, False]  # type: ignore[attr-defined]
+    found = json.loads((tmp_path / "found").read_text())
+    assert list(found["engines"]) == ["holdfast-memory, plain-files true", "holdfast-memory, plain-files false"]
+    assert "--vary plain-files=true,false" in found["command"]
+
+
+@pytest.mark.parametrize("vary", ["speed=1,2", "slots", "slots="])
+def test_what_cannot_vary_is_refused(vary: str) -> None:
+    result = CliRunner().invoke(bench, ["job-a", "--vary", vary])
+    assert isinstance(result.exception, InvalidArgumentError)

@@ -19,6 +19,7 @@ FACTS: dict[str, Any] = {
     "profile": "full",
     "shape": {},
     "seed": 1,
+    "started": "2026-01-02T03:04:05+00:00",
     "machine": {"cpu": "a cpu", "cores": 2},
     "versions": {"holdfast": "0.1.0"},
 }

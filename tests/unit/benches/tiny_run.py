@@ -8,7 +8,8 @@ from typing import Any
 
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.running.directory import ResultsDirectory
-from holdfast.benches.runs.paired import BenchError, Entry, Run
+from holdfast.benches.runs.child_process import BenchError
+from holdfast.benches.runs.paired import Entry, Run
 from holdfast.benches.suites.measurement import Measurement
 
 FACTS = {
@@ -55,11 +56,11 @@ class Engines:
         self.fails: set[str] = set()
         self.stops_at: int | None = None
 
-    def run(self, engine: str, job: JobA, **_: Any) -> Run:
+    def run(self, entry: Entry, **_: Any) -> Run:
         if self.stops_at == len(self.ran):
             raise KeyboardInterrupt
-        self.ran.append(engine)
-        if engine in self.fails:
+        self.ran.append(entry.engine)
+        if entry.engine in self.fails:
             raise BenchError("no room on the disk")
         return a_run(100.0 + len(self.ran))
 

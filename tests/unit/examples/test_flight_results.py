@@ -18,9 +18,9 @@ from holdfast.examples.flights.results import looking
 from holdfast.examples.flights.results.files import ParquetResults
 from holdfast.examples.flights.results.looking import Look
 from holdfast.examples.flights.results.places import RESULTS
-from holdfast.snapshotter.decisions import Decision, Decisions
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
+from tests import sink_logs
 
 FLIGHTS = pd.DataFrame(
     {
@@ -46,6 +46,7 @@ def results(ends: tuple[int, ...] = ENDS) -> pd.DataFrame:
     return pd.concat(batches, ignore_index=True)
 
 
+@pytest.mark.slow(0.5)
 @pytest.mark.parametrize("ends", [ENDS, (1, 2, 3, 4, 5, 6), (6,)])
 def test_each_micro_batch_once_is_right(ends: tuple[int, ...]) -> None:
     assert looking.not_once(results(ends), FLIGHTS, len(ends)) == []
@@ -124,8 +125,7 @@ def test_a_decision_without_a_commit_is_seen_in_a_real_sink(tmp_path: Path) -> N
             transaction.write(part)
         handles.append(transaction.prepare())
         with open_storage(str(tmp_path / "state"), parse_storage_options({})) as storage:
-            decisions = Decisions(storage, place.name, query.query_id)
-            decisions.put(Decision(place.name, query.query_id, batch, table.num_rows, (handles[-1],)))
+            sink_logs.decide(storage, place.name, query.query_id, batch, handles[-1], rows=table.num_rows)
         if batch == 0:
             sink.commit(query, 0, handles)
     seen = place.look(tmp_path / "query", checkpoint)  # type: ignore[arg-type]
@@ -182,10 +182,3 @@ def test_a_refused_demo_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     result = CliRunner().invoke(demo, arguments)
     assert isinstance(result.exception, InvalidArgumentError)
     assert not (tmp_path / "work").exists()
-
-
-def test_a_savepoint_with_a_sink_is_refused() -> None:
-    """The restored query is another one: a sink would refuse it half-way."""
-    result = CliRunner().invoke(demo, ["--savepoint", "--sink", "delta"])
-    assert isinstance(result.exception, InvalidArgumentError)
-    assert "--savepoint" in str(result.exception)

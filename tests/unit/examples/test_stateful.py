@@ -96,6 +96,7 @@ def test_a_session_is_over_when_the_watermark_says_so() -> None:
     assert tester.peekListState("open", "ann") == [(5 * sessions.GAP_MS, 5 * sessions.GAP_MS, 1)]
 
 
+@pytest.mark.slow(1)
 @seeds
 def test_deduplication(seed: int) -> None:
     """An order is given out when it was not given out for a day, with its first delivery in the micro-batch."""

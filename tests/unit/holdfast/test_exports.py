@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,3 +37,20 @@ def test_unknown_names_of_the_package_are_refused() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         holdfast.no_such_name  # noqa: B018
     assert set(holdfast.__all__) <= set(dir(holdfast))
+
+
+@pytest.mark.parametrize(("version", "said"), [("3.5.6", "needs Spark 4.0 or later.*has PySpark 3.5.6"), ("4.0.0", "")])
+def test_an_old_spark_is_named(tmp_path: Path, version: str, said: str) -> None:
+    """A cluster brings its own PySpark; of an old one Python says that a module of Spark 4 is missing."""
+    (tmp_path / "pyspark").mkdir()
+    (tmp_path / "pyspark" / "__init__.py").write_text(f"__version__ = {version!r}\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "import holdfast; holdfast.stream"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert re.search(said or r"No module named 'pyspark\.", last), done.stderr
+    assert done.returncode == 1

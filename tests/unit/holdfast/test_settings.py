@@ -28,6 +28,7 @@ def test_each_key_sets_its_value_and_others_are_not_ours() -> None:
             "spark.holdfast.local.dir": "/fast",
             "spark.holdfast.transport": "rows",
             "spark.holdfast.timeouts": "spark",
+            "spark.holdfast.pandas.frameTemplates": "false",
             "spark.holdfast.shards": "8",
             "spark.holdfast.restore.allowNew": "totals, sessions",
             "spark.holdfast.snapshot.maxCommits": "5",
@@ -49,6 +50,7 @@ def test_each_key_sets_its_value_and_others_are_not_ours() -> None:
         "/fast",
         "rows",
         "spark",
+        False,
         8,
         allow_new=("totals", "sessions"),
         snapshot_max_commits=5,
@@ -69,6 +71,7 @@ def test_every_setting_has_a_key_in_this_test() -> None:
     keys = {f.metadata["key"] for f in fields(Settings) if f.metadata}
     assert keys == {
         "timeouts",
+        "pandas.frameTemplates",
         "backend",
         "state.dir",
         "local.dir",
@@ -97,6 +100,8 @@ def test_sizes_are_written_as_spark_writes_them(text: str, size_bytes: int) -> N
     [
         ("spark.holdfast.backnd", "spark.holdfast.backend"),
         ("spark.holdfast.stateDir", "spark.holdfast.state.dir"),
+        ("spark.holdfast.state.dri", "spark.holdfast.state.dir"),
+        ("spark.holdfast.state.directory", "spark.holdfast.state.dir"),
         ("spark.holdfast.snapshot.maxcommits", "spark.holdfast.snapshot.maxCommits"),
         ("spark.holdfast.Shards", "spark.holdfast.shards"),
         ("spark.holdfast.storge.secret", "spark.holdfast.storage.secret"),

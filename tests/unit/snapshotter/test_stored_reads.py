@@ -12,18 +12,24 @@ import pytest
 
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
+from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import TableSchema
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.stored_reads import ReadDirectory, ReadShard, StoredRead, fetch_read, store_read
 
 STATE = TableSchema.of("state", pa.schema([("user", pa.string())]), pa.schema([("n", pa.int64())]))
 WIDER = TableSchema.of("state", STATE.key, pa.schema([("n", pa.int64()), ("m", pa.int64())]))
+PLAIN = StoredTables.of_first_run({"state": STATE})
+RENAMED = StoredTables.of_first_run({"state": WIDER}).with_changes(
+    {"state": ColumnChanges(frozenset({"m"}), {"n": "total"})}
+)
 READ = StoredRead(
     "totals",
     {
-        "totals": ReadDirectory(4, {"state": WIDER}, {"state": STATE}, {"state": {"total": "n"}}),
-        "totals@5d1f": ReadDirectory(4, {"state": STATE}, {"state": STATE}, {"state": {"n": "n"}}),
+        "totals": ReadDirectory(4, RENAMED),
+        "totals@5d1f": ReadDirectory(4, PLAIN),
     },
     (
         ReadShard("totals", 0, Pointer(7, "aa"), b"carried"),

@@ -128,6 +128,7 @@ def test_rows_of_keys_are_those_of_the_whole_version(lab: Lab, tmp_path: Path) -
     reader.close()
 
 
+@pytest.mark.slow(0.5)
 def test_versions_of_some_keys_are_read_once(lab: Lab) -> None:
     """A history costs little more than one look-up: what an object holds of a key is asked of it once."""
     pointer = lab.commit(None, 300)

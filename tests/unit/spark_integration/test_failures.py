@@ -147,6 +147,18 @@ def test_the_operator_of_an_error_at_a_definition_is_in_its_facts() -> None:
     assert "operator:    totals" in explain(SchemaMismatchError("columns differ", operator="totals")).splitlines()
 
 
+def test_an_error_that_was_raised_at_a_definition_names_the_operator() -> None:
+    """A processor's `init` runs there, and an exception of its own knows nothing of operators."""
+    with pytest.raises(ValueError, match="negative") as caught:
+        add_up(-1)
+    caught.value.add_note("raised in operator 'totals', when it was defined")
+    assert explain(caught.value) == (
+        "what:        ValueError: negative amount: -1\n"
+        "operator:    totals\n"
+        f"to do:       correct add_up (test_failures.py, line {LINE_OF_THE_RAISE})"
+    )
+
+
 def test_an_error_within_another_is_found_where_it_is_indented() -> None:
     """An action in foreachBatch raises in a worker, then in the driver, then in Spark's thread."""
     inner = in_a_worker(InvalidArgumentError("no such column"), "raised in operator 'op', shard 1")
@@ -180,12 +192,27 @@ def test_of_java_only_the_innermost_cause_is_kept() -> None:
         ("python3: … (ModuleNotFoundError: No module named 'pyspark')", "lacks", "PYSPARK_PYTHON"),
         ("ModuleNotFoundError: No module named 'holdfast.backends'", "lacks", "PYSPARK_PYTHON"),
         ("[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10", "version", "PYSPARK_PYTHON"),
+        (
+            '  File "/pyspark/worker.py", line 3, in main\n    load()\nModuleNotFoundError: No module named \'app\'',
+            "comes from the module app",
+            'spark.addArtifacts("app.py"',
+        ),
+        ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple jobs", "another program", "stop one"),
+        ("Multiple streaming queries are concurrently using file:/app/offsets.", "another program", "stop one"),
+        ("Multiple applyInPandasWithStates are not supported on a stream;\n~Project", "Spark allows one", "processors"),
+        ("[STREAMING_OUTPUT_MODE] Invalid streaming output mode: complete. This", "aggregations", '"update"'),
+        ("Could not serialize object: TypeError: cannot pickle '_thread.lock' object", "_thread.lock", "inside of"),
+        ("'DataStreamWriter' object has no attribute 'awaitTermination'", "not started", ".start().awaitTermination"),
     ],
 )  # fmt: skip
 def test_what_spark_says_of_known_mistakes_gets_its_cause_and_its_cure(said: str, what: str, to_do: str) -> None:
     lines = explain(of_a_query(said)).splitlines()
     assert what in lines[0]
     assert to_do in lines[-1]
+
+
+def test_a_module_that_the_program_itself_lacks_is_not_one_of_tasks() -> None:
+    assert "task" not in explain(ModuleNotFoundError("No module named 'app'"))
 
 
 def test_the_name_is_public() -> None:

@@ -31,6 +31,7 @@ def sources() -> Iterator[Path]:
         yield from (ROOT / folder).rglob("*.py")
 
 
+@pytest.mark.slow(1)
 def test_no_other_module_asks_for_the_version_of_spark() -> None:
     """Else what differs is found in many places, and a new version is a search."""
     asking = [
@@ -38,6 +39,8 @@ def test_no_other_module_asks_for_the_version_of_spark() -> None:
         for path in sources()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute)
+        # To unparse each takes seconds.
+        and node.attr in {"__version__", "version"}
         and ast.unparse(node).endswith(
             ("pyspark.__version__", "spark.version", "session.version", "sparkSession.version")
         )
@@ -45,6 +48,7 @@ def test_no_other_module_asks_for_the_version_of_spark() -> None:
     assert {line.rpartition(":")[0] for line in asking} == {"spark_integration/spark_versions.py"}, asking
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("version", ["3.5.9", "3.4.0", "2.4.8"])
 def test_a_spark_that_is_too_old_is_refused_by_name(version: str) -> None:
     """Else the first import of something that it lacks fails, by a name that tells the user nothing."""
@@ -143,6 +147,7 @@ def test_pyspark_has_the_names_that_frames_are_converted_by(module: str, name: s
     assert callable(owner)
 
 
+@pytest.mark.slow(1)
 def test_no_other_module_uses_them() -> None:
     """Else another release of Spark fails in many places."""
     modules = {module for names_of in (OF_EVERY_SPARK, SINCE_42, BEFORE_42) for module in names_of}

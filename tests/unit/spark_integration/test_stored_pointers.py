@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 
 from holdfast.errors import CorruptionError, InvalidArgumentError
-from holdfast.spark_integration.stored_pointers import properties_of, require_readable
+from holdfast.snapshotter.storage.local import LocalStorage
+from holdfast.spark_integration.spark_state.query_location import LoggedBatch
+from holdfast.spark_integration.stored_pointers import properties_of, require_readable, stored_steps
+from tests.unit.spark_integration.spark_state.test_operators import metadata, put
 
 
 @pytest.mark.parametrize("location", ["/data/a-b_c.d~e", "s3a://bucket/a=b/c+d@e", "hdfs://host:9000/a", "/d/ü/日本"])
@@ -25,3 +31,20 @@ def test_properties_of_an_operator_that_are_damaged(text: str) -> None:
     assert properties_of(None, 3) == properties_of("", 3) == {}
     with pytest.raises(CorruptionError, match="metadata of an operator with state is damaged, number=3"):
         properties_of(text, 3)
+
+
+@pytest.mark.parametrize("described", [0, 1])
+def test_an_operator_whose_metadata_is_missing_is_not_left_out(tmp_path: Path, described: int) -> None:
+    """A savepoint or a clone without one of two operators would look whole."""
+    for number in range(2):
+        (tmp_path / f"state/{number}/0").mkdir(parents=True)
+        (tmp_path / f"state/{number}/0/1.delta").write_bytes(b"rows")
+    for number in range(described):
+        put(tmp_path, f"{number}/_metadata/metadata", metadata(number, "stateStoreSave"))
+    batch = LoggedBatch(0, "v1", '{"conf": {}}', (), 0)
+    with (
+        LocalStorage(str(tmp_path)) as location,
+        ThreadPoolExecutor(1) as executor,
+        pytest.raises(CorruptionError, match=f"metadata of an operator with state is missing.*number={described}"),
+    ):
+        stored_steps(location, batch, executor)

@@ -20,7 +20,7 @@ from typing import TypeVar
 from holdfast import clock
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.sinks.kafka.wire import error_codes, requests, sasl
-from holdfast.spark_integration.sinks.kafka.wire.fields import Answer, Fields, MalformedAnswerError
+from holdfast.spark_integration.sinks.kafka.wire.fields import Answer, MalformedAnswerError, encoded
 from holdfast.spark_integration.sinks.kafka.wire.requests import Request
 
 T = TypeVar("T")
@@ -77,8 +77,8 @@ class Connection:
                 broker_knows=f"{low}..{high}",
             )
         self._number += 1
-        header = Fields().number("hhi", request.key, request.version, self._number).text(CLIENT_ID)
-        packet = bytes(header) + (b"\0" if request.flexible else b"") + request.body
+        header = encoded("hhis", request.key, request.version, self._number, CLIENT_ID)
+        packet = header + (b"\0" if request.flexible else b"") + request.body
         end_ms = self._monotonic_ms() + self._limit_ms
         self._wait_at_most(end_ms)
         self._socket.sendall(struct.pack(">i", len(packet)) + packet)
@@ -93,9 +93,9 @@ class Connection:
         if not 4 <= size <= _ANSWER_MAX_BYTES:
             raise MalformedAnswerError(f"an answer of {size} bytes")
         answer = Answer(self._read(size, end_ms), flexible=request.flexible)
-        if answer.number("i") != self._number:
+        if answer.read("i") != (self._number,):
             raise MalformedAnswerError("an answer to another request")
-        answer.tags()
+        answer.skip_tags()
         return request.read(answer)
 
     def _read(self, size: int, end_ms: int) -> bytes:

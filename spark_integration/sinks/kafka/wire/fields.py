@@ -1,9 +1,13 @@
-"""Bytes of Kafka's protocol: fields written in order, and read in order with every size checked before it is used.
+"""Bytes of Kafka's protocol, by layouts: what is written, and what is read with every size checked before it is used.
 
 ::
 
-    plain      int16 int32 int64 bool     string = int16 length, bytes     array = int32 count, items
-    flexible   the same numbers           string = varint length + 1       array = varint count + 1      tags after each
+    b h i q ?   numbers, as `struct` names them       u   a UUID, as 32 hexadecimal digits
+    s           a string, or null                     y   bytes
+    […]         an array of what is inside, or null   (…) a struct
+
+    plain       string = int16 length, bytes          array = int32 count, items
+    flexible    string = varint length + 1            array = varint count + 1      tags after each struct
 
 An answer comes from outside: a length beyond its end, a count that its bytes cannot hold, a string that is not text
 are `MalformedAnswerError`.
@@ -12,105 +16,119 @@ are `MalformedAnswerError`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from typing import TypeVar
-
-T = TypeVar("T")
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 
 class MalformedAnswerError(Exception):
     """What a broker sent is not what the protocol says."""
 
 
-class Fields:
-    """A request's body, field after field."""
+@cache
+def _parsed(layout: str) -> tuple[Any, ...]:
+    """Return a layout's fields: letters, and pairs of a bracket and the fields inside."""
+    fields: list[Any] = []
+    around: list[list[Any]] = []
+    for letter in layout.replace(" ", ""):
+        if letter in "[(":
+            around.append(fields)
+            fields = []
+        elif letter in "])":
+            inside, fields = tuple(fields), around.pop()
+            fields.append((letter, inside))
+        else:
+            fields.append(letter)
+    return tuple(fields)
 
-    def __init__(self, *, flexible: bool = False) -> None:
-        self._parts: list[bytes] = []
-        self._flexible = flexible
 
-    def number(self, layout: str, *values: object) -> Fields:
-        """Append numbers of a `struct` layout, big end first."""
-        self._parts.append(struct.pack(f">{layout}", *values))
-        return self
+def encoded(layout: str, *values: object, flexible: bool = False) -> bytes:
+    """Return the body of a request."""
+    out = bytearray()
+    _write_struct(out, _parsed(layout), values, flexible=flexible)
+    return bytes(out)
 
-    def text(self, value: str) -> Fields:
-        """Append a string."""
-        return self.blob(value.encode()) if self._flexible else self._plain_text(value.encode())
 
-    def blob(self, value: bytes) -> Fields:
-        """Append bytes: a length of 32 bits, or a varint."""
-        return self._append(_varint(len(value) + 1) if self._flexible else struct.pack(">i", len(value)), value)
+def _write_struct(out: bytearray, fields: Sequence[Any], values: Sequence[Any], *, flexible: bool) -> None:
+    for field, value in zip(fields, values, strict=True):
+        _write(out, field, value, flexible=flexible)
+    if flexible:
+        out += b"\0"  # no tags follow
 
-    def array(self, items: Sequence[T] | None, write: Callable[[T], object]) -> Fields:
-        """Append an array, whose items `write` appends one by one; None is Kafka's null."""
-        count = -1 if items is None else len(items)
-        self._append(_varint(count + 1) if self._flexible else struct.pack(">i", count))
-        for item in items or ():
-            write(item)
-        return self
 
-    def tags(self) -> Fields:
-        """Append that no tagged fields follow."""
-        return self._append(b"\0")
-
-    def __bytes__(self) -> bytes:
-        return b"".join(self._parts)
-
-    def _plain_text(self, value: bytes) -> Fields:
-        return self._append(struct.pack(">h", len(value)), value)
-
-    def _append(self, *parts: bytes) -> Fields:
-        self._parts += parts
-        return self
+def _write(out: bytearray, field: Any, value: Any, *, flexible: bool) -> None:
+    kind, inside = field if isinstance(field, tuple) else (field, ())
+    if kind == ")":
+        _write_struct(out, inside, value, flexible=flexible)
+    elif kind in "]sy":
+        data = value.encode() if kind == "s" else value
+        length = -1 if data is None else len(data)
+        out += _varint(length + 1) if flexible else struct.pack(">h" if kind == "s" else ">i", length)
+        if kind != "]":
+            out += data
+        else:
+            for item in data or ():
+                _write(out, inside[0], item, flexible=flexible)
+    else:
+        out += bytes.fromhex(value) if kind == "u" else struct.pack(f">{kind}", value)
 
 
 class Answer:
-    """The body of an answer, read field by field."""
+    """An answer of a broker."""
 
     def __init__(self, body: bytes, *, flexible: bool = False) -> None:
         self._body = body
         self._at = 0
         self._flexible = flexible
 
-    def number(self, layout: str) -> int:
-        """Return one number of a `struct` layout."""
-        (value,) = struct.unpack(f">{layout}", self._take(struct.calcsize(f">{layout}")))
-        return int(value)
+    def read(self, layout: str) -> tuple[Any, ...]:
+        """Return what comes next: numbers, text or None, bytes, lists for arrays, and tuples for structs.
 
-    def text(self) -> str | None:
-        """Return a string; None for Kafka's null."""
-        length = self._varint() - 1 if self._flexible else self.number("h")
-        if length < 0:
-            return None
-        try:
-            return self._take(length).decode()
-        except UnicodeDecodeError as exc:
-            raise MalformedAnswerError("a string is not text") from exc
+        Raises
+        ------
+        MalformedAnswerError
+            Something else comes.
+        """
+        return tuple(map(self._field, _parsed(layout)))
 
-    def uuid(self) -> str:
-        """Return a UUID as hexadecimal digits."""
-        return self._take(16).hex()
-
-    def blob(self) -> bytes:
-        """Return bytes; none for Kafka's null."""
-        length = self._varint() - 1 if self._flexible else self.number("i")
-        return self._take(max(length, 0))
-
-    def array(self, read: Callable[[], T]) -> list[T]:
-        """Return an array; `read` reads one item."""
-        count = self._varint() - 1 if self._flexible else self.number("i")
-        # An item takes a byte at least: what cannot be there is not allocated.
-        if count > len(self._body) - self._at:
-            raise MalformedAnswerError("an array is longer than the answer")
-        return [read() for _ in range(max(count, 0))]
-
-    def tags(self) -> None:
-        """Skip tagged fields."""
+    def skip_tags(self) -> None:
+        """Skip tagged fields, which an answer may have at the end of each struct."""
         if self._flexible:
             for _ in range(self._varint()):
                 self._varint()
                 self._take(self._varint())
+
+    def _field(self, field: Any) -> Any:
+        kind, inside = field if isinstance(field, tuple) else (field, ())
+        if kind == ")":
+            values = tuple(map(self._field, inside))
+            self.skip_tags()
+            return values
+        if kind == "]":
+            return self._array(inside[0])
+        if kind == "u":
+            return self._take(16).hex()
+        if kind in "sy":
+            return self._text() if kind == "s" else self._take(max(self._length("i"), 0))
+        (number,) = struct.unpack(f">{kind}", self._take(struct.calcsize(f">{kind}")))
+        return int(number)
+
+    def _array(self, item: Any) -> list[Any]:
+        count = self._length("i")
+        # An item takes a byte at least: what cannot be there is not allocated.
+        if count > len(self._body) - self._at:
+            raise MalformedAnswerError("an array is longer than the answer")
+        return [self._field(item) for _ in range(max(count, 0))]
+
+    def _text(self) -> str | None:
+        length = self._length("h")
+        try:
+            return None if length < 0 else self._take(length).decode()
+        except UnicodeDecodeError as exc:
+            raise MalformedAnswerError("a string is not text") from exc
+
+    def _length(self, plain: str) -> int:
+        return self._varint() - 1 if self._flexible else int(self._field(plain))
 
     def _take(self, size: int) -> bytes:
         if size > len(self._body) - self._at:

@@ -27,27 +27,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from holdfast.spark_integration.sinks.kafka.wire.fields import Answer, Fields, MalformedAnswerError
+from holdfast.spark_integration.sinks.kafka.wire.fields import Answer, MalformedAnswerError, encoded
 
 T = TypeVar("T")
 
 _GROUP, _TRANSACTION = 0, 1
 _BROKER = 4
 _KEEP_MS = 100 * 365 * 24 * 3600 * 1000
+#: A topic that is named and not told by its id.
+_NO_ID = "0" * 32
 
 
 @dataclass(frozen=True)
 class Request(Generic[T]):
-    """One request: where it is in the protocol, its body, and how its answer is read."""
+    """One request: where it is in the protocol, its body, the layout of its answer, and what follows from that.
+
+    An answer may go on after what its layout says, which nobody needs.
+    """
 
     name: str
     key: int
     version: int
     body: bytes = field(repr=False)
-    read: Callable[[Answer], T]
+    layout: str
+    result: Callable[..., T]
     flexible: bool = False
+
+    def read(self, answer: Answer) -> T:
+        """Return what an answer says.
+
+        Raises
+        ------
+        MalformedAnswerError
+            It is none to this request.
+        """
+        return self.result(*answer.read(self.layout))
 
 
 @dataclass(frozen=True)
@@ -104,226 +120,115 @@ class Mark:
 def api_versions() -> Request[tuple[int, dict[int, tuple[int, int]]]]:
     """Ask what a broker knows: the code, and by request its lowest and highest version."""
 
-    def read(answer: Answer) -> tuple[int, dict[int, tuple[int, int]]]:
-        code = answer.number("h")
-        known = answer.array(lambda: (answer.number("h"), (answer.number("h"), answer.number("h"))))
-        return code, dict(known)
+    def result(code: int, known: list[tuple[int, int, int]]) -> tuple[int, dict[int, tuple[int, int]]]:
+        return code, {key: (low, high) for key, low, high in known}
 
-    return Request("ApiVersions", 18, 0, b"", read)
+    return Request("ApiVersions", 18, 0, b"", "h [(hhh)]", result)
 
 
 def sasl_handshake(mechanism: str) -> Request[int]:
     """Ask for a mechanism: the code."""
-    return Request("SaslHandshake", 17, 1, bytes(Fields().text(mechanism)), lambda answer: answer.number("h"))
+    return Request("SaslHandshake", 17, 1, encoded("s", mechanism), "h", lambda code: code)
 
 
 def sasl_authenticate(token: bytes) -> Request[tuple[int, bytes]]:
     """Send a token of the mechanism: the code, and the server's token."""
-
-    def read(answer: Answer) -> tuple[int, bytes]:
-        code = answer.number("h")
-        answer.text()
-        return code, answer.blob()
-
-    return Request("SaslAuthenticate", 36, 0, bytes(Fields().blob(token)), read)
+    return Request("SaslAuthenticate", 36, 0, encoded("y", token), "hsy", lambda code, _, theirs: (code, theirs))
 
 
 def metadata(topics: Sequence[str]) -> Request[tuple[list[Node], list[Topic]]]:
     """Ask for all brokers, and for topics by name."""
-    body = Fields(flexible=True)
-    # By name, not by id; make none, and say of topics what the user may do.
-    body.array(topics, lambda name: body.number("16x").text(name).tags()).number("???", False, False, True).tags()
+    # Make none, and say of topics what the user may do.
+    named = [(_NO_ID, name) for name in topics]
+    body = encoded("[(us)] ???", named, False, False, True, flexible=True)
 
-    def read_topic(answer: Answer) -> Topic:
-        code, name, topic_id = answer.number("h"), answer.text() or "", answer.uuid()
-        answer.number("?")
-        partitions = answer.array(lambda: _skip_partition(answer))
-        topic = Topic(code, name, topic_id, len(partitions), answer.number("i"))
-        answer.tags()
-        return topic
+    def result(_: int, nodes: list[Any], _cluster: str, _leader: int, found: list[Any]) -> Any:
+        told = [
+            Topic(code, name or "", topic_id, len(partitions), operations)
+            for code, name, topic_id, _, partitions, operations in found
+        ]
+        return [_node(*node[:3]) for node in nodes], told
 
-    def read(answer: Answer) -> tuple[list[Node], list[Topic]]:
-        answer.number("i")
-        nodes = answer.array(lambda: _node_with_rack(answer))
-        answer.text()
-        answer.number("i")
-        return nodes, answer.array(lambda: read_topic(answer))
-
-    return Request("Metadata", 3, 10, bytes(body), read, flexible=True)
+    layout = "i [(i s i s)] s i [(h s u ? [(h i i i [i] [i] [i])] i)]"
+    return Request("Metadata", 3, 10, body, layout, result, flexible=True)
 
 
 def find_coordinators(keys: Sequence[str], *, group: bool = False) -> Request[list[Coordinator]]:
     """Ask which brokers look after transactional ids, or groups."""
-    body = Fields(flexible=True).number("b", _GROUP if group else _TRANSACTION)
-    body.array(keys, body.text).tags()
+    body = encoded("b [s]", _GROUP if group else _TRANSACTION, keys, flexible=True)
 
-    def read_one(answer: Answer) -> Coordinator:
-        key, node = answer.text() or "", _node(answer)
-        code = answer.number("h")
-        answer.text()
-        answer.tags()
-        return Coordinator(code, key, node)
+    def result(_: int, found: list[Any]) -> list[Coordinator]:
+        return [Coordinator(code, key or "", _node(*node)) for key, *node, code, _ in found]
 
-    def read(answer: Answer) -> list[Coordinator]:
-        answer.number("i")
-        return answer.array(lambda: read_one(answer))
-
-    return Request("FindCoordinator", 10, 4, bytes(body), read, flexible=True)
+    return Request("FindCoordinator", 10, 4, body, "i [(s isi h s)]", result, flexible=True)
 
 
 def init_producer_id(transactional_id: str, timeout_ms: int) -> Request[int]:
     """Ask for a new epoch of a transactional id, which ends what an older one has open: the code."""
-
-    def read(answer: Answer) -> int:
-        answer.number("i")
-        return answer.number("h")
-
-    return Request("InitProducerId", 22, 1, bytes(Fields().text(transactional_id).number("i", timeout_ms)), read)
+    return Request("InitProducerId", 22, 1, encoded("si", transactional_id, timeout_ms), "ih", lambda _, code: code)
 
 
 def end_txn(transactional_id: str, producer_id: int, epoch: int, *, commit: bool) -> Request[int]:
     """Ask to commit or abort: the code."""
-
-    def read(answer: Answer) -> int:
-        answer.number("i")
-        return answer.number("h")
-
-    body = Fields().text(transactional_id).number("qh?", producer_id, epoch, commit)
-    return Request("EndTxn", 26, 2, bytes(body), read)
+    body = encoded("sqh?", transactional_id, producer_id, epoch, commit)
+    return Request("EndTxn", 26, 2, body, "ih", lambda _, code: code)
 
 
 def describe_transactions(transactional_ids: Sequence[str]) -> Request[list[Transaction]]:
     """Ask a coordinator for the state of its transactional ids."""
-    body = Fields(flexible=True)
-    body.array(transactional_ids, body.text).tags()
+    body = encoded("[s]", transactional_ids, flexible=True)
 
-    def read_topic(answer: Answer) -> None:
-        answer.text()
-        answer.array(lambda: answer.number("i"))
-        answer.tags()
+    def result(_: int, found: list[Any]) -> list[Transaction]:
+        return [Transaction(code, name or "", state or "", *rest) for code, name, state, *rest, _ in found]
 
-    def read_one(answer: Answer) -> Transaction:
-        code, name, state = answer.number("h"), answer.text() or "", answer.text() or ""
-        timeout_ms, started_ms = answer.number("i"), answer.number("q")
-        producer_id, epoch = answer.number("q"), answer.number("h")
-        answer.array(lambda: read_topic(answer))
-        answer.tags()
-        return Transaction(code, name, state, timeout_ms, started_ms, producer_id, epoch)
-
-    def read(answer: Answer) -> list[Transaction]:
-        answer.number("i")
-        return answer.array(lambda: read_one(answer))
-
-    return Request("DescribeTransactions", 65, 0, bytes(body), read, flexible=True)
+    return Request("DescribeTransactions", 65, 0, body, "i [(h s s i q q h [(s [i])])]", result, flexible=True)
 
 
 def list_transactions(states: Sequence[str]) -> Request[tuple[int, list[tuple[str, str]]]]:
     """Ask a coordinator for all transactional ids in some states: the code, ids and states."""
-    body = Fields(flexible=True)
-    body.array(states, body.text).array([], body.text).tags()
+    body = encoded("[s] [q]", states, [], flexible=True)
 
-    def read_one(answer: Answer) -> tuple[str, str]:
-        name = answer.text() or ""
-        answer.number("q")
-        state = answer.text() or ""
-        answer.tags()
-        return name, state
+    def result(_: int, code: int, _unknown: list[str], found: list[Any]) -> tuple[int, list[tuple[str, str]]]:
+        return code, [(name or "", state or "") for name, _, state in found]
 
-    def read(answer: Answer) -> tuple[int, list[tuple[str, str]]]:
-        answer.number("i")
-        code = answer.number("h")
-        answer.array(answer.text)
-        return code, answer.array(lambda: read_one(answer))
-
-    return Request("ListTransactions", 66, 0, bytes(body), read, flexible=True)
+    return Request("ListTransactions", 66, 0, body, "i h [s] [(s q s)]", result, flexible=True)
 
 
 def broker_setting(node: str, setting: str) -> Request[tuple[int, str | None]]:
     """Ask a broker, by its number, for one of its settings: the code and the value."""
-    body = Fields()
-    body.array([node], lambda name: body.number("b", _BROKER).text(name).array([setting], body.text)).number("?", False)
+    body = encoded("[(b s [s])] ?", [(_BROKER, node, [setting])], False)
 
-    def read_entry(answer: Answer) -> str | None:
-        answer.text()
-        value = answer.text()
-        answer.number("?"), answer.number("b"), answer.number("?")
-        answer.array(lambda: (answer.text(), answer.text(), answer.number("b")))
-        return value
+    def result(_: int, found: list[Any]) -> tuple[int, str | None]:
+        code, *_, settings = found[0] if found else (0, [])
+        return code, settings[0][1] if settings else None
 
-    def read_one(answer: Answer) -> tuple[int, str | None]:
-        code = answer.number("h")
-        answer.text(), answer.number("b"), answer.text()
-        values = answer.array(lambda: read_entry(answer))
-        return code, values[0] if values else None
-
-    def read(answer: Answer) -> tuple[int, str | None]:
-        answer.number("i")
-        found = answer.array(lambda: read_one(answer))
-        return found[0] if found else (0, None)
-
-    return Request("DescribeConfigs", 32, 1, bytes(body), read)
+    return Request("DescribeConfigs", 32, 1, body, "i [(h s b s [(s s ? b ? [(s s b)])])]", result)
 
 
 def commit_mark(group: str, mark: Mark) -> Request[int]:
     """Ask to keep an offset and a text for a group that nobody is a member of: the code."""
-    body = Fields().text(group).number("i", -1).text("").number("q", _KEEP_MS)
-    body.array([mark], lambda one: _write_mark(body, one))
+    topics = [(mark.topic, [(0, mark.offset, mark.text)])]
+    body = encoded("s i s q [(s [(i q s)])]", group, -1, "", _KEEP_MS, topics)
 
-    def read_topic(answer: Answer) -> list[int]:
-        answer.text()
-        return answer.array(lambda: (answer.number("i"), answer.number("h"))[1])
+    def result(found: list[Any]) -> int:
+        return next((code for _, partitions in found for _, code in partitions if code), 0)
 
-    def read(answer: Answer) -> int:
-        return next((code for codes in answer.array(lambda: read_topic(answer)) for code in codes if code), 0)
-
-    return Request("OffsetCommit", 8, 2, bytes(body), read)
+    return Request("OffsetCommit", 8, 2, body, "[(s [(i h)])]", result)
 
 
 def fetch_marks(group: str) -> Request[tuple[int, list[Mark]]]:
     """Ask for all offsets of a group: the code, and offsets with their texts."""
-    body = Fields().text(group)
-    body.array(None, body.text)
 
-    def read_topic(answer: Answer) -> list[Mark]:
-        topic = answer.text() or ""
-        return answer.array(lambda: _read_mark(answer, topic))
+    def result(found: list[Any], code: int) -> tuple[int, list[Mark]]:
+        return code, [
+            Mark(topic or "", offset, text or "") for topic, partitions in found for _, offset, text, _ in partitions
+        ]
 
-    def read(answer: Answer) -> tuple[int, list[Mark]]:
-        topics = answer.array(lambda: read_topic(answer))
-        return answer.number("h"), [mark for marks in topics for mark in marks]
-
-    return Request("OffsetFetch", 9, 2, bytes(body), read)
+    return Request("OffsetFetch", 9, 2, encoded("s [s]", group, None), "[(s [(i q s h)])] h", result)
 
 
-def _write_mark(body: Fields, mark: Mark) -> None:
-    body.text(mark.topic).array([mark], lambda one: body.number("iq", 0, one.offset).text(one.text))
-
-
-def _read_mark(answer: Answer, topic: str) -> Mark:
-    answer.number("i")
-    offset, text = answer.number("q"), answer.text() or ""
-    answer.number("h")
-    return Mark(topic, offset, text)
-
-
-def _node(answer: Answer) -> Node:
-    number, host, port = answer.number("i"), answer.text() or "", answer.number("i")
+def _node(number: int, host: str | None, port: int) -> Node:
     # -1 with an empty host where there is an error instead.
     if not -1 <= port < 1 << 16:
         raise MalformedAnswerError("a broker has no such port")
-    return Node(number, host, port)
-
-
-def _node_with_rack(answer: Answer) -> Node:
-    node = _node(answer)
-    answer.text()
-    answer.tags()
-    return node
-
-
-def _skip_partition(answer: Answer) -> None:
-    for layout in "hiii":  # code, number, leader, the leader's epoch
-        answer.number(layout)
-    for _ in range(3):  # replicas, those in sync, those away
-        answer.array(lambda: answer.number("i"))
-    answer.tags()
+    return Node(number, host or "", port)

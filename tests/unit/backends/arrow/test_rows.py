@@ -52,6 +52,7 @@ def test_chunks_that_are_too_large_for_small_offsets_are_one_of_a_large_type(
     assert arrow_rows.one_chunk(column.slice(0, 2)).type == kind, "a single chunk is never copied"
 
 
+@pytest.mark.slow(0.5)
 @given(st.lists(st.tuples(nested, floats, nested), min_size=1, max_size=20), st.data())
 def test_equality_of_nested_keys_is_that_of_python(rows: list[Any], data: st.DataObject) -> None:
     """Null equals null, NaN NaN and -0.0 0.0 at any depth; nothing else does; slices too."""
@@ -98,6 +99,29 @@ def test_order_groups_equal_keys_in_order_of_arrival(rows: list[Any]) -> None:
         expected.setdefault(plain(row), []).append(i)
     assert sorted(groups) == sorted(expected.values())
     assert [rows[i][0] for i in order.rows] == sorted(row[0] for row in rows)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 255, 256, 257, 5000])
+@pytest.mark.parametrize("bits", [3, 8, 12, 55, 64])
+@pytest.mark.parametrize("shift", [0, 52])
+def test_hashes_ascend_whichever_bits_they_differ_in(rows: int, bits: int, shift: int) -> None:
+    """What is sorted has a row's number where a hash has its low bits: those that differ only there are told apart."""
+    chance = np.random.default_rng(rows * bits)
+    few = chance.integers(0, 1 << min(bits, 64 - shift), max(1, rows // 3), dtype=np.uint64, endpoint=False)
+    given_hashes = (chance.choice(few, rows) << np.uint64(shift)) | np.uint64(1 << 20)
+    numbers = pa.RecordBatch.from_arrays([pa.array(given_hashes)], ["key"])
+    order = order_rows(given_hashes, numbers)
+    assert order.rows.tolist() == sorted(range(rows), key=given_hashes.tolist().__getitem__)
+    assert order.first.sum() == len(np.unique(given_hashes))
+
+
+@pytest.mark.parametrize("different", [0, 1, 40, 99])
+def test_keys_that_share_a_hash_are_told_apart_however_many_rows_repeat_one(different: int) -> None:
+    """Neighbours are compared all together where most of them repeat a key, and otherwise one by one."""
+    keys = pa.array([f"key {n}" for n in range(different)] + ["same"] * (100 - different))
+    order = order_rows(np.full(100, 7, np.uint64), pa.RecordBatch.from_arrays([keys], ["key"]))
+    assert order.first.sum() == different + 1
+    assert sorted(keys.take(pa.array(order.rows[order.first])).to_pylist()) == sorted(set(keys.to_pylist()))
 
 
 @pytest.mark.parametrize("case", TYPES, ids=lambda case: str(case[0])[:40])

@@ -50,6 +50,7 @@ def test_what_is_taken_over_is_held_in_its_new_place(staging: Path, tmp_path: Pa
         assert staged.path.is_dir()
 
 
+@pytest.mark.slow(0.5)
 def test_what_a_killed_process_left_goes(staging: Path) -> None:
     """Its lock ended with it; until then another process sees that it is at work."""
     process = subprocess.Popen(

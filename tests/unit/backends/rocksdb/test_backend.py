@@ -217,6 +217,7 @@ def test_a_version_that_is_dropped_while_a_call_begins_is_not_there(
     assert databases(shard) == []
 
 
+@pytest.mark.slow(2)
 def test_opening_and_closing_leaks_nothing(tmp_path: Path) -> None:
     """A state server lives for months: descriptors, threads and log files of RocksDB stay bounded."""
 

@@ -79,6 +79,7 @@ def test_half_a_version_on_disk_is_not_used(tmp_path: Path, small: None, monkeyp
         assert backend.remove_leftovers(2**63) == 1
 
 
+@pytest.mark.slow(0.5)
 @pytest.mark.parametrize(
     ("fail_at", "left"), [(0, [P2]), (2, []), (3, [P1, P2]), (6, [])], ids=["closing", "closed", "opening", "opened"]
 )
@@ -202,6 +203,7 @@ def test_a_clean_close_after_the_newest_version_was_dropped(tmp_path: Path) -> N
                     assert contents(view, "counts") == expected[pointer]
 
 
+@pytest.mark.slow(1)
 def test_a_large_version_is_on_disk_whole_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """RocksDB flushes in the middle of it: a kill after the commit must not find half a version there."""
     monkeypatch.setattr(rocksdb_writes, "BATCH_BYTES", 10_000)
@@ -223,6 +225,7 @@ def test_a_large_version_is_on_disk_whole_soon(tmp_path: Path, monkeypatch: pyte
             assert len(contents(view, "counts")) == 20_001
 
 
+@pytest.mark.slow(1)
 def test_what_rocksdb_notes_about_its_files_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its list of files and its logs have entries for each flush, and a shard may be open for months."""
     monkeypatch.setattr(rocksdb_writes, "LOG_BYTES", 0)

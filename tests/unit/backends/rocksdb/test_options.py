@@ -180,6 +180,7 @@ def test_all_databases_together_keep_to_the_limit_of_open_files(
     assert memory.open_files(shards[-1]) == files[0]
 
 
+@pytest.mark.slow(0.5)
 def test_write_buffers_shrink_as_shards_are_opened(tmp_path: Path) -> None:
     """RocksDB only flushes the database that is written, so each one's buffer is a share of the whole."""
     options = {"memory": "350m", "writeBufferRatio": "0.3"}

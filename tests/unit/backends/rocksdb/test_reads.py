@@ -24,6 +24,7 @@ from holdfast.testing.state_rows import (
 )
 
 
+@pytest.mark.slow(0.5)
 def test_few_of_many_keys_and_many_of_few(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Point reads where keys are sparse, a scan where they are dense: the same answers."""
     names = [f"user {i}" for i in range(20_000)]
@@ -45,6 +46,7 @@ def test_few_of_many_keys_and_many_of_few(shard: RocksDBBackend, monkeypatch: py
         assert sum(scanned) == 30_000
 
 
+@pytest.mark.slow(0.5)
 def test_prefixes_are_sought_or_scanned(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries of few maps among many, and of most of them; at an older version too."""
     written: list[tuple[Row, Row | None]] = [((i % 300, float(i), "x"), (str(i), None)) for i in range(3000)]
@@ -124,6 +126,7 @@ def test_the_largest_hash_and_the_last_table_have_an_end(shard: RocksDBBackend) 
         assert len(contents(view, "members")) == 0
 
 
+@pytest.mark.slow(0.5)
 def test_rows_are_estimated_from_few_of_them(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """In each call of a shard, for a metric: meanwhile the state server reads nothing else."""
     read: list[int] = []

@@ -71,6 +71,7 @@ def test_a_row_that_could_not_travel_to_a_worker_is_refused(shard: RocksDBBacken
     assert shard.versions() == [P1]
 
 
+@pytest.mark.slow(0.5)
 def test_large_rows_are_undone_in_batches(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows of 100 KB, as of long arrays, 8,192 came at once: by a branch, a frozen older version, a clean end."""
     batches: list[int] = []
@@ -98,6 +99,7 @@ def test_large_rows_are_undone_in_batches(shard: RocksDBBackend, monkeypatch: py
     assert max(batches) < 4000
 
 
+@pytest.mark.slow(1)
 def test_a_long_run_is_not_kept_for_its_keys(shard: RocksDBBackend) -> None:
     """The log holds copies: a commit's columns go when it has ended, however long its version is read."""
     shard.apply(None, P1, counts(("ann", 0)), {})
@@ -111,6 +113,7 @@ def test_a_long_run_is_not_kept_for_its_keys(shard: RocksDBBackend) -> None:
     assert pa.total_allocated_bytes() - before < rocksdb_writes.LOG_BYTES
 
 
+@pytest.mark.slow(0.5)
 def test_many_branches_of_one_version_do_not_multiply_their_changes(shard: RocksDBBackend) -> None:
     """Each undoes what all before it wrote, and notes each key once."""
     shard.apply(None, P1, counts(("ann", 0)), {})

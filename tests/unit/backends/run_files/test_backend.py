@@ -41,6 +41,20 @@ def test_a_snapshot_reads_what_is_new(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sum(read) < 10_000
 
 
+def test_what_was_just_made_is_measured_without_reading_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call of a shard ends with its figures; those of a newer version that another process made are read."""
+    worker, other = (FilesystemBackend(tmp_path / "shard", TABLES, clock.new_id) for _ in range(2))
+    worker.apply(None, P1, counts(("ann", 1), ("bob", 1)), {})
+    read = other.statistics()
+    with monkeypatch.context() as patched:
+        patched.setattr(stored_file, "decode", None)
+        assert worker.statistics() == read
+    other.apply(P1, P2, counts(("cem", 2)), {})
+    assert worker.statistics() == other.statistics() != read
+    other.drop([P2])
+    assert worker.statistics() == read
+
+
 def test_what_was_written_to_since_the_last_snapshot_is_read_again(tmp_path: Path) -> None:
     """A run that was frozen once may be damaged later, like any other."""
     backend = FilesystemBackend(tmp_path / "shard", TABLES, clock.new_id)

@@ -18,6 +18,7 @@ from holdfast.commands.inspect import inspect
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from tests.model.shard_history import ShardHistory
+from tests.tiers import cases
 from tests.unit.holdfast.commands.state_dir import age, document, files, put_record, run
 
 
@@ -33,7 +34,7 @@ def test_a_misspelt_command_is_recognised(given: str, meant: str | None) -> None
 
 
 @pytest.mark.slow(1)
-@pytest.mark.parametrize("package", ["scipy", "jsonschema"])
+@pytest.mark.parametrize("package", cases(["scipy", "jsonschema"]))
 def test_a_bench_without_its_packages_says_which_extra_it_needs(package: str) -> None:
     """Whether they are imported with the command or when they are needed; and the list of all commands goes on."""
     program = (
@@ -50,6 +51,24 @@ def test_a_bench_without_its_packages_says_which_extra_it_needs(package: str) ->
     listed = said("--help")
     assert listed.returncode == 0, listed.stderr
     assert "bench" in listed.stdout
+
+
+@pytest.mark.slow(1)
+def test_commands_where_spark_is_not_on_the_path_say_how_to_put_it_there() -> None:
+    """Beside a Spark that pip did not install, only programs that Spark starts find PySpark: no traceback."""
+    program = "import sys, holdfast.cli as cli\nsys.modules.update(dict.fromkeys(['pyspark', 'py4j']))\ncli.main()"
+    for arguments in (["rescale", "/data/app-spark", "--shards", "2"], ["savepoint", "list", "/data"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 2, done.stdout + done.stderr
+        expected = rf"holdfast: holdfast {arguments[0]} needs PySpark: .*on PYTHONPATH, missing=pyspark\n"
+        assert re.fullmatch(expected, done.stderr)
+    listed = subprocess.run(
+        [sys.executable, "-c", program, "--help"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert listed.returncode == 0
+    assert re.search(r"rescale +Not installed: needs pyspark\.", listed.stdout)
 
 
 def test_one_operator_of_several(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
@@ -88,6 +107,7 @@ def test_a_directory_that_is_none_of_ours_is_refused_with_a_hint(
     assert files(root) == before
 
 
+@pytest.mark.slow(1)
 def test_errors_end_the_program_without_a_traceback(root: Path) -> None:
     script = "from holdfast.cli import main; main()"
     done = subprocess.run(

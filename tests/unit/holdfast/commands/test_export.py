@@ -55,6 +55,7 @@ def test_what_lies_there_says_whether_it_is_a_query(tmp_path: Path, monkeypatch:
     assert is_query("one", "--state-dir", "/data/app")
 
 
+@pytest.mark.slow(2)
 def test_a_savepoint_is_exported_without_spark(tmp_path: Path) -> None:
     """All rows of a table, with the shard of each; nothing is left of an export that fails."""
     with open_storage(str(tmp_path / "savepoints")) as target:

@@ -8,15 +8,14 @@ import pytest
 
 from holdfast.commands import target
 from holdfast.errors import InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.ownership.claim_listing import Claimant, claim_name
-from holdfast.snapshotter.ownership.claims import Claims
-from holdfast.snapshotter.ownership.operator_record import read_operator
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin, take_directories
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
+from holdfast.snapshotter.ownership.stored_claims import Beside
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.model.shard_history import ShardHistory
 from tests.unit.holdfast.commands.state_dir import age, document, files, put_record, run
+from tests.unit.snapshotter.ownership.runs import claimant, take
 
 
 def test_gc_deletes_what_it_said_it_would(root: Path, shard: ShardHistory) -> None:
@@ -47,8 +46,7 @@ def test_gc_keeps_what_the_query_may_return_to_without_being_told(
     shard = ShardHistory(storage)
     shard.grow(None, 30, snapshot_every=10)
     if in_claim is not None:
-        me = Claimant("query-1", "run-2", None, "app", "host", "machine", "1-1", 30, in_claim)
-        Claims(storage, "totals", me, lambda _: ()).take(read_operator(storage, "totals"))
+        take(storage, claimant("query-1", retained_versions=in_claim))
     age(root)
     found = {s["shard"]: s for s in document("gc", root, "--yes")["shards"]}
     assert found[shard.prefix]["needed_from"] == needed_from
@@ -59,12 +57,7 @@ def test_gc_keeps_what_the_query_may_return_to_without_being_told(
 def test_gc_deletes_nothing_where_it_cannot_know_what_is_retained(root: Path, shard: ShardHistory) -> None:
     """A claim is damaged: that it says a greater number cannot be ruled out. Being told is another way."""
     (root / "totals/claims").mkdir()
-    me = Claimant("query-1", "run-2", None, "app", "host", "machine", "1-1", 30, 100)
-    claim = f"totals/claims/{claim_name(me, 1, 1)}.1"
-    (root / claim).write_bytes(b"?")
-    (root / "totals/claims/now.1").write_bytes(b"")
-    (root / "totals/announced").mkdir()
-    (root / "totals/announced/0123456789abcdef.1").write_bytes(b"")
+    (root / "totals/claims/00000000000000000001").write_bytes(b"?")
     (root / "totals/reads").mkdir()
     (root / "totals/reads/0123456789abcdef").write_bytes(b"")
     (root / "totals/reads/thesis.tex").write_bytes(b"years of work")
@@ -72,11 +65,11 @@ def test_gc_deletes_nothing_where_it_cannot_know_what_is_retained(root: Path, sh
     before = files(root)
     done = document("gc", root, "--yes", status=1)
     assert [s["error"] for s in done["shards"] if "claims" in (s["error"] or "")]
-    left = {"totals/claims/now.1", "totals/announced/0123456789abcdef.1", "totals/reads/0123456789abcdef"}
-    assert files(root) == before - left, "a look at the clock, an announcement and a read that were left behind"
+    left = {"totals/reads/0123456789abcdef"}
+    assert files(root) == before - left, "a read that was left behind"
     (damage,) = document("verify", root, status=1)["damages"]
-    assert (damage["key"], damage["lost"]) == (claim, [])
-    assert damage["problem"].startswith("is not a whole holdfast file")
+    assert (damage["key"], damage["lost"]) == ("totals/claims/00000000000000000001", [])
+    assert "claims/00000000000000000001 is not a whole holdfast file" in damage["problem"]
     assert document("gc", root, "--yes", "--retain", 5)["objects"] == 9
     assert shard
 
@@ -214,9 +207,25 @@ def test_gc_removes_what_tests_of_the_storage_and_unfinished_writes_left(
     assert {key for key in files(root) if "probe" in key} == {"totals/probes/probe-2"}
 
 
+def test_gc_removes_what_runs_that_worked_beside_others_left(
+    root: Path, shard: ShardHistory, storage: ObjectStorage
+) -> None:
+    """They have ended, and nobody has taken the number since, who would."""
+    told = [Beside(1, "run 1", "", "", f"{n:016x}") for n in range(3)]
+    storage.put(f"totals/claims/{told[0].key}", b"host-1")
+    storage.put(f"totals/claims/{told[1].key}x", b"somebody's")
+    age(root)
+    storage.put(f"totals/claims/{told[2].key}", b"host-1")
+    document("gc", root, "--yes")
+    assert {key for key in files(root) if "claims" in key} == {
+        f"totals/claims/{told[1].key}x",
+        f"totals/claims/{told[2].key}",
+    }
+
+
 def test_gc_leaves_alone_a_folder_whose_record_is_none(root: Path, shard: ShardHistory) -> None:
     """Somebody's file is called ``operator``, and their folders as ours are."""
-    strangers = {f"deploy/{name}" for name in ("operator", "probes/liveness.yaml", "announced/1.txt", "claims/now.x")}
+    strangers = {f"deploy/{name}" for name in ("operator", "probes/liveness.yaml", "claims/now.x")}
     for name in (*strangers, "deploy/.tmp-1-1"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(b"years of work")
@@ -311,8 +320,7 @@ def test_gc_leaves_what_a_stopped_query_began_with(root: Path, storage: ObjectSt
     """However old, and though none of its operators is there: a clone without it would never start again."""
     origin = QueryOrigin("query-9", "query-8", "query-8", 7, {"sessions": "query-8"})
     declare_origin(storage, origin)
-    take_directories(storage, origin)
     age(root, days=1000)
     document("gc", root, "--yes", "--retain", 5)
-    assert {"_queries/query-9", "_queries/query-9.fills"} <= files(root)
+    assert {"_queries/query-9", "_queries/query-8.fills"} <= files(root)
     assert shard

@@ -205,6 +205,7 @@ def test_a_key_is_printed_as_it_is_given() -> None:
     assert parse_key('{"k": "AP8="}') == json_value({"k": b"\0\xff"})
 
 
+@pytest.mark.slow(1)
 def test_look_ups_import_no_spark() -> None:
     """A third of the time of a process's first look-up; its Python is one of its own, where nothing is imported yet."""
     program = (

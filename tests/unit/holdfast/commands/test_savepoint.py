@@ -16,8 +16,10 @@ from click.testing import CliRunner
 
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.cli import group
-from holdfast.commands.savepoint import savepoint
+from holdfast.commands.savepoint import savepoint, say_new_query
 from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from tests.unit.snapshotter.savepoints.sample import STATE, a_savepoint
@@ -63,6 +65,27 @@ def test_a_directory_without_savepoints_is_said_to_be_none(
             invoke("list", url, *how)
 
 
+def test_the_lines_to_paste_set_shards_where_the_name_leads_to_others(
+    target: ObjectStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a query that was rescaled within its state directory; elsewhere its own record says how many it has."""
+    table = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))
+    for directory, query_id, shards in (("totals", "original", 2), ("totals@1-2", "1-2", 4), ("alerts", "3-4", 4)):
+        record = OperatorRecord.of(directory, query_id, "def-1", "run-1", shards, {"state": table}, 100)
+        declare_operator(target, record)
+    declare_origin(target, QueryOrigin("1-2", "1-2", "original", 7, {"totals@1-2": "1-2"}))
+    declare_origin(target, QueryOrigin("3-4", "3-4", "original", 7, {"alerts": "3-4"}))
+    places = "/data/app-spark-2", str(tmp_path), {}
+    say_new_query("app is rescaled", "app", "1-2", *places, as_json=False)
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        f'    spark.conf.set("spark.holdfast.state.dir", "{tmp_path}")  # before the query is defined',
+        '    spark.conf.set("spark.holdfast.shards", "4")',
+        '    df.writeStream.option("checkpointLocation", "/data/app-spark-2")',
+    ]
+    say_new_query("app is restored", "app", "3-4", *places, as_json=False)
+    assert "shards" not in capsys.readouterr().out
+
+
 def test_a_notebook_shows_what_was_saved(target: ObjectStorage) -> None:
     """In a line: the names of thousands of pieces are of no use to people."""
     shown = repr(a_savepoint(target))
@@ -96,11 +119,11 @@ def test_damage_ends_with_1(target: ObjectStorage, tmp_path: Path) -> None:
     assert key in json.loads(invoke("verify", tmp_path, "one", "--json", status=1).output)["damages"][0]
 
 
-@pytest.mark.parametrize("key", [f"operators/totals/state/0000-0-{'f' * 16}.arrow", f"making-{'f' * 16}"])
-def test_what_others_have_left_is_no_damage(target: ObjectStorage, tmp_path: Path, key: str) -> None:
+def test_what_others_have_left_is_no_damage(target: ObjectStorage, tmp_path: Path) -> None:
     """A job that verifies its savepoints must not fail because of a whole one."""
+    key = f"operators/totals/state/0000-0-{'f' * 16}.arrow"
     a_savepoint(target)
-    target.put(f"one/{key}", b"a piece, or a mark")
+    target.put(f"one/{key}", b"a piece")
     shown = invoke("verify", tmp_path, "one").output
     assert "one is whole" in shown
     assert f"left by a repeated task or another attempt: {key}" in shown
@@ -160,6 +183,21 @@ def test_operators_of_spark_are_named_once(given: list[str]) -> None:
     found = CliRunner().invoke(savepoint, ["from-spark", "/nowhere", "--to", "/here", "--name", "one", *names])
     assert isinstance(found.exception, InvalidArgumentError)
     assert "NUMBER=NAME" in str(found.exception)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [(["onee"], "one"), (["one", "--skip", "total"], "totals"), (["one", "--rename", "a=b"], "operator=a")],
+)
+def test_a_restore_of_what_is_not_there_starts_no_spark(
+    target: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], said: str
+) -> None:
+    """A misspelt name is found in milliseconds."""
+    a_savepoint(target, "one")
+    monkeypatch.delattr("holdfast.commands.savepoint.started_spark")
+    places = ["--state-dir", str(tmp_path / "state"), "--checkpoint-location", str(tmp_path / "new")]
+    with pytest.raises(NotFoundError, match=said):
+        invoke("restore", tmp_path, *given, *places)
 
 
 def test_diff_takes_savepoints_by_their_places(target: ObjectStorage, tmp_path: Path) -> None:

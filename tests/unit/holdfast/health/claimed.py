@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from holdfast.backends import stored_file
-from holdfast.snapshotter.ownership.claim_listing import Claimant, claim_name
-from holdfast.spark_integration.executor.processes import ProcessId, machine
+from holdfast.snapshotter.ownership.stored_claims import KIND, Claim, ClaimingRun
+from holdfast.spark_integration.executor.processes import ProcessId, place_of
 
-ENDED = "1-1"  # no process of this machine began so early
+THIS, ENDED = ProcessId.of(os.getpid()), ProcessId(1, 1)  # none of this machine began so early
 
 
 def claim(
@@ -21,25 +21,18 @@ def claim(
     query: str = "query-1",
     started_ms: int | None = None,
     batch_id: int | None = 42,
-    process: str | None = None,
-    on: str | None = None,
+    driver: ProcessId | None = THIS,
 ) -> Path:
-    """Write the claim of a run that was seen last at a time: of this process, of another one, or on another machine."""
+    """Write the claim of a run that was seen last at a time; without a driver it is one of another machine."""
     started_ms = seen_ms - 60_000 if started_ms is None else started_ms
-    me = Claimant(
-        query,
-        f"run-{started_ms}",
-        None,
-        "app-1",
-        "host-1",
-        on or machine(),
-        process or str(ProcessId.of(os.getpid())),
-        batch_id,
-        100,
+    folder = root / operator / "claims"
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 1 + len([*folder.iterdir()])
+    run = ClaimingRun(
+        f"run-{started_ms}", started_ms, 0, batch_id, 100, place_of(driver) if driver else "", "elsewhere"
     )
-    path = root / operator / "claims" / f"{claim_name(me, 1, started_ms)}.{seen_ms:016x}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    header = {"operator": operator, **asdict(me), "started_ms": started_ms}
-    path.write_bytes(memoryview(stored_file.encode("claim", header)[0]))
+    told = Claim(operator, number, query, None, "app-1", "host-1", (run,))
+    path = folder / f"{number:020d}"
+    path.write_bytes(memoryview(stored_file.encode(KIND, asdict(told))[0]))
     os.utime(path, (seen_ms / 1000, seen_ms / 1000))
     return path

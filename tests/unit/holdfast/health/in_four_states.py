@@ -11,7 +11,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import Troubles, of_batch
 from tests.model.shard_history import ShardHistory
 from tests.unit.holdfast.commands.state_dir import put_record
-from tests.unit.holdfast.health.claimed import ENDED, claim
+from tests.unit.holdfast.health.claimed import ENDED, THIS, claim
 
 DAY_MS = 24 * 60 * 60_000
 STATES = ("running", "stopped", "stale", "failing")
@@ -24,7 +24,6 @@ def make(root: Path, state: str, shards: int = 4) -> Path:
         put_record(storage, "totals", shards)
         for shard in range(shards):
             ShardHistory(storage, f"totals/shard-{shard:04d}").grow(None, 8, 0 if shard == 0 else 3)
-    ends = {"stopped": ENDED, "stale": None}.get(state)
     seen_ms = now_ms - (67 * DAY_MS if state == "stale" else 40_000)
     for path in (path for path in root.rglob("*") if path.is_file()):
         os.utime(path, (seen_ms / 1000 - 10, seen_ms / 1000 - 10))
@@ -32,5 +31,6 @@ def make(root: Path, state: str, shards: int = 4) -> Path:
         with open_storage(str(root)) as storage:
             told = Troubles(PrefixedStorage(storage, "totals/shard-0002"))
             told.tell(of_batch(42), ValueError("could not convert string to float: 'n/a'"), 1, "host-1", now_ms)
-    claim(root, seen_ms, started_ms=seen_ms - 7_200_000, process=ends, on="elsewhere" if state == "stale" else None)
+    driver = {"stopped": ENDED, "stale": None}.get(state, THIS)
+    claim(root, seen_ms, started_ms=seen_ms - 7_200_000, driver=driver)
     return root

@@ -10,7 +10,7 @@ from holdfast.health.failures import Report
 from holdfast.health.health import Health, health_of
 from holdfast.health.signs import Run, Signs, runs_of
 from holdfast.health.verdict import Verdict, judge
-from holdfast.snapshotter.ownership.claim_listing import ListedClaim
+from holdfast.snapshotter.ownership.stored_claims import Claim, ClaimingRun
 from holdfast.spark_integration.client.recent import OperatorBatch
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
 
@@ -151,17 +151,17 @@ def test_a_clock_that_is_ahead_makes_no_time_negative() -> None:
 def test_the_newest_run_is_the_one_that_the_store_saw_last() -> None:
     """An earlier run's machine had its clock an hour ahead: its start is later than that of who works now."""
 
-    def claim(run_id: str, epoch: int, started_ms: int, seen_ms: int) -> ListedClaim:
-        return ListedClaim("", epoch, started_ms, "q", run_id, epoch, "app", "elsewhere", "1-1", seen_ms)
+    def told(run_id: str, started_ms: int, seen_ms: int) -> ClaimingRun:
+        return ClaimingRun(run_id, started_ms, seen_ms, 1, 100, "", "elsewhere")
 
-    ahead, now = claim("a", 1, NOW + 30 * MIN, NOW - 30 * MIN), claim("b", 2, NOW - 20 * MIN, NOW - MIN)
-    runs = runs_of([ahead, now], "q")
+    ahead, now = told("a", NOW + 30 * MIN, NOW - 30 * MIN), told("b", NOW - 20 * MIN, NOW - MIN)
+    runs = runs_of([Claim("totals", 7, "q", None, "app", "host", (ahead, now))], "q")
     assert [one.run_id for one in runs] == ["a", "b"]
     assert judge(Signs(runs), NOW).state == "running"
 
 
 def test_one_run_a_day_is_told_by_sparks_log() -> None:
-    """Claims are kept for a day, so that two are there at most; the log has a hundred micro-batches."""
+    """Claims tell of a day, so that two are known at most; the log has a hundred micro-batches."""
     days = [one for n in range(6) for one in log(NOW - (6 - n) * DAY + 4 * HOUR, 3, 30 * S)]
     times = tuple(BatchTimes(n, one.planned_ms, one.committed_ms) for n, one in enumerate(days))
     last = (run(NOW - 20 * HOUR, NOW - 20 * HOUR + MIN, 15),)
@@ -253,7 +253,7 @@ def test_what_is_not_known_is_unknown() -> None:
     """Without the location and away from the query's machines no figure is guessed."""
     found = figures(Signs((run(NOW - HOUR, NOW - MIN, 3),), stored_ms=NOW - MIN))
     assert {value for value, _ in found.values()} == {"unknown"}
-    assert "name the query's checkpointLocation" in found["Micro-batches a minute"][1]
+    assert "pass the query's checkpointLocation, too" in found["Micro-batches a minute"][1]
     assert "query.lastProgress" in found["Input left"][1]
     begun = figures(Signs(measured=live([7])))
     assert begun["Rows a second"] == ("unknown", "this machine's servers know fewer than two micro-batches")

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from holdfast.errors import UnavailableError
-from holdfast.snapshotter.decisions import Decision, Decisions
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import Troubles
+from tests import sink_logs
 from tests.model.shard_history import ShardHistory, TimedStorage
 from tests.unit.holdfast.commands.state_dir import put_record
 
@@ -30,10 +30,8 @@ def make(root: Path, shards: int = 24) -> Path:
             ShardHistory(storage, f"sessions/shard-{shard:04d}").grow(None, 4, 2)
         told = Troubles(PrefixedStorage(storage, "totals/shard-0007"))
         told.tell("snapshot", UnavailableError(f"no space left {HOSTILE}\x1b[31m"), 3, "host-1", 1_700_000_000_000)
-        decisions = Decisions(storage, "invoices", QUERY)
-        decisions.begin()
         for batch_id in (7, 9):
-            decisions.put(Decision("invoices", QUERY, batch_id, 1_000, ({"gid": "a"}, {"gid": "b"})))
+            sink_logs.decide(storage, "invoices", QUERY, batch_id, {"gid": "a"}, {"gid": "b"}, rows=1_000)
         storage.put("totals/shard-0002/files/0123456789abcdef-0", b"left by an upload that nobody finished")
     spread(root)
     return root

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from flask.testing import FlaskClient
 
-from holdfast.snapshotter.decisions import Decision, Decisions
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.lookup.stored_query import StoredQuery
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.ui import inquiry
 from holdfast.ui.app import make_app
 from holdfast.ui.site import Site
+from tests import sink_logs
 from tests.servers.programs import wait_until
 from tests.unit.holdfast.commands.state_dir import put_record
 from tests.unit.holdfast.ui.conftest import TOKEN
@@ -56,6 +56,7 @@ def shown(page: FlaskClient, view: str = "") -> str:
     return said(answer.text)
 
 
+@pytest.mark.slow(3)
 def test_a_directory_that_hangs_holds_up_no_awaited_query(
     tmp_path: Path, site_of: SiteOf, answers: threading.Event
 ) -> None:
@@ -75,6 +76,7 @@ def test_a_directory_that_hangs_holds_up_no_awaited_query(
     assert "Waiting for" not in shown(page)
 
 
+@pytest.mark.slow(2)
 def test_an_awaited_query_that_hangs_holds_up_no_view(
     tmp_path: Path, site_of: SiteOf, answers: threading.Event
 ) -> None:
@@ -113,6 +115,7 @@ def test_known_queries_are_not_waited_for(tmp_path: Path, site_of: SiteOf, answe
     assert sum(one.keys == ("metadata",) for one in query.operations) == 1
 
 
+@pytest.mark.slow(1)
 def test_of_a_query_that_hangs_the_last_answer_stays(tmp_path: Path, site_of: SiteOf, answers: threading.Event) -> None:
     """The page says how old it is; rows of another query in that directory are found."""
     stored, other = Stored(), Stored({"sessions": "query-1"})
@@ -138,12 +141,11 @@ def test_of_a_query_that_hangs_the_last_answer_stays(tmp_path: Path, site_of: Si
     wait_until(lambda: "it has not answered since" not in shown(page), list)
 
 
+@pytest.mark.slow(1)
 def test_decisions_that_hang_hold_up_no_view(tmp_path: Path, site_of: SiteOf, answers: threading.Event) -> None:
     """What was read with the listing before is shown."""
     state = directory(tmp_path / "state")
-    decisions = Decisions(state, "invoices", "query-1")
-    decisions.begin()
-    decisions.put(Decision("invoices", "query-1", 7, 1_000, ({"gid": "a"},)))
+    sink_logs.decide(state, "invoices", "query-1", 7, {"gid": "a"}, rows=1_000)
     page = page_of(site_of([state], lambda _query, _home: Stored()))
     assert "invoices micro-batch 7 1,000" in shown(page)
     state.faults.append(Fault("delay", action="get", times=None, wait=answers.wait))
@@ -152,6 +154,7 @@ def test_decisions_that_hang_hold_up_no_view(tmp_path: Path, site_of: SiteOf, an
     assert state.faults[0].hits
 
 
+@pytest.mark.slow(2)
 def test_an_empty_place_that_hangs_leaves_the_others_time(
     tmp_path: Path, site_of: SiteOf, answers: threading.Event
 ) -> None:

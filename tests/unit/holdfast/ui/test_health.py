@@ -33,6 +33,7 @@ WHY = {
 }
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("state", in_four_states.STATES)
 def test_each_page_begins_with_how_the_query_is(open_page: OpenPage, tmp_path: Path, state: str) -> None:
     """State, since when and why; the command says the same."""
@@ -50,6 +51,7 @@ def test_each_page_begins_with_how_the_query_is(open_page: OpenPage, tmp_path: P
     assert re.search(WHY[state], query["why"])
 
 
+@pytest.mark.slow(0.5)
 def test_a_failed_micro_batch_is_told_in_words(open_page: OpenPage, tmp_path: Path) -> None:
     """The card and the shard's own page have the error, each once; the page of another shard does not."""
     root = in_four_states.make(tmp_path, "failing")
@@ -114,6 +116,7 @@ def test_one_commit_after_a_snapshot_is_one(open_page: OpenPage, tmp_path: Path)
     assert "since the snapshot of totals 3" in text(page)
 
 
+@pytest.mark.slow(0.5)
 def test_size_is_that_of_the_state(page: FlaskClient, sample: Path) -> None:
     """Not of all objects, which older versions need; both are told, and the command has the same figure."""
     (operator,) = [one for one in document("inspect", sample)["operators"] if one["operator"] == "totals"]
@@ -188,7 +191,7 @@ def test_the_command_reads_the_pace_in_sparks_log(tmp_path: Path) -> None:
     assert query["state"] == "running"
     assert figures["Micro-batches a minute"] == "6.0"
     assert figures["A micro-batch takes"] in ("2 s of 10 s", "2 s of 9 s", "1 s of 10 s", "1 s of 9 s")
-    assert "name the query" in run("inspect", root).stdout
+    assert "checkpointLocation, too" in run("inspect", root).stdout
     (location / "metadata").write_text('{"id": "query-2"}')
     refused = run("inspect", root, "--checkpoint-location", location)
     assert "no operator that is shown belongs to the query of that checkpoint location" in str(refused.exception)

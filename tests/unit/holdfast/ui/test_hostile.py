@@ -77,6 +77,7 @@ def test_each_object_may_be_damaged(
         require_answers(open_page(root), (damage, victim.name))
 
 
+@pytest.mark.slow(1)
 def test_what_a_view_names_may_be_deleted_while_it_is_shown(
     open_page: Callable[..., FlaskClient], whole: Path, tmp_path: Path
 ) -> None:

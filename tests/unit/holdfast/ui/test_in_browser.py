@@ -109,6 +109,7 @@ def test_it_follows_a_query_that_runs(browser: Browser, sample: Path, tmp_path: 
         assert it.errors == []
 
 
+@pytest.mark.all
 def test_what_is_selected_while_a_newer_page_is_on_its_way_stays(browser: Browser, sample: Path) -> None:
     """A slow server takes seconds for a view: what somebody had begun to type or to select meanwhile was gone."""
     with served(sample) as address, shown(browser, f"{address}0/totals/?follow=1", DESKTOP) as it:
@@ -123,6 +124,7 @@ def test_what_is_selected_while_a_newer_page_is_on_its_way_stays(browser: Browse
         assert it.page.evaluate("getSelection().toString()")
 
 
+@pytest.mark.all
 def test_what_is_no_page_replaces_none(browser: Browser, sample: Path) -> None:
     """The server was started anew and has another token, or failed: what was shown stays, and is said to be old."""
     with served(sample) as address, shown(browser, f"{address}?follow=1", DESKTOP) as it:
@@ -135,7 +137,7 @@ def test_what_is_no_page_replaces_none(browser: Browser, sample: Path) -> None:
         assert it.page.locator("main a").count() == links > 0
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(PHONE, "dark"), (DESKTOP, "light")])
+@pytest.mark.parametrize(("width", "scheme"), cases(SCREENS))
 def test_it_waits_for_a_query_by_itself(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
     """Whoever opens it too early reads what is awaited, and sees the operator come without a click."""
     with served(tmp_path / "state") as address, shown(browser, address, width, scheme) as it:
@@ -148,6 +150,7 @@ def test_it_waits_for_a_query_by_itself(browser: Browser, tmp_path: Path, width:
         assert it.errors == []
 
 
+@pytest.mark.all
 def test_links_lead_somewhere(browser: Browser, address: str) -> None:
     """Every link of the first views can be opened."""
     with shown(browser, address, DESKTOP) as it:
@@ -173,6 +176,7 @@ def test_it_needs_no_scripts(browser: Browser, address: str) -> None:
         context.close()
 
 
+@pytest.mark.all
 def test_the_colours_are_those_of_the_scheme(browser: Browser, address: str) -> None:
     """What is most stands out against the page in the light and in the dark."""
     colour = "getComputedStyle(document.querySelector('.map .heat-9')).backgroundColor"
@@ -205,7 +209,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 
 
 @pytest.mark.parametrize(
-    ("state", "width", "scheme"), cases([(state, *screen) for state in in_four_states.STATES for screen in SCREENS], 4)
+    ("state", "width", "scheme"), cases([(state, *screen) for state in in_four_states.STATES for screen in SCREENS])
 )
 def test_the_first_card_is_how_the_query_is(
     browser: Browser, states: dict[str, str], state: str, width: int, scheme: str
@@ -227,6 +231,7 @@ def test_the_first_card_is_how_the_query_is(
         assert it.errors == []
 
 
+@pytest.mark.all
 def test_the_states_have_colours_of_their_own(browser: Browser, states: dict[str, str]) -> None:
     """No two look alike."""
     colours = set()
@@ -273,6 +278,7 @@ def test_a_table_is_sorted_by_the_head_that_is_pressed(browser: Browser, sample:
         assert rows_of(it, region) == ["sessions", "totals"]
 
 
+@pytest.mark.all
 def test_a_wide_table_shows_that_it_goes_on(browser: Browser, address: str) -> None:
     """On a phone: a shadow at its edge, drawn over what is there, and none where nothing is hidden."""
     with shown(browser, f"{address}0/totals/shard/3", PHONE) as it:
@@ -291,6 +297,22 @@ def test_a_wide_table_shows_that_it_goes_on(browser: Browser, address: str) -> N
         it.page.wait_for_timeout(200)
         assert right_edge() != begun
         assert "local" in table.evaluate("t => getComputedStyle(t).backgroundAttachment")
+
+
+def test_no_cell_hides_the_shadow_at_the_edge(browser: Browser, address: str) -> None:
+    """The shadow lies behind the cells, and a changed value has a background of its own."""
+    for scheme in ("light", "dark"):
+        with shown(browser, f"{address}0/totals/shard/3", DESKTOP, scheme) as it:
+            cell = it.page.locator(".scroll td >> nth=0")
+            colour = cell.evaluate("c => { c.className = 'changed'; return getComputedStyle(c).backgroundColor }")
+            assert colour.startswith("rgba("), colour
+
+
+@pytest.mark.parametrize("measure", ["size", "written", "lag"])
+def test_the_table_beside_the_map_is_whole_on_a_desktop(browser: Browser, address: str, measure: str) -> None:
+    """Its last column says what stands out."""
+    with shown(browser, f"{address}0/totals/?measure={measure}", DESKTOP) as it:
+        assert it.page.locator(".map-and-top .scroll").evaluate("t => t.scrollWidth <= t.clientWidth")
 
 
 def test_the_legend_has_figures(browser: Browser, address: str) -> None:

@@ -123,6 +123,7 @@ def test_what_a_view_costs(tmp_path: Path, site_of: SiteOf) -> None:
     assert stored.reads == 2
 
 
+@pytest.mark.slow(1)
 def test_empty_places_that_are_slow_are_waited_for_together(
     tmp_path: Path, site_of: SiteOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

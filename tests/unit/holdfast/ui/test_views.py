@@ -39,11 +39,12 @@ def test_one_look_answers_the_questions(page: FlaskClient) -> None:
     assert "Does anything fail? Yes 1 report" in shown
 
 
+@pytest.mark.slow(1)
 def test_sinks_are_shown_with_their_newest_decision(open_page: OpenPage, sample: Path, tmp_path: Path) -> None:
     """Which micro-batch it shows, how many rows and parts; a damaged decision is told."""
     assert re.search(r"invoices micro-batch 9 1,000 2 .* 2 [\d.]+ k?B", text(open_page(sample)))
     root = shutil.copytree(sample, tmp_path / "state")
-    (root / f"_sinks/invoices/{sample_state.QUERY}/decided-9").write_bytes(b"?")
+    (root / "_sinks/invoices/00000000000000000002").write_bytes(b"?")
     assert "not a whole holdfast file" in text(open_page(root))
 
 
@@ -81,6 +82,7 @@ def test_a_part_of_the_map_is_shown_alone(page: FlaskClient) -> None:
     assert "Shards 20 to 23" in shown
 
 
+@pytest.mark.slow(0.5)
 def test_time_and_growth_are_drawn(page: FlaskClient) -> None:
     """Commits, uploads and the size of the state over time, with what they amount to in words."""
     shown = text(page, "0/totals/")
@@ -106,6 +108,7 @@ def test_what_gc_would_delete_is_told_and_left_alone(page: FlaskClient, sample: 
     assert sorted(path for path in sample.rglob("*") if path.is_file()) == before
 
 
+@pytest.mark.slow(1)
 def test_what_verify_would_say(open_page: OpenPage, sample: Path, tmp_path: Path) -> None:
     """A damaged object is named with what it costs; the others are counted."""
     root = shutil.copytree(sample, tmp_path / "state")
@@ -159,6 +162,7 @@ def test_an_operator_of_any_name_is_shown(open_page: OpenPage, tmp_path: Path) -
         assert page.get(link.replace("&amp;", "&")).status_code == 200
 
 
+@pytest.mark.slow(0.5)
 def test_an_operator_without_state_is_no_error(open_page: OpenPage, tmp_path: Path) -> None:
     """A query that has just begun: each view says that nothing is stored yet."""
     with open_storage(str(tmp_path)) as storage:
@@ -172,6 +176,7 @@ def test_an_operator_without_state_is_no_error(open_page: OpenPage, tmp_path: Pa
     assert "No shard has stored anything yet" in text(page, "0/totals/upkeep")
 
 
+@pytest.mark.slow(0.5)
 def test_a_damaged_record_is_told(open_page: OpenPage, sample: Path, tmp_path: Path) -> None:
     """What can be listed is shown all the same."""
     root = shutil.copytree(sample, tmp_path / "state")

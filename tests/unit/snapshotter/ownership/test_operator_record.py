@@ -11,7 +11,15 @@ import pytest
 
 from holdfast.backends import stored_file
 from holdfast.backends.run import TableSchema
-from holdfast.errors import ConflictError, CorruptionError, NotFoundError, SchemaMismatchError, UnavailableError
+from holdfast.backends.stored_schema import decode_schemas
+from holdfast.errors import (
+    ConflictError,
+    CorruptionError,
+    InvalidArgumentError,
+    NotFoundError,
+    SchemaMismatchError,
+    UnavailableError,
+)
 from holdfast.snapshotter.ownership.operator_record import (
     OperatorRecord,
     declare_operator,
@@ -44,6 +52,14 @@ def test_the_first_claim_writes_what_the_later_ones_read(storage: ObjectStorage)
     assert read_operator(storage, "totals") == RECORD
 
 
+def test_no_state_is_kept_in_a_location_of_spark(storage: ObjectStorage) -> None:
+    """An operator called ``state`` would share a folder with Spark's state."""
+    storage.put("metadata", b'{"id":"query-1"}')
+    with pytest.raises(InvalidArgumentError, match="is a query's checkpointLocation"):
+        declare_operator(storage, RECORD)
+    assert [info.key for info in storage.list("")] == ["metadata"]
+
+
 @pytest.mark.parametrize(
     ("other", "error", "message"),
     [
@@ -73,14 +89,13 @@ def test_operators_of_other_names_do_not_meet(storage: ObjectStorage) -> None:
 
 
 def test_of_two_queries_that_claim_at_once_the_loser_is_told(storage: ObjectStorage) -> None:
-    """The record is read back after it was written: here another query writes in between."""
+    """Both have found none."""
     other = replace(RECORD, query_id="query-2")
-    faulty = FaultyStorage(
-        storage, [Fault("delay", action="get", nth=2, wait=lambda: storage.put("totals/operator", _encode(other)))]
-    )
+    faulty = FaultyStorage(storage, [Fault("delay", action="put", wait=lambda: declare_operator(storage, other))])
     with pytest.raises(ConflictError, match="another query"):
         declare_operator(faulty, RECORD)
     faulty.assert_all_hit()
+    assert read_operator(storage, "totals") == other
 
 
 def _encode(record: OperatorRecord) -> pa.Buffer:
@@ -122,7 +137,8 @@ def test_the_record_lies_where_the_format_says(tmp_path: Path) -> None:
     with open_storage(str(tmp_path)) as storage:
         declare_operator(storage, RECORD)
     stored = stored_file.decode((tmp_path / "totals" / "operator").read_bytes(), source="it", kind="operator")
-    assert stored.header["tables"] == {"state": {"key": [["user", "large_string"]], "value": [["n", "int64"]]}}
+    (held,) = decode_schemas(stored.header["schemas"]).values()
+    assert (held.key.names, held.value.names) == (["user"], ["n"])
 
 
 @pytest.mark.parametrize(
@@ -132,7 +148,6 @@ def test_the_record_lies_where_the_format_says(tmp_path: Path) -> None:
         ({"shards": "4"}, r"cannot be, field=shards"),
         ({"shards": 0}, r"cannot be, field=shards"),
         ({"query_id": 7}, r"cannot be, field=query_id"),
-        ({"tables": {"state": {"key": [["user"]], "value": []}}}, r"cannot be, field=key"),
         ({"schemas": {"state": [1]}}, r"cannot be, field=schemas"),
         ({"operator": "other"}, r"belongs elsewhere.*operator=other"),
         ({"level": 9}, r"has other fields.*unknown=.*level"),

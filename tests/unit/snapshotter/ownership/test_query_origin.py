@@ -17,11 +17,11 @@ from holdfast.snapshotter.ownership.query_origin import (
     declare_origin,
     find_origin,
     forget_origin,
-    may_clear,
-    take_directories,
+    is_filling,
 )
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.shard.operator_directory import OPERATOR_NAME, operator_of, require_restored
+from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.storage_in_ram import storage_in_ram
 
 ORIGIN = QueryOrigin("q-2", "q-1", "q-1", 7, {"totals": "q-1", "pairs@q-1": "q-1"}, ("fresh",))
@@ -41,7 +41,7 @@ def test_what_is_written_is_read(storage: ObjectStorage) -> None:
     assert ORIGIN.operators == {"totals", "pairs"}
     assert not OPERATOR_NAME.fullmatch(FOLDER)
     assert operator_of(FOLDER) is None
-    forget_origin(storage, "q-2")
+    forget_origin(storage, ORIGIN)
     assert find_origin(storage, "q-2") is None
 
 
@@ -83,40 +83,45 @@ def test_the_error_names_the_operator_and_the_restored_ones() -> None:
         require_restored(ORIGIN, "total", ("tota",))
 
 
-def test_only_the_clone_that_has_taken_directories_may_clear_them(storage: ObjectStorage) -> None:
-    """The records of all clones of a query name the same one: a killed clone must not clear what another one filled."""
-    killed, other = (replace(ORIGIN, query_id=name) for name in ("q-3", "q-4"))
-    declare_origin(storage, killed)
+def test_a_state_directory_takes_one_clone_of_a_query(storage: ObjectStorage) -> None:
+    """Both would write under its id, each pass for a newer run of the other, and clear what the other one filled."""
+    first, other = (replace(ORIGIN, query_id=name) for name in ("q-3", "q-4"))
+    declare_origin(storage, first)
+    declare_origin(storage, first)  # the same request again, of which the reply was lost
+    with pytest.raises(ConflictError, match=r"choose another directory.*delete _queries/q-1\.fills"):
+        declare_origin(storage, other)
+    assert is_filling(storage, first)
+    assert not is_filling(storage, other), "which is told apart though it has declared what it begins with"
+    declare_origin(storage, replace(other, query_id="q-5", state_id="q-6"))
+    restored = replace(ORIGIN, query_id="q-7", state_id="q-7", directories={"totals@q-7": "q-7"})
+    declare_origin(storage, restored)
+    assert is_filling(storage, restored), "nobody else writes records that name it"
+    forget_origin(storage, other)
+    assert is_filling(storage, first)
+    forget_origin(storage, first)
+    assert not is_filling(storage, first)
     declare_origin(storage, other)
-    for one in (killed, other):
-        with pytest.raises(ConflictError, match=r"delete _queries/q-.*operators='pairs@q-1, totals'"):
-            take_directories(storage, one)
-        assert not may_clear(storage, one, "totals")
-    forget_origin(storage, "q-3")
-    take_directories(storage, other)
-    declare_origin(storage, killed)
-    assert may_clear(storage, other, "totals")
-    assert not may_clear(storage, killed, "totals")
-    forget_origin(storage, "q-4")
-    assert not may_clear(storage, other, "totals")
-    restored = replace(ORIGIN, query_id="q-5", state_id="q-5", directories={"totals@q-5": "q-5"})
-    assert may_clear(storage, restored, "totals@q-5"), "nobody else writes records that name it"
-    declare_origin(storage, replace(killed, query_id="q-6", directories={"else": "q-1"}))
-    forget_origin(storage, "q-3")
-    take_directories(storage, restored)
+    assert is_filling(storage, other)
 
 
-def test_two_clones_of_a_query_without_rows_take_no_directory_together(storage: ObjectStorage) -> None:
-    """Both would begin their operators under the id of the original, and each pass for a newer run of the other."""
-    one, other = (replace(ORIGIN, query_id=name, directories={}, unnamed=1) for name in ("q-3", "q-4"))
-    declare_origin(storage, one)
-    take_directories(storage, one)
-    declare_origin(storage, other)
-    with pytest.raises(ConflictError, match=r"choose another directory.*query=q-3"):
-        take_directories(storage, other)
-    with pytest.raises(ConflictError, match=r"operators='' query=q-3"):
-        take_directories(storage, replace(other, directories={"totals": "q-1"}, unnamed=0))
-    take_directories(storage, replace(other, state_id="q-5"))
-    forget_origin(storage, "q-3")
-    declare_origin(storage, replace(one, unnamed=0))  # without an operator of holdfast's
-    take_directories(storage, replace(other, unnamed=0))
+@pytest.mark.parametrize("nth", range(1, 4))
+def test_of_two_clones_at_once_one_is_told(storage: ObjectStorage, nth: int) -> None:
+    """Wherever the one stands still while the other one begins; what it declared it can still forget."""
+    one, other = (replace(ORIGIN, query_id=name) for name in ("q-3", "q-4"))
+    told = []
+
+    def begun(whose: QueryOrigin, asked: ObjectStorage) -> None:
+        try:
+            declare_origin(asked, whose)
+        except ConflictError:
+            forget_origin(storage, whose)
+            told.append(whose.query_id)
+
+    begun(one, FaultyStorage(storage, [Fault("delay", nth=nth, wait=lambda: begun(other, storage))]))
+    if nth == 3:  # it makes two requests
+        begun(other, storage)
+    assert len(told) == 1
+    assert {info.key for info in storage.list("")} == {
+        "_queries/q-1.fills",
+        f"_queries/{'q-4' if one.query_id in told else 'q-3'}",
+    }

@@ -14,10 +14,10 @@ from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import TableSchema
 from holdfast.backends.stored_schema import encode_schema, encode_schemas
 from holdfast.errors import ConflictError, CorruptionError, SchemaMismatchError, UnavailableError
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, described
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from holdfast.testing.faulty_storage import Action, Fault, FaultyStorage, Kind
 from tests.storage_in_ram import storage_in_ram
 
 KEY = pa.schema([("k", pa.string())])
@@ -45,11 +45,10 @@ def names(storage: ObjectStorage) -> list[str]:
     return [info.key.removeprefix("totals/schemas/") for info in storage.list("totals/schemas/")]
 
 
-def put_tables(storage: ObjectStorage, changed: dict[str, object], named: str | None = None) -> None:
-    """Store an object beside the record, under the digest of what it holds or another name."""
-    header = {"operator": "totals", "query_id": "query", "schemas": encode_schemas(B), **changed}
-    data, digest = stored_file.encode("schemas", header)
-    storage.put(f"totals/schemas/000001-{named or digest[:16]}", data)
+def put_tables(storage: ObjectStorage, tables: StoredTables, **changed: object) -> None:
+    """Store what another run has declared, or what none would."""
+    header = {"operator": "totals", "query_id": "query", "number": 1, **tables.to_json(), **changed}
+    storage.put(f"totals/schemas/{1:020d}", stored_file.encode("schemas", header)[0])
 
 
 def test_what_is_held_grows_and_what_is_declared_changes(storage: FaultyStorage) -> None:
@@ -61,7 +60,7 @@ def test_what_is_held_grows_and_what_is_declared_changes(storage: FaultyStorage)
     assert found.held == {**WIDE, **B}
     assert found.declared == WIDE
     assert found.latest == {**WIDE, **B}
-    assert [name[:7] for name in names(storage)] == ["000001-", "000002-", "000003-"], "the same again writes nothing"
+    assert [int(name) for name in names(storage)] == [1, 2, 3], "the same again writes nothing"
     narrow = table("a", note=pa.string())
     declare_tables(storage, RECORD, StoredTables.of_first_run(narrow))
     found = stored_tables(storage, RECORD)
@@ -105,7 +104,7 @@ def test_a_column_that_is_hidden_is_dropped_too(storage: FaultyStorage) -> None:
 def test_what_was_never_null_goes_with_its_column(storage: FaultyStorage) -> None:
     columns = pa.schema([pa.field("n", pa.int32(), nullable=False), pa.field("m", pa.int32(), nullable=False)])
     fixed = {"a": TableSchema.of("a", KEY, columns)}
-    other = replace(RECORD, operator="others", schemas=encode_schemas(fixed), tables=described(fixed))
+    other = replace(RECORD, operator="others", schemas=encode_schemas(fixed))
     changed = stored_tables(storage, other).with_changes({"a": ColumnChanges(frozenset({"m"}), {"n": "total"})})
     assert changed.live["a"].not_null == {"value.total"}
     declared = {
@@ -148,14 +147,13 @@ def test_all_tasks_of_a_run_may_declare_at_once(storage: FaultyStorage) -> None:
 
 
 @pytest.mark.parametrize("when", ["put", "list"])
-def test_a_task_that_comes_between_writes_no_second_object(storage: FaultyStorage, when: str) -> None:
-    """Each process of each later run reads every object. Names of tables come in any order: from a set."""
+def test_a_task_that_comes_between_writes_no_second_object(storage: FaultyStorage, when: Action) -> None:
+    """Names of tables come in any order: from a set."""
 
     def meanwhile() -> None:
         declare_tables(storage, RECORD, StoredTables.of_first_run({**B, **WIDE}))
 
-    nth = 1 if when == "put" else 2
-    faulty = FaultyStorage(storage, [Fault("delay", action=when, nth=nth, wait=meanwhile)])
+    faulty = FaultyStorage(storage, [Fault("delay", action=when, wait=meanwhile)])
     declare_tables(faulty, RECORD, StoredTables.of_first_run({**WIDE, **B}))
     faulty.assert_all_hit()
     assert len(names(storage)) == 1
@@ -163,18 +161,20 @@ def test_a_task_that_comes_between_writes_no_second_object(storage: FaultyStorag
 
 def test_what_does_not_go_with_stored_rows_is_refused_before_anything_is_written(storage: FaultyStorage) -> None:
     with pytest.raises(SchemaMismatchError, match="n: int32 → large_string"):
+        stored_tables(storage, RECORD).with_declared(OTHER)
+    with pytest.raises(ConflictError, match="one run at a time"):
         declare_tables(storage, RECORD, StoredTables.of_first_run(OTHER))
     assert names(storage) == []
 
 
 @pytest.mark.parametrize("kind", ["fail", "lose_reply"])
-@pytest.mark.parametrize("what", ["schemas", "announced"])
-def test_a_storage_that_fails_leaves_nothing_half_made(storage: FaultyStorage, what: str, kind: str) -> None:
+@pytest.mark.parametrize("action", ["list", "put"])
+def test_a_storage_that_fails_leaves_nothing_half_made(storage: FaultyStorage, action: Action, kind: Kind) -> None:
     """Stored or not: the next attempt goes on."""
-    faulty = FaultyStorage(storage, [Fault(kind, action="put", key=f"*/{what}/*")])  # type: ignore[arg-type]
+    faulty = FaultyStorage(storage, [Fault(kind, action=action)])
     with pytest.raises(UnavailableError):
         declare_tables(faulty, RECORD, StoredTables.of_first_run(WIDE))
-    assert stored_tables(storage, RECORD).held == (WIDE if (what, kind) == ("schemas", "lose_reply") else A)
+    assert stored_tables(storage, RECORD).held == (WIDE if (action, kind) == ("put", "lose_reply") else A)
     declare_tables(storage, RECORD, StoredTables.of_first_run(WIDE))
     assert stored_tables(storage, RECORD).held == WIDE
     assert len(names(storage)) == 1
@@ -186,7 +186,7 @@ def test_of_two_runs_that_declare_what_cannot_both_be_one_is_told(storage: Fault
     second = table("c", n=pa.string())
 
     def meanwhile() -> None:
-        put_tables(storage, {"schemas": encode_schemas(first)})
+        declare_tables(storage, RECORD, StoredTables.of_first_run({**A, **first}))
 
     faulty = FaultyStorage(storage, [Fault("delay", action="put", wait=meanwhile)])
     with pytest.raises(ConflictError, match="one run at a time"):
@@ -196,23 +196,32 @@ def test_of_two_runs_that_declare_what_cannot_both_be_one_is_told(storage: Fault
     assert stored_tables(storage, RECORD).held == {**A, **first, **B}
 
 
+def encoded(**columns: pa.DataType) -> dict[str, list[str]]:
+    return encode_schemas({**table("a", **columns), **B})
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({"operator": "others"}, "belongs elsewhere"),
         ({"query_id": "another"}, "belongs elsewhere"),
-        ({"schemas": {"a": ["", ""]}}, "cannot be read"),
-        ({"schemas": {"a": [encode_schema(KEY), encode_schema(pa.schema([("s", pa.int8())] * 2))]}}, "one name"),
-        ({"schemas": {"a": [1, 2]}}, "cannot be, field=schemas"),
-        ({"schemas": []}, "cannot be, field=schemas"),
+        ({"number": 2}, "belongs elsewhere"),
+        ({"held": {"a": ["", ""]}}, "cannot be read"),
+        ({"held": {"a": [encode_schema(KEY), encode_schema(pa.schema([("s", pa.int8())] * 2))]}}, "one name"),
+        ({"latest": {"a": [1, 2]}}, "cannot be, field=latest"),
+        ({"held": []}, "cannot be, field=held"),
         ({"colour": "red"}, "has other fields"),
-        ({"changes": []}, "cannot be, field=changes"),
-        ({"changes": {"a": {"drop": []}}}, "has other fields"),
-        ({"changes": {"a": {"drop": [1], "rename": {}}}}, "cannot be, field=drop"),
-        ({"changes": {"a": {"drop": [], "rename": {"n": 1}}}}, "cannot be, field=rename"),
-        ({"changes": {"a": {"drop": ["n"], "rename": {"n": "m"}}}}, "changes one column twice"),
-        ({"changes": {"a": {"drop": [], "rename": {"n": "m", "x": "m"}}}}, "changes one column twice"),
-        ({"changes": {"a": {"drop": [], "rename": {"n": "m", "m": "n"}}}}, "changes one column twice"),
+        ({"names": {"a": {}}}, "has other fields"),
+        ({"names": {"a": {"n": 1}, "b": {"s": "s"}}}, "cannot be, field=a"),
+        ({"names": {"a": {"n": "m"}, "b": {"s": "s"}}}, "columns that its table does not hold, table=a"),
+        ({"names": {"a": {"n": "n", "m": "n"}, "b": {"s": "s"}}}, "columns that its table does not hold, table=a"),
+        ({"latest": encoded(n=pa.int32(), m=pa.int32())}, "columns that its table does not hold, table=a"),
+        ({"latest": encoded(n=pa.int64())}, "columns that its table does not hold, table=a"),
+        ({"latest": encoded(n=pa.string())}, "columns that its table does not hold, table=a"),
+        ({"latest": encode_schemas(A)}, "other tables than it holds"),
+        ({"last": ["c"]}, "other tables than it holds"),
+        ({"left_out": ["c"]}, "other tables than it holds"),
+        ({"last": "a"}, "cannot be, field=last"),
     ],
     ids=str,
 )
@@ -222,40 +231,51 @@ def test_an_object_that_says_what_none_says_is_damaged(
     """Each reader may rely on what it gets, whoever has written it; what is not named as ours is left alone."""
     storage.put("totals/schemas/notes.txt", b"not ours")
     assert stored_tables(storage, RECORD).held == A
-    put_tables(storage, changed)
-    with pytest.raises(CorruptionError, match=said):
-        stored_tables(storage, RECORD)
-
-
-def test_an_object_under_another_name_is_damaged(storage: FaultyStorage) -> None:
-    """Names decide the order, and tell tasks of one run that an object is theirs."""
-    put_tables(storage, {}, named="0123456789abcdef")
-    for ask in (stored_tables, lambda *asked: declare_tables(*asked, StoredTables.of_first_run(B))):
-        with pytest.raises(CorruptionError, match="000001-0123456789abcdef is not what its name says"):
+    both = StoredTables.of_first_run({**A, **B})
+    put_tables(storage, both)
+    assert stored_tables(storage, RECORD) == both
+    put_tables(storage, both, **changed)
+    for ask in (stored_tables, lambda *asked: declare_tables(*asked, both)):
+        with pytest.raises(CorruptionError, match=said):
             ask(storage, RECORD)
 
 
-def test_who_is_told_of_another_run_is_told_so_though_the_storage_fails(storage: FaultyStorage) -> None:
-    """The announcement that cannot be withdrawn does no harm; what the user has to do is what counts."""
-    put_tables(storage, {"schemas": encode_schemas(table("c", n=pa.int64()))})
-    (stored,) = names(storage)
-    found = storage.get(f"totals/schemas/{stored}")
-    storage.put(f"totals/announced/{stored.partition('-')[2]}.aa", found)
-    storage.delete([f"totals/schemas/{stored}"])
-    faulty = FaultyStorage(storage, [Fault("fail", action="delete")])
-    with pytest.raises(ConflictError, match="one run at a time"):
-        declare_tables(faulty, RECORD, StoredTables.of_first_run(table("c", n=pa.string())))
+def test_the_newest_object_says_all(storage: FaultyStorage) -> None:
+    """A start reads one, however often the tables have changed."""
+    for declared in ({**A, **B}, B, WIDE):
+        declare_tables(storage, RECORD, StoredTables.of_first_run(declared))
+    found = stored_tables(storage, RECORD)
+    storage.delete([f"totals/schemas/{number:020d}" for number in (1, 2)])
+    storage.operations.clear()
+    assert stored_tables(storage, RECORD) == found
+    assert [one.action for one in storage.operations] == ["list", "get"]
 
 
-def test_an_announcement_that_is_damaged_is_named(storage: FaultyStorage) -> None:
-    """What it announces cannot be told, so nothing is stored beside it; the writer's own is withdrawn."""
-    storage.put("totals/announced/0123456789abcdef.aa", b"no such file")
-    with pytest.raises(CorruptionError, match=r"totals/announced/0123456789abcdef.aa is not a whole"):
-        declare_tables(storage, RECORD, StoredTables.of_first_run(B))
-    assert [info.key for info in storage.list("totals/")] == [
-        "totals/announced/0123456789abcdef.aa",
-        "totals/operator",
-    ]
+def test_what_two_programs_declare_in_turn_does_not_pile_up(storage: FaultyStorage) -> None:
+    """Two versions of a program, started in turn for years; and the state of both can be read all the while."""
+    kept = {**WIDE, **B}
+    for number in range(70):
+        declare_tables(storage, RECORD, StoredTables.of_first_run(WIDE if number % 2 else B))
+        assert len(names(storage)) < 32
+        assert stored_tables(storage, RECORD).held.keys() <= kept.keys()
+    assert stored_tables(storage, RECORD).held == kept
+    assert names(storage)[-1] == f"{70:020d}"
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+def test_who_sleeps_while_old_objects_are_deleted_declares_upon_the_newest(storage: FaultyStorage, nth: int) -> None:
+    """What it puts under a number that is free again counts for nobody, also not for itself."""
+
+    def others() -> None:
+        for number in range(40):
+            declare_tables(storage.inner, RECORD, StoredTables.of_first_run(WIDE if number % 2 else B))
+
+    declare_tables(storage, RECORD, StoredTables.of_first_run(B))
+    late = {**WIDE, **table("late", x=pa.int64())}
+    asked = FaultyStorage(storage.inner, [Fault("delay", nth=nth, wait=others)])
+    declare_tables(asked, RECORD, StoredTables.of_first_run(late))
+    asked.assert_all_hit()
+    assert stored_tables(storage, RECORD).held == {**late, **B}
 
 
 def test_what_was_never_null_is_kept(storage: FaultyStorage) -> None:
@@ -263,7 +283,7 @@ def test_what_was_never_null_is_kept(storage: FaultyStorage) -> None:
     columns = pa.schema([pa.field("n", pa.int32(), nullable=False), pa.field("s", pa.string(), nullable=False)])
     fixed = {"f": TableSchema.of("f", pa.schema([pa.field("k", pa.string(), nullable=False)]), columns)}
     loose = {"f": TableSchema.of("f", KEY, pa.schema([*columns][:1]))}
-    other = replace(RECORD, operator="others", schemas=encode_schemas(fixed), tables=described(fixed))
+    other = replace(RECORD, operator="others", schemas=encode_schemas(fixed))
     every, some = {"f": {"key.k", "value.n", "value.s"}}, {"f": {"value.n"}}
     assert stored_tables(storage, other).never_null == every
     for declared, never in ((A, every), (fixed, every), (loose, some), (fixed, some)):

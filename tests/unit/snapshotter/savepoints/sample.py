@@ -7,7 +7,14 @@ import pyarrow as pa
 import xxhash
 
 from holdfast.backends.run import Keys, Run, TableSchema
-from holdfast.snapshotter.savepoints.manifest import SavedQuery, SavedSource, Savepoint, SourceLog
+from holdfast.snapshotter.savepoints.manifest import (
+    PlannedBatch,
+    SavedQuery,
+    SavedSink,
+    SavedSource,
+    Savepoint,
+    SourceLog,
+)
 from holdfast.snapshotter.savepoints.pieces import write_pieces
 from holdfast.snapshotter.savepoints.saved_operator import KEY as KEY_OF_MANIFEST
 from holdfast.snapshotter.savepoints.saved_operator import SavedOperator, ShardTimes
@@ -43,8 +50,17 @@ def a_savepoint(
     log = b'v1\n{"path":"a.parquet"}'
     folder.put("sources/0/3-0123456789abcdef", log)
     logs = (SourceLog("sources/0/3-0123456789abcdef", "3", len(log), xxhash.xxh3_128_hexdigest(log)),)
+    folder.put("sources/0/4-0123456789abcdef", log)
+    more = (SourceLog("sources/0/4-0123456789abcdef", "4", len(log), xxhash.xxh3_128_hexdigest(log)),)
     query = SavedQuery(
-        "5d1f", 7, "v1", '{"conf":{}}', 1000, (SavedSource("0", '{"logOffset":3}', logs), SavedSource("1", "-", ()))
+        "5d1f",
+        7,
+        "v1",
+        '{"conf":{}}',
+        1000,
+        (SavedSource("0", '{"logOffset":3}', logs), SavedSource("1", "-", ())),
+        PlannedBatch("v1", '{"conf":{}}', (SavedSource("0", '{"logOffset":4}', more), SavedSource("1", "-", ()))),
+        (SavedSink("shown", 17, 8), SavedSink("new", 0, -1)),
     )
     operator = SavedOperator(
         "totals",

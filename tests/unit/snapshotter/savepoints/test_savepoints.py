@@ -181,8 +181,7 @@ def test_what_a_savepoint_does_not_name_goes_when_it_is_finished(
     assert verify_savepoint(target, made, threads) == [], "it can be restored whole"
     assert unnamed(folder.list(""), made) == [key]
     folder.delete([KEY])
-    with making(target, "one") as again:
-        again.finish(made)
+    making(target, "one").finish(made)
     assert verify_savepoint(target, made, threads) == []
     assert {info.key for info in folder.list("")} == {KEY, "notes.txt", *made.keys}
 
@@ -191,8 +190,8 @@ def test_a_savepoint_of_which_parts_were_deleted_is_not_finished(target: ObjectS
     """Somebody took it for an unfinished one."""
     made = a_savepoint(target)
     savepoint_folder(target, "one").delete([KEY, made.operators[0].pieces[2].key])
-    with making(target, "one") as new, pytest.raises(ConflictError, match=r"somebody else.*0000-2-"):
-        new.finish(made)
+    with pytest.raises(ConflictError, match=r"somebody else.*0000-2-"):
+        making(target, "one").finish(made)
     assert find_savepoint(target, "one") is None
 
 

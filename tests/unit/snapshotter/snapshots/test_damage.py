@@ -144,6 +144,7 @@ def test_where_nothing_stands_in_the_damaged_object_is_named_and_nothing_local_c
     assert not [path for path in (tmp_path / "executor-1").rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow(0.5)
 def test_every_request_of_a_restore_may_fail_and_the_next_one_is_whole(
     shard_of: Opener, storage: ObjectStorage, tmp_path: Path
 ) -> None:

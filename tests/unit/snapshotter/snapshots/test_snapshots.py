@@ -41,6 +41,7 @@ def test_every_backend_restores_what_any_backend_stored(shard_of: Opener, writer
     assert shard_of(writer).state(newest) == wanted | states((range(5), 5), (range(1), 6))
 
 
+@pytest.mark.slow(0.5)
 @pytest.mark.parametrize("backend_name", BUILT_IN)
 def test_files_that_are_stored_are_not_sent_again(shard_of: Opener, storage: ObjectStorage, backend_name: str) -> None:
     """Also by the executor that restored them."""
@@ -213,6 +214,7 @@ def test_a_lineage_survives_json() -> None:
     assert lineage.to_json()["last"] == asdict(entry) | {"pointer": "1-aa"}
 
 
+@pytest.mark.slow(1)
 def test_a_database_that_is_copied_keeps_its_files(shard_of: Opener) -> None:
     """What is undone in the copy must not make it merge all: the files would be new to the storage."""
     one = shard_of("rocksdb")

@@ -11,6 +11,7 @@ from holdfast.snapshotter.storage.hdfs import storage as hdfs_storage
 from holdfast.snapshotter.storage.hdfs.storage import HdfsStorage
 
 
+@pytest.mark.slow(1)
 def test_a_delete_that_was_left_behind_takes_nothing_from_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """A NameNode that hung answers both attempts at one moment: both have deleted the file, and neither has failed."""
     threads: list[threading.Thread] = []

@@ -28,6 +28,10 @@ _AS_WRITTEN = {
     "s3://bucket/a:b": "s3://bucket/a:b",
     "abfss://box@account.dfs.core.windows.net/app": "abfss://box@account.dfs.core.windows.net/app",
     "sftp://user@host/app": "sftp://user@host/app",
+    "sftp://host:22/a@b": "sftp://host:22/a@b",
+    "hdfs://namenode:8020/a:b@c": "hdfs://namenode:8020/a:b@c",
+    "sftp://user@[fd00::1]:22/app": "sftp://user@[fd00::1]:22/app",
+    "hdfs://[2001:db8:0:0:0:0:0:1]/app": "hdfs://[2001:db8:0:0:0:0:0:1]/app",
 }
 _REFUSED = {
     "": "URL or a path",
@@ -42,7 +46,13 @@ _REFUSED = {
     "abfss://box@account/app?sig=CANARY": "holds credentials or parameters",
     "dbfs:/app": "/dbfs/",
     r"C:\data\app": "Windows",
+    r"\\host\share\app": "Windows",
+    r"\\?\C:\data\app": "Windows",
+    "gs://CANARY:CANARY/CANARY@bucket/app": "holds credentials",
+    "sftp://user:CANARY/CANARY@host:22/app": "holds credentials",
+    "sftp://[fd00::1]:CANARY/app": "holds credentials",
     "simplecache::s3://bucket": "chained",
+    "simplecache::sftp://[fd00::1]/app": "chained",
 }
 
 

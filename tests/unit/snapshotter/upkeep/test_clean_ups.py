@@ -77,6 +77,7 @@ def test_a_part_that_somebody_deletes_is_sent_again_before_anything_goes(
     assert len(bench.stored("commits")) < 30
 
 
+@pytest.mark.slow(1)
 def test_a_query_that_is_faster_than_its_uploads_is_cleaned_up_after(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

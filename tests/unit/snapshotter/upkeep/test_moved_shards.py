@@ -39,6 +39,7 @@ def test_a_shard_that_moved_away_is_let_go(bench: Bench) -> None:
     query.check(bench.path, bench.threads)
 
 
+@pytest.mark.slow(1)
 def test_a_shard_that_is_called_rarely_as_all_are_stays(bench: Bench) -> None:
     """Idle is who is called much more rarely than the others, not who waits for a few micro-batches."""
     executor, query = bench.executor(), bench.query(shards=8)
@@ -124,6 +125,7 @@ def test_what_a_query_has_on_a_damaged_disk_does_not_end_tidying_up(
     assert executor.failures() == {}
 
 
+@pytest.mark.slow(0.5)
 def test_announcements_may_come_while_the_server_tidies_up(bench: Bench) -> None:
     """Queries with many shards announce all the time; an error there would end the server."""
     executor, query = bench.executor(), bench.query()

@@ -136,6 +136,7 @@ def test_an_upload_under_way_is_left_alone(storage: TimedStorage, shard: ShardHi
     assert not shard.missing(after, shard.stored())
 
 
+@pytest.mark.slow(0.5)
 def test_an_attempt_that_was_dropped_goes_with_its_time(storage: TimedStorage, shard: ShardHistory) -> None:
     """T35: a thousand of them leave nothing behind once the query has moved on."""
     first = shard.grow(None, 30, snapshot_every=10)
@@ -371,6 +372,7 @@ class OneByOne(TimedStorage):
             super().delete([key])
 
 
+@pytest.mark.slow(0.5)
 def test_a_clean_up_that_is_killed_at_any_delete_is_completed_by_the_next() -> None:
     """No manifest that is left names a part that is gone, every retained version restores, and nothing is left over."""
     for survives in itertools.count():

@@ -26,6 +26,7 @@ from tests.unit.snapshotter.upkeep.upkeep_bench import HOUR_MS, Bench, counters
 # Uploads that take long
 
 
+@pytest.mark.slow(0.5)
 def test_an_upload_may_take_as_long_as_it_wants(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow store, a large shard, a small bandwidth: the sweep of leftovers runs meanwhile, again and again."""
     executor, query = bench.executor(), bench.query()
@@ -111,6 +112,7 @@ def failing(bench: Bench, monkeypatch: pytest.MonkeyPatch, *faults: Fault) -> No
     )
 
 
+@pytest.mark.slow(1)
 def test_failures_are_told_in_durable_storage_until_they_are_over(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,6 +209,7 @@ def test_an_interval_without_a_write_writes_no_snapshot(bench: Bench, carried_by
     assert len(bench.stored("snapshots")) == 2
 
 
+@pytest.mark.slow(0.5)
 def test_an_interval_goes_on_in_the_next_process(bench: Bench) -> None:
     """A job that runs for a minute an hour has a snapshot each two hours, if that is what was asked for."""
     query = bench.query(policy=SnapshotPolicy(max_commits=6, interval_seconds=2 * 3600))

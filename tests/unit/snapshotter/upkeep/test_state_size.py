@@ -62,6 +62,7 @@ def test_without_a_snapshot_all_commits_are_the_state(executor: ThreadPoolExecut
     assert storage.reads == 0
 
 
+@pytest.mark.slow(1)
 def test_of_many_shards_some_are_read_once(executor: ThreadPoolExecutor) -> None:
     """The others are as large as those for what they store; and what was read is remembered."""
     storage, operator = made(100)

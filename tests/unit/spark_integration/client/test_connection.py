@@ -46,6 +46,7 @@ def client(slow: Slow, tmp_path: Path) -> Iterator[StateClient]:
     made.close()
 
 
+@pytest.mark.slow(0.5)
 @pytest.mark.parametrize(("action", "hangs"), [("ping", True), ("committed", True), ("snapshot", False)])
 def test_only_what_is_answered_at_once_tells_that_a_server_hangs(client: StateClient, action: str, hangs: bool) -> None:
     """A slow storage makes a snapshot slow: commits must be announced meanwhile, or no chain of theirs gets shorter."""
@@ -54,6 +55,7 @@ def test_only_what_is_answered_at_once_tells_that_a_server_hangs(client: StateCl
     assert client.has_just_timed_out is hangs
 
 
+@pytest.mark.slow(0.5)
 def test_a_metric_is_not_waited_for(
     slow: Slow, client: StateClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from holdfast.spark_integration.executor import processes
-from holdfast.spark_integration.executor.processes import ProcessId, executor_process
+from holdfast.spark_integration.executor.processes import ProcessId, executor_process, lives, place_of
 
 WAIT_FOR_INPUT = "import sys; sys.stdin.read()"
 
@@ -61,6 +61,18 @@ def test_a_number_that_is_used_again_is_another_process(child: subprocess.Popen[
     earlier.wait()
 
 
+def test_a_process_before_a_restart_of_the_machine_is_another_one(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a container number and tick may be the same again: what a power cut has damaged would be read unverified."""
+    earlier = ProcessId.of(child.pid)
+    boot_id = tmp_path / "boot_id"
+    boot_id.write_text("f5b7a8c0-5a49-4f53-8d3e-2b2b9d0f3a11\n")
+    monkeypatch.setattr(processes, "_BOOT", boot_id)
+    assert ProcessId.of(child.pid) != earlier
+    assert not earlier.is_alive()
+
+
 def test_identity_does_not_hang_on_the_clock(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """When the clock is set, workers that start later must not take their executor for another one."""
     executor = ProcessId.of(child.pid)
@@ -83,6 +95,7 @@ def test_text_comes_back_and_other_text_is_refused() -> None:
         assert ProcessId.parse(text) is None
 
 
+@pytest.mark.slow(0.5)
 def test_a_worker_serves_the_process_above_pysparks_daemons(tmp_path: Path) -> None:
     """executor → daemon → worker, and executor → worker without a daemon."""
     ask = tmp_path / "ask.py"
@@ -114,30 +127,25 @@ def test_the_executor_is_found_anew_after_a_fork(monkeypatch: pytest.MonkeyPatch
         executor_process()
 
 
-def test_a_process_is_told_by_its_text(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is ending is given a moment; what is no process at all has ended."""
-    monkeypatch.setattr(processes, "ENDS_WITHIN_SECONDS", 0.01)
-    text = str(ProcessId.of(child.pid))
-    assert processes.living([text]) == {text}
-    monkeypatch.setattr(processes, "ENDS_WITHIN_SECONDS", 60.0)
+def test_a_process_is_told_by_its_place(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is ending is given a moment; nothing is known of one of another machine, or of what is none."""
+    place = place_of(ProcessId.of(child.pid))
+
+    def forbidden(*_: int) -> None:
+        raise PermissionError
+
+    assert lives(place, 0.01)
     threading.Timer(0.2, child.kill).start()
-    assert not processes.living([text, "", "x", "0-0", "999999999-1", f"{os.getpid()}-1"])
-
-
-def test_processes_that_are_ending_share_their_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start waits as long for twenty executors that live as for one."""
-    now_ms, waited = 0, []
-
-    def wait(_: ProcessId, timeout_seconds: float) -> bool:
-        nonlocal now_ms
-        waited.append(timeout_seconds)
-        now_ms += int(timeout_seconds * 1000)
-        return False
-
-    monkeypatch.setattr(ProcessId, "wait", wait)
-    monkeypatch.setattr("holdfast.clock.monotonic_ms", lambda: now_ms)
-    assert processes.living(["1-1", "2-1", "3-1"]) == {"1-1", "2-1", "3-1"}
-    assert waited == [processes.ENDS_WITHIN_SECONDS, 0, 0]
+    assert lives(place, 60) is False
+    assert lives(place_of(ProcessId(999999999, 1))) is False
+    elsewhere, number = place.split(".")
+    for other in ("", "x", "1-1", f"{'0' * 16}.{number}", f"{place}-1", f"{elsewhere}.{'1' * 30}-1"):
+        assert lives(other) is None
+    monkeypatch.setattr(os, "kill", forbidden)
+    assert lives(place) is None, "a process that this user cannot see may be it"
+    monkeypatch.undo()
+    monkeypatch.setattr(processes, "machine", lambda: "another")
+    assert lives(place) is None
 
 
 def test_a_machine_is_the_same_for_processes_that_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,7 @@ os.write(2, b"native code says something\\n")
 """
 
 
+@pytest.mark.slow(1)
 def test_the_log_is_bounded_and_takes_what_native_code_says(tmp_path: Path) -> None:
     """A server runs for weeks; gRPC and a dying interpreter write to the error output, past any handler."""
     path = tmp_path / "server.log"

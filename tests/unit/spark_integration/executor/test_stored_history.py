@@ -101,8 +101,25 @@ def test_a_directory_of_which_a_part_is_gone_is_left_to_restoring(
     declare_operator(storage, RECORD)
     one.commit()
     one.commit()
+    storage.put(f"{PREFIX}/snapshots/{one.pointer}-{'f' * 16}", b"")
     storage.delete([f"{PREFIX}/commits/{one.pointer}"])
     one.begin("run-2")
+
+
+def test_a_directory_that_was_restored_from_an_older_backup_fails_the_query_too(
+    storage: FaultyStorage, shard: Callable[[int], Shard], tmp_path: Path
+) -> None:
+    """Its versions are older than all that the pointer names: what came since is with the executor alone."""
+    one = shard(0)
+    declare_operator(storage, RECORD)
+    one.commit()
+    shutil.copytree(tmp_path / "durable", tmp_path / "backup")
+    for _ in range(2):
+        one.commit()
+    shutil.rmtree(tmp_path / "durable")
+    shutil.move(tmp_path / "backup", tmp_path / "durable")
+    with pytest.raises(StateLostError, match=r"only older versions.*older backup.*missing=commits/3.*newest_stored=1-"):
+        one.begin("run-2")
 
 
 def test_where_the_pointer_carries_all_a_warning_will_do(

@@ -120,6 +120,7 @@ def test_nothing_is_taken_from_a_living_executor(tmp_path: Path, living: Process
     assert adopt(tmp_path, living)[0]
 
 
+@pytest.mark.slow(0.5)
 def test_a_server_that_is_ending_is_waited_for(
     tmp_path: Path, living: ProcessId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +184,7 @@ def test_of_workers_that_try_at_once_one_takes_it(
         assert users_of(shard, SECOND) == 2
 
 
+@pytest.mark.slow(0.5)
 def test_a_directory_that_is_another_one_when_it_is_locked_is_left_alone(
     tmp_path: Path, living: ProcessId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +296,7 @@ with own_directory(sys.argv[1]) as path:
 """
 
 
+@pytest.mark.slow(0.5)
 def test_what_a_killed_process_worked_on_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As that of a task of a savepoint, when its executor runs out of memory; while the process lives, it stays."""
     command = [sys.executable, "-c", KILLED, str(tmp_path)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,22 @@ def test_a_name_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lacking() == ["mgr_locs.gone"]
     monkeypatch.setattr(frame_blocks, "PRIVATE", ("_mgr.blocks", "_mgr.gone"))
     assert lacking() == ["_mgr.gone"]
+    monkeypatch.setattr(frame_blocks, "PRIVATE_OF_PANDAS", ("Index.gone",))
+    monkeypatch.setattr(frame_blocks, "CONSTRUCTORS", ("dict_to_mgr", "moved"))
+    assert lacking() == ["Index.gone", "core.frame.moved", "_mgr.gone"]
+
+
+@pytest.mark.parametrize(
+    "name", [*frame_blocks.PRIVATE_OF_PANDAS, *(f"core.frame.{name}" for name in frame_blocks.CONSTRUCTORS)]
+)
+def test_each_private_name_of_pandas_is_there(name: str) -> None:
+    """By name: which one a new version of pandas has no longer."""
+    assert attrgetter(name)(pd) is not None
+
+
+@pytest.mark.parametrize("name", frame_blocks.PRIVATE)
+def test_each_private_name_of_a_frame_is_there(name: str) -> None:
+    attrgetter(name)(pd.DataFrame({"n": [0]}))  # raises AttributeError
 
 
 def test_frames_are_cut_at_the_same_rows_with_all_they_hold(way: str) -> None:
@@ -73,6 +90,29 @@ def test_a_function_may_change_the_frame_it_gets(way: str) -> None:
         part.index.name = part.columns.name = "named"
         part.columns = ["x", "y", "z"]
     assert seen == [(["k", "v"], [v], None, None) for v in (10, 20, 30)]
+
+
+def test_a_frame_that_is_kept_keeps_its_names(way: str) -> None:
+    """What is done to the labels of one frame, the next ones neither show nor undo; written in place they are found."""
+    kept = []
+    for part in consecutive(pd.DataFrame({"k": [1, 2, 3], "v": [10, 20, 30]}), np.array([1, 1, 1])):
+        part.columns.name = f"named {len(kept)}"
+        part.columns.values[0] = f"written {len(kept)}"
+        assert part[f"written {len(kept)}"].tolist() == [len(kept) + 1]
+        kept.append(part)
+    assert [part.columns.tolist() for part in kept] == [[f"written {at}", "v"] for at in range(3)]
+    assert [part.columns.name for part in kept] == [f"named {at}" for at in range(3)]
+
+
+def test_names_written_into_one_frame_reach_no_other(way: str) -> None:
+    """A function that writes for some keys only, and keeps their frames: those before and after have their names."""
+    kept = []
+    for at, part in enumerate(consecutive(pd.DataFrame({"k": range(5), "v": range(5)}), np.ones(5, np.int64))):
+        if at == 2:
+            part.columns.values[0] = "written"
+        kept.append(part)
+    assert [part.columns.tolist() for part in kept] == [["written" if at == 2 else "k", "v"] for at in range(5)]
+    assert [part["k"].tolist() for part in kept if part is not kept[2]] == [[0], [1], [3], [4]]
 
 
 def test_columns_are_joined_as_pandas_joins_frames(way: str) -> None:

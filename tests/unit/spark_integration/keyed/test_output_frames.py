@@ -123,6 +123,7 @@ def test_output_is_streamed_while_the_function_runs() -> None:
     assert len(made) == 5
 
 
+@pytest.mark.slow(0.5)
 @given(
     st.lists(
         st.tuples(
@@ -203,6 +204,7 @@ def test_the_key_of_a_frame_that_does_not_fit_is_told(bad: dict[str, Any]) -> No
     assert output.failed_key == (1,)
 
 
+@pytest.mark.slow(1)
 def test_many_frames_of_several_dtypes_stay_in_order() -> None:
     """Frames are joined piece by piece, strings and nullable integers too."""
     columns: dict[str, DataType] = {"x": LongType(), "s": StringType()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
+from holdfast.spark_integration.tables import keys_at_once
 from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, Expiry, expiring_tables
 from tests.unit.spark_integration.running import ran
 
@@ -164,6 +166,38 @@ def test_slabs_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     output = loop.run([(key, 1) for key in [*keys, "new"]])
     assert output == [{"key": f"k{i}", "n": 6 if i < 5 else 4} for i in range(10)] + [{"key": "new", "n": 1}]
     assert len(loop.rows("state")) == 11
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("timed_out", [False, True])
+def test_large_states_are_held_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool, timed_out: bool
+) -> None:
+    """20,000 keys of 100 kB each are 2 GB, and as much again as Python's objects; read or written."""
+    monkeypatch.setattr(keys_at_once, "AT_ONCE_BYTES", 1 << 20)
+    monkeypatch.setattr(keys_at_once.KeysAtOnce.__init__, "__defaults__", (4,))
+    slabs.at_once_of.cache_clear()
+    found: list[str | None] = []
+
+    def call(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> list[pd.DataFrame]:
+        text = (state.getOption or (None,))[0]
+        found.append(text and text[:4])
+        if writes or text is None:
+            state.update((key[0] * 25_000,))
+            state.setTimeoutTimestamp(10 if text is None else 20)
+        return []
+
+    loop = Loop(tmp_path, call, state=StructType([StructField("text", StringType())]))
+    keys = [f"k{i}" for i in range(100, 300)]
+    for now in (0, 11 if timed_out else 0):
+        tracemalloc.start()
+        try:
+            loop.run([] if now else [(key, 1) for key in keys], now)
+            peak_bytes = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak_bytes < 6 << 20, "all of it is 20 MB"
+    assert found == [None] * 200 + keys
 
 
 def test_a_key_with_many_rows_comes_in_chunks(tmp_path: Path) -> None:

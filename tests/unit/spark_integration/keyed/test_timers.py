@@ -143,6 +143,7 @@ calls = st.lists(
 )
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("rule", ["documented", "spark"])
 @given(st.lists(st.tuples(calls, st.integers(1, 16)), max_size=6))
 def test_timeouts_keep_one_timer_a_key(rule: Any, batches: list[tuple[list[tuple[int, int, bool]], int]]) -> None:

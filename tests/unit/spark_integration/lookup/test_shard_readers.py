@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
@@ -41,6 +42,7 @@ def killed_looking_up(state_dir: Path, temporary: Path) -> None:
         ShardReaders(storage, threads).first_rows("totals", ROW, stored, STATE, 0, 1)
 
 
+@pytest.mark.slow(1)
 def test_what_a_killed_look_up_brought_goes(tmp_path: Path) -> None:
     """The parts of snapshots that it had read stayed in the temporary directory for good."""
     temporary = tmp_path / "temporary"

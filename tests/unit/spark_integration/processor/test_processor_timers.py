@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -281,3 +283,18 @@ def test_a_processor_that_cannot_travel_is_refused() -> None:
         PickledProcessor(processor)
     with pytest.raises(InvalidArgumentError, match="must be an instance"):
         PickledProcessor(Scripted)
+
+
+def test_a_processor_of_a_module_that_tasks_lack_says_how_to_send_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is the task's; a bare ModuleNotFoundError sends the user to correct the processor."""
+    (tmp_path / "only_here.py").write_text(
+        "from tests.unit.spark_integration.processor.processor_shard import Scripted\nclass Of(Scripted): pass\n"
+    )
+    with monkeypatch.context() as driver:
+        driver.syspath_prepend(tmp_path)
+        pickled = PickledProcessor(importlib.import_module("only_here").Of(nothing))
+    monkeypatch.delitem(sys.modules, "only_here")
+    with pytest.raises(InvalidArgumentError, match=r"the module only_here, which Spark's tasks cannot.*--py-files"):
+        pickled.unpickled()

@@ -10,6 +10,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, BinaryType, DataType, LongType, MapType, StringType, StructType
 
 from holdfast.errors import SchemaMismatchError
+from holdfast.spark_integration.keyed.shown_values import row_maker
 from holdfast.spark_integration.processor.rows import OutputRows
 
 PAIR = StructType().add("a", LongType(), False).add("b", LongType())
@@ -32,6 +33,29 @@ def test_nulls_where_none_may_be(data_type: DataType, good: Any, bad: Any, where
     with pytest.raises(SchemaMismatchError, match=f"the processor returned nulls {where}, which .* NOT NULL"):
         list(output.finish())
     assert output.failed_key == (1,)
+
+
+def test_a_row_that_was_given_is_returned_as_one_of_sparks() -> None:
+    """As a filter does; also with its columns in another order, and in a struct."""
+    given = row_maker("a", "b")
+    output = OutputRows(StructType().add("b", LongType()).add("a", LongType()).add("pair", PAIR), 10)
+    rows = [
+        given((1, 2)),
+        row_maker("pair", "b", "a")((given((3, 4)), 2, 1)),
+        row_maker("b", "a", "pair")((2, 1, None)),
+    ]
+    with pytest.raises(SchemaMismatchError, match="without a column"):
+        list(output.add_all(rows[:1], (0,)))
+    assert not list(output.add_all(rows[1:], (0,)))
+    [batch] = output.finish()
+    assert batch.to_pylist() == [{"b": 2, "a": 1, "pair": {"a": 3, "b": 4}}, {"b": 2, "a": 1, "pair": None}]
+
+
+def test_a_row_with_fewer_values_than_names_lacks_a_column() -> None:
+    """A row of names takes fewer values: the error names the column, and not how we convert."""
+    output = OutputRows(StructType().add("a", LongType()).add("b", LongType()), 10)
+    with pytest.raises(SchemaMismatchError, match=r"without a column.*missing=\['b'\]"):
+        list(output.add_all([Row("a", "b")(1)], (0,)))
 
 
 @pytest.mark.parametrize(

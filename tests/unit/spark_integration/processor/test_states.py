@@ -22,7 +22,8 @@ from pyspark.sql.types import (
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.keyed.python_values import RowValues
-from holdfast.spark_integration.processor.state import list_state, slab_entries, value_state
+from holdfast.spark_integration.processor.state import list_state, slab_entries
+from holdfast.spark_integration.tables import keys_at_once
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
 
 N = columns(n=LongType())
@@ -101,6 +102,7 @@ def test_a_call_reads_its_own_writes_and_clears(shard: ProcessorShard) -> None:
     assert shard.stored("v.value") == shard.stored("l.list") == []
 
 
+@pytest.mark.slow(0.5)
 def test_lists_keep_their_order_over_micro_batches(shard: ProcessorShard) -> None:
     """Order is that of appending, whatever order rows are stored in."""
     for n in range(30):
@@ -138,6 +140,43 @@ def test_what_was_fetched_for_keys_that_were_called_is_let_go(
         tracemalloc.stop()
     assert set(seen.values()) == {"True"}
     assert peak_bytes < 5 << 20, "all of it is 20 MB"
+
+
+@pytest.mark.parametrize("kind", ["value", "list", "map"])
+def test_large_state_is_read_and_written_a_few_keys_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """What keys have read and written is kept until their slab ends: of 20,000 with 100 kB each, no worker holds it."""
+    monkeypatch.setattr(keys_at_once, "AT_ONCE_BYTES", 1 << 20)
+    monkeypatch.setattr(keys_at_once.KeysAtOnce.__init__, "__defaults__", (4,))
+    slabs.at_once_of.cache_clear()
+    text = columns(text=StringType())
+
+    def declare(handle: Any) -> Any:
+        if kind == "value":
+            return handle.getValueState("s", text)
+        return handle.getListState("s", text) if kind == "list" else handle.getMapState("s", N, text)
+
+    def write(state: Any, key: Any, _: Any) -> Any:
+        before = state.exists()
+        value = (key[0][1] * 100_000,)
+        if kind == "map":
+            state.updateValue((1,), value)
+        else:
+            _ = state.put([value]) if kind == "list" else state.update(value)
+        return before
+
+    shard = ProcessorShard(tmp_path / "shard", Scripted(declare))
+    keys = [f"k{i}" for i in range(200)]
+    for before in ("False", "True"):
+        tracemalloc.start()
+        try:
+            seen = shard.each(keys, write)
+            peak_bytes = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert set(seen.values()) == {before}
+        assert peak_bytes < 6 << 20, "all of it is 20 MB"
 
 
 @pytest.mark.parametrize("kind", ["list", "map"])
@@ -183,6 +222,7 @@ def test_keys_that_timers_call_in_turns_bring_no_window_each(
     assert len(fetched) < 20, "of 80 calls"
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("slab_keys", [1, 2, 20_000])
 @pytest.mark.parametrize("limit_bytes", [1, 300, 32 << 20])
 def test_how_much_is_fetched_at_once_makes_no_difference(
@@ -423,7 +463,7 @@ def test_what_was_declared_and_then_deleted_cannot_be_used(at: int, name: str, t
 
 def test_a_read_that_failed_gives_no_other_keys_value(shard: ProcessorShard, monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor may catch the error and ask again: values that were fetched for earlier keys are not this one's."""
-    monkeypatch.setattr(value_state, "SLAB_KEYS", 1)
+    monkeypatch.setattr(slabs, "SLAB_KEYS", 1)
     shard.each(["a", "b"], lambda states, key, _: states[0].update((ord(key[0]),)))
     convert = RowValues.to_tuples
     failing = iter([False, True, False])

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from holdfast.errors import (
-    ConflictError,
     HoldfastError,
     InvalidArgumentError,
     NotFoundError,
@@ -24,6 +23,7 @@ from holdfast.errors import (
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints import creating
+from holdfast.spark_integration.savepoints.working import SparkTasks
 from holdfast.spark_integration.stored_pointers import StatefulStep
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 
@@ -38,6 +38,10 @@ class Query:
 
     def __init__(self) -> None:
         self.is_running = True
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802  Spark's name
+        return self.is_running
 
     def stop(self) -> None:
         self.is_running = False
@@ -59,7 +63,7 @@ class Ground:
         self.has_state(lambda: [TOTALS])
 
     def has_state(self, steps: Callable[[], list[StatefulStep]]) -> None:
-        self._monkeypatch.setattr(creating, "stateful_steps", lambda *_: steps())
+        self._monkeypatch.setattr(SparkTasks, "steps", lambda *_: steps())
 
     def refuse(self, url: Path, **fault: Any) -> None:
         def opened(of: str, options: Mapping[str, object]) -> ObjectStorage:
@@ -137,6 +141,32 @@ def test_what_can_be_saved_is_stopped_first(ground: Ground) -> None:
     assert not [path for path in (ground.folder / "savepoints").rglob("*") if path.is_file()]
 
 
+@pytest.mark.parametrize(("timeout_s", "waits"), [(60, 2), (0, 0)])
+def test_a_micro_batch_in_progress_ends_first(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, timeout_s: float, waits: int
+) -> None:
+    """So no sink has decided what Spark has not committed; but for so long only."""
+    waited: list[bool] = []
+
+    def sleep(_milliseconds: int) -> None:
+        waited.append(ground.query.is_running)
+        if len(waited) == 2:
+            ground.move_on(1)
+
+    def steps() -> list[StatefulStep]:
+        if not ground.query.is_running:
+            raise StateLostError("the save has begun")
+        return [TOTALS]
+
+    monkeypatch.setattr(creating.clock, "sleep_ms", sleep)
+    ground.has_state(steps)
+    with open_storage(str(ground.folder / "query")) as location:
+        location.put("offsets/1", b'v1\n{"conf":{}}\n-')
+    with pytest.raises(StateLostError, match="the save has begun"):
+        ground.stop(timeout_s=timeout_s)
+    assert waited == [True] * waits
+
+
 def purging(ground: Ground, steps: list[StatefulStep], *reads_purged: int) -> list[bool]:
     """Let the running query move on while its operators are read; return whether it ran then, by read."""
     asked: list[bool] = []
@@ -204,25 +234,3 @@ def test_state_that_is_lost_is_named_as_such(ground: Ground) -> None:
     ground.has_state(lost(ground, moves_on=False))
     with pytest.raises(StateLostError, match="is not in the state directory"):
         ground.create()
-
-
-@pytest.mark.parametrize("moves_on", [False, True])
-def test_who_has_lost_the_name_learns_it_before_the_state_is_read(ground: Ground, moves_on: bool) -> None:
-    """And at once: a later micro-batch would not help."""
-    asked = 0
-
-    def steps() -> list[StatefulStep]:
-        nonlocal asked
-        asked += 1
-        with open_storage(str(ground.folder / "savepoints")) as target:
-            (own,) = target.list("one/")
-            target.put(f"one/making-{'f' * 16}", b"")
-            os.utime(ground.folder / "savepoints" / own.key, (0, 0))
-        if moves_on:
-            ground.move_on(asked)
-        return [TOTALS]  # without a directory: whoever reads its state fails otherwise
-
-    ground.has_state(steps)
-    with pytest.raises(ConflictError, match="somebody else"):
-        ground.create()
-    assert asked == 1

@@ -63,6 +63,7 @@ def test_the_same_state_in_other_shards_is_equal(tmp_path: Path) -> None:
     assert facts_that_differ(before.savepoint, after.savepoint) == ["shards of totals: 2, 5"]
 
 
+@pytest.mark.slow(1)
 def test_each_piece_is_read_once_however_many_shards_share_it(tmp_path: Path) -> None:
     """Few shards have large pieces: each was read again for each of the other savepoint's many shards."""
     sides = [write(tmp_path, f"of-{shards}", VALUES, shards, STATE) for shards in (1, 60)]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
 from holdfast.backends.run import TableSchema
-from holdfast.errors import ConflictError, CorruptionError, HoldfastError, UnavailableError
+from holdfast.errors import ConflictError, CorruptionError, HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin, take_directories
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints import new_query as module
@@ -25,16 +24,13 @@ from holdfast.testing.faulty_storage import Fault, FaultyStorage
 
 TABLE = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))
 RECORD = OperatorRecord.of("totals", "original", "def-1", "run-1", 2, {"state": TABLE}, 100)
-NO_SPARK: Any = None
 
 
-def stopped(folder: Path, query_id: str) -> QueryOrigin:
+def stopped(folder: Path, query_id: str) -> None:
     """Leave what a clone leaves that is killed once it has declared itself."""
     with open_storage(str(folder / query_id)) as location, open_storage(str(folder / "green")) as storage:
         seeding.begin(location, query_id)
-        origin = QueryOrigin(query_id, "original", "original", 7, {"totals": "original"})
-        declare_origin(storage, origin)
-    return origin
+        declare_origin(storage, QueryOrigin(query_id, "original", "original", 7, {"totals": "original"}))
 
 
 def filled(storage: ObjectStorage) -> None:
@@ -46,31 +42,46 @@ def repeat(folder: Path, query_id: str) -> set[str]:
     """Begin again in the location of a stopped clone; return what the state directory holds then."""
     settings = Settings.parse({"spark.holdfast.state.dir": str(folder / "green")})
     with (
-        new_query(NO_SPARK, settings, {}, folder / query_id),
+        new_query(settings, {}, folder / query_id),
         open_storage(str(folder / "green")) as storage,
     ):
         return {info.key for info in storage.list("")}
 
 
 def test_a_killed_clone_that_is_repeated_leaves_what_another_one_filled(tmp_path: Path) -> None:
-    """Both records name the original: only the clone that had taken the directory may clear it."""
-    stopped(tmp_path, "a")
-    other = QueryOrigin("b", "original", "original", 7, {"totals": "original"})
+    """Both records name the original: only the clone that had taken the state directory may clear it."""
+    stopped(tmp_path, "b")
+    with pytest.raises(ConflictError, match="was interrupted"):
+        stopped(tmp_path, "a")
     with open_storage(str(tmp_path / "green")) as storage:
-        declare_origin(storage, other)
-        with pytest.raises(ConflictError, match=r"was interrupted.*operators=totals query=a"):
-            take_directories(storage, other)
-        filled(storage)  # by b, had it begun before a was there
-    assert repeat(tmp_path, "a") == {"_queries/b", "totals/operator", "totals/shard-0000/commits/1-aa"}
+        filled(storage)
+    theirs = {"_queries/b", "_queries/original.fills", "totals/operator", "totals/shard-0000/commits/1-aa"}
+    assert repeat(tmp_path, "a") == theirs
 
 
 def test_a_killed_clone_that_is_repeated_clears_what_it_filled(tmp_path: Path) -> None:
-    origin = stopped(tmp_path, "a")
+    stopped(tmp_path, "a")
     with open_storage(str(tmp_path / "green")) as storage:
-        take_directories(storage, origin)
         filled(storage)
         storage.put("other/operator", b"of another query")
     assert repeat(tmp_path, "a") == {"other/operator"}
+
+
+def test_a_state_directory_is_no_place_for_a_query(tmp_path: Path) -> None:
+    """Swapped, and one directory for both."""
+    with open_storage(str(tmp_path / "green")) as storage:
+        filled(storage)
+    settings = Settings.parse({"spark.holdfast.state.dir": str(tmp_path / "other")})
+    with (
+        pytest.raises(InvalidArgumentError, match="this is a state directory"),
+        new_query(settings, {}, tmp_path / "green"),
+    ):
+        pass
+    with (
+        pytest.raises(InvalidArgumentError, match="must not be its checkpointLocation"),
+        new_query(settings, {}, tmp_path / "other"),
+    ):
+        pass
 
 
 def begun(folder: Path, error: BaseException, *faults: Fault) -> list[str]:
@@ -88,7 +99,7 @@ def begun(folder: Path, error: BaseException, *faults: Fault) -> list[str]:
         return Watched(open_storage(url, options), faults)
 
     def make() -> None:
-        with new_query(NO_SPARK, settings, {}, folder / "location") as new:
+        with new_query(settings, {}, folder / "location") as new:
             new.fill(QueryOrigin(new.query_id, new.query_id, "original", 7, {"totals": new.query_id}))
             declare_operator(new.storage, replace(RECORD, query_id=new.query_id))
             new.storage.put("totals/shard-0000/commits/1-aa", b"state")
@@ -141,7 +152,7 @@ def test_what_leaves_tasks_keeps_what_lets_the_next_attempt_clean_up(
     with open_storage(str(tmp_path / "green")) as storage:
         storage.put("totals/shard-0001/commits/1-bb", b"state of a task that went on")
     settings = Settings.parse({"spark.holdfast.state.dir": str(tmp_path / "green")})
-    with new_query(NO_SPARK, settings, {}, tmp_path / "location") as new:
+    with new_query(settings, {}, tmp_path / "location") as new:
         assert left(tmp_path) == [f"location/holdfast-restoring-{new.query_id}"]
 
 
@@ -149,7 +160,7 @@ def test_ctrl_c_after_all_is_done_keeps_the_query(tmp_path: Path, caplog: pytest
     settings = Settings.parse({"spark.holdfast.state.dir": str(tmp_path / "green")})
 
     def make() -> None:
-        with new_query(NO_SPARK, settings, {}, tmp_path / "location") as new:
+        with new_query(settings, {}, tmp_path / "location") as new:
             new.finish()
             raise KeyboardInterrupt
 
@@ -173,17 +184,17 @@ def test_a_clean_up_that_fails_says_what_deletes_the_rest(
     assert f"run the same command again with the checkpoint location {tmp_path / 'location'}" in caplog.text
     there = left(tmp_path)
     settings = Settings.parse({"spark.holdfast.state.dir": str(tmp_path / "green")})
-    again = new_query(NO_SPARK, settings, {}, tmp_path / "location")
+    again = new_query(settings, {}, tmp_path / "location")
     if "location/metadata" in there:
         assert {"green/totals/operator", "green/totals/shard-0000/commits/1-aa", "location/offsets/0"} <= {*there}
-        with pytest.raises(ConflictError, match="must be new"):
+        with pytest.raises(ConflictError, match="must be empty"):
             again.__enter__()
     else:
         with again as new:
             assert left(tmp_path) == [f"location/holdfast-restoring-{new.query_id}"]
 
 
-def finished(folder: Path, *faults: Fault, before: Callable[[ObjectStorage], object] = lambda _: None) -> None:
+def finished(folder: Path, *faults: Fault) -> None:
     """Make a query whole, with faults of its location."""
 
     def opened(url: str, options: Mapping[str, object]) -> ObjectStorage:
@@ -193,12 +204,11 @@ def finished(folder: Path, *faults: Fault, before: Callable[[ObjectStorage], obj
     settings = Settings.parse({"spark.holdfast.state.dir": str(folder / "green")})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "open_storage", opened)
-        with new_query(NO_SPARK, settings, {}, folder / "location") as new:
+        with new_query(settings, {}, folder / "location") as new:
             new.fill(QueryOrigin(new.query_id, new.query_id, "original", 7, {"totals": new.query_id}))
             declare_operator(new.storage, replace(RECORD, query_id=new.query_id))
             new.storage.put("totals/shard-0000/commits/1-aa", b"state")
             new.location.put("offsets/0", b"")
-            before(new.storage)
             new.finish()
 
 
@@ -222,13 +232,18 @@ def test_a_last_step_of_which_nobody_knows_deletes_nothing(
     assert f"the checkpoint location {tmp_path / 'location'}" in caplog.text
 
 
-def test_a_query_whose_directory_somebody_else_has_taken_is_not_finished(tmp_path: Path) -> None:
-    """Both have looked before either has put its record: the first one learns it now, not when it starts."""
+def test_of_two_that_fill_one_directory_the_record_decides(tmp_path: Path) -> None:
+    """Each has found it free: the second one is told, and clears what is its own."""
+    with open_storage(str(tmp_path / "green")) as storage:
+        filled(storage)
+    settings = Settings.parse({"spark.holdfast.state.dir": str(tmp_path / "green")})
 
-    def taken(storage: ObjectStorage) -> None:
-        storage.delete(["totals/operator"])
-        declare_operator(storage, replace(RECORD, query_id="another"))
+    def fill() -> None:
+        with new_query(settings, {}, tmp_path / "location") as new:
+            new.fill(QueryOrigin(new.query_id, "other", "other", 7, {"pairs": "other", "totals": "other"}))
+            for name in ("pairs", "totals"):
+                declare_operator(new.storage, replace(RECORD, operator=name, query_id="other"))
 
-    with pytest.raises(ConflictError, match=r"another query.*operator=totals"):
-        finished(tmp_path, before=taken)
+    with pytest.raises(ConflictError, match="holds the state of another query"):
+        fill()
     assert left(tmp_path) == ["green/totals/operator", "green/totals/shard-0000/commits/1-aa"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError
-from holdfast.snapshotter.savepoints.manifest import SavedQuery, SavedSource
+from holdfast.snapshotter.savepoints.manifest import PlannedBatch, SavedQuery, SavedSource
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints.seeding import begin, finish, forget, moved, partitions_of, pinned, seed
@@ -23,7 +23,9 @@ BATCH = json.dumps({"batchWatermarkMs": 7, "batchTimestampMs": 9, "conf": PINNED
 QUERY = SavedQuery("query", 41, "v1", BATCH, 8, (SavedSource("0", '{"logOffset":3}', ()),))
 
 
-def seeded(folder: Path, of_stub: Mapping[str, str], *, fresh: bool = False) -> Path:
+def seeded(
+    folder: Path, of_stub: Mapping[str, str], *, fresh: bool = False, planned: PlannedBatch | None = None
+) -> Path:
     """Fill a location from a stub that pinned some settings, and return it."""
     stub, location = folder / "stub", folder / "location"
     for name, text in {
@@ -38,7 +40,7 @@ def seeded(folder: Path, of_stub: Mapping[str, str], *, fresh: bool = False) -> 
         open_storage(str(stub)) as old,
         open_storage(str(folder / "savepoints")) as savepoints,
     ):
-        seed(new, old, savepoint_folder(savepoints, "one"), QUERY, pinned(QUERY, None), fresh=fresh)
+        seed(new, old, savepoint_folder(savepoints, "one"), QUERY, pinned(QUERY, None), fresh=fresh, planned=planned)
     return location
 
 
@@ -56,6 +58,20 @@ def test_what_a_later_spark_pins_holds_of_the_state_that_it_has_made(tmp_path: P
         {"logOffset": 3},
     ]
     assert lines(location / "commits/0") == ["v1", {"nextBatchWatermarkMs": 8, "stateUniqueIds": {"0": [["a"]]}}]
+
+
+def test_what_was_planned_is_what_runs_first(tmp_path: Path) -> None:
+    """With its own time and watermark, on the state that the stub has made; else Spark plans it."""
+    batch = json.dumps({"batchWatermarkMs": 8, "batchTimestampMs": 11, "conf": {**PINNED, "spark.sql.a": "0"}})
+    planned = PlannedBatch("v1", batch, (SavedSource("0", '{"logOffset":4}', ()),))
+    location = seeded(tmp_path / "planned", PINNED, planned=planned)
+    assert lines(location / "offsets/1") == [
+        "v1",
+        {"batchWatermarkMs": 8, "batchTimestampMs": 11, "conf": PINNED},
+        {"logOffset": 4},
+    ]
+    assert not (location / "commits/1").exists()
+    assert not (seeded(tmp_path / "not planned", PINNED) / "offsets/1").exists()
 
 
 @pytest.mark.parametrize("of_stub", [{"spark.sql.shuffle.partitions": "2"}, {**PINNED, "spark.sql.a": "2"}])
@@ -147,7 +163,7 @@ def test_a_query_that_is_finished_while_another_begins_stays(has_begun: bool) ->
 
     if has_begun:
         begin(location, "first")
-    with pytest.raises(ConflictError, match="must be new"):
+    with pytest.raises(ConflictError, match="must be empty"):
         begin(FaultyStorage(location, [Fault("delay", "put", wait=whole)]), "second")
     assert sorted(location.objects) == ["metadata", "offsets/0"]
 
@@ -173,7 +189,7 @@ def test_a_mark_that_cannot_be_deleted_is_no_failure(caplog: pytest.LogCaptureFi
     finish(FaultyStorage(location, [Fault("fail", "delete")]), "first")
     assert sorted(location.objects) == ["holdfast-restoring-first", "metadata"]
     assert "the query is whole" in caplog.text
-    with pytest.raises(ConflictError, match="must be new"):
+    with pytest.raises(ConflictError, match="must be empty"):
         begin(location, "second")
 
 
@@ -182,6 +198,6 @@ def test_a_mark_that_no_restore_has_put_is_none(name: str) -> None:
     """What belongs to its id is deleted, wherever that leads: all savepoints of rescales, by an empty one."""
     location = TimedStorage()
     location.objects[f"holdfast-restoring-{name}"] = (b"", 1)
-    with pytest.raises(ConflictError, match="must be new"):
+    with pytest.raises(ConflictError, match="must be empty"):
         begin(location, "first")
     assert list(location.objects) == [f"holdfast-restoring-{name}"]

@@ -67,6 +67,7 @@ def attempt(run: Any) -> call._Attempt:
     return call._Attempt(operator, batch, STREAMING, None)
 
 
+@pytest.mark.slow(1)
 def test_it_closes_what_it_opens(opened: PlugIn) -> None:
     """A worker lives as long as its query: what a backend of somebody's own holds would add up, call by call."""
     calling = attempt(count)

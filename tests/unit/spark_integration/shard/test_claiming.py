@@ -14,7 +14,8 @@ import pytest
 
 from holdfast import clock
 from holdfast.backends.run import TableSchema
-from holdfast.errors import ConflictError, FencedError, InvalidArgumentError, SchemaMismatchError, UnavailableError
+from holdfast.errors import ConflictError, FencedError, InvalidArgumentError, UnavailableError
+from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claims
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, find_operator
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
@@ -26,7 +27,7 @@ from tests.storage_in_ram import storage_in_ram
 
 TABLE = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))
 RECORD = OperatorRecord.of("totals", "query-1", "def-1", "run-1", 2, {"state": TABLE}, 100)
-APP = "local-1"
+SETTINGS = Settings(application="local-1", driver="a driver's process")
 
 
 @pytest.fixture
@@ -55,31 +56,30 @@ def test_a_note_that_cannot_be_kept_is_an_error_of_ours(tmp_path: Path) -> None:
         claiming.require_one_definition(tmp_path / "totals", "run-1", "def-1")
 
 
-def test_a_directory_is_claimed_once_in_a_process_and_again_in_the_next(
+def test_a_directory_is_claimed_once_by_an_executor_and_again_for_the_next_run(
     storage: FaultyStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each micro-batch and shard asks; a forked worker must not trust what its parent has seen."""
+    """Each micro-batch and shard asks."""
     for _ in range(3):
-        claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
+        claiming.keep_claim(storage, RECORD, tmp_path, 0, SETTINGS)
     asked = [(operation.action, operation.keys[0].split("/")[1]) for operation in storage.operations]
-    probe = [(action, "probes") for action in ("put", "get", "list", "delete")]
-    claim = [("list", "claims"), ("get", "operator"), ("put", "claims"), ("list", "claims")]
-    assert asked == probe + claim, "look, write, look again"
+    probe = [(action, "probes") for action in ("put", "put", "get", "list", "delete")]
+    assert asked == [*probe, ("list", "claims"), ("put", "claims"), ("list", "claims")]
     monkeypatch.setattr(os, "getpid", lambda: 4711)
-    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
-    assert len(storage.operations) == len(asked) + 1, "one process of the executor probes, each one looks"
-    claiming.keep_claim(storage, replace(RECORD, run_id="run-2"), tmp_path, 0, APP)
-    assert len(storage.operations) == len(asked) + 1 + 8, "each run probes and claims anew"
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, SETTINGS)
+    assert len(storage.operations) == len(asked), "one process of the executor probes and claims"
+    claiming.keep_claim(storage, replace(RECORD, run_id="run-2"), tmp_path, 0, SETTINGS)
+    assert len(storage.operations) == len(asked) + 9, "each run probes and claims anew, after the one before"
 
 
 def test_a_claim_that_failed_is_made_again(storage: FaultyStorage, tmp_path: Path) -> None:
-    storage.faults.append(Fault("fail", action="get", key="totals/operator"))
+    storage.faults.append(Fault("fail", action="list", key="*/claims/*"))
     with pytest.raises(UnavailableError):
-        claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
-    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
+        claiming.keep_claim(storage, RECORD, tmp_path, 0, SETTINGS)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, SETTINGS)
     other = replace(RECORD, query_id="query-2", run_id="run-2", definition_id="def-2")
     with pytest.raises(ConflictError):
-        claiming.keep_claim(storage, other, tmp_path, 0, APP)
+        claiming.keep_claim(storage, other, tmp_path, 0, SETTINGS)
     storage.assert_all_hit()
 
 
@@ -90,24 +90,24 @@ def test_a_probe_that_failed_is_made_again(storage: FaultyStorage, tmp_path: Pat
     )
     for _ in range(2):
         with pytest.raises(InvalidArgumentError, match=r"state\.dir failed the check.*denied.*action=delete"):
-            claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
+            claiming.keep_claim(storage, RECORD, tmp_path, 0, SETTINGS)
         assert not [info for info in storage.list("") if info.key.endswith("/operator")]
-    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, SETTINGS)
     storage.assert_all_hit()
 
 
 def test_a_claim_is_renewed_when_it_is_time_by_one_process(storage: FaultyStorage, tmp_path: Path) -> None:
-    """All micro-batches of two minutes cost nothing, the next one 2 requests; old claims of the run go later."""
+    """All micro-batches of two minutes cost nothing, the next one 3 requests."""
     now_ms = clock.now_ms()
-    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, SETTINGS)
     storage.operations.clear()
-    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP, lambda: now_ms + RENEW_EVERY_MS - 1000)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, SETTINGS, lambda: now_ms + RENEW_EVERY_MS - 1000)
     assert not storage.operations
     aged_seconds = (now_ms - RENEW_EVERY_MS) / 1000
     os.utime(tmp_path / "runs" / "run-1-claim", (aged_seconds, aged_seconds))
     for _ in range(2):
-        claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
-    assert [operation.action for operation in storage.operations] == ["list", "put"]
+        claiming.keep_claim(storage, RECORD, tmp_path, 0, SETTINGS)
+    assert [operation.action for operation in storage.operations] == ["list", "put", "list"]
     assert len(storage.list("totals/claims/")) == 2
 
 
@@ -115,7 +115,7 @@ def test_nobody_waits_for_a_renewal_but_who_makes_it(
     storage: FaultyStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A storage that is away holds up one micro-batch for a minute or two: not, one after the other, each worker's."""
-    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, SETTINGS)
     later_ms = clock.now_ms() + RENEW_EVERY_MS
     asked, answering = threading.Event(), threading.Event()
 
@@ -126,29 +126,29 @@ def test_nobody_waits_for_a_renewal_but_who_makes_it(
     storage.faults.append(Fault("delay", "list", "*/claims/*", wait=away))
     with ThreadPoolExecutor(3) as pool:  # each opens the note for itself, as a process does
         try:
-            renewing = pool.submit(claiming.keep_claim, storage, RECORD, tmp_path, 1, APP, lambda: later_ms)
+            renewing = pool.submit(claiming.keep_claim, storage, RECORD, tmp_path, 1, SETTINGS, lambda: later_ms)
             assert asked.wait(10)
-            pool.submit(claiming.keep_claim, storage, RECORD, tmp_path, 1, APP, lambda: later_ms).result(5)
+            pool.submit(claiming.keep_claim, storage, RECORD, tmp_path, 1, SETTINGS, lambda: later_ms).result(5)
             monkeypatch.setattr(os, "getpid", lambda: 4711)  # one that has just begun
-            pool.submit(claiming.keep_claim, storage, RECORD, tmp_path, 1, APP, lambda: later_ms).result(5)
+            pool.submit(claiming.keep_claim, storage, RECORD, tmp_path, 1, SETTINGS, lambda: later_ms).result(5)
             assert not renewing.done()
         finally:
             answering.set()
-        assert renewing.result(5).epoch == 1
+        assert renewing.result(5).claim.number == 2
     assert len(storage.list("totals/claims/")) == 2, "one has renewed"
 
 
 def test_a_claim_that_cannot_be_renewed_stops_nothing(storage: FaultyStorage, tmp_path: Path) -> None:
     """Nothing depends on its age; what is not allowed, though, is told."""
-    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, SETTINGS)
     later_ms = clock.now_ms() + RENEW_EVERY_MS
     storage.faults += [
         Fault("fail", action="list"),
         Fault("fail", action="list", error=lambda: InvalidArgumentError("x")),
     ]
-    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP, lambda: later_ms)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, SETTINGS, lambda: later_ms)
     with pytest.raises(InvalidArgumentError):
-        claiming.keep_claim(storage, RECORD, tmp_path, 0, APP, lambda: later_ms + RENEW_EVERY_MS)
+        claiming.keep_claim(storage, RECORD, tmp_path, 0, SETTINGS, lambda: later_ms + RENEW_EVERY_MS)
     storage.assert_all_hit()
 
 
@@ -156,73 +156,64 @@ def test_an_older_run_stops_when_it_renews(
     storage: FaultyStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And at each call after that, in any process: a retried task must not slip through."""
-    claiming.keep_claim(storage, RECORD, tmp_path / "old", 0, APP)
+    claiming.keep_claim(storage, RECORD, tmp_path / "old", 0, SETTINGS)
     newer = replace(RECORD, run_id="run-2", definition_id="def-2")
-    claiming.keep_claim(storage, newer, tmp_path / "new", 0, APP)
+    claiming.keep_claim(storage, newer, tmp_path / "new", 0, SETTINGS)
     later_ms = clock.now_ms() + RENEW_EVERY_MS
     for process in (os.getpid(), os.getpid(), 4711):
         monkeypatch.setattr(os, "getpid", lambda process=process: process)
         with pytest.raises(FencedError, match=r"newer run of this query.*run=run-1 newer_run=run-2"):
-            claiming.keep_claim(storage, RECORD, tmp_path / "old", 0, APP, lambda: later_ms)
+            claiming.keep_claim(storage, RECORD, tmp_path / "old", 0, SETTINGS, lambda: later_ms)
     claiming.keep_claim(
-        storage, replace(RECORD, run_id="run-2", definition_id="def-2"), tmp_path / "new", 0, APP, lambda: later_ms
+        storage, replace(RECORD, run_id="run-2", definition_id="def-2"), tmp_path / "new", 0, SETTINGS, lambda: later_ms
     )
 
 
-def test_a_run_beside_another_keeps_what_that_one_may_return_to(storage: FaultyStorage, tmp_path: Path) -> None:
+def test_a_run_beside_another_deletes_nothing(storage: FaultyStorage, tmp_path: Path) -> None:
     """Every process of the executor is told so with each micro-batch, until the other one has died."""
-    elsewhere = replace(claiming.claimant(RECORD, 40, "app-of-another"), machine="another machine")
-    Claims(storage, "totals", elsewhere, lambda _: ()).take(RECORD)
+    me = claiming.claimant(RECORD, 40, Settings(application="another"))
+    elsewhere = replace(me, runs=(replace(me.holder, executor="elsewhere"),))
+    Claims(storage, elsewhere, lambda _: None).take(RECORD, clock.now_ms())
     copy = replace(RECORD, run_id="run-2", definition_id="def-2")
-    for batch_id, retained in ((50, 110), (300, 360)):
-        held = claiming.keep_claim(storage, copy, tmp_path, batch_id, APP)
-        assert held.retained(100, batch_id) == retained
-    storage.delete([info.key for info in storage.list("totals/claims/") if ".run-1." in info.key])
+    for batch_id in (50, 300):
+        held = claiming.keep_claim(storage, copy, tmp_path, batch_id, SETTINGS)
+        assert held.retained(100, batch_id) == max(100, batch_id)
+    storage.delete([info.key for info in storage.list("totals/claims/")])
     later_ms = clock.now_ms() + RENEW_EVERY_MS
-    assert claiming.keep_claim(storage, copy, tmp_path, 300, APP, lambda: later_ms).retained(100, 300) == 100
-    assert claiming.keep_claim(storage, copy, tmp_path, 301, APP).epoch == 1
+    assert claiming.keep_claim(storage, copy, tmp_path, 300, SETTINGS, lambda: later_ms).retained(100, 300) == 100
+    assert claiming.keep_claim(storage, copy, tmp_path, 301, SETTINGS).since_ms is None
 
 
 def test_processes_of_an_executor_that_begin_at_once_claim_once(storage: FaultyStorage, tmp_path: Path) -> None:
     begun = threading.Barrier(2)
     storage.faults.append(Fault("delay", "put", "*/probes/*", wait=lambda: begun.wait(5)))
     with ThreadPoolExecutor(4) as pool:  # each opens the note for itself, as a process does
-        waiting = [pool.submit(claiming.keep_claim, storage, RECORD, tmp_path, 0, APP) for _ in range(4)]
+        waiting = [pool.submit(claiming.keep_claim, storage, RECORD, tmp_path, 0, SETTINGS) for _ in range(4)]
         begun.wait(5)  # one of them has the lock; the others come to it, or have come
         for done in waiting:
             done.result()
     puts = [operation.keys[0].split("/")[1] for operation in storage.operations if operation.action == "put"]
-    assert puts == ["probes", "claims"]
+    assert puts == ["probes", "probes", "claims"]
 
 
 def test_the_record_is_written_once_before_the_first_commit(storage: FaultyStorage, tmp_path: Path) -> None:
     """Not before: until then a query that dies leaves no state, and its directory to others."""
-    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, SETTINGS)
     assert find_operator(storage, "totals") is None
     storage.operations.clear()
     for _ in range(3):
         claiming.declare_once(storage, RECORD, StoredTables.of_first_run({"state": TABLE}))
-    assert [operation.action for operation in storage.operations] == ["get", "put", "get"]
+    assert [operation.action for operation in storage.operations] == ["get", "get", "put"]
     assert find_operator(storage, "totals") == RECORD
 
 
-def test_a_process_that_did_not_claim_looks_at_the_record_before_it_calls_anything(
-    storage: FaultyStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
-    claiming.declare_once(storage, RECORD, StoredTables.of_first_run({"state": TABLE}))
-    monkeypatch.setattr(os, "getpid", lambda: 4711)
-    with pytest.raises(SchemaMismatchError):
-        claiming.keep_claim(storage, replace(RECORD, shards=8), tmp_path, 0, APP)
-
-
-@pytest.mark.parametrize("note", [b"", b"{", b"\xff\x00"])
+@pytest.mark.parametrize("note", [b"", b"{", b"{}", b"\xff\x00", b'{"claim": {}}', b'{"claim": 1, "x": 2}', b"3"])
 def test_a_note_of_a_killed_process_or_a_damaged_one_is_no_claim(
     storage: FaultyStorage, tmp_path: Path, note: bytes
 ) -> None:
     (tmp_path / "runs").mkdir(mode=0o700)
     (tmp_path / "runs" / "run-1-claim").write_bytes(note)
-    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, SETTINGS)
     assert len(storage.list("totals/claims/")) == 1
 
 

@@ -5,26 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from holdfast import clock
 from holdfast.backends.run import TableSchema
 from holdfast.errors import ConflictError, FencedError, SchemaMismatchError, UnavailableError
-from holdfast.snapshotter.ownership.claim_listing import Claimant
-from holdfast.snapshotter.ownership.claims import Claims
+from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.spark_integration.executor import processes
-from holdfast.spark_integration.executor.processes import ProcessId, machine
+from holdfast.spark_integration.executor.processes import ProcessId, place_of
 from holdfast.spark_integration.shard import claiming
 from holdfast.spark_integration.shard.operator_directory import begin_directory, operator_of, own_directory
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.model.declaring import Declaring
 from tests.storage_in_ram import storage_in_ram
+from tests.unit.snapshotter.ownership.runs import claimant, claims_of
 
 TABLE = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))
+SETTINGS = Settings(application="application")
 DECLARING: Any = Declaring({"state": TABLE})
 
 
@@ -41,7 +44,8 @@ def record(query: str, run: str = "run-1", directory: str = "totals", shards: in
 def begin(storage: FaultyStorage, local: Path, query: str, run: str = "run-1", shards: int = 2) -> str:
     def claim(directory: str) -> None:
         mine = record(query, f"{query}-{run}", directory, shards)
-        claiming.keep_claim(storage, mine, local / query / directory, 0, "application")
+        claiming.tables_once(storage, mine, DECLARING)
+        claiming.keep_claim(storage, mine, local / query / directory, 0, SETTINGS)
 
     return begin_directory(storage, "totals", query, claim, is_run_known=True)[0]
 
@@ -73,10 +77,10 @@ def test_a_copy_of_a_query_that_has_no_state_yet_is_refused_too(
     storage: FaultyStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would take the directory that is the query's own, and the first application would be the one to stop."""
-    monkeypatch.setattr(processes, "ENDS_WITHIN_SECONDS", 0.0)
-    first = Claimant("q1", "first", None, "other", "host", machine(), str(ProcessId.of(os.getpid())), 0, 100)
-    claims = Claims(storage, "totals", first, set)
-    held = claims.take(record("q1", "first"))
+    monkeypatch.setattr(claiming, "lives", partial(processes.lives, within_seconds=0))
+    first = claimant("q1", "first", driver=place_of(ProcessId.of(os.getpid())))
+    claims = claims_of(storage, first)
+    held = claims.take(record("q1", "first"), clock.now_ms())
     with pytest.raises(ConflictError, match="another application is running this query"):
         begin(storage, tmp_path, "q1")
     assert not [info.key for info in storage.list("totals@q1/")]
@@ -111,7 +115,7 @@ def test_two_operators_of_one_name_in_one_query_are_refused(storage: FaultyStora
     twin = replace(record("q1", "q1-run-1"), definition_id="another")
 
     def claim(_: str) -> None:
-        claiming.keep_claim(storage, twin, tmp_path / "elsewhere", 0, "application")
+        claiming.tables_once(storage, twin, DECLARING)
 
     with pytest.raises(ConflictError, match="two operators of this query have the same name"):
         begin_directory(storage, "totals", "q1", claim, is_run_known=True)

@@ -87,6 +87,7 @@ def test_kafka_is_waited_for_some_time(timeout_s: float) -> None:
         sinks.kafka("n", "t", timeout_s=timeout_s)
 
 
+@pytest.mark.slow(1)
 def test_what_spark_imports_to_look_for_sources_is_light() -> None:
     """Spark does so in a new process, in each session and for each read or write: pandas alone would take 0.5 s."""
     found = sorted(path.name for path in (ROOT / "found_by_spark").iterdir() if path.name.startswith("pyspark_"))

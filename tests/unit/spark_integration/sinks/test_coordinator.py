@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
+from holdfast import clock
 from holdfast.errors import (
     ConflictError,
     CorruptionError,
+    FencedError,
     HoldfastError,
     InvalidArgumentError,
     StateLostError,
     UnavailableError,
 )
-from holdfast.snapshotter.decisions import Decision, Decisions
-from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage
+from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery
-from tests.model.sink_target import SCHEMA, Crash, Killed, ModelSink, Target
+from tests import sink_logs
+from tests.model.sink_target import SCHEMA, Crash, CrashingStorage, Killed, ModelSink, Target
 from tests.storage_in_ram import storage_in_ram
 
 if TYPE_CHECKING:
@@ -77,31 +84,19 @@ def test_what_a_replaced_query_decided_is_committed_first(url: str) -> None:
     assert not target.prepared
 
 
-class _Dying(WrappedStorage):
-    """The driver dies when so many objects are deleted, which a storage does one after the other."""
-
-    def __init__(self, inner: ObjectStorage, deleted: int) -> None:
-        super().__init__(inner)
-        self.left = deleted
-
-    def delete(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            if not self.left:
-                raise Killed
-            super().delete([key])
-            self.left -= 1
-
-
-@pytest.mark.parametrize("deleted", range(4))
-def test_a_successor_that_dies_while_it_deletes_decisions_begins_again(url: str, deleted: int) -> None:
+@pytest.mark.parametrize("at", range(1, 12))
+def test_a_successor_that_dies_while_it_begins_begins_again(url: str, at: int) -> None:
     """Of all that the replaced query has shown, its target knows the handles of the last micro-batch only."""
     target = Target(has_mark=False)
     show(url, target, QUERY, 8, 9, 10)
     target.forgotten = {"query-1-8", "query-1-9"}
-    with pytest.raises(Killed):
-        Coordinator(ModelSink(target, Crash()), HEIR, _Dying(open_storage(url), deleted), 100).start(0, SCHEMA)
+    target.prepared["leftover"] = 11
+    crash = Crash(at=at)
+    with suppress(Killed):
+        Coordinator(ModelSink(target, crash), HEIR, CrashingStorage(open_storage(url), crash), 100).start(0, SCHEMA)
     show(url, target, HEIR, 0)
     assert set(target.visible) == {"query-1-8", "query-1-9", "query-1-10", "query-2-0"}
+    assert not target.prepared
 
 
 def test_a_successor_that_cannot_begin_is_not_in_the_first_ones_way(url: str) -> None:
@@ -112,6 +107,22 @@ def test_a_successor_that_cannot_begin_is_not_in_the_first_ones_way(url: str) ->
         Coordinator(ModelSink(target, Crash(at=1, kills=False)), HEIR, open_storage(url), 100).start(0, SCHEMA)
     show(url, target, QUERY, 1)
     show(url, target, SinkQuery("model", "query-3", "query-1"), 0)
+
+
+def test_a_restored_query_shows_nothing_again_by_naming_the_one_before_it(url: str) -> None:
+    """It was saved after micro-batch 1. What the other one has shown since is in no savepoint; nobody continues it."""
+    target, storage = Target(has_mark=False), open_storage(url)
+    declare_origin(storage, QueryOrigin("query-2", "query-2", "query-1", 1, {}))
+    with pytest.raises(ConflictError, match=r"copy _sinks/model from its state directory.*saved=1"):
+        coordinator(url, target, HEIR).start(1, SCHEMA)
+    show(url, target, QUERY, 0, 1, 2)
+    with pytest.raises(ConflictError, match=r"--continue-sinks.*saved=1 shown=2"):
+        coordinator(url, target, HEIR).start(1, SCHEMA)
+    show(url, target, QUERY, 3)
+    declare_origin(storage, QueryOrigin("query-2", "query-2", "query-1", 3, {}))
+    show(url, target, HEIR, 1)
+    show(url, target, HEIR, 2)
+    assert target.visible.keys() == {*(f"query-1-{batch}" for batch in range(4)), "query-2-1", "query-2-2"}
 
 
 @pytest.mark.parametrize(
@@ -172,10 +183,11 @@ def test_a_driver_that_wakes_late_ends_nothing_that_its_successor_has_decided(ur
     successor = coordinator(url, target, QUERY)
     successor.start(1, SCHEMA)
     target.prepared |= {"decided": 1, "next": 2}
-    Decisions(open_storage(url), "model", "query-1").put(Decision("model", "query-1", 1, 1, ({"id": "decided"},)))
-    with pytest.raises(UnavailableError):
+    sink_logs.decide(open_storage(url), "model", "query-1", 1, {"id": "decided"})
+    with pytest.raises(FencedError):
         late.finish(1, Prepared(({"id": "late"},), 1))
-    late.give_up(1)
+    with pytest.raises(FencedError):
+        late.give_up()
     assert target.prepared == {"decided": 1, "next": 2}
     coordinator(url, target, QUERY).start(1, SCHEMA)
     assert set(target.visible) == {"query-1-0", "decided"}
@@ -187,7 +199,7 @@ def test_a_driver_that_wakes_late_decides_nothing_twice(url: str) -> None:
     late = show(url, target, QUERY, 0)
     show(url, target, QUERY, 1)
     target.prepared |= {"late": 1, "next": 2}
-    with pytest.raises(ConflictError, match="another driver of this query has decided"):
+    with pytest.raises(ConflictError, match="another driver of this query has begun"):
         late.finish(1, Prepared(({"id": "late"},), 1))
     assert set(target.visible) == {"query-1-0", "query-1-1"}
     assert target.prepared == {"next": 2}, "its own is given up, its successor's is not"
@@ -196,10 +208,11 @@ def test_a_driver_that_wakes_late_decides_nothing_twice(url: str) -> None:
 class _Raced(WrappedStorage):
     """Another driver decides between this one's look and its put."""
 
+    races = False
+
     def put_if_absent(self, key: str, data: Buffer) -> None:
-        if "decided-1" in key:
-            other = Decision(QUERY.sink, QUERY.query_id, 1, 1, ({"id": "other"},))
-            Decisions(self.inner, QUERY.sink, QUERY.query_id).put(other)
+        if self.races:
+            sink_logs.decide(self.inner, QUERY.sink, QUERY.query_id, 1, {"id": "other"})
         super().put_if_absent(key, data)
 
 
@@ -207,10 +220,12 @@ def test_of_two_drivers_that_decide_at_once_one_is_refused(tmp_path: Path) -> No
     """Each has looked, and found nothing decided: the first put counts, and the other driver shows nothing."""
     url, target = str(tmp_path), Target(has_mark=False)
     show(url, target, QUERY, 0)
-    late = Coordinator(ModelSink(target, Crash()), QUERY, _Raced(open_storage(url)), 100)
+    raced = _Raced(open_storage(url))
+    late = Coordinator(ModelSink(target, Crash()), QUERY, raced, 100)
     late.start(1, SCHEMA)
     target.prepared |= {"late": 1, "other": 1}
-    with pytest.raises(ConflictError, match="another driver of this query has decided"):
+    raced.races = True
+    with pytest.raises(ConflictError, match="another driver of this query has begun"):
         late.finish(1, Prepared(({"id": "late"},), 1))
     assert target.shown(1) == set()
     assert target.prepared == {"other": 1}, "its own is given up, the other one's is not"
@@ -219,7 +234,7 @@ def test_of_two_drivers_that_decide_at_once_one_is_refused(tmp_path: Path) -> No
 
 
 class _Overtaken(ModelSink):
-    """Another driver of the query, which has not ended yet, shows the micro-batch while this one opens the target."""
+    """Another driver of the query, which has not ended yet, goes on while this one opens the target."""
 
     def __init__(self, target: Target, other: Coordinator) -> None:
         super().__init__(target, Crash())
@@ -227,26 +242,45 @@ class _Overtaken(ModelSink):
 
     def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
         self.target.prepared["other"] = 1
-        self.other.finish(1, Prepared(({"id": "other"},), 1))
+        with pytest.raises(FencedError, match="another driver of this query has begun"):
+            self.other.finish(1, Prepared(({"id": "other"},), 1))
         return super().open(query, schema)
 
 
-def test_what_another_driver_shows_while_the_target_is_opened_is_decided(url: str) -> None:
-    """What was decided is looked up after what is shown, of which it then knows everything."""
+def test_once_a_driver_has_begun_the_one_before_it_decides_nothing(url: str) -> None:
+    """Whatever the new one then finds undecided in the target can be decided by nobody, and may be aborted."""
     target = Target(has_mark=True)
     other = show(url, target, QUERY, 0)
     run = Coordinator(_Overtaken(target, other), QUERY, open_storage(url), 100)
     run.start(1, SCHEMA)
-    assert run.is_decided(1)
-    assert target.shown(1) == {"other"}
+    assert not run.is_decided(1)
+    assert not target.prepared
+    target.prepared["mine"] = 1
+    run.finish(1, Prepared(({"id": "mine"},), 1))
+    assert target.shown(1) == {"mine"}
+
+
+def test_what_came_after_the_successors_start_is_not_left(url: str) -> None:
+    """The one before is a saved query, whose place a restored one has taken: no later start looks for its parts."""
+    target = Target(has_mark=False)
+    run = coordinator(url, target, QUERY)
+    run.start(0, SCHEMA)
+    show(url, target, HEIR, 0)
+    target.prepared["late"] = 0
+    with pytest.raises(FencedError):
+        run.finish(0, Prepared(({"id": "ended"}, {"id": "late"}), 2))
+    assert not target.prepared
+    assert set(target.visible) == {"query-2-0"}
 
 
 class _Landing(WrappedStorage):
     """A put lands, and its repeat by the client is refused, as where credentials have expired in between."""
 
+    loses = False
+
     def put_if_absent(self, key: str, data: Buffer) -> None:
         super().put_if_absent(key, data)
-        if "decided-1" in key:
+        if self.loses:
             raise InvalidArgumentError("access denied")
 
 
@@ -254,8 +288,10 @@ def test_a_decision_that_landed_unseen_keeps_what_it_names(url: str) -> None:
     """An error of the put is no proof that the decision does not stand: the next start finds it, and all its parts."""
     target = Target(has_mark=True)
     show(url, target, QUERY, 0)
-    run = Coordinator(ModelSink(target, Crash()), QUERY, _Landing(open_storage(url)), 100)
+    landing = _Landing(open_storage(url))
+    run = Coordinator(ModelSink(target, Crash()), QUERY, landing, 100)
     run.start(1, SCHEMA)
+    landing.loses = True
     target.prepared["part"] = 1
     with pytest.raises(InvalidArgumentError):
         run.finish(1, Prepared(({"id": "part"},), 1))
@@ -269,7 +305,7 @@ def test_a_driver_that_sleeps_while_decisions_are_pruned_decides_nothing(url: st
     late = show(url, target, QUERY, 0)
     show(url, target, QUERY, *range(1, 60), retained=2)
     target.prepared["late"] = 1
-    with pytest.raises(ConflictError, match="this micro-batch or a later one"):
+    with pytest.raises(ConflictError, match="another driver of this query has begun"):
         late.finish(1, Prepared(({"id": "late"},), 1))
     assert target.shown(1) == {"query-1-1"}
 
@@ -281,7 +317,7 @@ def test_a_commit_whose_error_was_swallowed_is_made_up_for(url: str) -> None:
     target.prepared |= {"part-0": 2, "part-1": 2}
     crash = Crash(at=3, kills=False)  # after confirm and one part
     failing = Coordinator(ModelSink(target, crash), QUERY, open_storage(url), 100)
-    failing.resume()
+    failing.resume(3)
     with pytest.raises(UnavailableError):
         failing.finish(2, Prepared(({"id": "part-0"}, {"id": "part-1"}), 2))
     assert (target.newest, target.shown(2)) == (1, {"part-0"})
@@ -290,6 +326,23 @@ def test_a_commit_whose_error_was_swallowed_is_made_up_for(url: str) -> None:
     target.newest, target.forgotten = 2, {"query-1-3"}
     with pytest.raises(StateLostError, match="does not know it any more"):
         coordinator(url, target, QUERY).start(4, SCHEMA)
+
+
+def test_a_micro_batch_that_is_planned_anew_is_refused_and_ends_nobody(url: str) -> None:
+    """By a start from an older location, and by one of a query that was restored: the driver that works goes on."""
+    target = Target(has_mark=True)
+    run = show(url, target, QUERY, 0)
+    target.prepared["one"] = 1
+    run.finish(1, Prepared(({"id": "one"},), 1), "1a" * 16)
+    for plan in ("1a" * 16, ""):
+        again = coordinator(url, target, QUERY)
+        again.start(1, SCHEMA, plan)
+        assert again.is_decided(1)
+    with pytest.raises(ConflictError, match=r"planned this micro-batch anew.*batch=1"):
+        coordinator(url, target, QUERY).start(1, SCHEMA, "2b" * 16)
+    target.prepared["two"] = 2
+    again.finish(2, Prepared(({"id": "two"},), 1))
+    assert target.shown(2) == {"two"}
 
 
 def test_rows_that_are_dropped_are_told_of_where_they_are_others(url: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -306,10 +359,8 @@ def test_rows_that_are_dropped_are_told_of_where_they_are_others(url: str, caplo
 
 
 class _Broken(ModelSink):
-    def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
-        if query == QUERY and "part" in self.target.visible:
-            raise KeyError("password")
-        return super().leftovers(query)
+    def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
+        raise KeyError("password")
 
 
 def test_what_a_sink_raises_while_it_gives_up_hides_nothing(url: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -317,7 +368,7 @@ def test_what_a_sink_raises_while_it_gives_up_hides_nothing(url: str, caplog: py
     target = Target(has_mark=False)
     run = Coordinator(_Broken(target, Crash()), QUERY, open_storage(url), 100)
     run.start(0, SCHEMA)
-    target.prepared["part"] = 0
+    target.prepared |= {"part": 0, "twin": 0}
     run.finish(0, Prepared(({"id": "part"},), 1, repeated=True))
     assert "KeyError" in caplog.text
     assert "password" not in caplog.text
@@ -354,6 +405,32 @@ def test_a_damaged_decision_stops_the_query(url: str) -> None:
     """What is decided is not guessed: a decision that cannot be read is an error that names it."""
     target = Target(has_mark=False)
     show(url, target, QUERY, 0, 1)
-    open_storage(url).put("_sinks/model/query-1/decided-1", b"nonsense")
-    with pytest.raises(CorruptionError, match="decided-1"):
+    open_storage(url).put("_sinks/model/00000000000000000003", b"nonsense")
+    with pytest.raises(CorruptionError, match="00000000000000000003"):
         coordinator(url, target, QUERY).start(2, SCHEMA)
+
+
+def test_a_process_of_this_machine_that_lives_is_not_fenced(url: str) -> None:
+    """A copy of the checkpoint location that is started beside its original must not end it; a restart may."""
+    target = Target(has_mark=True)
+
+    def begun(process: int, now_ms: Callable[[], int] = clock.now_ms) -> Coordinator:
+        run = Coordinator(
+            ModelSink(target, Crash()), QUERY, open_storage(url), 100, ProcessId.of(process), now_ms=now_ms
+        )
+        run.start(0, SCHEMA)
+        return run
+
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        running = begun(other.pid)
+        with pytest.raises(ConflictError, match=rf"another process of this machine.*process={other.pid}"):
+            begun(os.getpid())
+        target.prepared["part"] = 0
+        running.finish(0, Prepared(({"id": "part"},), 1))
+        other.communicate()
+    begun(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        # Whose last micro-batch is long ago is idle, or has stopped: its state makes way then, too.
+        begun(other.pid, lambda: clock.now_ms() + 400_000)
+        other.communicate()
+    assert target.shown(0) == {"part"}

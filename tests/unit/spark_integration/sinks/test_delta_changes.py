@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Schema, write_deltalake
 
-from holdfast.errors import HoldfastError, SchemaMismatchError, StateLostError, UnavailableError
+from holdfast.errors import HoldfastError, SchemaMismatchError, StateLostError
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from tests.unit.spark_integration.sinks.delta_writer import SCHEMA, opened
 
@@ -28,26 +29,81 @@ def _overwrite(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("change", "said"),
     [
-        (lambda url: DeltaTable(url).alter.add_constraint({"positive": "key > 0"}), "settings"),
-        (_overwrite, "columns"),
+        (lambda url: DeltaTable(url).alter.add_constraint({"positive": "key > 0"}), "CHECK"),
+        (_overwrite, "no such column"),
     ],
 )
 @pytest.mark.parametrize("keys", [None, ["key"]])
 def test_a_table_that_others_change_meanwhile_is_checked_again(
-    url: str, change: Callable[[str], None], what: str, keys: list[str] | None
+    url: str, change: Callable[[str], None], said: str, keys: list[str] | None
 ) -> None:
-    """Rows that it would refuse at a start are not decided; the next start says why."""
+    """Rows that it would refuse at a start are not decided."""
     writer = opened(DeltaSink("out", url, keys, create=True))
     writer.write(0, {1: "a"})
     change(url)
     before = DeltaTable(url).version()
-    with pytest.raises(UnavailableError, match=f"changed=.*{what}"):
+    with pytest.raises(HoldfastError, match=said):
         writer.write(1, {-1: "b"})
     assert DeltaTable(url).version() == before
-    with pytest.raises(HoldfastError, match=r"CHECK|no such column"):
+    with pytest.raises(HoldfastError, match=said):
         writer.sink.open(writer.query, SCHEMA)
+
+
+def _another_column(url: str) -> None:
+    DeltaTable(url).alter.add_columns(Schema.from_arrow(pa.schema([("more", pa.string())])).fields)
+
+
+def _another_column_in_a_struct(url: str) -> None:
+    """Have another writer's rows bring a column, as its schema evolution does."""
+    rows = pa.table({"key": [99], "word": ["x"], "more": [{"a": 1}]})
+    write_deltalake(url, rows, mode="append", schema_mode="merge")
+    DeltaTable(url).delete("key = 99")
+
+
+@pytest.mark.parametrize("keys", [None, ["key", "word"]])
+@pytest.mark.parametrize("is_decided", [True, False])
+@pytest.mark.parametrize(
+    "change",
+    [
+        _another_column,
+        _another_column_in_a_struct,
+        lambda url: DeltaTable(url).alter.set_table_description("totals by user"),
+        lambda url: DeltaTable(url).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"}),
+        lambda url: DeltaTable(url).alter.set_column_metadata("word", {"comment": "said"}),
+    ],
+    ids=["column", "nested", "description", "property", "comment"],
+)
+def test_a_change_that_leaves_room_for_the_rows_stops_nothing(
+    url: str, change: Callable[[str], None], keys: list[str] | None, is_decided: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in PostgreSQL: a column that takes nulls, a comment, a property; also for a process that begins after it."""
+    writer = opened(DeltaSink("out", url, keys, create=True))
+    writer.write(0, {1: "a"})
+    handle = writer.prepared(1, {1: "a", 2: "b"})
+    if is_decided:
+        writer.sink.confirm(writer.query, 1, [handle])
+    change(url)
+    if not is_decided:
+        writer.sink.confirm(writer.query, 1, [handle])
+    writer.sink.commit(writer.query, 1, [handle])
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert writer.sink.open(writer.query, SCHEMA) == 1
+    writer.write(2, {1: "a", 3: "c"})
+    once, twice = [(1, "a"), (2, "b"), (3, "c")], [(1, "a"), (1, "a"), (1, "a"), (2, "b"), (3, "c")]
+    assert writer.shown() == (once if keys else twice)
+
+
+def test_an_upsert_leaves_columns_alone_that_it_has_not(url: str) -> None:
+    """What others put into a column of their own stays, as in PostgreSQL; new rows have null there."""
+    schema = pa.schema([*SCHEMA, pa.field("more", pa.string())])
+    DeltaTable.create(url, schema)
+    write_deltalake(url, pa.table([[1, 2], ["a", "b"], ["x", "y"]], schema=schema), mode="append")
+    writer = opened(DeltaSink("out", url, ["key"]))
+    writer.write(0, {1: "A", 3: "C"})
+    shown = DeltaTable(url).to_pyarrow_table().sort_by("key").to_pylist()
+    assert [tuple(row.values()) for row in shown] == [(1, "A", "x"), (2, "b", "y"), (3, "C", None)]
 
 
 def _remake(url: str, versions: int, *, all_files: bool) -> None:
@@ -79,6 +135,33 @@ def test_a_table_that_was_dropped_and_made_anew_is_not_taken_for_the_first_one(
         step(writer.query, 3, [handle])
     assert writer.shown() == shown
     assert writer.sink.open(writer.query, SCHEMA) == -1, "by which the next start knows"
+
+
+def test_a_driver_with_many_sinks_knows_each_of_their_tables(tmp_path: Path) -> None:
+    """However many others it has used since, and with other credentials: what it committed must not go unnoticed."""
+    writers = [opened(DeltaSink("out", f"{tmp_path}/{i}", create=True)) for i in range(20)]
+    for batch in range(2):
+        for writer in writers:
+            writer.write(batch, {batch: "a"})
+    for number, writer in enumerate(writers):
+        _remake(writer.sink.url, 1, all_files=True)
+        if number % 2:
+            writer.query = replace(writer.query, options={"token": "another"})
+        handle = writer.prepared(2, {2: "b"})
+        with pytest.raises(StateLostError, match="another one was made in its place"):
+            writer.sink.confirm(writer.query, 2, [handle])
+        with pytest.raises(StateLostError, match="another one was made in its place"):
+            writer.sink.commit(writer.query, 2, [handle])
+        assert writer.shown() == [(100, "of another")]
+
+
+def test_no_table_is_made_where_nothing_was_decided(url: str) -> None:
+    """The sink was given another URL after its first decision: refused, and nothing is left there."""
+    writer = opened(DeltaSink("out", url, create=True))
+    other = replace(writer.sink, url=f"{url}-2")
+    with pytest.raises(StateLostError, match="never written to this URL"):
+        other.open(replace(writer.query, was_shown=-1), SCHEMA)
+    assert not list(Path(other.url).glob("**/*"))
 
 
 @pytest.mark.parametrize("keys", [None, ["key"]])
@@ -113,7 +196,7 @@ def test_a_table_that_others_change_after_the_decision_gets_no_rows_that_do_not_
     writer.sink.confirm(writer.query, 1, [handle])
     version = DeltaTable(url).version()
     _overwrite(url)
-    with pytest.raises(UnavailableError, match=r"changed=columns"):
+    with pytest.raises(SchemaMismatchError, match=r"since a micro-batch was decided.*no such column"):
         writer.sink.commit(writer.query, 1, [handle])
     with pytest.raises(SchemaMismatchError, match="no such column"):
         writer.sink.open(writer.query, SCHEMA)
@@ -192,7 +275,7 @@ def test_a_process_that_has_not_opened_the_table_finds_that_it_was_changed(
         monkeypatch.setattr(os, "getpid", lambda: -2)
     change(url)
     before = DeltaTable(url).version()
-    with pytest.raises(HoldfastError, match=r"others have changed|takes none"):
+    with pytest.raises(HoldfastError, match=r"lack a column|no such column|other columns|type|takes none"):
         (writer.sink.commit if is_decided else writer.sink.confirm)(writer.query, 1, [handle])
     assert DeltaTable(url).version() == before
     DeltaTable(url).restore(version)

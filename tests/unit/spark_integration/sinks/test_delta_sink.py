@@ -37,18 +37,22 @@ def url(tmp_path: Path) -> str:
     return str(tmp_path / "table")
 
 
+def _uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("commits", "features", "tables"):
+        monkeypatch.delitem(sys.modules, f"holdfast.spark_integration.sinks.delta.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+
+
 def test_without_deltalake_the_definition_says_what_to_install(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the first micro-batch, hours later; as the sinks of PostgreSQL and Kafka."""
-    monkeypatch.setitem(sys.modules, "deltalake", None)
+    _uninstall(monkeypatch)
     with pytest.raises(InvalidArgumentError, match=r"pip install 'holdfast-spark\[delta\]'.*missing=deltalake"):
         sinks.delta("out", url)
 
 
 def test_without_deltalake_the_start_says_what_to_install(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers write without the package; a driver that has unpickled the sink needs it when a query starts."""
-    for module in ("commits", "features", "tables"):
-        monkeypatch.delitem(sys.modules, f"holdfast.spark_integration.sinks.delta.{module}", raising=False)
-    monkeypatch.setitem(sys.modules, "deltalake", None)
+    _uninstall(monkeypatch)
     writer = Writer(DeltaSink("out", url, create=True))
     with pytest.raises(InvalidArgumentError, match=r"pip install 'holdfast-spark\[delta\]'"):
         writer.sink.open(writer.query, SCHEMA)
@@ -135,7 +139,7 @@ def test_features_of_other_writers_are_refused(url: str, change: dict[str, Any],
 
 def test_another_column_of_the_table_is_named(url: str) -> None:
     """The error says which column, and what to do."""
-    DeltaTable.create(url, SCHEMA.append(pa.field("extra", pa.int32())))
+    DeltaTable.create(url, SCHEMA.append(pa.field("extra", pa.int32(), nullable=False)))
     with pytest.raises(SchemaMismatchError) as raised:
         opened(DeltaSink("out", url))
     assert raised.value.facts["column"] == "extra"
@@ -162,6 +166,7 @@ def test_nulls_where_none_may_be_fail_the_micro_batch(url: str) -> None:
     assert writer.shown() == [(1, None)]
 
 
+@pytest.mark.slow(1)
 def test_other_writers_of_the_table_disturb_nothing(url: str) -> None:
     """They append, optimise and vacuum between and under the sink's commits."""
     writer = opened(DeltaSink("out", url, create=True))

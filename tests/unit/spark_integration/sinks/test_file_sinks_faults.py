@@ -64,17 +64,15 @@ class Target:
         return sorted(table["key"].to_pylist())
 
     def files(self) -> int:
-        """How many objects there are besides claims, schema, manifests and Delta's log."""
-        kept = ("queries/", "/schema", "/batches/", "_delta_log/")
+        """How many objects there are besides claims, manifests and Delta's log."""
+        kept = ("queries/", "/batches/", "_delta_log/")
         return sum(not any(part in info.key for part in kept) for info in self.inner.list(""))
 
 
 @pytest.fixture
 def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
     made = Target(request.param, tmp_path)
-    for module in ("parquet", "delta"):
-        name = f"holdfast.spark_integration.sinks.{module}.sink.storage_of"
-        monkeypatch.setattr(name, lambda _url, _options: made.storage)
+    monkeypatch.setattr("holdfast.spark_integration.sinks.files.sink.storage_of", lambda _url, _options: made.storage)
     made.sink.open(made.query, SCHEMA)
     yield made
     made.inner.close()
@@ -89,6 +87,7 @@ def requests(target: Target) -> int:
     return len(faulty.operations)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("target", SINKS, indirect=True)
 def test_a_request_that_fails_loses_and_doubles_nothing(target: Target, kind: Kind) -> None:
@@ -143,6 +142,39 @@ def test_an_abort_that_fails_is_done_again(target: Target) -> None:
         break
     assert target.shown() == []
     assert nth > 3
+
+
+@pytest.mark.parametrize("target", SINKS, indirect=True)
+def test_what_many_attempts_have_left_is_ended_at_once(target: Target) -> None:
+    """A driver died with 200 tasks at work: a start that ended one after the other would wait for each request."""
+    for batch in range(30):
+        target.prepared(batch)
+    faulty = target.fail()
+    target.sink.abort(target.query, target.sink.leftovers(target.query))
+    assert sum(operation.action == "delete" for operation in faulty.operations) == 2
+    assert target.files() == 0
+
+
+@pytest.mark.parametrize("target", SINKS, indirect=True)
+def test_a_file_that_comes_late_is_found_by_the_next_start(target: Target) -> None:
+    """The store did not answer in time, the attempt was given up, and its file has come since: a note names it."""
+    faulty, late = target.fail(), list[tuple[str, bytes]]()
+    original = faulty.put
+
+    def put(key: str, data: pa.Buffer) -> None:
+        if key.endswith(".parquet"):
+            late.append((key, bytes(data)))
+            raise UnavailableError("no answer in time")
+        original(key, data)
+
+    faulty.put = put  # type: ignore[method-assign, assignment]
+    with pytest.raises(UnavailableError, match="in time"):
+        target.prepared(0)
+    target.storage = target.inner
+    for key, data in late:
+        target.inner.put(key, data)
+    target.sink.abort(target.query, target.sink.leftovers(target.query))
+    assert target.files() == 0
 
 
 def _ended_before(target: Target, ending: str) -> None:
@@ -228,7 +260,7 @@ def test_a_file_that_is_on_its_way_while_another_fails_is_taken_away(
             has_come.set()
 
     monkeypatch.setattr(storage, "put", put)
-    monkeypatch.setattr("holdfast.spark_integration.sinks.delta.sink.storage_of", lambda _url, _options: storage)
+    monkeypatch.setattr("holdfast.spark_integration.sinks.files.sink.storage_of", lambda _url, _options: storage)
     transaction = sink.begin(SinkAttempt(query, 0, 0, clock.new_id() + clock.new_id()), schema)
     transaction.write(pa.record_batch([[0, 1], [0, 1]], schema=schema))
     with pytest.raises(UnavailableError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from holdfast import clock
 from holdfast.backends import stored_file
+from holdfast.backends.stored_schema import encode_schema
 from holdfast.errors import (
     ConflictError,
     CorruptionError,
@@ -23,6 +25,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.parquet import manifests as manifests_module
 from holdfast.spark_integration.sinks.parquet.manifests import FILES, KIND, Manifest, Manifests, found, in_force
 from holdfast.spark_integration.sinks.parquet.reading import parquet_files, read_parquet
@@ -70,10 +73,10 @@ def keys_of(table: pa.Table) -> list[int]:
     return keys
 
 
+@pytest.mark.slow(1)
 def test_manifests_are_merged_and_nothing_is_lost_or_doubled(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many micro-batches there are, few objects are listed, and each row is read once, in order."""
     monkeypatch.setattr(manifests_module, "MERGED", 4)
-    monkeypatch.setattr("holdfast.spark_integration.sinks.parquet.sink.MERGED", 4)
     handles = [writer.write(2 * batch, [batch]) for batch in range(70)]
     names = sorted(path.name for path in writer.folder.iterdir())
     assert len(names) < 16
@@ -111,7 +114,6 @@ def test_a_query_that_replaces_itself_replaces_nobody(tmp_path: Path) -> None:
 def test_a_merge_that_was_cut_off_changes_nothing(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver dies between the merged manifest and the deletes: both are there, and each row is read once."""
     monkeypatch.setattr(manifests_module, "MERGED", 4)
-    monkeypatch.setattr("holdfast.spark_integration.sinks.parquet.sink.MERGED", 4)
     for batch in range(4):
         writer.write(batch, [batch])
     parts = {path: path.read_bytes() for path in writer.folder.iterdir()}
@@ -128,7 +130,6 @@ def test_a_merge_that_was_cut_off_changes_nothing(writer: Writer, monkeypatch: p
 def test_a_merge_whose_put_comes_late_changes_nothing(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store did not answer in time, or its driver was asleep: meanwhile the next micro-batch has merged more."""
     monkeypatch.setattr(manifests_module, "MERGED", 4)
-    monkeypatch.setattr("holdfast.spark_integration.sinks.parquet.sink.MERGED", 4)
     put, late = Manifests._put, []
 
     def put_late(self: Manifests, manifest: Manifest, files: pa.Table) -> None:
@@ -333,3 +334,43 @@ def test_a_new_column_is_offered_what_a_sink_of_files_has(writer: Writer) -> Non
         SchemaMismatchError, match=r"no such column: write to another URL, or leave it out.*column=more"
     ):
         writer.sink.open(more.query, SCHEMA.append(pa.field("more", pa.int64())))
+
+
+def test_a_delta_sink_below_the_url_is_refused(writer: Writer) -> None:
+    """Nobody could read the Parquet sink any more: readers do not know whose names to believe."""
+    writer.write(0, [1])
+    with pytest.raises(ConflictError, match="another name"):
+        DeltaSink("table", writer.sink.url, create=True).open(SinkQuery("table", clock.new_uuid()), SCHEMA)
+    assert keys_of(read_parquet(writer.sink.url)) == [1]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    ["", "AAAA", "§", base64.b64encode(SCHEMA.serialize().to_pybytes().replace(b"word", b"w\xff\xfed")).decode()],
+)
+def test_columns_that_nobody_has_written_are_refused(writer: Writer, columns: str) -> None:
+    """By a reader and by the next start, each with the error for what is damaged."""
+    header = {"number": 2, "queries": {"out": [writer.query.query_id]}, "columns": columns}
+    Path(writer.sink.url, "_holdfast", "queries", f"{2:020}").write_bytes(stored_file.encode("sink-queries", header)[0])
+    for act in (lambda: read_parquet(writer.sink.url), lambda: writer.sink.open(writer.query, SCHEMA)):
+        with pytest.raises(CorruptionError, match="holds no schema"):
+            act()
+
+
+def test_columns_of_several_sinks_are_refused(writer: Writer) -> None:
+    """A reader of the URL would not know which sink's rows they are."""
+    header = {"number": 2, "queries": {"a": ["q"], "b": ["q"]}, "columns": encode_schema(SCHEMA)}
+    Path(writer.sink.url, "_holdfast", "queries", f"{2:020}").write_bytes(stored_file.encode("sink-queries", header)[0])
+    with pytest.raises(CorruptionError, match=r"sinks='?a, b"):
+        read_parquet(writer.sink.url)
+
+
+def test_claims_do_not_pile_up(writer: Writer) -> None:
+    """A query that is upgraded each week replaces itself for years; every start lists what there is."""
+    for _ in range(20):
+        heir = Writer(writer.sink, replaces=writer.query.query_id)
+        heir.sink.open(heir.query, SCHEMA)
+        writer = heir
+    writer.write(0, [1])
+    assert len(list(Path(writer.sink.url, "_holdfast", "queries").iterdir())) <= 3
+    assert keys_of(read_parquet(writer.sink.url)) == [1]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,50 @@ def test_a_gap_in_the_log_of_files_is_no_log(root: Path, location: QueryLocation
     (root / "sources/0" / lost).unlink()
     with pytest.raises(UnavailableError, match="has a gap"):
         location.source_logs("0", '{"logOffset":11}')
+
+
+A3, B5, RATE = '{"logOffset":3}', '{"logOffset":5}', '{"offset":3,"timestamp":1}'
+
+
+def at(*offsets: str) -> list[tuple[str, str]]:
+    return [(str(number), offset) for number, offset in enumerate(offsets)]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "newest", "kept"),
+    [
+        ((A3, A3), [3], {"0": 3}),
+        ((A3, A3), [4], {"0": 3}),
+        ((A3, A3), [3, 3], None),
+        ((A3, B5, A3), [3, 6], {"0": 3, "1": 5}),
+        ((A3, A3, B5), [4, 5], {"0": 4, "1": 5}),
+        ((B5, B5, A3, A3), [5, 3], {"0": 5, "1": 3}),
+        ((RATE, RATE, A3), [-1, 3], {"1": 3}),
+        ((A3, RATE, RATE), [3], None),
+        ((A3, B5), [3], None),
+        ((A3, A3, B5), [3, 4], None),
+        ((A3, A3, B5, B5), [3], None),
+        ((RATE, RATE), [], None),
+    ],
+)
+def test_a_source_that_is_read_twice_has_one_folder(
+    tmp_path: Path, offsets: Sequence[str], newest: Sequence[int], kept: dict[str, int] | None
+) -> None:
+    """Its lines are equal, and who comes later has a lower number; where that does not explain it, files are lost."""
+    for source, last in enumerate(newest):
+        for number in range(last + 1):
+            path = tmp_path / f"sources/{source}/{number}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("v1")
+    (tmp_path / "metadata").write_text("{}")
+    with open_storage(str(tmp_path)) as storage:
+        found = QueryLocation(storage).kept_sources(at(*offsets))
+        if kept is None:
+            assert found == at(*offsets)
+        else:
+            assert {name: json.loads(offset)["logOffset"] for name, offset in found} == kept
+            for name, offset in found:
+                assert QueryLocation(storage).source_logs(name, offset) == [str(n) for n in range(kept[name] + 1)]
 
 
 def test_names_that_only_the_folders_tell(root: Path, location: QueryLocation) -> None:

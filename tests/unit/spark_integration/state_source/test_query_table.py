@@ -7,10 +7,12 @@ import signal
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import TableSchema
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.stored_reads import ReadDirectory, ReadShard, StoredRead, store_read
 from holdfast.spark_integration.executor import local_dirs, takeover
@@ -21,7 +23,7 @@ from tests.faults.elsewhere import run_elsewhere
 STATE = TableSchema.of("state", pa.schema([("user", pa.string())]), pa.schema([("n", pa.int64())]))
 READ = StoredRead(
     "totals",
-    {"totals": ReadDirectory(1, {"state": STATE}, {"state": STATE}, {"state": {"n": "n"}})},
+    {"totals": ReadDirectory(1, StoredTables.of_first_run({"state": STATE}))},
     (ReadShard("totals", 0, Pointer(7, "aa"), None),),
 )
 
@@ -34,6 +36,7 @@ def killed_reading(state_dir: Path, local: Path, read_id: str) -> None:
     list(reader.read(reader.partitions()[0]))
 
 
+@pytest.mark.slow(1)
 def test_what_a_killed_task_read_goes(tmp_path: Path) -> None:
     """A shard's snapshot, as large as that is, stayed on the executor's disk for good."""
     local = tmp_path / "local"

@@ -50,6 +50,7 @@ def inputs(draw: st.DrawFn) -> list[pa.RecordBatch]:
     ]
 
 
+@pytest.mark.slow(0.5)
 @given(inputs(), st.sampled_from([1, 3, 200]), st.sampled_from([1, 500, 32 << 20]), st.sampled_from([None, "at"]))
 def test_every_row_reaches_its_shard_once(
     batches: list[pa.RecordBatch], shards: int, blob_bytes: int, event_time: str | None
@@ -160,6 +161,7 @@ def test_a_slice_packs_only_its_rows() -> None:
     assert len(write_blob(COLUMNS, [batch.slice(10, 1)])) < 2000
 
 
+@pytest.mark.slow(0.5)
 @given(inputs(), st.sampled_from([1, 300, 32 << 20]), st.integers(1, 7))
 def test_output_comes_back_whole_in_order_and_in_batches_of_the_size_asked(
     batches: list[pa.RecordBatch], blob_bytes: int, rows_each: int

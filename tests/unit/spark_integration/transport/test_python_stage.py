@@ -33,12 +33,14 @@ class Cyclic:
         self.me = self
 
 
+@pytest.mark.slow(1)
 def test_what_is_loaded_is_left_out_of_later_collections() -> None:
     python_stage.freeze_modules()
     assert gc.get_freeze_count() > 10_000
     assert len(gc.get_objects()) < 1_000
 
 
+@pytest.mark.slow(1)
 def test_garbage_from_before_and_after_is_collected() -> None:
     before = weakref.ref(Cyclic())
     python_stage.freeze_modules()
@@ -104,6 +106,7 @@ def test_what_a_function_sets_itself_stays() -> None:
         gc.set_threshold(*before)
 
 
+@pytest.mark.slow(1)
 def test_it_happens_once() -> None:
     """Freezing takes as long as the collection that it saves, and what lives for a task only must stay collectable."""
     python_stage.freeze_modules()
@@ -114,6 +117,7 @@ def test_it_happens_once() -> None:
     assert any(o is later[0] for o in gc.get_objects())
 
 
+@pytest.mark.slow(1)
 def test_it_happens_again_for_what_is_imported_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client of an object storage is loaded by a process that has frozen its modules, and is as large as these."""
     python_stage.freeze_modules()
@@ -123,6 +127,7 @@ def test_it_happens_again_for_what_is_imported_later(monkeypatch: pytest.MonkeyP
     assert not any(o is imported[0] for o in gc.get_objects())
 
 
+@pytest.mark.slow(1)
 def test_modules_that_come_and_go_freeze_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is frozen is never freed: a function that makes a module in each micro-batch must not fill the memory."""
     for i in range(10):
@@ -134,6 +139,7 @@ def test_modules_that_come_and_go_freeze_nothing_more(monkeypatch: pytest.Monkey
     assert any(o is later[0] for o in gc.get_objects())
 
 
+@pytest.mark.slow(0.5)
 def test_modules_that_come_back_freeze_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     python_stage.freeze_modules()
     monkeypatch.setitem(sys.modules, "comes_and_goes", types.ModuleType("comes_and_goes"))

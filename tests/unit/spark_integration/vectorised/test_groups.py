@@ -192,6 +192,14 @@ def test_nan_is_the_largest_number_beside_a_null_too() -> None:
     assert all(map(math.isnan, [*groups.max("v").to_pylist(), groups.min("v")[order.index("a")].as_py()]))
 
 
+@pytest.mark.parametrize("rows_each", [1, 2, 8, 9, 100])
+def test_sums_are_exact_though_those_of_all_keys_together_are_not(rows_each: int) -> None:
+    """With few rows a key, sums are differences of a running total, which passes the largest integer."""
+    value = (2**63 - 1) // rows_each
+    groups, _ = groups_of(["a", "b", "c"] * rows_each, v=pa.array([value] * 3 * rows_each))
+    assert groups.sum("v").to_pylist() == [value * rows_each] * 3
+
+
 def test_the_least_int64_is_a_sum_like_any_other() -> None:
     groups, _ = groups_of(["a", "a"], v=pa.array([-(2**62), -(2**62)]))
     assert groups.sum("v").to_pylist() == [-(2**63)]

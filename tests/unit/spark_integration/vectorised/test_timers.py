@@ -178,6 +178,7 @@ times = st.one_of(st.none(), st.integers(0, 60))
 micro_batches = st.lists(st.tuples(users, st.integers(0, 20), st.lists(times, min_size=5, max_size=5)), max_size=8)
 
 
+@pytest.mark.slow(1)
 @given(micro_batches)
 def test_timers_do_as_a_dict_of_them_does(script: list[tuple[list[str | None], int, list[int | None]]]) -> None:
     """Whatever comes and goes: each key is called for rows or a timer, sees its due time, and leaves one timer."""

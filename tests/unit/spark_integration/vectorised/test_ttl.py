@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from holdfast.backends.base import Found
 from holdfast.backends.run import Keys
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.tables import key_rows
+from holdfast.spark_integration.tables import keys_at_once
 from holdfast.spark_integration.vectorised.arrow_with_state import StateColumns
 from holdfast.spark_integration.vectorised.batch import ShardBatch
 from tests.unit.spark_integration.vectorised.operator_shard import COUNT, OperatorShard, counts_of
@@ -67,8 +67,8 @@ def test_large_rows_that_expire_together_are_not_looked_up_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """65,536 of them are evicted at once: of 100 KB each, no worker holds them all."""
-    monkeypatch.setattr(key_rows, "_LOOKED_UP_FIRST", 4, raising=False)
-    monkeypatch.setattr(key_rows, "_LOOKED_UP_BYTES", 10_000, raising=False)
+    monkeypatch.setattr(keys_at_once.KeysAtOnce.__init__, "__defaults__", (4,))
+    monkeypatch.setattr(keys_at_once, "AT_ONCE_BYTES", 10_000)
     types = pa.schema([("text", pa.string())])
     shard = OperatorShard(tmp_path, {"state": StateColumns(types, TTL_MS)}, "ProcessingTime")
     users = [f"user {n}" for n in range(100)]
@@ -211,6 +211,7 @@ micro_batches = st.lists(st.tuples(users, st.integers(0, 90), actions, ttls), ma
 FOR_EVER = 1 << 40
 
 
+@pytest.mark.slow(1)
 @given(micro_batches)
 def test_state_does_as_a_dict_with_times_does(script: list[tuple[list[str | None], int, str, int | None]]) -> None:
     """Whatever is written, when, with any time to live, or none: nothing shows too long, goes early or stays behind."""

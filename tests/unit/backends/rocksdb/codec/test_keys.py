@@ -43,6 +43,7 @@ def test_keys_come_back_exactly(batch: pa.RecordBatch, data: st.DataObject) -> N
         assert_same(found, batch.slice(skip))
 
 
+@pytest.mark.slow(1)
 @given(batches(key_types, min_columns=1))
 def test_keys_are_equal_only_where_their_columns_are_and_begin_with_their_first_columns(batch: pa.RecordBatch) -> None:
     """A prefix scan for the first columns finds exactly the keys that have them."""
@@ -56,6 +57,7 @@ def test_keys_are_equal_only_where_their_columns_are_and_begin_with_their_first_
             assert [key.startswith(prefix) for key in keys] == [row[:count] == rows[i][:count] for row in rows]
 
 
+@pytest.mark.slow(0.5)
 @given(
     batches(leaf_types | leaf_types.map(lambda p: (pa.struct([("f", p[0])]), st.fixed_dictionaries({"f": p[1]}))), 1)
 )
@@ -105,6 +107,7 @@ def test_keys_that_look_alike_differ(left: tuple[Any, Any], right: tuple[Any, An
     assert_same(decode_keys(keys, batch.schema)[1], batch)
 
 
+@pytest.mark.slow(0.5)
 @given(batches(key_types, min_columns=1), st.data())
 def test_damaged_keys_are_refused_or_decode_into_valid_columns(batch: pa.RecordBatch, data: st.DataObject) -> None:
     """As values."""

@@ -32,6 +32,7 @@ from tests.unit.backends.rocksdb.codec.columns import (
 )
 
 
+@pytest.mark.slow(1)
 @given(batches(value_types))
 def test_values_come_back_exactly(batch: pa.RecordBatch) -> None:
     """Any schema, nulls at every depth, slices; a batch without columns keeps its number of rows."""
@@ -43,6 +44,7 @@ def test_values_come_back_exactly(batch: pa.RecordBatch) -> None:
     assert_same(decode_values(rows.slice(1), batch.schema), batch.slice(1))
 
 
+@pytest.mark.slow(1)
 @given(batches(value_types), st.data())
 def test_a_null_row_is_a_row_of_nulls(batch: pa.RecordBatch, data: st.DataObject) -> None:
     """What a look-up gives for an absent key; rows beside it are not touched."""
@@ -215,6 +217,7 @@ def test_a_row_of_many_columns_is_what_the_format_says() -> None:
     assert_same(decode_keys(binaries([key]), batch.schema)[1], batch)
 
 
+@pytest.mark.slow(1)
 @given(batches(value_types, min_columns=1), st.data())
 def test_damaged_values_are_refused_or_decode_into_valid_columns(batch: pa.RecordBatch, data: st.DataObject) -> None:
     """Whatever stands there, nothing is read outside the row and no column is malformed."""
@@ -275,6 +278,7 @@ def test_values_keep_every_bit_of_floats() -> None:
     assert found.to_numpy().view(np.uint64).tolist() == bits.tolist()
 
 
+@pytest.mark.slow(1)
 def test_large_batches_and_large_values() -> None:
     """More than 2^16 rows and elements, strings of 1 MiB with NUL bytes."""
     n = 2**16 + 3

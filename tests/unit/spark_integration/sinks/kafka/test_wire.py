@@ -14,7 +14,7 @@ from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.spark_integration.sinks.kafka.wire import requests
 from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster
 from holdfast.spark_integration.sinks.kafka.wire.connection import Connection, Security
-from holdfast.spark_integration.sinks.kafka.wire.fields import Answer, Fields, MalformedAnswerError
+from holdfast.spark_integration.sinks.kafka.wire.fields import Answer, MalformedAnswerError, encoded
 from holdfast.spark_integration.sinks.kafka.wire.requests import Request
 from tests.unit.spark_integration.sinks.kafka.hostile_broker import Replies, broker, packet, versions
 
@@ -50,14 +50,15 @@ def test_any_bytes_are_read_or_refused(request_: Request[object], body: bytes) -
         request_.read(Answer(body, flexible=request_.flexible))
 
 
+@pytest.mark.slow(2)
 @given(texts=st.lists(st.text(max_size=300), max_size=5), flexible=st.booleans())
 def test_fields_are_read_as_they_were_written(texts: list[str], flexible: bool) -> None:
-    body = Fields(flexible=flexible)
-    body.array(texts, body.text).number("qh?", -5, 7, True).blob(b"x" * 200).tags()
-    answer = Answer(bytes(body), flexible=flexible)
-    assert answer.array(answer.text) == texts
-    assert [answer.number(layout) for layout in "qh?"] == [-5, 7, 1]
-    assert answer.blob() == b"x" * 200
+    structs = [(text, [number, -number]) for number, text in enumerate(texts)]
+    values = (texts, -5, 7, True, b"x" * 200, structs, None, "ab" * 16)
+    body = encoded("[s] q h ? y [(s [i])] [q] u", *values, flexible=flexible)
+    answer = Answer(body, flexible=flexible)
+    assert answer.read("[s] qh") == (texts, -5, 7)
+    assert answer.read("? y [(s[i])] [q] u") == (1, b"x" * 200, structs, [], "ab" * 16)
 
 
 @pytest.mark.parametrize("count", [2**31 - 1, 1_000_000])
@@ -83,6 +84,7 @@ def test_what_is_no_answer_of_kafka_is_said_at_once(reply: bytes) -> None:
         ask(lambda _key, _number: reply, patience_ms=60_000)
 
 
+@pytest.mark.slow(0.5)
 @pytest.mark.parametrize("silence", [None, b""], ids=["closes", "says nothing"])
 def test_a_broker_that_goes_away_or_says_nothing_is_waited_for_a_limited_time(silence: bytes | None) -> None:
     with pytest.raises(UnavailableError, match="did not answer in time"):

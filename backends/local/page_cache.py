@@ -1,0 +1,116 @@
+"""Which pages of a file lie in memory, and how to ask for others before they are read, all at once.
+
+Reading a mapped file that is not in memory waits for the disk page after page, and takes much around each page that
+nobody wants. A disk that is asked for many pages at once brings them side by side, and no more than these.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+IntArray = npt.NDArray[np.int64]
+
+PAGE_BYTES = 4096
+#: What lies between two pages is asked for as well where it is this little.
+_GAP_PAGES = 2
+#: So many places tell for all.
+_SAMPLE = 16
+#: Linux maps the pages around one that is touched, as far as they are in memory.
+_FAULT_BYTES = 64 << 10
+
+
+class MappedFile:
+    """A file in memory and held open, until nobody uses it any more; its data outlive its name.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        Of a file that is not empty.
+
+    Attributes
+    ----------
+    data : pyarrow.Buffer
+        All of it.
+
+    Raises
+    ------
+    OSError
+        It cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor: int | None = None
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        # Not by Arrow, which would ask the system to read all of it.
+        self._map = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
+        self._advice = mmap.MADV_NORMAL
+        self.data = pa.py_buffer(self._map)
+
+    def __del__(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    @property
+    def descriptor(self) -> int:
+        """Its number for the system, as long as the object lives."""
+        assert self._descriptor is not None
+        return self._descriptor
+
+    def expect_scans(self) -> None:
+        """From now on, whoever reads a page that is not in memory gets what follows it, too."""
+        self._advise(mmap.MADV_NORMAL)
+
+    def expect_look_ups(self) -> None:
+        """From now on, whoever reads a page that is not in memory gets no other."""
+        self._advise(mmap.MADV_RANDOM)
+
+    def _advise(self, advice: int) -> None:
+        if self._advice != advice:
+            self._advice = advice
+            self._map.madvise(advice)
+
+    def is_cached(self) -> bool:
+        """Tell whether all of the file lies in memory, by a look at some places."""
+        return self.are_cached(np.linspace(0, self.data.size - 1, _SAMPLE).astype(np.int64))
+
+    def touch(self) -> None:
+        """Map what lies in memory: one fault after the other, while keys are looked up, costs ten times as much."""
+        if self.is_cached():
+            np.frombuffer(self.data, np.uint8)[::_FAULT_BYTES].max()
+
+    def are_cached(self, places: IntArray) -> bool:
+        """Tell whether the bytes at some places, of which it looks at a few, can be read without waiting."""
+        if not hasattr(os, "RWF_NOWAIT"):
+            return True
+        byte = bytearray(1)
+        try:
+            for place in places[:: max(1, len(places) // _SAMPLE)].tolist():
+                os.preadv(self.descriptor, [byte], place, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # a file system that cannot tell
+        return True
+
+    def ask_for(self, begins: IntArray, ends: IntArray) -> None:
+        """Ask for the bytes from each of `begins` to that of `ends`; returns before they are there."""
+        if not len(begins) or not hasattr(os, "posix_fadvise"):
+            return
+        firsts, lasts = begins // PAGE_BYTES, np.maximum(ends - 1, begins) // PAGE_BYTES
+        order = np.argsort(firsts)
+        firsts, lasts = firsts[order], np.maximum.accumulate(lasts[order])
+        is_new = np.ones(len(firsts), np.bool_)
+        is_new[1:] = firsts[1:] > lasts[:-1] + _GAP_PAGES
+        starts = np.flatnonzero(is_new)
+        spans = zip(firsts[starts].tolist(), lasts[np.append(starts[1:], len(lasts)) - 1].tolist(), strict=True)
+        with suppress(OSError):
+            for first, last in spans:
+                length = (last + 1 - first) * PAGE_BYTES
+                os.posix_fadvise(self.descriptor, first * PAGE_BYTES, length, os.POSIX_FADV_WILLNEED)

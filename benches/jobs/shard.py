@@ -1,0 +1,268 @@
+"""One shard by the store alone, without Spark: what snapshots send, how fast they come back, and what size costs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+import pyarrow as pa
+
+from holdfast import clock
+from holdfast.backends.base import Backend, Pointer
+from holdfast.backends.block_io import write_at
+from holdfast.backends.registry import find_backend
+from holdfast.benches.instruments.measured import Measured, Places, StoreWatch
+from holdfast.benches.instruments.object_store import ObjectStore
+from holdfast.benches.jobs.job import StoreJob, option, server_of_environment
+from holdfast.benches.jobs.rows import TABLE, hashes_of, keys_of, table_of, values_of
+from holdfast.errors import CorruptionError
+from holdfast.mvcc import VersionedStore
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+
+FULL_BYTES, NEW_BYTES, RESTORE_MS = "bytes of a snapshot", "bytes sent for it", "restore, ms"
+#: Parts of a micro-batch of `Restore`.
+RESTORE, PLAIN_DOWNLOAD = "restore", "plain download"
+_THREADS = 8
+_FILL_ROWS = 500_000
+_SHARD = "bench/shard-0000"
+
+
+@dataclass(frozen=True)
+class ShardJob(StoreJob):
+    """A job on one shard whose state is filled first."""
+
+    memory_mb: int | None = option(512, "MiB of memory for the rocksdb backend", click.IntRange(1))
+    value_bytes: int = option(92, "bytes of a value")
+    state_dir: str | None = option(None, "where the state is durable, as s3://bucket/bench; by default on local disk")
+    serves: bool = option(
+        False, "whether to start an S3 server with s3://bucket, unless the environment names one", bool
+    )
+
+    def measure(self, backend_name: str, options: Mapping[str, str], places: Places) -> Measured:
+        with _serving(self.serves), _shard(self, backend_name, options, places) as shard:
+            watch = StoreWatch({"backend": backend_name, **options}, self.warmup)
+            once = self._run(shard, watch, places)
+            # Means of the counted micro-batches, as all of them are stored.
+            storage = {what: number * len(self.counted) for what, number in once.items()}
+            return watch.measured(storage)
+
+    @abstractmethod
+    def _run(self, shard: Shard, watch: StoreWatch, places: Places) -> dict[str, float]:
+        """Fill the shard, do the work, and return what was counted, by micro-batch."""
+
+
+@dataclass(frozen=True)
+class Snapshots(ShardJob):
+    """After each commit of a few changed keys a snapshot is written; files that an earlier one stored stay there."""
+
+    name = "snapshots"
+
+    rows: int = option(20_000, "keys that change between two snapshots")
+    keys: int = option(2_000_000, "keys in the state")
+    batches: int = option(50, "snapshots")
+    warmup: int = option(25, "first of these, which are not counted")
+
+    def _run(self, shard: Shard, watch: StoreWatch, places: Places) -> dict[str, float]:
+        pointer, sizes = shard.fill(self.keys), []
+        for _ in range(self.batches):
+            watch.begin()
+            numbers = np.sort(shard.chance.choice(self.keys, self.rows, replace=False))
+            with watch.part("commit"):
+                pointer = shard.commit(shard.store, pointer, numbers)
+            with watch.part("maintain"):
+                shard.backend.maintain(pointer)
+            with watch.part("snapshot", counts=True):
+                _, manifest = shard.log.write_snapshot(shard.backend, pointer)
+            sizes.append((manifest.stored_bytes, manifest.new_bytes))
+            watch.look(shard.backend.statistics().local_bytes)
+        full, new = np.mean(sizes[self.warmup :], axis=0).tolist()
+        return {FULL_BYTES: full, NEW_BYTES: new}
+
+
+@dataclass(frozen=True)
+class Restore(ShardJob):
+    """State that is in the storage only is restored on an empty directory, in turns with a plain download."""
+
+    name = "restore"
+
+    rows: int = option(10_000_000, "keys in the state, all of which are restored: 1 GB")
+    keys: int = option(10_000_000, "the same: --rows says it")
+    batches: int = option(5, "restores")
+    warmup: int = option(1, "first of these, which are not counted")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", self.rows)
+        super().__post_init__()
+
+    def _run(self, shard: Shard, watch: StoreWatch, places: Places) -> dict[str, float]:
+        pointer = shard.commit(shard.store, shard.fill(self.keys), np.arange(1))
+        _, manifest = shard.log.write_snapshot(shard.backend, pointer)
+        local_bytes = shard.backend.statistics().local_bytes
+        pointer = shard.commit(shard.store, pointer, np.arange(1))
+        shard.lose_local_state()
+        for _ in range(self.batches):
+            watch.begin()
+            watch.note(PLAIN_DOWNLOAD, shard.download_ms(places.disk / "plain"))
+            watch.note(RESTORE, shard.restore_ms(pointer, self.keys), counts=True)
+            watch.look(local_bytes)
+        return {FULL_BYTES: manifest.stored_bytes}
+
+
+@dataclass(frozen=True)
+class Size(ShardJob):
+    """Micro-batches on a state of some size, its snapshot and its restore.
+
+    A micro-batch is its look-up and its commit: what merges is another process below a state server.
+    """
+
+    name = "size"
+
+    rows: int = option(100_000, "keys of a micro-batch, drawn evenly from all")
+    keys: int = option(1_000_000, "keys in the state")
+
+    def _run(self, shard: Shard, watch: StoreWatch, places: Places) -> dict[str, float]:
+        pointer = shard.fill(self.keys, in_order=True)
+        pa.default_memory_pool().release_unused()
+        for _ in range(self.batches):
+            watch.begin()
+            numbers = np.unique(shard.chance.integers(0, self.keys, self.rows))
+            keys = keys_of(shard.table, numbers)
+            with watch.part("get", counts=True), shard.store.read_at(pointer) as view:
+                view.get(TABLE, keys)
+            with watch.part("commit", counts=True):
+                pointer = shard.commit(shard.store, pointer, numbers)
+            with watch.part("maintain"):
+                shard.backend.maintain(pointer)
+            watch.look(shard.backend.statistics().local_bytes)
+        _, manifest = shard.log.write_snapshot(shard.backend, pointer)
+        pointer = shard.commit(shard.store, pointer, np.arange(1))
+        shard.lose_local_state()
+        return {FULL_BYTES: manifest.stored_bytes, RESTORE_MS: shard.restore_ms(pointer, self.keys)}
+
+
+class Shard:
+    """A shard on a backend, and a storage."""
+
+    def __init__(
+        self,
+        open_backend: Callable[[Path], Backend],
+        open_log: Callable[[Path], ObjectCommitLog],
+        home: Path,
+        width: int,
+    ) -> None:
+        self._open_backend, self._open_log, self._home, self._value_bytes = open_backend, open_log, home, width
+        self.chance = np.random.default_rng(0)
+        self.table = table_of(width)
+        self.log = open_log(home)
+        self.storage: ObjectStorage = self.log.storage
+        self.backend = open_backend(home)
+        self.store = VersionedStore(self.backend, self.log)
+
+    def commit(self, store: VersionedStore, pointer: Pointer | None, numbers: np.ndarray) -> Pointer:
+        """Write the keys with these numbers, as a shard call does."""
+        keys = keys_of(self.table, numbers)
+        values = values_of(self.table, len(keys), self._value_bytes, self.chance)
+        with store.begin(pointer) as transaction:
+            if pointer is not None:
+                store.prune(pointer)
+            transaction.put(TABLE, keys, values)
+            committed = transaction.commit()
+        assert committed is not None
+        return committed
+
+    def fill(self, keys: int, *, in_order: bool = False) -> Pointer:
+        """Write all keys, and let the backend put them in order; nothing becomes durable.
+
+        In the order of their hashes, they leave the backend the least to do.
+        """
+        store, pointer = VersionedStore(self.backend), None
+        numbers = np.arange(keys)
+        if in_order:
+            numbers = np.argsort(hashes_of(numbers))
+        for first in range(0, keys, _FILL_ROWS):
+            pointer = self.commit(store, pointer, numbers[first : first + _FILL_ROWS])
+            self.backend.maintain(pointer)
+        assert pointer is not None
+        return pointer
+
+    def lose_local_state(self) -> None:
+        """Leave nothing but what is stored."""
+        self.backend.close()
+        shutil.rmtree(self._home)
+
+    def restore_ms(self, pointer: Pointer, keys: int) -> float:
+        """Return what it takes to restore a version in an empty directory, and to open it."""
+        try:
+            with self._open_backend(self._home) as backend:
+                store = VersionedStore(backend, self._open_log(self._home))
+                taken_ms = timed_ms(lambda: store.read_at(pointer).close())
+                with store.read_at(pointer) as view:
+                    found = sum(len(run) for run in view.scan(TABLE))
+                if found != keys:
+                    raise CorruptionError("the restored state is not the one that was stored", found=found, keys=keys)
+                return taken_ms
+        finally:
+            shutil.rmtree(self._home)
+
+    def download_ms(self, folder: Path) -> float:
+        """Return what it takes to copy all objects of the storage to files, by as many threads."""
+
+        def fetch(info: ObjectInfo) -> None:
+            with (folder / info.key.replace("/", "-")).open("xb") as file:
+                write_at(file.fileno(), self.storage.get(info.key, info.size_bytes), 0)
+
+        folder.mkdir()
+        try:
+            return timed_ms(lambda: list(self.log.executor.map(fetch, self.storage.list(""))))
+        finally:
+            shutil.rmtree(folder)
+
+
+@contextmanager
+def _shard(job: ShardJob, backend_name: str, options: Mapping[str, str], places: Places) -> Iterator[Shard]:
+    kind, tables = find_backend(backend_name), {TABLE: table_of(job.value_bytes)}
+    home = (places.memory if kind.in_memory else places.disk) / "shard-0000"
+    url = job.state_dir and f"{job.state_dir.rstrip('/')}/{places.disk.parent.name}"
+    with ThreadPoolExecutor(_THREADS) as executor, open_storage(url or str(places.disk / "durable")) as storage:
+
+        def open_backend(directory: Path) -> Backend:
+            return kind(directory, tables, clock.new_id, dict(options))
+
+        def open_log(directory: Path) -> ObjectCommitLog:
+            return ObjectCommitLog(storage, _SHARD, tables, executor, directory, backend_name)
+
+        shard = Shard(open_backend, open_log, home, job.value_bytes)
+        try:
+            yield shard
+        finally:
+            shard.backend.close()
+            storage.delete([found.key for found in storage.list("")])
+
+
+@contextmanager
+def _serving(serves: bool) -> Iterator[None]:
+    """Serve S3 for this process, which is for this run, unless the environment names a server."""
+    if not serves or server_of_environment():
+        yield
+        return
+    with ObjectStore() as store:
+        os.environ |= store.environment
+        yield
+
+
+def timed_ms(work: Callable[[], object]) -> float:
+    """Return what some work takes."""
+    start = time.perf_counter()
+    work()
+    return round((time.perf_counter() - start) * 1000, 2)

@@ -1,0 +1,195 @@
+"""Micro-batches into each sink, in turns with the fastest plain way into the same target.
+
+::
+
+    the same rows ──▶ delta, plain delta ──▶ parquet, plain parquet ──▶ postgres, plain COPY ──▶ …
+    and again, in another order, with `few` rows: what a micro-batch costs besides its rows
+
+Rows come from memory, in as many partitions as there are slots; a sink's time has all of `exactly_once`: the tasks,
+the decision and the commit. A plain way (`holdfast.benches.jobs.plain_writes`) prepares nothing, and a crash leaves
+half a micro-batch. PostgreSQL and Kafka are measured where a server is named. Delta is also written by two queries that
+run: by ``foreachBatch``, and as a data source, which begins anew each time; there Spark's whole trigger counts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast import sinks
+from holdfast.benches.instruments.measured import Measured, Places, StoreWatch
+from holdfast.benches.instruments.spark import session
+from holdfast.benches.jobs import plain_writes
+from holdfast.benches.jobs.job import StoreJob, option
+from holdfast.benches.jobs.rows import keys_of, table_of, values_of
+from holdfast.benches.jobs.shard import timed_ms
+from holdfast.settings import PREFIX
+from holdfast.spark_integration.shard.streaming_task import QUERY_PROPERTY
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_MESSAGES = "key", "to_json(struct(n, total, page)) as value"
+_COLUMNS = "key string, n long, total long, page string"
+_SETTINGS = {
+    "spark.master": "local[2]",
+    "spark.driver.memory": "4g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
+_FOLDERS = {"spark.local.dir": "spark", f"{PREFIX}local.dir": "local", f"{PREFIX}state.dir": "decisions"}
+#: What the names of parts end with that are about small micro-batches.
+FEW_ROWS = ", few rows"
+#: Writes a micro-batch of this number, and returns the ms that it took.
+Way = Callable[["DataFrame", int], float]
+
+
+@dataclass(frozen=True)
+class Sinks(StoreJob):
+    """See the module."""
+
+    name = "sinks"
+
+    rows: int = option(100_000, "rows of a micro-batch")
+    keys: int = option(100_000, "the same")
+    few: int = option(100, "rows of a small micro-batch")
+    batches: int = option(12, "micro-batches into each target")
+    warmup: int = option(3, "first of these, which are not counted")
+    value_bytes: int = option(92, "bytes of a row besides its key")
+    partitions: int = option(2, "tasks of a micro-batch")
+    postgres: str | None = option(None, "a libpq connection string without a password; see make postgres")
+    kafka: str | None = option(None, "brokers, as host:port; see make kafka")
+    topic: str | None = option(None, "a topic there")
+
+    def measure(self, backend_name: str, options: Mapping[str, str], places: Places) -> Measured:
+        watch, chance = StoreWatch({"backend": backend_name, **options}, self.warmup), random.Random(7)
+        with ExitStack() as stack:
+            spark = session(_SETTINGS | {name: str(places.disk / folder) for name, folder in _FOLDERS.items()})
+            stack.callback(spark.stop)
+            many, few = (_held(spark, rows, self) for rows in (self.rows, self.few))
+            ways = _ways(self, places) | stack.enter_context(_queries(spark, many, places.disk))
+            for batch in range(self.batches):
+                watch.begin()
+                for name in chance.sample(sorted(ways), len(ways)):
+                    watch.note(name, ways[name](many, 2 * batch), counts=name == "parquet")
+                    watch.note(f"{name}{FEW_ROWS}", ways[name](few, 2 * batch + 1))
+                watch.look(0)
+        return watch.measured({})
+
+
+def _ways(job: Sinks, places: Places) -> dict[str, Way]:
+    """Return each sink, and the plain way into the same kind of target."""
+    (places.disk / "plain-parquet").mkdir()
+    disk = str(places.disk)
+    ways = {
+        "parquet": _sink(sinks.parquet("bench-parquet", f"{disk}/parquet"), 1),
+        "parquet, plain": _plain(plain_writes.PlainParquet(f"{disk}/plain-parquet")),
+        "delta": _sink(sinks.delta("bench-delta", f"{disk}/delta", create=True), 2),
+        "delta, plain": _plain(plain_writes.PlainDelta(f"{disk}/plain-delta")),
+    }
+    if job.postgres is not None:
+        plain_writes.make_tables(job.postgres)
+        ways |= {
+            "postgres": _sink(sinks.postgres("bench-copy", "holdfast_bench", dsn=job.postgres), 3),
+            "postgres, plain": _plain(plain_writes.PlainCopy(job.postgres, "holdfast_bench_plain")),
+            "postgres by key": _sink(
+                sinks.postgres("bench-keys", "holdfast_bench_keys", keys=["key"], dsn=job.postgres), 4
+            ),
+            "postgres by key, plain": _plain(plain_writes.PlainUpsert(job.postgres, "holdfast_bench_plain_keys")),
+        }
+    if job.kafka is not None and job.topic is not None:
+        ways |= {
+            "kafka": _sink(sinks.kafka("bench-kafka", job.topic, servers=job.kafka), 5, *_MESSAGES),
+            "kafka, plain": _plain(plain_writes.PlainKafka(job.kafka, job.topic), *_MESSAGES),
+        }
+    return ways
+
+
+def _sink(sink: sinks.TwoPhaseSink, number: int, *columns: str) -> Way:
+    write = sinks.exactly_once(sink)
+
+    def way(frame: DataFrame, batch_id: int) -> float:
+        # What Spark tells the function inside a query.
+        frame.sparkSession.sparkContext.setLocalProperty(QUERY_PROPERTY, f"00000000-0000-4000-8000-{number:012d}")
+        rows = frame.selectExpr(*columns) if columns else frame
+        return timed_ms(partial(write, rows, batch_id))
+
+    return way
+
+
+def _plain(task: plain_writes.Task, *columns: str) -> Way:
+    def way(frame: DataFrame, _batch_id: int) -> float:
+        rows = frame.selectExpr(*columns) if columns else frame
+        return timed_ms(rows.mapInArrow(task, "rows long").collect)
+
+    return way
+
+
+@contextmanager
+def _queries(spark: SparkSession, example: DataFrame, disk: Path) -> Iterator[dict[str, Way]]:
+    """Yield both ways of a query into a Delta table, while their queries run."""
+    sink = {name: sinks.delta(f"bench-{name}", f"{disk}/{name}", create=True) for name in ("query", "source")}
+
+    def as_function(writer: DataStreamWriter) -> DataStreamWriter:
+        return writer.foreachBatch(sinks.exactly_once(sink["query"]))
+
+    def as_source(writer: DataStreamWriter) -> DataStreamWriter:
+        options = sinks.source_options(spark, sink["source"])
+        given = {"name": "bench-source", "path": f"{disk}/source", "create": "true"}
+        return writer.format("holdfast-delta").options(**options).options(**given)
+
+    with ExitStack() as stack:
+        ways: dict[str, Way] = {}
+        reader = spark.readStream.schema(example.schema).option("recursiveFileLookup", "true")
+        for name, into in {"delta, in a query": as_function, "delta, as a data source": as_source}.items():
+            place = disk / name.replace(", ", "-").replace(" ", "-")
+            (place / "input").mkdir(parents=True)
+            rows = reader.parquet(str(place / "input"))
+            query = into(rows.writeStream).option("checkpointLocation", str(place / "location")).start()
+            stack.callback(query.stop)
+            ways[name] = partial(_write, query, place / "input", disk / "kept")
+        yield ways
+
+
+def _write(query: StreamingQuery, folder: Path, kept: Path, rows: DataFrame, batch_id: int) -> float:
+    """Let a query that reads a folder write rows as its next micro-batch."""
+    files = kept / str(rows.count())
+    if not files.exists():
+        rows.write.parquet(str(files))
+    ready = folder.with_name("ready")
+    ready.mkdir(exist_ok=True)
+    for number, path in enumerate(sorted(files.glob("*.parquet"))):
+        # One folder more, which is there at once: a micro-batch takes what it finds.
+        (ready / f"{batch_id:06}-{number}.parquet").hardlink_to(path)
+    ready.rename(folder / f"{batch_id:06}")
+    query.processAllAvailable()
+    progress = [each for each in query.recentProgress if each["numInputRows"]]
+    return float(progress[-1]["durationMs"]["triggerExecution"])
+
+
+def _held(spark: SparkSession, rows: int, job: Sinks) -> DataFrame:
+    """Return rows that are in memory."""
+
+    def made(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        table = table_of(job.value_bytes)
+        for batch in batches:
+            numbers = batch.column(0).to_numpy()
+            keys = keys_of(table, numbers).columns
+            values = values_of(table, len(numbers), job.value_bytes, np.random.default_rng(int(numbers[0])))
+            columns = [column.cast(pa.string()) if column.type == pa.large_string() else column for column in values]
+            yield pa.record_batch([keys.column(0).cast(pa.string()), *columns], ["key", *values.schema.names])
+
+    frame = spark.range(rows, numPartitions=2).mapInArrow(made, _COLUMNS).repartition(job.partitions).cache()
+    frame.count()
+    return frame

@@ -1,1 +1,0 @@
-"""Work on the store, or on savepoints of it: no streaming query."""

@@ -1,0 +1,393 @@
+"""The summary: what the figures say, in plain words, what holdfast loses first of all, and which backend to choose.
+
+Every sentence is made of figures of one answer, and links to them. The backend to choose is the fastest one, unless
+others are as fast within what the turns can tell. Of these, it is the one that takes the least memory at its peak;
+where that is the same too, `filesystem`, whose files a restart finds again.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from holdfast.benches.jobs.shard import FULL_BYTES, NEW_BYTES, PLAIN_DOWNLOAD, RESTORE
+from holdfast.benches.report.answers import FLOOR, SAME_IN_ONE_TURN, Answer, Ratio
+from holdfast.benches.report.directory import Results
+from holdfast.benches.report.names import name_of
+from holdfast.benches.report.results import asked_of_storage, counted_ms, requests_of
+from holdfast.benches.report.words import count, duration, in_one_turn, listed, of_field, size, spread, times
+
+# Suites whose loads are somebody's own, or like it; others compare ways to write a query.
+_OWN = "own-load"
+_ADVISING = (_OWN, "jobs")
+_AS_MUCH_MEMORY = 1.1
+_IF_EQUAL = ("filesystem", "memory", "rocksdb")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence, the question that it answers, and the place on the page that shows its figures."""
+
+    text: str
+    question: str
+    target: str
+
+    @classmethod
+    def on(cls, answer: Answer, text: str) -> Sentence:
+        """Return a sentence on an answer."""
+        return cls(text, answer.question.text, f"q-{answer.question.id}")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A backend for one load, and why; settled if the turns tell it from every other, or show the two equally fast."""
+
+    backend: str
+    reason: str
+    certainty: str
+    settled: bool
+    turns: int
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A backend to choose, and for what."""
+
+    sentence: Sentence
+    choice: Choice
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the top of a report says.
+
+    The headline is for who reads no more, in parts. Then where holdfast is faster than what it is compared with; where
+    it is slower, or misses a target; where neither; what a setting costs; why some figure may not be what it seems.
+    """
+
+    headline: list[str] = field(default_factory=list)
+    choices: list[Advice] = field(default_factory=list)
+    wins: list[Sentence] = field(default_factory=list)
+    losses: list[Sentence] = field(default_factory=list)
+    level: list[Sentence] = field(default_factory=list)
+    costs: list[Sentence] = field(default_factory=list)
+    doubts: list[Sentence] = field(default_factory=list)
+
+
+def summarize(results: Results, answers: list[Answer]) -> Summary:
+    """Return what the figures say."""
+    found = Summary()
+    for answer in answers:
+        if not answer.equal:
+            text = "The results of these engines differ, so none of their times counts."
+            found.losses.append(Sentence.on(answer, text))
+            continue
+        if answer.has_phase(PLAIN_DOWNLOAD):
+            _read_restore(found, answer)
+        elif answer.curves:
+            _read_curves(found, answer)
+        else:
+            _read_bars(found, answer)
+        found.losses.extend(_missed(answer))
+    busy = {answer.question.name: answer.busy for answer in answers if answer.busy}
+    if busy:
+        text = f"up to {max(busy.values()):.1f} cores were busy before a run of {listed(list(busy))}."
+        found.doubts.append(Sentence(text, "Other work was running:", "settings"))
+    if results.missing:
+        missing = listed([f"{question.name} ({question.state})" for question in results.missing])
+        found.doubts.append(Sentence(f"{missing}.", "Not measured:", "missing"))
+    return found
+
+
+def _read_bars(found: Summary, answer: Answer) -> None:
+    ours = [label for label in answer.labels if answer.name(label).ours]
+    others = [label for label in answer.labels if not answer.name(label).ours and answer.engine(label) != FLOOR]
+    base = next((base for label in answer.labels if (base := answer.baseline(label)) is not None), None)
+    if base in others:
+        others.sort(key=lambda label: label != base)
+    if base is not None and answer.name(base).ours and len(ours) > 1:
+        ratios = {answer.name(label).text: answer.ratio(label, base) for label in ours if label != base}
+        costs = [f"{name}, {_in_words(ratio)}" for name, ratio in ratios.items()]
+        text = f"Throughput by that of {answer.name(base).text}: {'; '.join(costs)}."
+        found.costs.append(Sentence.on(answer, text))
+    if not ours or not others:
+        return
+    best = max(ours, key=answer.rows_per_second)
+    for other in others:
+        _sort(found, answer, ours, other)
+    choice = choose(answer) if answer.question.suite in _ADVISING else None
+    if not found.headline:
+        found.headline.extend(_headline(answer, best, others[0], choice))
+    if choice is not None:
+        found.choices.append(Advice(Sentence.on(answer, ""), choice))
+
+
+def _headline(answer: Answer, best: str, other: str, choice: Choice | None) -> Iterator[str]:
+    """Yield the parts of the sentence that sums all up."""
+    ratio, name = answer.ratio(best, other), answer.name(other).text
+    if ratio.same:
+        shown = "turns do not tell whether it is faster than" if ratio.unsettled else "no faster and no slower than"
+        yield f"{shown} {name}{in_one_turn(ratio)}"
+    else:
+        shown = f"{answer.name(best).text} has {times(ratio.median)} times the throughput of {name}{in_one_turn(ratio)}"
+        beside = _beside_floor(answer, best)
+        yield shown + (f", and {beside}" if beside else "")
+    if answer.question.suite == _OWN and choice is not None and choice.settled:
+        yield f"use {choice.backend}"
+
+
+def _sort(found: Summary, answer: Answer, ours: list[str], other: str) -> None:
+    """Say of each entry of ours whether it is faster than another one; those that fare alike share a sentence."""
+    ratios = {label: answer.ratio(label, other) for label in ours}
+    for kind in _kinds(found):
+        alike = {label: ratio for label, ratio in ratios.items() if kind.fits(ratio)}
+        if alike:
+            figures = listed([f"{kind.figure(ratio)} ({answer.name(label).short})" for label, ratio in alike.items()])
+            text = f"{figures} times the throughput of {answer.name(other).text}{kind.end(alike.values())}"
+            kind.sentences.append(Sentence.on(answer, f"{kind.before}{text}{_by_floor(answer, alike)}."))
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a ratio says, and where and how the summary says it."""
+
+    sentences: list[Sentence]
+    fits: Callable[[Ratio], bool]
+    before: str = ""
+    after: str = ""
+    after_one_turn: str = " in one turn"
+    figure: Callable[[Ratio], str] = lambda ratio: times(ratio.median)
+
+    def end(self, ratios: Iterable[Ratio]) -> str:
+        """Return the words behind figures."""
+        return self.after_one_turn if any(ratio.turns == 1 for ratio in ratios) else self.after
+
+
+def _kinds(found: Summary) -> tuple[_Kind, ...]:
+    near = f", which is no difference that one turn shows: less than {SAME_IN_ONE_TURN:.0%}"
+    return (
+        _Kind(found.wins, lambda ratio: ratio.faster),
+        _Kind(found.losses, lambda ratio: ratio.slower, "Only "),
+        _Kind(
+            found.level,
+            lambda ratio: ratio.same and not ratio.unsettled,
+            after=", which is no difference that these turns show",
+            after_one_turn=near.replace("%", " %"),
+        ),
+        _Kind(
+            found.level,
+            lambda ratio: ratio.unsettled,
+            after="; these turns do not tell which is faster",
+            figure=lambda ratio: f"{times(ratio.least)} to {times(ratio.most)}",
+        ),
+    )
+
+
+def _by_floor(answer: Answer, ours: dict[str, Ratio]) -> str:
+    best = max(ours, key=lambda label: ours[label].median)
+    beside = _beside_floor(answer, best)
+    return f"; {answer.name(best).short} {beside}" if beside else ""
+
+
+def _beside_floor(answer: Answer, label: str) -> str:
+    """Say how long an entry takes beside the floor; nothing where there is none, or the turns do not tell."""
+    floor = next((other for other in answer.labels if answer.engine(other) == FLOOR), None)
+    by_floor = answer.ratio(label, floor) if floor else None
+    if by_floor is None or by_floor.unsettled:
+        return ""
+    slowdown, shown = f"{times(1 / by_floor.median)} times ", in_one_turn(by_floor)
+    if by_floor.same:
+        slowdown, shown = "", f", as far as {'one turn shows' if by_floor.turns == 1 else 'these turns show'}"
+    return f"takes {slowdown}as long as the floor, the same query without state{shown}"
+
+
+def _in_words(ratio: Ratio) -> str:
+    same = ": no difference" if ratio.same and not ratio.unsettled else ""
+    return f"{times(ratio.median)} ({spread(ratio)}{same})"
+
+
+def _read_restore(found: Summary, answer: Answer) -> None:
+    for label in answer.labels:
+        ours, plain = (counted_ms(answer.document, label, phase) for phase in (RESTORE, PLAIN_DOWNLOAD))
+        ratio = statistics.median(a / b for a, b in zip(ours, plain, strict=True))
+        text = f"{answer.name(label).text}: {duration(statistics.median(ours))}, {times(ratio)} times a plain download."
+        found.costs.append(Sentence.on(answer, text))
+
+
+def _missed(answer: Answer) -> Iterator[Sentence]:
+    for target in answer.document["targets"]:
+        if not target["met"]:
+            measured = f"wanted {target['wanted']}, measured {target['measured']:.3g}"
+            yield Sentence.on(answer, f"A target is missed: {target['what']}, {measured}.")
+
+
+def _read_curves(found: Summary, answer: Answer) -> None:
+    """Say how each of our engines fares along a size, point by point, and from where on another is the better one."""
+    points: dict[tuple[str, str], list[tuple[float, Ratio]]] = {}
+    costs: dict[tuple[str, str], list[tuple[float, Ratio]]] = {}
+    for label in answer.labels:
+        x, engine = answer.along(label), answer.engine(label)
+        if x is None or not answer.name(label).ours:
+            continue
+        for base in _read_against(answer, label):
+            other = base if answer.question.baseline == base else name_of(answer.engine(base)).text
+            of = costs if answer.name(base).ours else points
+            of.setdefault((engine, other), []).append((x, answer.ratio(label, base)))
+    for (engine, other), ratios in points.items():
+        for kind in _kinds(found):
+            alike = sorted((x, ratio) for x, ratio in ratios if kind.fits(ratio))
+            if alike:
+                text = f"{_course(answer, alike, kind.figure)} times the throughput of {other}"
+                text = f"{name_of(engine).text}: {kind.before.lower()}{text}{kind.end(ratio for _, ratio in alike)}."
+                kind.sentences.append(Sentence.on(answer, text))
+    for (engine, other), ratios in costs.items():
+        text = f"{name_of(engine).text}: {_course(answer, sorted(ratios), _in_words)} times the throughput of {other}."
+        found.costs.append(Sentence.on(answer, text))
+    if not points and not costs:
+        found.costs.extend(_own_course(answer))
+    _read_crossing(found, answer)
+
+
+def _read_against(answer: Answer, label: str) -> list[str]:
+    """Return what a point is read against: its baseline, and all other engines at the same place."""
+    base, engine = answer.baseline(label), answer.engine(label)
+    others = [
+        other
+        for other in answer.labels
+        if other != base
+        and answer.along(other) == answer.along(label)
+        and not answer.name(other).ours
+        and answer.engine(other) != FLOOR
+    ]
+    return others if base is None or answer.engine(base) == engine else [base, *others]
+
+
+def _course(answer: Answer, points: list[tuple[float, Ratio]], figure: Callable[[Ratio], str]) -> str:
+    (x, ratio), *others = points
+    first = f"{figure(ratio)} at {count(x)} {of_field(answer.question.along)}"
+    return listed([first, *(f"{figure(ratio)} at {count(x)}" for x, ratio in others)])
+
+
+def _own_course(answer: Answer) -> Iterator[Sentence]:
+    """Say what sizes cost an engine, where nothing else is compared."""
+    by_engine: dict[str, dict[float, str]] = {}
+    for label in answer.labels:
+        x = answer.along(label)
+        if x is not None:
+            by_engine.setdefault(answer.engine(label), {})[x] = label
+    along = of_field(answer.question.along)
+    for engine, of in by_engine.items():
+        figures = [f"{_figure(answer, label)} at {count(x)}" for x, label in sorted(of.items())]
+        what = _figure_of(answer, next(iter(of.values())))
+        yield Sentence.on(answer, f"{name_of(engine).text}, {what}: {listed(figures)} {along}.")
+
+
+def _figure_of(answer: Answer, label: str) -> str:
+    """Return what an entry was measured for: throughput, unless its requests or its bytes were counted."""
+    asked = asked_of_storage(answer.document, label)
+    if NEW_BYTES in asked:
+        return "bytes of a snapshot by those of a full one"
+    return "requests of a micro-batch" if "bytes up" in asked else "rows a second"
+
+
+def _figure(answer: Answer, label: str) -> str:
+    asked = asked_of_storage(answer.document, label)
+    if asked.get(FULL_BYTES) and NEW_BYTES in asked:
+        return f"{asked[NEW_BYTES] / asked[FULL_BYTES]:.3g}"
+    return f"{requests_of(asked):.1f}" if "bytes up" in asked else count(answer.rows_per_second(label))
+
+
+def _read_crossing(found: Summary, answer: Answer) -> None:
+    """Say which backend to use at which sizes; what lies between two of them was not measured."""
+    along, all_of = of_field(answer.question.along), _contenders(answer)
+    if any(answer.engine(label).startswith("store-") for label in all_of.values()):
+        return  # of a part of holdfast: no advice on the whole
+    chosen: list[list[tuple[float, Choice]]] = []
+    places = sorted({x for label in answer.labels if (x := answer.along(label)) is not None})
+    before = None
+    for x in places:
+        here = [label for label in answer.labels if answer.along(label) == x]
+        choice = choose(answer, here)
+        if choice is not None and before == choice.backend:
+            chosen[-1].append((x, choice))
+        elif choice is not None:
+            chosen.append([(x, choice)])
+        before = choice and choice.backend
+        absent = sorted(all_of.keys() - _contenders(answer, here).keys())
+        if absent:
+            found.doubts.append(Sentence.on(answer, f"No figure of {listed(absent)} at {count(x)} {along}."))
+    for span in chosen:
+        (least, _), (most, choice) = span[0], span[-1]  # the larger size says more
+        reach = " to ".join(dict.fromkeys((count(least), count(most))))
+        at = "At every size measured," if len(places) == len(span) > 1 else "At"
+        found.choices.append(Advice(Sentence.on(answer, f"{at} {reach} {along}."), choice))
+    if found.headline and len(chosen) > 1 and all(choice.settled for span in chosen for _, choice in span):
+        most, choice = chosen[-1][-1]
+        once = " (one turn)" if choice.turns == 1 else ""
+        found.headline.append(f"use {choice.backend} at {count(most)} {along}{once}")
+
+
+def _contenders(answer: Answer, labels: list[str] | None = None) -> dict[str, str]:
+    """Return by backend the entry of the one way to write the function that most backends were measured with."""
+    by_way: dict[str, dict[str, str]] = {}
+    for label in answer.labels if labels is None else labels:
+        backend, engine = answer.name(label).backend, answer.engine(label)
+        if backend:
+            by_way.setdefault(engine.replace(backend, ""), {}).setdefault(backend, label)
+    return max(by_way.values(), key=len, default={})
+
+
+def choose(answer: Answer, labels: list[str] | None = None) -> Choice | None:
+    """Return the backend to choose among an answer's entries, None if there is only one or none to trust."""
+    of = _contenders(answer, labels)
+    if len(of) < 2 or not answer.equal:
+        return None
+    fastest = max(of, key=lambda backend: answer.rows_per_second(of[backend]))
+    near = [backend for backend in of if backend == fastest or answer.ratio(of[fastest], of[backend]).same]
+    held = {backend: sum(answer.memory_bytes(of[backend]).values()) for backend in near}
+    least = min(held.values())
+    lean = [backend for backend in near if held[backend] <= least * _AS_MUCH_MEMORY]
+    chosen = min(lean, key=_IF_EQUAL.index)
+    settled = not any(answer.ratio(of[chosen], of[other]).unsettled for other in of if other != chosen)
+    reason, certainty = _reason(answer, of, chosen, near, held), _certainty(answer, of, chosen)
+    return Choice(chosen, reason, certainty, settled, len(answer.runs(of[chosen])))
+
+
+def _reason(answer: Answer, of: dict[str, str], chosen: str, near: list[str], held: dict[str, int]) -> str:
+    others = [backend for backend in of if backend not in near]
+    slower = [f"{times(answer.ratio(of[chosen], of[other]).median)} times {other}" for other in others]
+    equal = [backend for backend in near if backend != chosen]
+    parts = []
+    if equal:
+        rest = f"; it has {listed(slower)}" if slower else ""
+        heavier = max(held[backend] for backend in equal)
+        if heavier > held[chosen] * _AS_MUCH_MEMORY:
+            why = f"{chosen} takes the least memory: {size(held[chosen])} at its peak, {size(heavier)} otherwise"
+        elif chosen == "filesystem":
+            why = "a restart on the same machine finds its files again"
+        else:
+            why = "it needs no state server on the path of a micro-batch"
+        alike = listed([chosen, *equal])
+        unsettled = any(answer.ratio(of[chosen], of[other]).unsettled for other in equal)
+        speed = f"these turns do not tell which of {alike} is faster" if unsettled else f"{alike} are equally fast"
+        parts.append(f"{speed}{'' if unsettled else ', as far as these turns tell'}, and {why}{rest}")
+    else:
+        parts.append(f"it has the highest throughput: {listed(slower)}")
+    if chosen == "memory":
+        parts.append(f"the state took {size(answer.local_state_bytes(of[chosen]))} of RAM at its peak")
+    return "; ".join(parts) + "."
+
+
+def _certainty(answer: Answer, of: dict[str, str], chosen: str) -> str:
+    turns = len(answer.runs(of[chosen]))
+    batches = len(answer.batch_ms(of[chosen]))
+    median = duration(statistics.median(answer.batch_ms(of[chosen])))
+    measured = f"{count(batches)} micro-batches counted, median {median}"
+    against = [other for other in of if other != chosen]
+    if turns == 1:
+        return f"One turn only, {measured}: take differences below 10 % as chance."
+    ratios = [f"{other} {spread(answer.ratio(of[chosen], of[other]))}" for other in against]
+    agree = all(not r.least <= 1 <= r.most for r in (answer.ratio(of[chosen], of[other]) for other in against))
+    order = "All turns agree" if agree else "The turns disagree on the order"
+    return f"{order}, {measured}. Throughput of {chosen} by that of {'; of '.join(ratios)}."

@@ -1,0 +1,304 @@
+"""All suites: what a full run asks, and the part of it that is quick. A new one is a function and a line in `SUITES`.
+
+Sizes are chosen so that a JVM is warm after its warm-up, and a suite ends in some 20 minutes on two idle cores, `jobs`
+in 42. What is measured of peers, what is not, and what a licence or an API rules out: ``benches/PEERS.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from holdfast.benches.instruments.object_store import BUCKET
+from holdfast.benches.jobs.by_key import ByProcessor, DropIn
+from holdfast.benches.jobs.job import Job
+from holdfast.benches.jobs.job_a import JobA
+from holdfast.benches.jobs.job_b import JobB
+from holdfast.benches.jobs.shard import Restore, Size, Snapshots
+from holdfast.benches.nexmark.equality import checked
+from holdfast.benches.nexmark.job import QUERIES, Nexmark
+from holdfast.benches.peers.engines import ENVIRONMENTS
+from holdfast.benches.peers.job import FromFiles
+from holdfast.benches.report.results import Target
+from holdfast.benches.runs.engines import BACKENDS
+from holdfast.benches.runs.paired import Entry
+from holdfast.benches.suites import own_load
+from holdfast.benches.suites.measurement import Measurement, Profile
+
+_VECTORISED, _PANDAS, _STORES = (
+    tuple(f"{kind}-{backend}" for backend in BACKENDS) for kind in ("holdfast", "pandas", "store")
+)
+_SPARK, _SPARK_IN_HEAP, _SPARK_IN_PYTHON = "spark-agg-rocksdb", "spark-agg-hdfs", "spark-aiwps-count"
+_SPARK_BY_KEY = "spark-pandas-rocksdb"
+_BY_ROW = tuple(f"{name}-row" for name in _VECTORISED)
+_LOCAL = "local disk"
+NEXMARK_ON_SPARK = "nexmark-spark"
+NEXMARK = ("nexmark-memory", "nexmark-rocksdb", "nexmark-memory-by-key", NEXMARK_ON_SPARK)
+_FLINK = "flink-sql-rocksdb-mini-batch"
+_PEER_QUERIES = (
+    _FLINK,
+    *("flink-sql-rocksdb", "flink-sql-heap-mini-batch", "pathway", "pathway-backlog"),
+    *("flink-sql-rocksdb-mini-batch-volatile", "flink-sql-heap-mini-batch-volatile", "pathway-volatile"),
+)
+_PEER_FUNCTIONS = tuple(
+    f"{peer}{kind}" for kind in ("", "-volatile") for peer in ("flink-process-rocksdb", "bytewax", "quixstreams")
+)
+# Of a quick run's shards: more take longer than the minute.
+_QUICK_SHARDS_MAX = 16
+
+
+def _same(job: Job, *engines: str) -> dict[str, Entry]:
+    return {engine: Entry(engine, job) for engine in engines}
+
+
+def jobs(profile: Profile) -> list[Measurement]:
+    """Jobs A and B on every backend, against Spark's aggregation and its Python state APIs; none is quick."""
+    return [] if profile.quick else [*_totals(), *_by_key(), *_small_batches()]
+
+
+def _totals() -> Iterable[Measurement]:
+    targets: tuple[Target, ...] = (
+        Target("holdfast-memory/spark-agg-rocksdb", at_least=5.0),
+        Target("holdfast-filesystem/spark-agg-rocksdb", at_least=4.5),
+        Target("holdfast-rocksdb/spark-agg-rocksdb", at_least=3.5),
+        Target("holdfast-memory/floor", at_least=0.85),
+        Target("state_bytes holdfast-memory", at_most=3.0),
+    )
+    question = "How fast is a running count and sum, written vectorised?"
+    entries = _same(JobA(batches=6), *_VECTORISED, _SPARK, _SPARK_IN_HEAP, "floor")
+    yield Measurement("jobs", "job-a", question, entries, 9.5, 3, _SPARK, memory_gb=8, targets=targets)
+    targets = (Target("budget holdfast-rocksdb", at_most=1.0),)
+    question = "How fast are micro-batches that touch a few of 2 million keys?"
+    entries = _same(JobB(batches=9, warmup=3), *_VECTORISED, _SPARK, _SPARK_IN_HEAP)
+    yield Measurement("jobs", "job-b", question, entries, 7.5, 2, _SPARK, memory_gb=8, targets=targets)
+
+
+def _by_key() -> Iterable[Measurement]:
+    by_pandas = DropIn(rows=20_000, touched=10_000, batches=7, warmup=3)
+    by_row = ByProcessor(rows=20_000, batches=12, warmup=6)
+    by_frame = ByProcessor(rows=10_000, touched=10_000, batches=4, warmup=1)
+    pandas = (*_PANDAS, "holdfast-memory")
+    frames = ("holdfast-memory-pandas", "holdfast-rocksdb-pandas")
+    for name, what, minutes, job, ours, baseline in (
+        ("by-key-pandas", "function of applyInPandasWithState", 5, by_pandas, pandas, _SPARK_BY_KEY),
+        ("processor-row", "processor of transformWithState by Row", 4, by_row, _BY_ROW, "spark-tws-row"),
+        ("processor-pandas", "processor of transformWithStateInPandas", 3, by_frame, frames, "spark-tws-pandas"),
+    ):
+        question = f"How fast is a {what}, unchanged?"
+        entries = _same(job, *ours, baseline)
+        yield Measurement("jobs", name, question, entries, minutes, repeats=2, baseline=baseline)
+
+
+def _small_batches() -> Iterable[Measurement]:
+    for name, what, partitions, batches, warmup, minutes, turns, target in (
+        ("small-batch", "does a micro-batch of 1,000 rows cost", 2, 60, 35, 4.5, 2, 1.0),
+        ("shards-64", "do 64 shards cost in a micro-batch of 1,000 rows", 64, 5, 2, 3.0, 1, 1.5),
+        ("shards-200", "do 200 shards cost in a micro-batch of 1,000 rows", 200, 4, 1, 6.0, 1, 1.5),
+    ):
+        job = JobA(rows=1000, batches=batches, warmup=warmup, partitions=partitions, transport="rows")
+        entries = _same(job, "holdfast-memory", _SPARK_IN_PYTHON, _SPARK)
+        targets = (Target(f"holdfast-memory/{_SPARK_IN_PYTHON}", at_least=target),)
+        yield Measurement("jobs", name, f"What {what}?", entries, minutes, turns, _SPARK_IN_PYTHON, targets=targets)
+
+
+# Module, what it answers, minutes.
+_MICRO = (
+    ("store", "What does an operation of the store cost, by size, width, hit rate and batch size?", 3.0),
+    ("steps", "What do the steps of a vectorised shard call cost?", 0.5),
+    ("by_key", "What does a key cost beside the user's function, in ms by 20,000 keys?", 2.0),
+)
+
+
+def micro(profile: Profile) -> list[Measurement]:
+    """Single operations of a backend, and single steps of a shard call, by pytest-benchmark; none is quick."""
+    found = [
+        Measurement("micro", name, question, {}, minutes, micro=name, memory_gb=2) for name, question, minutes in _MICRO
+    ]
+    return [] if profile.quick else found
+
+
+def durability(profile: Profile) -> list[Measurement]:
+    """What durable state costs; quick is the wait for the user's own distant store."""
+    shape = profile.shape
+    if profile.quick:
+        own = JobA(rows=shape.rows, keys=shape.keys, partitions=shape.shards, batches=4, warmup=2)
+        fits = shape.store_latency_ms and shape.shards <= _QUICK_SHARDS_MAX
+        question = "What does it cost that each commit waits until your store has it?"
+        return [_waiting("waiting", question, own, [shape.store_latency_ms], 1, along="")] if fits else []
+    return [
+        _uploads("a", JobA(batches=20, warmup=4, snapshot_commits=5), 2),
+        _uploads("b", JobB(keys=1_000_000, batches=20, warmup=4, snapshot_commits=5), 2.5),
+        _snapshots(),
+        _restores(),
+        _requests(),
+        _waiting("waiting-a", _WAIT.format("A"), JobA(batches=8, warmup=2), [0, 20, 100], 2),
+        _waiting("waiting-b", _WAIT.format("B"), JobB(keys=1_000_000, batches=16, warmup=4), [0, 20, 100], 2.5),
+        _more_slots(),
+    ]
+
+
+_WAIT = "What does it cost job {} that commits wait for a store that is so far away?"
+
+
+def _uploads(letter: str, job: JobA | JobB, minutes: float) -> Measurement:
+    question = f"How much slower is job {letter.upper()} while snapshots are uploaded beside it?"
+    jobs = {"with snapshots": job, "without": job.without_snapshots()}
+    entries = {label: Entry("holdfast-rocksdb", of) for label, of in jobs.items()}
+    targets = (Target("with snapshots/without", at_least=0.95), Target("longest with snapshots", at_most=2.0))
+    name = f"uploads-{letter}"
+    return Measurement("durability", name, question, entries, minutes, baseline="without", targets=targets)
+
+
+def _snapshots() -> Measurement:
+    question = "How many bytes does a snapshot send when 0.1, 1 or 10 % of a million keys have changed?"
+    entries = {
+        f"store-{on}, {rows:,} keys": Entry(f"store-{on}", Snapshots(rows, 1_000_000, 24, 8))
+        for on in ("memory", "rocksdb")
+        for rows in (1_000, 10_000, 100_000)
+    }
+    return Measurement("durability", "snapshots", question, entries, 1.5, along="rows")
+
+
+def _restores() -> Measurement:
+    question = "How long does it take to restore 1 GB from S3, by a plain download of the same objects?"
+    entries = _same(Restore(batches=3, state_dir=f"s3://{BUCKET}/bench", serves=True), *_STORES)
+    targets = tuple(Target(f"restore {name}", at_most=1.5) for name in _STORES)
+    return Measurement("durability", "restore", question, entries, 3.5, targets=targets, memory_gb=7, disk_gb=6)
+
+
+def _requests() -> Measurement:
+    # So that each shard stores a commit every fourth micro-batch, however many shards there are.
+    question = "How many requests does a micro-batch make with 8, 64 and 200 shards, 350 rows each?"
+    sizes = {8: JobA(batches=18, warmup=2), 64: JobA(batches=14, warmup=2), 200: JobA(batches=10, warmup=2)}
+    entries = {
+        f"{n} shards": Entry("holdfast-memory-s3", replace(job, rows=350 * n, partitions=n, plain_files=True))
+        for n, job in sizes.items()
+    }
+    return Measurement("durability", "requests", question, entries, 3.5, along="partitions")
+
+
+def _waiting(
+    name: str, question: str, job: JobA | JobB, latencies_ms: list[float], minutes: float, along: str = "latency_ms"
+) -> Measurement:
+    far = {f"S3, {ms:g} ms": Entry("holdfast-memory-s3", replace(job, latency_ms=float(ms))) for ms in latencies_ms}
+    entries = {**far, _LOCAL: Entry("holdfast-memory", job)}
+    return Measurement("durability", name, question, entries, minutes, baseline=_LOCAL, along=along)
+
+
+def _more_slots() -> Measurement:
+    question = "Do twice as many task slots as cores hide the wait of 64 shards for a store at 100 ms?"
+    near = JobA(partitions=64, batches=4, warmup=1)
+    far = replace(near, latency_ms=100.0)
+    entries = {
+        "100 ms, 2 slots": Entry("holdfast-memory-s3", far),
+        "100 ms, 4 slots": Entry("holdfast-memory-s3", replace(far, slots=4)),
+        "0 ms, 2 slots": Entry("holdfast-memory-s3", near),
+        _LOCAL: Entry("holdfast-memory", near),
+    }
+    return Measurement("durability", "waiting-64-shards", question, entries, 2.5, baseline=_LOCAL)
+
+
+def growth(profile: Profile) -> list[Measurement]:
+    """What becomes of throughput, memory, bytes and restores as state, micro-batches and shards grow; none is quick."""
+    return [] if profile.quick else [*_more_keys(), *_more_of_job_a()]
+
+
+def _more_keys() -> Iterable[Measurement]:
+    sizes = (100_000, 1_000_000, 10_000_000)
+    question = "How fast is job B as its state grows from 100,000 to 10 million keys?"
+    jobs = {keys: JobB(keys=keys, fill_rows=min(keys, 1_000_000), batches=8, warmup=2) for keys in sizes}
+    entries = {f"{on}, {n:,} keys": Entry(on, job) for n, job in jobs.items() for on in (*_VECTORISED, _SPARK)}
+    yield Measurement("growth", "keys", question, entries, 8.5, along="keys", memory_gb=14, disk_gb=12)
+    # Not on memory: two versions of 6.6 GB, and what merges need, leave 24 GB of RAM too little for everything else.
+    largest = [(name, 50_000_000) for name in _STORES if name != "store-memory"]
+    question = "What do micro-batches, memory, snapshots and restores of one shard take, up to 50 million keys?"
+    asked = [*((name, keys) for name in _STORES for keys in sizes), *largest]
+    entries = {f"{name}, {keys:,} keys": Entry(name, Size(keys=keys)) for name, keys in asked}
+    yield Measurement("growth", "keys-store", question, entries, 6, along="keys", memory_gb=12, disk_gb=24)
+
+
+def _more_of_job_a() -> Iterable[Measurement]:
+    question = "How does throughput depend on the rows of a micro-batch, from 1,000 to a million?"
+    entries = {
+        f"{engine}, {rows:,} rows": Entry(engine, JobA(rows=rows, batches=batches, warmup=warmup))
+        for rows, batches, warmup in ((1_000, 20, 10), (10_000, 16, 8), (100_000, 12, 6), (1_000_000, 5, 2))
+        for engine in ("holdfast-filesystem", _SPARK)
+    }
+    yield Measurement("growth", "rows", question, entries, 2, along="rows")
+    question = "What does the number of shards cost, from 2 to 200, with 10,000 rows a micro-batch?"
+    sizes = {n: JobA(batches=batches, warmup=1) for n, batches in ((2, 12), (16, 8), (64, 4), (200, 3))}
+    entries = {
+        f"{engine}, {n} shards": Entry(engine, replace(job, rows=10_000, partitions=n, plain_files=True))
+        for n, job in sizes.items()
+        for engine in ("holdfast-memory", _SPARK)
+    }
+    yield Measurement("growth", "shards", question, entries, 2.5, along="partitions")
+    question = "How much faster is job A on a cluster of two executors with a core each than on one?"
+    job = JobA(rows=500_000, batches=8, warmup=3)
+    entries = {f"{n} executors": Entry("holdfast-memory", replace(job, executors=n)) for n in (2, 1)}
+    yield Measurement("growth", "executors", question, entries, 1, baseline="1 executors", along="executors")
+
+
+def nexmark(profile: Profile) -> list[Measurement]:
+    """Each query vectorised and by key on holdfast, and on Spark's own operators, which must find the same."""
+    from pyspark.sql import GroupedData
+
+    found = []
+    for number in ["5"] if profile.quick else QUERIES:
+        query = QUERIES[number]
+        job = Nexmark(query=number, batches=6, warmup=3) if profile.quick else Nexmark(query=number)
+        # Spark 4.0 has no operator by Row for what its own operators cannot say.
+        on_spark = query.on_spark is not None or hasattr(GroupedData, "transformWithState")
+        engines, baseline = (NEXMARK, NEXMARK_ON_SPARK) if on_spark else (NEXMARK[:-1], "")
+        name, question = f"query-{int(number):02}", f"Nexmark {number}, {query.title}: how fast is it?"
+        minutes, check = 1.5 if profile.quick else 2.5, partial(checked, job, engines)
+        entries = _same(job, *engines)
+        found.append(Measurement("nexmark", name, question, entries, minutes, baseline=baseline, check=check))
+    return found
+
+
+def peers(profile: Profile) -> list[Measurement]:
+    """Other stream processors on the same files: Flink, Pathway, Bytewax and Quix Streams; none is quick."""
+    return [] if profile.quick else [_from_files(), _from_files_by_key()]
+
+
+_INSTALLS = "The first run installs the peers from PyPI, each in an environment of its own: 2.6 GB in the cache."
+
+
+def _from_files() -> Measurement:
+    question = "How fast is a running count and sum beside other stream processors, from the same files?"
+    entries = _same(FromFiles(), *_VECTORISED, _SPARK, *_PEER_QUERIES, "floor")
+    targets = (Target(f"holdfast-rocksdb/{_FLINK}", at_least=5.0), Target("holdfast-memory/pathway", at_least=2.0))
+    note = (
+        f"{_INSTALLS} Left out: Pathway's persistence of operators, which asks for a licence key; it persists its "
+        "input. Pathway takes all files as one piece and writes one result a key; with a backlog it works in pieces."
+    )
+    about: dict[str, Any] = {"baseline": _FLINK, "targets": targets, "note": note, "check": _installed}
+    return Measurement("peers", "from-files", question, entries, 9, **about)
+
+
+def _from_files_by_key() -> Measurement:
+    question = "The same by a Python function for each key, with a tenth of the rows and keys?"
+    job = FromFiles(rows=100_000, keys=100_000, batches=6, warmup=2)
+    entries = _same(job, *_BY_ROW, *_PANDAS, *_PEER_FUNCTIONS)
+    note = (
+        f"{_INSTALLS} Of Quix Streams the state store alone is measured, in process: no Kafka, so no consumer, no "
+        "producer and no changelog; what survives there is the kill of the process, not the loss of its disk."
+    )
+    about: dict[str, Any] = {"baseline": "flink-process-rocksdb", "note": note, "check": _installed}
+    return Measurement("peers", "from-files-by-key", question, entries, 7, **about)
+
+
+def _installed() -> dict[str, Any]:
+    """Install every peer, so that no run has to; each run verifies its own result."""
+    for environment in ENVIRONMENTS:
+        environment.install()
+    return {}
+
+
+SUITES: Mapping[str, Callable[[Profile], Iterable[Measurement]]] = {
+    own_load.SUITE: own_load.measurements,
+    **{suite.__name__: suite for suite in (jobs, micro, durability, growth, nexmark, peers)},
+}

@@ -1,0 +1,169 @@
+"""A fence: numbered objects, each put once. Whoever takes a number ends what was under way under the one before.
+
+::
+
+    <folder>/00000000000000000001     driver A begins
+    <folder>/00000000000000000002     A decides
+    <folder>/00000000000000000003     driver B begins: A's next put, which is of number 3 too, fails
+
+Each act is an object of the sequence: there is no look before a put and no withdrawal after it. Who has read the newest
+number may act under the next one, and only one of all that try succeeds; the others read anew::
+
+    for _ in looks(storage.url):
+        number, newest = fence.newest()
+        ...  # what follows from it, or an error
+        with suppress(ConflictError):  # others were faster: look what they say
+            return fence.take(number + 1, data)
+
+Invariants
+----------
+* **one successor**: of two that take the number after the same one, the storage refuses one (`put_if_absent`).
+* **closed past**: once number n stands, nothing that was to stand as n can stand any more, also where its put is still
+  on its way.
+* **newest counts**: old numbers are deleted. Who sleeps so long that the number after its own is free again puts an
+  object below the newest one, which nobody reads; it learns so from the listing that follows each put.
+
+Cost: one list and one get to read the newest; one put and one list to take the next one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from holdfast.errors import ConflictError, FencedError, NotFoundError
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+T = TypeVar("T")
+
+_DIGITS = 20
+#: Each look that was in vain is one that somebody else was faster: more do not begin at once.
+_LOOKS = 100
+_OLD_KEPT = 16
+_NUMBER = re.compile(rf"[0-9]{{{_DIGITS}}}")
+
+
+class Fence:
+    """A sequence of objects in a folder of its own.
+
+    Parameters
+    ----------
+    storage : ObjectStorage
+    folder : str
+        Whole segments, without a trailing slash.
+
+    Notes
+    -----
+    Threads: any. Durability: as of the storage's `put_if_absent`.
+    """
+
+    def __init__(self, storage: ObjectStorage, folder: str) -> None:
+        self._folder = PrefixedStorage(storage, folder)
+        self.url = self._folder.url
+
+    def numbers(self) -> list[int]:
+        """Return the numbers that are stored, in order; what others put into the folder is none."""
+        return sorted(filter(None, (number_of(info.key) for info in self._folder.list(""))))
+
+    def newest(self) -> tuple[int, memoryview | None]:
+        """Return the newest number and its object; 0 and None where there is none.
+
+        Raises
+        ------
+        NotFoundError
+            The storage lists an object that it does not have.
+        """
+        number_and_data = read_newest(self._folder, lambda newest, _: (int(newest.key), self._folder.get(newest.key)))
+        return number_and_data or (0, None)
+
+    def read(self, number: int) -> memoryview:
+        """Return an object.
+
+        Raises
+        ------
+        NotFoundError
+            It is not there, or no longer.
+        """
+        return self._folder.get(key_of(number))
+
+    def take(self, number: int, data: Buffer) -> list[int]:
+        """Put the object of a number; return all numbers, of which it is the last.
+
+        Parameters
+        ----------
+        number : int
+            The one after the newest that the caller has read.
+        data : Buffer
+            Two callers with the same bytes both take the number; where that must not be, they hold a random id.
+
+        Raises
+        ------
+        FencedError
+            Somebody else has taken the number: nothing of this call stands.
+        ConflictError
+            Somebody has taken later ones since, so that this one may stand, for them to act upon.
+        UnavailableError
+            The storage did not answer: whether it stands is unknown, until somebody takes the number.
+        """
+        try:
+            self._folder.put_if_absent(key_of(number), data)
+        except ConflictError as exc:
+            raise FencedError("somebody else was first", number=number, storage=self.url) from exc
+        numbers = self.numbers()
+        if numbers[-1:] != [number]:
+            raise ConflictError("somebody else has gone on meanwhile", number=number, storage=self.url)
+        return numbers
+
+    def delete(self, numbers: Iterable[int]) -> None:
+        """Delete old objects."""
+        self._folder.delete([key_of(number) for number in numbers])
+
+    @staticmethod
+    def old(numbers: Sequence[int]) -> Sequence[int]:
+        """Return which of all numbers to delete where only the newest is read: now and then many, in one request."""
+        return numbers[:-_OLD_KEPT] if len(numbers) >= 2 * _OLD_KEPT else ()
+
+
+def looks(url: str) -> Iterator[int]:
+    """Yield again and again, for who looks again whenever others were faster; at last raise `ConflictError`."""
+    yield from range(_LOOKS)
+    raise ConflictError("others were faster each time: start again, not all at once", looks=_LOOKS, storage=url)
+
+
+def newest_among(infos: Iterable[ObjectInfo]) -> ObjectInfo | None:
+    """Return the newest object of a fence's folder that was listed; what others put there is none."""
+    return max((info for info in infos if number_of(info.key)), key=lambda info: info.key, default=None)
+
+
+def read_newest(folder: ObjectStorage, read: Callable[[ObjectInfo, Sequence[ObjectInfo]], T]) -> T | None:
+    """Return what `read` makes of the newest object of a fence's folder, and of the listing; None where none is.
+
+    Raises
+    ------
+    NotFoundError
+        The storage lists an object that it does not have.
+    """
+    missing: str | None = None
+    while (newest := newest_among(infos := folder.list(""))) is not None:
+        try:
+            return read(newest, infos)
+        except NotFoundError:  # deleted as an old one since the list, or else lost
+            if newest.key == missing:
+                raise
+            missing = newest.key
+    return None
+
+
+def key_of(number: int) -> str:
+    """Return the key of a number below its fence's folder."""
+    return f"{number:0{_DIGITS}d}"
+
+
+def number_of(key: str) -> int | None:
+    """Return the number that a key below a fence's folder stands for; None if it is no such key."""
+    return int(key) or None if _NUMBER.fullmatch(key) else None

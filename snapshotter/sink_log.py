@@ -1,0 +1,372 @@
+"""The log of a sink: which query writes to it, and which micro-batches it has decided to show.
+
+::
+
+    _sinks/<sink>/00000000000000000017      kind "sink-entry", see `Entry`
+
+    begin     a driver starts: it may decide from here on, and nobody that started before it
+    decide    a micro-batch will be visible: the handles of all its parts
+    continue  a query that was restored from a savepoint takes the place of the one that was saved, for good
+
+A decision is stored after everything that it names was prepared, and before any of it is visible. Whoever finds it
+commits the handles that it holds, however often.
+
+The log is a fence (`holdfast.snapshotter.fence`). A driver appends to what it has read, and fails if anybody else has
+appended since. So once an entry stands, all that was prepared before it and stands in no decision can be decided by
+nobody, and may be aborted.
+
+Invariants
+----------
+* **once**: a micro-batch is decided once: a query repeats none that was decided.
+* **one query**: the query of the newest entry writes under the name; another one needs the user's consent.
+* **bounded**: the newest entry names the decision that a start needs. As many entries are kept as versions of the state
+  are, for people to look at; a micro-batch without rows has none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import xxhash
+
+from holdfast.backends import stored_file
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, StateLostError
+from holdfast.snapshotter.fence import Fence, key_of, number_of
+from holdfast.snapshotter.fields import DIGEST, Fields
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
+
+KIND = "sink-entry"
+#: No operator has this name.
+FOLDER = "_sinks"
+SINK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+QUERY_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
+_DRIVER = re.compile(r"[0-9a-f]{1,64}")
+_PLAN = re.compile(rf"({DIGEST.pattern})?")
+_PROCESS = re.compile(r"([0-9a-f]{16}\.[0-9]{1,9}-[0-9]{1,18})?")
+#: Leaves room in the footer of a stored file for the other fields.
+_HANDLES_BYTES_MAX = 15 << 20
+#: Old entries are deleted so many at a time: one request for all.
+_PRUNED_EACH = 16
+
+
+def checked_sink(name: object) -> str:
+    """Return a sink's name if every storage and target can hold it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no such name.
+    """
+    if not isinstance(name, str) or not SINK.fullmatch(name):
+        raise InvalidArgumentError(
+            "a sink's name has letters, digits, _ and -, begins with a letter or digit and has at most 100 characters",
+            sink=name,
+        )
+    return name
+
+
+def plan_of(batch: str, sources: Iterable[tuple[str, str]]) -> str:
+    """Return what tells a micro-batch from another one of the same number, which begins where it does.
+
+    Parameters
+    ----------
+    batch : str
+        JSON, as Spark logged it: its time, and settings.
+    sources : iterable of (str, str)
+        Number or name of each source, and its offset at the end of the micro-batch: JSON as Spark logged it.
+
+    Notes
+    -----
+    A repeat has the time that was logged. If Spark plans the micro-batch anew, equal offsets are not the same results:
+    more timers are due by then, and the offset of a source of files, a number of its own log, stands for other files.
+    """
+    told = [sorted(sources), json.loads(batch).get("batchTimestampMs")]
+    return xxhash.xxh3_128_hexdigest(json.dumps(told).encode())
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One act upon a sink: the beginning of a driver's run, or a decision.
+
+    Attributes
+    ----------
+    sink : str
+    number : int
+        Its place in the log, from 1.
+    query_id : str
+    driver : str
+        A random id of the run, so that no two drivers append the same bytes.
+    decided : int
+        The number of the newest decision that the next start must see committed: its own, or an earlier one. 0 if
+        there is none.
+    ending : tuple of str
+        Other queries, replaced by this one, of which something prepared may be left.
+    batch_id : int or None
+        The micro-batch that is decided; None of a beginning.
+    before : int
+        The micro-batch that this query had decided before this one; -1 if there is none.
+    rows : int
+        Of all partitions.
+    handles : tuple of mapping
+        Of what the workers prepared, by partition; what they hold is the sink's own.
+    process : str
+        The driver's, on a machine that a digest stands for; empty where another one may go on with its run.
+    at_ms : int
+        When it was appended, by the driver's clock.
+    plan : str
+        Of a decision: what Spark had planned, as `plan_of` tells it; empty where that is not known.
+    stands_for : int or None
+        Of a query that was restored and continues the sink, as long as it has decided nothing itself: the micro-batch
+        of its own that the decision before it stands for, so that its rows are not shown again; -1 if that was saved.
+        None of any other.
+    """
+
+    sink: str
+    number: int
+    query_id: str
+    driver: str
+    decided: int = 0
+    ending: tuple[str, ...] = ()
+    batch_id: int | None = None
+    before: int = -1
+    rows: int = 0
+    handles: tuple[Mapping[str, Any], ...] = ()
+    process: str = ""
+    at_ms: int = 0
+    plan: str = ""
+    stands_for: int | None = None
+
+    FIELDS = (
+        *("sink", "number", "query_id", "driver", "decided", "ending", "batch_id", "before", "rows", "handles"),
+        *("process", "at_ms", "plan", "stands_for"),
+    )
+
+    def is_of_plan(self, plan: str) -> bool:
+        """Tell whether it may be of what Spark has planned: if either is not known, it may."""
+        return not (plan and self.plan) or plan == self.plan
+
+    @property
+    def is_decision(self) -> bool:
+        """Whether it decides a micro-batch."""
+        return self.batch_id is not None
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether it is of a query that was restored, continues the sink, and has decided nothing itself."""
+        return self.stands_for is not None
+
+    def newest_batch(self, decision: Entry | None, query_id: str) -> int | None:
+        """Return the newest micro-batch of a query that is decided as of this entry; -1 if there is none.
+
+        Parameters
+        ----------
+        decision : Entry or None
+            The newest as of this entry: `SinkLog.decision`.
+
+        Returns
+        -------
+        int or None
+            None if the sink is not the query's, or another query has decided something since.
+        """
+        if decision is not None and decision.query_id == query_id:
+            return decision.batch_id
+        if self.query_id != query_id:
+            return None
+        return -1 if self.stands_for is None else self.stands_for
+
+
+class SinkLog:
+    """The log of one sink in a state directory.
+
+    Parameters
+    ----------
+    storage : ObjectStorage
+        The state directory.
+    sink : str
+
+    Notes
+    -----
+    Threads: one, the driver's.
+    """
+
+    def __init__(self, storage: ObjectStorage, sink: str) -> None:
+        self.sink = sink
+        self._fence = Fence(storage, f"{FOLDER}/{sink}")
+        self._kept: list[int] = []
+
+    def newest(self) -> Entry | None:
+        """Return the newest entry; None if the log is empty."""
+        number, data = self._fence.newest()
+        return None if data is None else self._decoded(number, data)
+
+    def latest(self) -> tuple[Entry | None, Entry | None]:
+        """Return the newest entry of a log that may be in use, and the newest decision as of it.
+
+        Raises
+        ------
+        StateLostError
+            Somebody has deleted the decision.
+        """
+        entry = self.newest()
+        while True:
+            try:
+                return entry, self.decision(entry)
+            except NotFoundError as exc:  # deleted as an old one since, or else lost
+                found, entry = entry, self.newest()
+                if entry == found:
+                    raise StateLostError(
+                        "the sink's newest decision was deleted", sink=self.sink, storage=self._fence.url
+                    ) from exc
+
+    def decision(self, entry: Entry | None) -> Entry | None:
+        """Return the newest decision as of an entry; None if there is none that a start must look at."""
+        if entry is None or not entry.decided:
+            return None
+        return entry if entry.decided == entry.number else self.read(entry.decided)
+
+    def read(self, number: int) -> Entry:
+        """Return an entry.
+
+        Raises
+        ------
+        CorruptionError
+            It is damaged, or belongs elsewhere.
+        NotFoundError
+            There is none.
+        """
+        return self._decoded(number, self._fence.read(number))
+
+    def _decoded(self, number: int, data: memoryview) -> Entry:
+        source = f"{self._fence.url}/{key_of(number)}"
+        stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
+        fields = Fields(stored.header, source, *Entry.FIELDS)
+        entry = Entry(
+            fields.text("sink", SINK),
+            fields.number("number", 1),
+            fields.text("query_id", QUERY_ID),
+            fields.text("driver", _DRIVER),
+            fields.number("decided", limit=number + 1),
+            tuple(fields.all_texts("ending")),
+            fields.number_or_none("batch_id"),
+            fields.number("before", -1),
+            fields.number("rows"),
+            tuple(fields.objects("handles")),
+            fields.text("process", _PROCESS),
+            fields.number("at_ms"),
+            fields.text("plan", _PLAN),
+            fields.integer_or_none("stands_for"),
+        )
+        if (entry.sink, entry.number) != (self.sink, number):
+            fields.refuse("belongs elsewhere: it was moved or copied", sink=entry.sink, number=entry.number)
+        is_odd = entry.is_decision != (entry.decided == number) or (entry.is_decision and entry.is_restored)
+        if is_odd or not all(map(QUERY_ID.fullmatch, entry.ending)):
+            fields.refuse("contradicts itself", decided=entry.decided, batch=entry.batch_id)
+        return entry
+
+    def append(self, entry: Entry) -> None:
+        """Store the entry after the newest that was read; a decision's micro-batch will be visible from here on.
+
+        Raises
+        ------
+        FencedError
+            Another driver has appended since; this entry does not stand.
+        ConflictError
+            Others have gone on since, and act upon this entry if it stands.
+        InvalidArgumentError
+            The handles are too large, or no text that could be stored; the entry does not stand.
+        UnavailableError
+            The storage did not answer; whether the entry stands is unknown.
+        """
+        header = asdict(entry) | {"handles": [dict(handle) for handle in entry.handles]}
+        size_bytes = len(json.dumps(header["handles"]))
+        if size_bytes > _HANDLES_BYTES_MAX:
+            raise InvalidArgumentError(
+                "the sink's handles are too large to be stored: write fewer partitions, with coalesce",
+                sink=self.sink,
+                handles=len(entry.handles),
+                size_bytes=size_bytes,
+                limit_bytes=_HANDLES_BYTES_MAX,
+            )
+        self._kept = self._fence.take(entry.number, stored_file.encode(KIND, header)[0])
+
+    def prune(self, entry: Entry, retained: int) -> None:
+        """Delete what is older than the newest `retained` entries, now and then.
+
+        Parameters
+        ----------
+        entry : Entry
+            The newest; what it needs stays.
+
+        Raises
+        ------
+        UnavailableError
+            Some are left for the next time.
+        """
+        surplus = len(self._kept) - max(2, retained)
+        if surplus >= _PRUNED_EACH:
+            needed = {entry.number, entry.decided}
+            self._fence.delete([number for number in self._kept[:surplus] if number not in needed])
+
+
+@dataclass(frozen=True)
+class StoredSink:
+    """The log of one sink, as a listing showed it.
+
+    Attributes
+    ----------
+    sink : str
+    numbers : tuple of int
+        Of its entries, in order.
+    size_bytes : int
+    modified_ms : int
+        When the newest object was stored, by the store's clock, in ms since 1970.
+    """
+
+    sink: str
+    numbers: tuple[int, ...]
+    size_bytes: int
+    modified_ms: int
+
+
+def stored_sinks(infos: Iterable[ObjectInfo]) -> tuple[StoredSink, ...]:
+    """Return what a listing of a state directory shows of sinks, by name."""
+    found: dict[str, list[tuple[int, ObjectInfo]]] = {}
+    for info in infos:
+        parsed = parse_key(info.key)
+        if parsed is not None:
+            found.setdefault(parsed[0], []).append((parsed[1], info))
+    return tuple(
+        StoredSink(
+            sink,
+            tuple(sorted(number for number, _ in objects)),
+            sum(info.size_bytes for _, info in objects),
+            max(info.modified_ms for _, info in objects),
+        )
+        for sink, objects in sorted(found.items())
+    )
+
+
+def parse_key(key: str) -> tuple[str, int] | None:
+    """Return sink and number of an entry's key below the state directory; None if it is no such key."""
+    parts = key.split("/")
+    if len(parts) != 3 or parts[0] != FOLDER or not SINK.fullmatch(parts[1]):
+        return None
+    number = number_of(parts[2])
+    return None if number is None else (parts[1], number)
+
+
+def damages(storage: ObjectStorage, stored: StoredSink) -> Sequence[tuple[str, str]]:
+    """Read all entries of a sink; return key and problem of each that is damaged."""
+    log, found = SinkLog(storage, stored.sink), []
+    for number in stored.numbers:
+        try:
+            log.read(number)
+        except CorruptionError as exc:
+            found.append((f"{FOLDER}/{stored.sink}/{key_of(number)}", str(exc)))
+        except NotFoundError:  # pruned since the listing
+            continue
+    return found

@@ -1,0 +1,331 @@
+"""What an aggregate keeps of rows, in columns, and how that is made, merged and read.
+
+::
+
+    rows ─lift─▶ a state for each row ┐
+                                      ├─reduce by key─▶ a state for each key ─result─▶ a value for each key
+    stored ───────────────────────────┘                        │
+       ▲───────────────────────────────────────────────────────┘
+
+An accumulator has one reduction, of states. A row counts as the state of one row, so that rows, stored states and the
+states of sessions that grow together are reduced alike, all keys at once.
+
+==========  =================================================================================================
+`Count`     ``n``: how many
+`Sum`       ``total``
+`Mean`      ``avg.sum``, ``avg.count``
+`Extreme`   ``worst``
+`Picked`    ``first`` and, where null counts as a value, ``first.set``
+`Moments`   ``sd.count``, ``sd.mean``, ``sd.m2``: the sum of squared distances from the mean
+==========  =================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.backends.arrow.rows import RowOrder, one_chunk, storage_type
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.operators.decimals import divided
+from holdfast.spark_integration.vectorised.arrays import without_views
+from holdfast.spark_integration.vectorised.groups import Groups
+
+_INDEX = pa.int64()
+
+
+class Accumulator(Protocol):
+    """One aggregate, as it travels to the workers."""
+
+    @property
+    def name(self) -> str:
+        """Of its column in the output, with which the names of its state's columns begin."""
+
+    @property
+    def column(self) -> str | None:
+        """The column of the rows that it takes; None for the rows themselves."""
+
+    def fields(self) -> list[pa.Field]:
+        """Return the columns of its state, in storage types."""
+
+    def lift(self, values: pa.Array) -> list[pa.Array]:
+        """Return the state of each row by itself.
+
+        Parameters
+        ----------
+        values : pyarrow.Array, shape (rows,)
+            Of `column`, in its storage type; without one, of anything but null.
+        """
+
+    def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
+        """Return the state of each group of states; a state's columns may be null where they were added later.
+
+        Raises
+        ------
+        InvalidArgumentError
+            A sum is larger than its type holds.
+        """
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        """Return the value of each state.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is larger than its type holds.
+        """
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many rows there are or, of a column, how many that are not null."""
+
+    name: str
+    column: str | None
+
+    def fields(self) -> list[pa.Field]:
+        return [pa.field(self.name, pa.int64())]
+
+    def lift(self, values: pa.Array) -> list[pa.Array]:
+        return [values.is_valid().cast(pa.int64())]
+
+    def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
+        return [groups.sum(states[0])]
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        return pc.fill_null(states[0], 0)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The sum of integers, floats or decimals; null where there is none.
+
+    Attributes
+    ----------
+    type : pyarrow.DataType
+        Of the sum.
+    """
+
+    name: str
+    column: str
+    type: pa.DataType
+
+    def fields(self) -> list[pa.Field]:
+        return [pa.field(self.name, self.type)]
+
+    def lift(self, values: pa.Array) -> list[pa.Array]:
+        return [_from_zero(values.cast(self.type))]
+
+    def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
+        return [_fitting(groups.sum(states[0]), self.type, self.name)]
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        return states[0]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The average; null where there is no value.
+
+    Attributes
+    ----------
+    sum_type, type : pyarrow.DataType
+        Of the sum that it keeps, and of the average.
+    """
+
+    name: str
+    column: str
+    sum_type: pa.DataType
+    type: pa.DataType
+
+    def fields(self) -> list[pa.Field]:
+        return [pa.field(f"{self.name}.sum", self.sum_type), pa.field(f"{self.name}.count", pa.int64())]
+
+    def lift(self, values: pa.Array) -> list[pa.Array]:
+        # Not safely: an integer that no double has is rounded, as in Spark.
+        return [_from_zero(values.cast(self.sum_type, safe=False)), values.is_valid().cast(pa.int64())]
+
+    def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
+        return [_fitting(groups.sum(states[0]), self.sum_type, self.name), groups.sum(states[1])]
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        total, count = states[0], _or_null(states[1])
+        if pa.types.is_decimal(self.type):
+            return divided(total, count, self.type)
+        return pc.divide(total, count.cast(pa.float64()))
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """The smallest or the largest value; NaN is the largest number, as in Spark."""
+
+    name: str
+    column: str
+    type: pa.DataType
+    which: Literal["min", "max"]
+
+    def fields(self) -> list[pa.Field]:
+        return [pa.field(self.name, storage_type(self.type))]
+
+    def lift(self, values: pa.Array) -> list[pa.Array]:
+        return [values]
+
+    def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
+        return [groups.min(states[0]) if self.which == "min" else groups.max(states[0])]
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        return states[0]
+
+
+@dataclass(frozen=True)
+class Picked:
+    """The first or the last value by arrival, which has no fixed order; null counts as one unless it is ignored."""
+
+    name: str
+    column: str
+    type: pa.DataType
+    which: Literal["first", "last"]
+    ignores_nulls: bool
+
+    def fields(self) -> list[pa.Field]:
+        value = pa.field(self.name, storage_type(self.type))
+        return [value] if self.ignores_nulls else [value, pa.field(f"{self.name}.set", pa.bool_())]
+
+    def lift(self, values: pa.Array) -> list[pa.Array]:
+        return [values] if self.ignores_nulls else [values, pa.repeat(True, len(values))]
+
+    def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
+        is_set = states[0].is_valid() if self.ignores_nulls else pc.fill_null(states[1], False)
+        # Groups keep the order of arrival: the first place that is set, null standing last; or the last one.
+        places = np.empty(len(is_set), np.int64)
+        places[groups.order] = np.arange(len(is_set))
+        at = pc.if_else(is_set, pa.array(places), pa.scalar(None, _INDEX))
+        pick = groups.first if self.which == "first" else groups.last
+        return [pick(state, order_by=at) for state in states]
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        return states[0]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Variance and standard deviation of doubles, from count, mean and the sum of squared distances from the mean.
+
+    Attributes
+    ----------
+    is_sample : bool
+        Whether to divide by one less than the count; null where that is none, as in Spark.
+    is_root : bool
+        Whether to return the root: the standard deviation.
+    """
+
+    name: str
+    column: str
+    is_sample: bool
+    is_root: bool
+
+    def fields(self) -> list[pa.Field]:
+        parts = {"count": pa.int64(), "mean": pa.float64(), "m2": pa.float64()}
+        return [pa.field(f"{self.name}.{part}", t) for part, t in parts.items()]
+
+    def lift(self, values: pa.Array) -> list[pa.Array]:
+        mean = values.cast(pa.float64(), safe=False)
+        # How far a value is from itself: 0, or NaN if it is no number.
+        return [values.is_valid().cast(pa.int64()), mean, pc.subtract(mean, mean)]
+
+    def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
+        if len(states[0]) == len(groups):
+            return [one_chunk(state.take(pa.array(groups.order))) for state in states]
+        n = states[0].cast(pa.float64())
+        count = groups.sum(states[0])
+        with np.errstate(invalid="ignore", over="ignore"):
+            mean = pc.divide(groups.sum(pc.multiply(n, states[1])), _or_null(count).cast(pa.float64()))
+            away = pc.subtract(states[1], mean.take(pa.array(groups.index)))
+            m2 = groups.sum(pc.add(states[2], pc.multiply(n, pc.multiply(away, away))))
+        return [count, mean, m2]
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        by = pc.subtract(states[0], 1 if self.is_sample else 0).cast(pa.float64())
+        found = pc.divide(states[2], _or_null(by))
+        return pc.sqrt(found) if self.is_root else found
+
+
+def _from_zero(values: pa.Array) -> pa.Array:
+    """Return the sum of each number and 0, with which Spark begins: of -0.0 it is 0.0."""
+    return pc.add(values, 0.0) if pa.types.is_floating(values.type) else values
+
+
+def _or_null(count: pa.Array) -> pa.Array:
+    """Return a count to divide by: null where it is 0."""
+    return pc.if_else(pc.equal(count, 0), pa.scalar(None, count.type), count)
+
+
+def _fitting(total: pa.Array, t: pa.DataType, name: str) -> pa.Array:
+    try:
+        return total.cast(t)
+    except pa.ArrowInvalid as exc:
+        raise InvalidArgumentError(
+            f"the sum of column {name!r} is larger than its type holds: add up as double, or cast to a decimal of "
+            "fewer digits first",
+            type=str(t),
+        ) from exc
+
+
+def state_types(accumulators: Sequence[Accumulator]) -> pa.Schema:
+    """Return the columns of the states of several aggregates."""
+    return pa.schema([field for accumulator in accumulators for field in accumulator.fields()])
+
+
+def lifted(accumulators: Sequence[Accumulator], rows: pa.Table) -> pa.Table:
+    """Return the state of each row by itself, for all aggregates."""
+    taken: dict[str | None, pa.Array] = {}
+    columns: list[pa.Array] = []
+    for accumulator in accumulators:
+        if accumulator.column not in taken:
+            taken[accumulator.column] = _argument(rows, accumulator.column)
+        columns += accumulator.lift(taken[accumulator.column])
+    return pa.Table.from_arrays(columns, schema=state_types(accumulators))
+
+
+def _argument(rows: pa.Table, column: str | None) -> pa.Array:
+    if column is None:
+        return pa.repeat(True, rows.num_rows)
+    values = without_views(rows.column(column))
+    return values.cast(storage_type(values.type))
+
+
+def reduced(accumulators: Sequence[Accumulator], states: pa.Table, order: RowOrder) -> pa.Table:
+    """Return the state of each group of states.
+
+    Parameters
+    ----------
+    states : pyarrow.Table, shape (n, state columns)
+    order : RowOrder
+        Of the states by group, and where each begins.
+    """
+    groups = Groups(states, order)
+    columns: list[pa.Array] = []
+    for accumulator, own in _parts(accumulators, states):
+        columns += accumulator.reduce(groups, own)
+    return pa.Table.from_arrays(columns, schema=state_types(accumulators))
+
+
+def results(accumulators: Sequence[Accumulator], states: pa.Table | pa.RecordBatch) -> dict[str, pa.Array]:
+    """Return the value of each aggregate, for each state, by its column in the output."""
+    return {accumulator.name: accumulator.result(own) for accumulator, own in _parts(accumulators, states)}
+
+
+def _parts(
+    accumulators: Sequence[Accumulator], states: pa.Table | pa.RecordBatch
+) -> list[tuple[Accumulator, list[pa.Array]]]:
+    parts, start = [], 0
+    for accumulator in accumulators:
+        end = start + len(accumulator.fields())
+        parts.append((accumulator, [one_chunk(column) for column in states.columns[start:end]]))
+        start = end
+    return parts

@@ -1,0 +1,221 @@
+"""What a user writes into ``agg``: ``holdfast.count()``, ``holdfast.max("delay")``.
+
+Each is named and typed by Spark's own function of that name, which Spark resolves and never runs.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import (
+    AtomicType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FractionalType,
+    IntegralType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.operators.accumulators import Accumulator, Count, Extreme, Mean, Moments, Picked, Sum
+from holdfast.spark_integration.spark_types import arrow_schema
+
+#: Makes what the workers run: of the names of output and input column, and of the types of both.
+_Make = Callable[[str, str, DataType, DataType], Accumulator]
+_MOST_DIGITS = 38
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """An aggregate of a column; made by the functions of this module, such as `count`.
+
+    Attributes
+    ----------
+    spark : Column
+        Spark's own aggregate.
+    argument : str, Column or None
+        What it takes; None for whole rows.
+    """
+
+    spark: Column
+    argument: str | Column | None
+    _make: _Make
+
+    def alias(self, name: str) -> Aggregate:
+        """Return the same under a name, as ``Column.alias`` does."""
+        return replace(self, spark=self.spark.alias(name))
+
+    def accumulator(self, name: str, column: str, taken: DataType, returned: DataType) -> Accumulator:
+        """Return what the workers run.
+
+        Parameters
+        ----------
+        name, column : str
+            Of the output, and of the rows.
+        taken, returned : DataType
+            The types of the argument, and of Spark's result.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The argument has a type that holdfast has no such aggregate of.
+        """
+        return self._make(name, column, taken, returned)
+
+
+def count(column: str | Column = "*") -> Aggregate:
+    """Count rows or, given a column, those where it is not null: bigint, never null.
+
+    Examples
+    --------
+    >>> holdfast.stream(df).groupBy("user").agg(n=holdfast.count())
+    """
+    if isinstance(column, str) and column == "*":
+        return Aggregate(F.count("*"), None, lambda name, _, __, ___: Count(name, None))
+    return _of(F.count, column, lambda name, of, _, __: Count(name, of))
+
+
+def sum(column: str | Column) -> Aggregate:  # noqa: A001 - Spark's name
+    """Add up numbers: integers as bigint, floats as double, decimals with ten digits more; null where there is none.
+
+    Notes
+    -----
+    A sum that its type cannot hold fails the query, as in Spark's ANSI mode.
+    """
+
+    def make(name: str, of: str, taken: DataType, returned: DataType) -> Accumulator:
+        _require_number("sum", taken)
+        return Sum(name, of, _arrow(returned))
+
+    return _of(F.sum, column, make)
+
+
+def mean(column: str | Column) -> Aggregate:
+    """Average numbers as double, decimals with four places more; null where there is none. Also called `avg`."""
+
+    def make(name: str, of: str, taken: DataType, returned: DataType) -> Accumulator:
+        _require_number("mean", taken)
+        sum_type = DoubleType() if not isinstance(taken, DecimalType) else _sum_of(taken)
+        return Mean(name, of, _arrow(sum_type), _arrow(returned))
+
+    return _of(F.avg, column, make)
+
+
+avg = mean
+
+
+def min(column: str | Column) -> Aggregate:  # noqa: A001 - Spark's name
+    """Return the smallest value; NaN is the largest number; null where there is none."""
+    return _extreme(F.min, column, "min")
+
+
+def max(column: str | Column) -> Aggregate:  # noqa: A001 - Spark's name
+    """Return the largest value; NaN is the largest number; null where there is none."""
+    return _extreme(F.max, column, "max")
+
+
+def any(column: str | Column) -> Aggregate:  # noqa: A001 - SQL's name
+    """Tell whether a boolean is true anywhere, as Spark's ``bool_or``; null where there is none."""
+    return _extreme(F.bool_or, column, "max")
+
+
+def all(column: str | Column) -> Aggregate:  # noqa: A001 - SQL's name
+    """Tell whether a boolean is true everywhere, as Spark's ``bool_and``; null where there is none."""
+    return _extreme(F.bool_and, column, "min")
+
+
+def first(column: str | Column, ignorenulls: bool = False) -> Aggregate:
+    """Return the first value by arrival, null or not unless nulls are ignored; rows arrive in no fixed order."""
+    return _picked(F.first, column, "first", ignorenulls)
+
+
+def last(column: str | Column, ignorenulls: bool = False) -> Aggregate:
+    """Return the last value by arrival, null or not unless nulls are ignored; rows arrive in no fixed order."""
+    return _picked(F.last, column, "last", ignorenulls)
+
+
+def variance(column: str | Column) -> Aggregate:
+    """Return the sample variance as double, null for fewer than two values. Also called `var_samp`."""
+    return _moments(F.var_samp, column, is_sample=True, is_root=False)
+
+
+def var_pop(column: str | Column) -> Aggregate:
+    """Return the population variance as double; null where there is no value."""
+    return _moments(F.var_pop, column, is_sample=False, is_root=False)
+
+
+def stddev(column: str | Column) -> Aggregate:
+    """Return the sample standard deviation as double, null for fewer than two values. Also called `stddev_samp`."""
+    return _moments(F.stddev_samp, column, is_sample=True, is_root=True)
+
+
+def stddev_pop(column: str | Column) -> Aggregate:
+    """Return the population standard deviation as double; null where there is no value."""
+    return _moments(F.stddev_pop, column, is_sample=False, is_root=True)
+
+
+def _extreme(
+    function: Callable[[str | Column], Column], column: str | Column, which: Literal["min", "max"]
+) -> Aggregate:
+    def make(name: str, of: str, taken: DataType, returned: DataType) -> Accumulator:
+        is_plain = isinstance(returned, AtomicType) and not isinstance(returned, NullType)
+        if not is_plain or (isinstance(returned, StringType) and returned != StringType()):
+            raise _no_such(which, taken)
+        return Extreme(name, of, _arrow(returned), which)
+
+    return _of(function, column, make)
+
+
+def _picked(
+    function: Callable[..., Column], column: str | Column, which: Literal["first", "last"], ignores_nulls: bool
+) -> Aggregate:
+    def make(name: str, of: str, taken: DataType, returned: DataType) -> Accumulator:
+        return Picked(name, of, _arrow(returned), which, ignores_nulls)
+
+    return _of(lambda given: function(given, ignores_nulls), column, make)
+
+
+def _moments(
+    function: Callable[[str | Column], Column], column: str | Column, *, is_sample: bool, is_root: bool
+) -> Aggregate:
+    def make(name: str, of: str, taken: DataType, returned: DataType) -> Accumulator:
+        _require_number("variance", taken)
+        return Moments(name, of, is_sample, is_root)
+
+    return _of(function, column, make)
+
+
+def _of(function: Callable[[str | Column], Column], column: str | Column, make: _Make) -> Aggregate:
+    if not isinstance(column, (str, Column)):
+        raise InvalidArgumentError("an aggregate takes a column or its name", given=type(column).__name__)
+    return Aggregate(function(column), column, make)
+
+
+def _require_number(what: str, taken: DataType) -> None:
+    if not isinstance(taken, (IntegralType, FractionalType)):
+        raise _no_such(what, taken)
+
+
+def _no_such(what: str, taken: DataType) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"holdfast has no {what} of this type: cast the column, or compute the aggregate in applyInArrowWithState",
+        type=taken.simpleString(),
+    )
+
+
+def _sum_of(t: DecimalType) -> DecimalType:
+    return DecimalType(builtins.min(t.precision + 10, _MOST_DIGITS), t.scale)
+
+
+def _arrow(t: DataType) -> pa.DataType:
+    return arrow_schema(StructType([StructField("value", t)]), "an aggregate").field(0).type

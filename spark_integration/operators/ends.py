@@ -1,0 +1,119 @@
+"""When rows of state are over, in event time: an index by time, so that they go by a range.
+
+::
+
+    state                              timers_by_due
+    user   window_start   n            hash            user   window_start
+    "ann"  09:00          3            09:59:59.999    "ann"  09:00        ← over once the watermark is later
+    "bob"  10:00          1            10:59:59.999    "bob"  10:00
+
+A row enters the index once, when it is new. One whose end moves, as a session's does, stays where it stands: when that
+time comes, it is found to go on, and moves to its new end. What was removed meanwhile is found to be gone.
+
+The index is a table of timers (`holdfast.spark_integration.tables.timers`), so that savepoints, rescaling and look-ups
+know it. A row is over once ``end <= watermark``; a timer is due once the watermark is later, hence the millisecond
+between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.backends.arrow.rows import IntArray
+from holdfast.backends.run import Keys, TableSchema
+from holdfast.mvcc import Transaction
+from holdfast.spark_integration.shard.operator import BatchTimes
+from holdfast.spark_integration.tables.key_timers import TIMERS_BY_DUE
+from holdfast.spark_integration.tables.timers import Timers, timers_schema
+
+#: Rows that are looked up at once.
+_AT_ONCE = 65_536
+
+
+@dataclass(frozen=True)
+class Over:
+    """Rows that stand in the index at a time that has come.
+
+    Attributes
+    ----------
+    keys : Keys, shape (n,)
+        Of the rows.
+    """
+
+    keys: Keys
+
+    def slabs(self) -> Iterator[Keys]:
+        """Yield them, so many at once as should be looked up together; write when all are looked up."""
+        for start in range(0, len(self.keys), _AT_ONCE):
+            yield self.keys.take(np.arange(start, min(start + _AT_ONCE, len(self.keys))))
+
+
+class Ends:
+    """The index in one call of a shard.
+
+    Parameters
+    ----------
+    transaction : Transaction
+    times : BatchTimes
+    """
+
+    def __init__(self, transaction: Transaction, times: BatchTimes) -> None:
+        self._index = Timers(transaction, TIMERS_BY_DUE)
+        self._earliest_ms = times.earliest_timer_ms
+        self._now_ms = times.watermark_ms
+
+    @classmethod
+    def by_calls(cls, transaction: Transaction, times: BatchTimes) -> Ends:
+        """Return the index of rows that end in processing time, and go when the shard has rows again."""
+        found = cls(transaction, times)
+        found._earliest_ms = 0 if times.previous_ms is None else times.previous_ms
+        found._now_ms = times.processing_ms
+        return found
+
+    @staticmethod
+    def tables(key_types: pa.Schema) -> Mapping[str, TableSchema]:
+        """Return the schema of the index, for rows with keys of these types."""
+        return {TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
+
+    def add(self, keys: Keys, end_us: IntArray) -> None:
+        """Enter rows, each of which ends at its time, in microseconds since 1970."""
+        if len(keys):
+            due_ms = due_of(end_us)
+            self._index.add(keys, due_ms)
+            first_ms = int(due_ms.min())
+            self._earliest_ms = first_ms if self._earliest_ms is None else min(self._earliest_ms, first_ms)
+
+    def take_over(self) -> Over | None:
+        """Take what stands before the clock out of the index, earliest first; None where nothing does."""
+        if self._earliest_ms is None or self._now_ms is None or self._now_ms <= self._earliest_ms:
+            return None
+        due = list(self._index.due(self._earliest_ms, self._now_ms, _AT_ONCE))
+        over = Over(Keys.concat([some.keys for some in due])) if due else None
+        if over is not None:
+            self._index.remove(over.keys, np.concatenate([some.due_ms for some in due]))
+        self._earliest_ms = self._index.earliest(self._now_ms)
+        return over
+
+    def earliest_ms(self) -> int | None:
+        """Return when the shard is to be called at the latest; None for never."""
+        return self._earliest_ms
+
+
+def due_of(end_us: IntArray) -> IntArray:
+    """Return the last millisecond in which a row that ends at `end_us` is not over."""
+    return -(-end_us // 1000) - 1
+
+
+def microseconds(column: pa.Array | pa.ChunkedArray) -> IntArray:
+    """Return a column of timestamps in microseconds, without nulls, as numbers."""
+    numbers: IntArray = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_numpy()
+    return numbers
+
+
+def timestamps(numbers: np.ndarray, t: pa.DataType) -> pa.Array:
+    """Return microseconds as a column of timestamps."""
+    return pa.array(numbers).view(pa.timestamp("us", t.tz))

@@ -1,0 +1,39 @@
+"""What an operator may change at a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.backends.schema import NEW_QUERY
+from holdfast.errors import SchemaMismatchError
+from holdfast.spark_integration.tables.restarting import require_same_api
+
+
+def require_same_operator(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Check that state is opened by the operator that wrote it, with the same windows and aggregates.
+
+    Parameters
+    ----------
+    stored, now : mapping of str to str
+        What an operator lets nobody change: of the run that began, and of this one.
+
+    Raises
+    ------
+    SchemaMismatchError
+        It is not.
+    """
+    require_same_api(stored, now)
+    for name, value in now.items():
+        if stored.get(name, value) == value:
+            continue
+        if name.startswith("column "):
+            raise SchemaMismatchError(
+                f"{name} was computed by another aggregate: give the new one another name, {NEW_QUERY}",
+                stored=stored[name],
+                defined=value,
+            )
+        raise SchemaMismatchError(
+            f"the {name} has changed, and stored rows are of the old one: set it back, {NEW_QUERY}",
+            stored=stored[name],
+            defined=value,
+        )

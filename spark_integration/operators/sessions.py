@@ -1,0 +1,237 @@
+"""``groupBy(…).session(…).agg(…)``: aggregates of each key's sessions, which grow together as rows come between them.
+
+::
+
+    rows        [──) [──)       [──)        each row is a session of its own: from its time until the gap is over
+    stored  [──────)
+            ─────────────────── time        sorted by key and start, a session begins where none before it reaches
+    now     [───────────)       [──)
+
+State has one row for each open session, under key and start::
+
+    user   session_start   session_end   n
+    "ann"  09:00           09:40         3
+    "ann"  11:00           11:30         1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from holdfast.backends.arrow.rows import BoolArray, IntArray, RowOrder, order_rows, take
+from holdfast.backends.column_names import ColumnChanges
+from holdfast.backends.run import Keys, TableSchema
+from holdfast.mvcc import Transaction
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
+from holdfast.spark_integration.operators.accumulators import Accumulator, lifted, reduced, results, state_types
+from holdfast.spark_integration.operators.aggregation import (
+    WINDOW_END,
+    WINDOW_START,
+    described,
+    into_window,
+    shown_keys,
+)
+from holdfast.spark_integration.operators.ends import Ends, due_of, microseconds, timestamps
+from holdfast.spark_integration.operators.restarting import require_same_operator
+from holdfast.spark_integration.processor.state.variable_tables import SESSIONS
+from holdfast.spark_integration.shard.operator import ShardInput
+from holdfast.spark_integration.spark_types import conform_output
+from holdfast.spark_integration.tables.entry_rows import EntryRows
+from holdfast.spark_integration.tables.restarting import require_readable_tables
+
+#: The last key column, and the first value column.
+SESSION_START, SESSION_END = "session_start", "session_end"
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """The `ShardFunction` of sessions.
+
+    Attributes
+    ----------
+    key_types : pyarrow.Schema
+        Of the keys, and of `SESSION_START` behind them.
+    accumulators : tuple of Accumulator
+    output_types : pyarrow.Schema
+    column : str
+        Of the output: a struct of start and end.
+    is_streaming : bool
+        Whether sessions wait for the watermark; else all are over at once.
+    """
+
+    key_types: pa.Schema
+    accumulators: tuple[Accumulator, ...]
+    output_types: pa.Schema
+    column: str
+    is_streaming: bool
+
+    @cached_property
+    def _state(self) -> TableSchema:
+        end = self.key_types.field(SESSION_START).with_name(SESSION_END)
+        values = pa.schema([end, *state_types(self.accumulators)])
+        return TableSchema.of(SESSIONS, self.key_types, values)
+
+    @property
+    def _grouping(self) -> TableSchema:
+        return self._state.prefix(len(self.key_types) - 1)
+
+    def tables(self) -> Mapping[str, TableSchema]:
+        return {SESSIONS: self._state, **Ends.tables(self.key_types)}
+
+    def changes(self) -> Mapping[str, ColumnChanges]:
+        return {}
+
+    def configuration(self) -> Mapping[str, str]:
+        # Not the gap: sessions that are stored have their ends.
+        return {"operator": "session", **{f"column {a.name}": described(a) for a in self.accumulators}}
+
+    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
+        require_same_operator(configuration, self.configuration())
+        require_readable_tables(stored, self.tables())
+
+    def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
+        ends = Ends(transaction, batch.times)
+        if batch.rows.num_rows:
+            keys, sessions = self._with_rows(batch, transaction, ends)
+            batch.counts.keys += len(keys)
+            if not self.is_streaming:
+                yield self._shown(keys, sessions, batch.operator)
+        yield from self._over(ends, batch, transaction)
+        return ends.earliest_ms()
+
+    def _with_rows(self, batch: ShardInput, transaction: Transaction, ends: Ends) -> tuple[Keys, pa.Table]:
+        """Merge the rows into the sessions of their keys; return the sessions that have changed."""
+        every_key = batch.keys(self._grouping)
+        by_key = order_rows(every_key.hashes, every_key.columns)
+        first_rows = by_key.rows[by_key.first]
+        keys = every_key.take(first_rows)
+        of_row = np.empty(len(every_key), np.int64)
+        of_row[by_key.rows] = np.cumsum(by_key.first) - 1
+        entries = EntryRows(transaction, self._state, len(self._grouping.key), None)
+        stored = list(entries.scan(keys))
+
+        own = [lifted(self.accumulators, batch.rows)]
+        own += [pa.Table.from_batches([some.values.select(own[0].schema.names)]) for some in stored]
+        states = pa.concat_tables(own)
+        key = np.concatenate([of_row, *(some.places for some in stored)])
+        start = np.concatenate(
+            [microseconds(batch.rows[WINDOW_START]), *(microseconds(some.own_keys.column(0)) for some in stored)]
+        )
+        end = np.concatenate(
+            [microseconds(batch.rows[WINDOW_END]), *(microseconds(some.values.column(0)) for some in stored)]
+        )
+        merged = _Merged.of(key, start, end, len(of_row))
+
+        kept = np.flatnonzero(merged.has_rows)
+        whole = self._keys_of(entries, keys, merged.key[kept], merged.start[kept])
+        gone = merged.gone
+        if len(gone):
+            transaction.delete(SESSIONS, self._keys_of(entries, keys, key[gone], start[gone]))
+        time = self.key_types.field(SESSION_START).type
+        found = reduced(self.accumulators, states, merged.order).take(pa.array(kept))
+        sessions = found.add_column(0, SESSION_END, timestamps(merged.end[kept], time))
+        transaction.put(SESSIONS, whole, sessions)
+        new = np.flatnonzero(~merged.was_stored[kept])
+        ends.add(whole.take(new), merged.end[kept][new])
+        return whole, sessions
+
+    def _keys_of(self, entries: EntryRows, keys: Keys, key: IntArray, start: IntArray) -> Keys:
+        time = self.key_types.field(SESSION_START).type
+        return entries.keys_of(keys.take(key), pa.table({SESSION_START: timestamps(start, time)}))
+
+    def _over(self, ends: Ends, batch: ShardInput, transaction: Transaction) -> Iterator[pa.RecordBatch]:
+        """Remove and yield the sessions that are over; those that have grown meanwhile wait for their new end."""
+        over = ends.take_over()
+        if over is None:
+            return
+        batch.counts.timers_due += len(over.keys)
+        gone: list[Keys] = []
+        moved: list[tuple[Keys, IntArray]] = []
+        for keys in over.slabs():
+            found = transaction.get(SESSIONS, keys)
+            end_us = np.where(found.exists, _microseconds_or_0(found.values.column(0)), 0)
+            lives = due_of(end_us) >= (batch.times.watermark_ms or 0)
+            moved.append((keys.take(np.flatnonzero(found.exists & lives)), end_us[found.exists & lives]))
+            ended = np.flatnonzero(found.exists & ~lives)
+            gone.append(keys.take(ended))
+            yield self._shown(gone[-1], pa.Table.from_batches([take(found.values, ended)]), batch.operator)
+        transaction.delete(SESSIONS, Keys.concat(gone))
+        for keys, end_us in moved:
+            ends.add(keys, end_us)
+
+    def _shown(self, keys: Keys, sessions: pa.Table, operator: str) -> pa.RecordBatch:
+        columns = shown_keys(keys, self.key_types)
+        into_window(columns, self.column, microseconds(sessions.column(SESSION_END)))
+        columns |= results(self.accumulators, sessions.drop_columns([SESSION_END]))
+        return conform_output(pa.table(columns), self.output_types, operator)
+
+
+def _microseconds_or_0(column: pa.Array) -> IntArray:
+    return microseconds(column.fill_null(pa.scalar(0, pa.int64()).cast(column.type)))
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """Sessions made of parts, which are rows and stored sessions.
+
+    Attributes
+    ----------
+    order : RowOrder
+        Of the parts by session.
+    key, start, end : numpy.ndarray of int64, shape (sessions,)
+    has_rows : numpy.ndarray of bool, shape (sessions,)
+        Whether a row is a part of it: else it is as it was.
+    was_stored : numpy.ndarray of bool, shape (sessions,)
+        Whether one was stored under the same key and start.
+    gone : numpy.ndarray of int64
+        The parts that were stored under a start which is no session's any more.
+    """
+
+    order: RowOrder
+    key: IntArray
+    start: IntArray
+    end: IntArray
+    has_rows: BoolArray
+    was_stored: BoolArray
+    gone: IntArray
+
+    @classmethod
+    def of(cls, key: IntArray, start: IntArray, end: IntArray, rows: int) -> _Merged:
+        """Merge parts that touch or overlap, of which the first so many are rows."""
+        is_stored = np.arange(len(key)) >= rows
+        # Of one start, what was stored comes first, so that it is seen to be there.
+        order = np.lexsort((~is_stored, start, key))
+        sorted_key, sorted_start, sorted_stored = key[order], start[order], is_stored[order]
+        last = _running_max(sorted_key, end[order])
+        first = np.ones(len(order), np.bool_)
+        first[1:] = (sorted_key[1:] != sorted_key[:-1]) | (sorted_start[1:] > last[:-1])
+        begins = np.flatnonzero(first)
+        of_part = np.cumsum(first) - 1
+        has_rows = np.zeros(len(begins), np.bool_)
+        has_rows[of_part[~sorted_stored]] = True
+        return cls(
+            RowOrder(order, first),
+            sorted_key[begins],
+            sorted_start[begins],
+            last[np.append(begins[1:], len(order)) - 1],
+            has_rows,
+            sorted_stored[begins],
+            order[sorted_stored & ~first],
+        )
+
+
+def _running_max(key: npt.NDArray[np.int64], values: IntArray) -> IntArray:
+    """Return the largest value so far of each key; keys ascend from 0."""
+    by_value = np.argsort(values, kind="stable")
+    rank = np.empty(len(values), np.int64)
+    rank[by_value] = np.arange(len(values))
+    # Whatever the times, a rank fits beside the key into 64 bits.
+    largest = np.maximum.accumulate(key * len(values) + rank) - key * len(values)
+    found: IntArray = values[by_value][largest]
+    return found

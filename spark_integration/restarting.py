@@ -1,0 +1,297 @@
+"""Starts a query again after failures that pass, as Flink's restart strategies do.
+
+::
+
+    start() ─▶ runs ─▶ fails ─▶ does it pass? ──no──▶ the error is raised
+      ▲                            │ yes
+      └──── wait ◀── strategy ◀────┘    gives no delay: the error is raised
+
+A start is all that a query needs to go on, so a strategy only says when. Source of the strategies and their names:
+https://nightlies.apache.org/flink/flink-docs-stable/docs/ops/state/task_failure_recovery/
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast import clock
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.failures import explain, passes
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_log = logging.getLogger(__name__)
+
+#: How many failures a strategy is told of, and so the most that one can count.
+FAILURES_MAX = 1000
+_LOOK_EVERY_S = 0.5
+
+
+class RestartStrategy(ABC):
+    """Says how long to wait after a failure."""
+
+    @abstractmethod
+    def delay_s(self, failures_s: Sequence[float]) -> float | None:
+        """Return the seconds until the next start; None to give up.
+
+        Parameters
+        ----------
+        failures_s : sequence of float
+            When the query has failed, in seconds of a clock that never goes back, the newest last; at most the last
+            1,000.
+        """
+
+
+@dataclass(frozen=True)
+class FixedDelay(RestartStrategy):
+    """See `fixed_delay`."""
+
+    attempts: int
+    seconds: float
+
+    def delay_s(self, failures_s: Sequence[float]) -> float | None:
+        """Return the same delay, so many times."""
+        return self.seconds if len(failures_s) <= self.attempts else None
+
+
+@dataclass(frozen=True)
+class Exponential(RestartStrategy):
+    """See `exponential`."""
+
+    first_s: float
+    longest_s: float
+    factor: float
+    quiet_s: float
+    jitter: float
+    attempts: int | None
+    chance: Callable[[], float] = clock.chance
+
+    def delay_s(self, failures_s: Sequence[float]) -> float | None:
+        """Return a delay that grows with the failures since the query last ran for `quiet_s` without one."""
+        in_a_row, later = 1, failures_s[-1]
+        for earlier in reversed(failures_s[:-1]):
+            if later - earlier > self.quiet_s:
+                break
+            in_a_row, later = in_a_row + 1, earlier
+        if self.attempts is not None and in_a_row > self.attempts:
+            return None
+        delay_s = self.first_s
+        for _ in range(in_a_row - 1):
+            delay_s = min(self.longest_s, delay_s * self.factor)
+        return delay_s * (1 + self.jitter * (2 * self.chance() - 1))
+
+
+@dataclass(frozen=True)
+class FailureRate(RestartStrategy):
+    """See `failure_rate`."""
+
+    failures: int
+    interval_s: float
+    seconds: float
+
+    def delay_s(self, failures_s: Sequence[float]) -> float | None:
+        """Return the same delay, unless there were too many failures of late."""
+        of_late = sum(failures_s[-1] - one <= self.interval_s for one in failures_s)
+        return self.seconds if of_late <= self.failures else None
+
+
+def fixed_delay(attempts: int = 3, delay_s: float = 10.0) -> RestartStrategy:
+    """Return a strategy that starts a query again `attempts` times in all, each time after `delay_s` seconds.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A number is out of its range.
+    """
+    _check(attempts=(attempts, 0, FAILURES_MAX - 1), delay_s=(delay_s, 0, None))
+    return FixedDelay(attempts, delay_s)
+
+
+def exponential(
+    first_s: float = 1.0,
+    longest_s: float = 60.0,
+    *,
+    factor: float = 1.5,
+    quiet_s: float = 3600.0,
+    jitter: float = 0.1,
+    attempts: int | None = None,
+) -> RestartStrategy:
+    """Return a strategy that waits longer after each failure, and begins anew after a time without one.
+
+    Parameters
+    ----------
+    first_s, longest_s : float
+        The first delay and the longest one, in seconds.
+    factor : float
+        By how much a delay is longer than the one before.
+    quiet_s : float
+        After so many seconds without a failure the next one is a first one again.
+    jitter : float
+        How far a delay is off at random, as a part of it, so that many queries do not start in the same second.
+    attempts : int, optional
+        How many failures in a row may be followed by a start; any number by default.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A number is out of its range.
+    """
+    _check(
+        first_s=(first_s, 0, None),
+        longest_s=(longest_s, first_s, None),
+        factor=(factor, 1, None),
+        quiet_s=(quiet_s, 0, None),
+        jitter=(jitter, 0, 1),
+        attempts=(attempts or 0, 0, FAILURES_MAX - 1),
+    )
+    return Exponential(first_s, longest_s, factor, quiet_s, jitter, attempts)
+
+
+def failure_rate(failures: int = 3, interval_s: float = 300.0, delay_s: float = 10.0) -> RestartStrategy:
+    """Return a strategy that gives up after more than `failures` failures within `interval_s` seconds.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A number is out of its range.
+    """
+    _check(failures=(failures, 0, FAILURES_MAX - 1), interval_s=(interval_s, 0, None), delay_s=(delay_s, 0, None))
+    return FailureRate(failures, interval_s, delay_s)
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A start that follows a failure.
+
+    Attributes
+    ----------
+    number : int
+        From 1.
+    error : Exception
+        What the query failed of.
+    delay_s : float
+        How long until the start.
+    ran_s : float
+        How long the query had run, its start included.
+    """
+
+    number: int
+    error: Exception
+    delay_s: float
+    ran_s: float
+
+
+def run(
+    start: Callable[[], StreamingQuery],
+    *,
+    restart: RestartStrategy | None = None,
+    on_restart: Callable[[Restart], object] | None = None,
+    now_ms: Callable[[], int] = clock.monotonic_ms,
+) -> None:
+    """Run a query until it ends, and start it again after failures that pass.
+
+    Parameters
+    ----------
+    start : callable
+        Defines and starts the query, with the same checkpoint location each time; returns it.
+    restart : RestartStrategy, optional
+        Of `holdfast.restart`; ``exponential()`` by default.
+    on_restart : callable, optional
+        Is given a `Restart` before the wait: to count, or to alert.
+    now_ms : callable, optional
+        As in `holdfast.clock`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        `start` returned no query.
+    Exception
+        What the query failed of, if that does not pass by itself, or if the strategy gives up.
+
+    Notes
+    -----
+    What passes: errors of holdfast that are `retryable`, lost executors and workers, and networks and servers that do
+    not answer; docs/operations.md has the list. A function's own error does not, and a newer run of the query, which
+    has taken over, must not be started against.
+
+    On SIGTERM the query is stopped and the function returns; where it is called in another than the main thread, the
+    signal is left alone.
+
+    Examples
+    --------
+    >>> def start():
+    ...     return totals.writeStream.option("checkpointLocation", "/data/app").foreachBatch(show).start()
+    >>> holdfast.run(start, restart=restart.failure_rate(failures=5, interval_s=600))
+    """
+    strategy = exponential() if restart is None else restart
+    failures_s: deque[float] = deque(maxlen=FAILURES_MAX)
+    number = 0
+    with _terminated() as asked:
+        while not asked:
+            began_ms = now_ms()
+            try:
+                _run_once(start, asked)
+                return
+            except Exception as exc:
+                if asked:
+                    return
+                failures_s.append(now_ms() / 1000)
+                delay_s = strategy.delay_s(tuple(failures_s)) if passes(exc) else None
+                if delay_s is None:
+                    raise
+                number += 1
+                ran_s = (now_ms() - began_ms) / 1000
+                _log.warning("the query starts again in %.1f s, for the %dth time:\n%s", delay_s, number, explain(exc))
+                if on_restart is not None:
+                    on_restart(Restart(number, exc, delay_s, ran_s))
+            end_ms = now_ms() + int(delay_s * 1000)
+            while not asked and (left_ms := end_ms - now_ms()) > 0:
+                clock.sleep_ms(min(left_ms, int(_LOOK_EVERY_S * 1000)))
+
+
+def _run_once(start: Callable[[], StreamingQuery], asked: Sequence[int]) -> None:
+    """Start the query and wait until it ends, or stop it when that is asked for."""
+    query = start()
+    if not hasattr(query, "awaitTermination"):
+        raise InvalidArgumentError(
+            "start must return the query that it starts: return ….writeStream.….start()", given=type(query).__name__
+        )
+    try:
+        # Awaited in steps: a signal is seen between two calls into Spark.
+        while not query.awaitTermination(_LOOK_EVERY_S):  # type: ignore[arg-type]  # Spark takes parts of a second
+            if asked:
+                break
+    finally:
+        if query.isActive:
+            query.stop()
+
+
+@contextmanager
+def _terminated() -> Iterator[Sequence[int]]:
+    """Yield what holds SIGTERM once that has come: no event, whose lock the handler might find taken."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    try:
+        yield asked
+    finally:
+        # None where it was not Python that had set it.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _check(**numbers: tuple[float, float, float | None]) -> None:
+    for name, (value, least, most) in numbers.items():
+        if not least <= value or (most is not None and value > most):
+            limits = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
+            raise InvalidArgumentError(f"{name} must be {limits}", given=value)

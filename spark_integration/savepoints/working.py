@@ -1,0 +1,159 @@
+"""Who reads the pointers of a query and works on its shards: Spark (`SparkTasks`) or one process (`OwnProcess`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from holdfast import distribution
+from holdfast.backends.registry import backend_names
+from holdfast.settings import PREFIX, Settings
+from holdfast.snapshotter.storage.ahead import ahead
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration.savepoints.tasks import ShardTask, outcomes, require_no_error, run_tasks, versions_of
+from holdfast.spark_integration.spark_state.query_location import LoggedBatch
+from holdfast.spark_integration.stored_pointers import StatefulStep, configured, stateful_steps, stored_steps
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Tasks(Protocol):
+    """Who reads the pointers of a query, and works on its shards."""
+
+    @property
+    def settings(self) -> Settings:
+        """With the query's state directory."""
+        ...
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """Of the storages."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Return the releases that take part."""
+        ...
+
+    def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
+        """Return the operators with state of a query, with their pointers after a micro-batch; see `stateful_steps`.
+
+        Parameters
+        ----------
+        location : ObjectStorage
+            Its root is the checkpoint location.
+        checkpoint_location : str
+            As the user named it.
+        """
+        ...
+
+    def run(self, shards: Sequence[tuple[Any, ...]], given: str, task: ShardTask, returned: str) -> Sequence[Any]:
+        """Run a task for some shards; see `run_tasks`."""
+        ...
+
+
+class SparkTasks:
+    """A session of Spark: its executors work on the shards. See `Tasks`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A setting is wrong, or no state directory is set.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
+        self.settings, self.options = configured(spark)
+
+    def versions(self) -> dict[str, str]:
+        """See `Tasks`."""
+        return versions_of(self.spark)
+
+    def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
+        """See `Tasks`; Spark's own source of state reads them."""
+        return stateful_steps(self.spark, checkpoint_location, batch.batch_id)
+
+    def run(self, shards: Sequence[tuple[Any, ...]], given: str, task: ShardTask, returned: str) -> Sequence[Any]:
+        """See `Tasks`; each shard has a task of its own."""
+        return run_tasks(self.spark, shards, given, task, returned)
+
+
+@dataclass(frozen=True)
+class OwnProcess:
+    """A process without Spark; see `Tasks`.
+
+    Attributes
+    ----------
+    settings : Settings
+    options : mapping of str to object
+        As `parse_storage_options` returned them.
+    executor : concurrent.futures.Executor
+        Must not run the caller.
+    at_once : int
+        How many shards are worked on side by side: each needs memory for its rows, up to three times.
+    on_shard : callable
+        Told how many shards are done since.
+    """
+
+    settings: Settings
+    options: Mapping[str, object]
+    executor: Executor
+    at_once: int
+    on_shard: Callable[[int], object]
+
+    @classmethod
+    def of(
+        cls,
+        state_dir: str,
+        options: Mapping[str, str],
+        executor: Executor,
+        at_once: int,
+        on_shard: Callable[[int], object],
+    ) -> OwnProcess:
+        """Return what works with a state directory; the options are values of ``spark.holdfast.storage.*``."""
+        settings = Settings.parse({f"{PREFIX}state.dir": state_dir}, backend_names())
+        return cls(settings, parse_storage_options(options), executor, at_once, on_shard)
+
+    def versions(self) -> dict[str, str]:
+        """Return the releases that take part: no Spark does."""
+        return {"holdfast": distribution.VERSION}
+
+    def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
+        """Return the operators with state of a query, with their pointers; see `stored_steps`."""
+        return stored_steps(location, batch, self.executor)
+
+    def run(self, shards: Sequence[tuple[Any, ...]], given: str, task: ShardTask, returned: str) -> Sequence[Any]:
+        """Run a task for some shards, some of them side by side; raises what it raises, with the shard."""
+        columns = [column.split()[0] for column in given.split(",")]
+        found: list[Mapping[str, Any]] = []
+        with self._storages() as opened:
+            work = partial(task.work, opened=opened)
+
+            def done(row: tuple[Any, ...]) -> list[Mapping[str, Any]]:
+                return list(outcomes(dict(zip(columns, row, strict=True)), work))
+
+            with closing(ahead(self.executor, done, shards, self.at_once)) as results:
+                for rows in results:
+                    require_no_error(rows)
+                    found += rows
+                    self.on_shard(1)
+        return found
+
+    @contextmanager
+    def _storages(self) -> Iterator[Callable[[str], ObjectStorage]]:
+        """Give a function that returns the storage at a URL, open until the context ends."""
+        with ExitStack() as stack:
+            storages: dict[str, ObjectStorage] = {}
+
+            def opened(url: str) -> ObjectStorage:
+                if url not in storages:  # threads that come at once open it twice: both are closed
+                    storages[url] = stack.enter_context(open_storage(url, self.options))
+                return storages[url]
+
+            yield opened

@@ -1,0 +1,66 @@
+"""What Spark has planned, told by the query itself, which runs in this process's JVM: no storage is asked.
+
+::
+
+    activeStreamingQueries ─▶ StreamExecution ─▶ offsetLog ─▶ get(7) ─▶ the lines of offsets/7
+
+The names are private to Spark, and used here only: `tests/spark/sinks/test_older_location.py` asks for them on each
+version. Where they are gone, nothing is known, and nobody fails.
+
+Source: ``StreamExecution``, ``SharedState``, ``OffsetSeqLog`` of Spark 4.0 to 4.3.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError
+
+from holdfast.errors import CorruptionError
+from holdfast.spark_integration.spark_state.query_location import PlannedOffsets
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+_log = logging.getLogger(__name__)
+
+
+class RunningQuery:
+    """A query of a classic session.
+
+    Parameters
+    ----------
+    session : SparkSession
+        Any of the application's.
+    query_id : str
+    """
+
+    def __init__(self, session: SparkSession, query_id: str) -> None:
+        jvm: Any = session._jvm  # noqa: SLF001
+        self._new_buffer = jvm.java.io.ByteArrayOutputStream
+        self._offset_log: Any = None
+        try:
+            queries = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
+            self._offset_log = queries.get(jvm.java.util.UUID.fromString(query_id)).offsetLog()
+        except (Py4JError, AttributeError) as exc:
+            _log.warning(
+                "this Spark does not tell what it has planned, so a sink cannot tell a repeated micro-batch from one "
+                "that is planned anew, after a checkpoint location was rolled back: %s",
+                exc,
+            )
+
+    def plan(self, batch_id: int) -> str:
+        """Return what Spark has planned for a micro-batch, as `plan_of` tells it; empty if that is not known."""
+        if self._offset_log is None:
+            return ""
+        try:
+            offsets, text = self._offset_log.get(batch_id), self._new_buffer()
+            if offsets.isEmpty():
+                return ""
+            self._offset_log.serialize(offsets.get(), text)
+            return PlannedOffsets.parse(text.toString("UTF-8"), f"offsets/{batch_id}").plan
+        except (Py4JError, CorruptionError) as exc:
+            _log.warning("what Spark has planned for micro-batch %d cannot be read: %s", batch_id, exc)
+            return ""

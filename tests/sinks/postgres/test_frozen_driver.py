@@ -1,0 +1,224 @@
+"""A driver that freezes in the middle of a transaction locks no successor out, and does no harm when it wakes up."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+
+from holdfast.errors import ConflictError, InvalidArgumentError, UnavailableError
+from holdfast.spark_integration.sinks.postgres import connecting, ending, target
+from holdfast.spark_integration.sinks.postgres.connecting import Link
+from holdfast.spark_integration.sinks.postgres.ending import Ending
+from holdfast.spark_integration.sinks.postgres.marks import Marks
+from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery
+from tests.faults.elsewhere import run_elsewhere
+from tests.servers.postgres import Postgres
+from tests.servers.programs import wait_until
+from tests.sinks.postgres.attempts import Case, case
+
+pytestmark = [pytest.mark.postgres, pytest.mark.timeout(120)]
+
+ROWS = [("a", 1), ("b", 2)]
+#: Where a driver is frozen, with its transaction open: step of the protocol, and the call after which.
+PLACES: dict[str, tuple[str, Any, str]] = {
+    "applied": ("commit", Ending, "apply"),
+    "dropped": ("commit", Ending, "put"),
+    "shown": ("commit", Marks, "show"),
+    "tried": ("confirm", Ending, "apply"),
+}
+
+
+def _freeze(sink: PostgresSink, query: SinkQuery, handles: list[Handle], place: str) -> None:
+    """Confirm or commit a micro-batch as a driver of its own, which stops on the way, until somebody continues it."""
+    step, owner, name = PLACES[place]
+    call = getattr(owner, name)
+
+    def call_and_stop(*given: Any) -> None:
+        call(*given)
+        setattr(owner, name, call)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    setattr(owner, name, call_and_stop)
+    # The server has said farewell meanwhile; what is done again finds that all is done, or gone.
+    with suppress(UnavailableError, ConflictError):
+        getattr(sink, step)(query, 1, handles)
+
+
+def _frozen(made: Case, handles: list[Handle], place: str) -> BaseProcess:
+    process = run_elsewhere(_freeze, made.sink, made.query, handles, place)
+    assert process.pid is not None
+    wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, list)
+    return process
+
+
+def _woken(process: BaseProcess) -> int | None:
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGCONT)
+    process.join(30)
+    return process.exitcode
+
+
+@pytest.fixture
+def may_refuse(postgres: Postgres) -> Case:
+    """Return an upsert into a table that a dry run is needed for."""
+    return case(postgres, "k text PRIMARY KEY, n bigint, twice bigint GENERATED ALWAYS AS (2 * n) STORED", keys=["k"])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_start_ends_the_open_transaction_of_a_frozen_driver(may_refuse: Case, place: str) -> None:
+    """In milliseconds: not when locks, or the server's two hours of patience with a lost machine, run out."""
+    made = may_refuse
+    made.open()
+    made.commit(made.prepared(("a", 0)), batch_id=0)
+    handles = [made.prepared(row, batch_id=1, partition=part) for part, row in enumerate(ROWS)]
+    process = _frozen(made, handles, place)
+    try:
+        began_s = time.monotonic()
+        assert made.open() == 0
+        made.confirm(*handles, batch_id=1)
+        made.commit(*handles, batch_id=1)
+        assert time.monotonic() - began_s < 20
+        assert made.leftovers() == []
+        assert made.rows() == [("a", 1, 2), ("b", 2, 4)]
+        later = made.prepared(("a", 7), batch_id=2)
+        made.commit(later, batch_id=2)
+    finally:
+        assert _woken(process) == 0
+    assert made.rows() == [("a", 7, 14), ("b", 2, 4)]
+    assert made.open() == 2
+
+
+def test_a_start_ends_that_of_the_query_that_it_replaces(may_refuse: Case) -> None:
+    """Which has ended for good, and whose name it takes over."""
+    made = may_refuse
+    made.open()
+    made.commit(made.prepared(("a", 0)), batch_id=0)
+    handles = [made.prepared(row, batch_id=1, partition=part) for part, row in enumerate(ROWS)]
+    process = _frozen(made, handles, "applied")
+    try:
+        newer = Case(made.server, made.sink, query_id="22222222-2222-3333-4444-555555555555", replaces=made.query_id)
+        began_s = time.monotonic()
+        assert newer.open() == -1
+        assert time.monotonic() - began_s < 20
+    finally:
+        assert _woken(process) == 0
+
+
+@pytest.mark.parametrize("step", ["open", "leftovers", "confirm", "commit", "abort"])
+def test_a_driver_whose_session_is_ended_does_the_same_again(
+    updating: Case, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older driver that wakes up in its start takes the newer one for older, and ends what that has open."""
+    updating.open()
+    handle, run = updating.prepared(("a", 1)), Link.run
+
+    def end_it(link: Link, *given: Any) -> Any:
+        monkeypatch.setattr(Link, "run", run)
+        updating.sql(f"SELECT pg_terminate_backend({link.connection.info.backend_pid}, 10000)")
+        return run(link, *given)
+
+    monkeypatch.setattr(Link, "run", end_it)
+    steps: dict[str, Callable[[], object]] = {
+        "open": updating.open,
+        "leftovers": updating.leftovers,
+        "confirm": lambda: updating.confirm(handle),
+        "commit": lambda: updating.commit(handle),
+        "abort": lambda: updating.abort(handle),
+    }
+    steps[step]()
+    assert Link.run is run, "it was ended"
+
+
+def test_a_start_that_is_done_again_ends_no_driver_again(updating: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that start at once would end each other's sessions until one gives up."""
+    end, read, ended = ending.end_older_drivers, target.read, []
+
+    def end_and_note(link: Link, query: SinkQuery) -> None:
+        ended.append(query)
+        end(link, query)
+
+    def read_when_ended(link: Link, table: str) -> target.Target:
+        monkeypatch.setattr(target, "read", read)
+        updating.sql(f"SELECT pg_terminate_backend({link.connection.info.backend_pid}, 10000)")
+        return read(link, table)
+
+    monkeypatch.setattr(ending, "end_older_drivers", end_and_note)
+    monkeypatch.setattr(target, "read", read_when_ended)
+    updating.open()
+    assert target.read is read, "it was ended"
+    assert len(ended) == 1
+
+
+def test_other_queries_and_sinks_keep_their_sessions(updating: Case) -> None:
+    """Whoever has another name, or the same under another query, is not ended."""
+    updating.open()
+    beside = Case(updating.server, updating.sink, query_id="33333333-2222-3333-4444-555555555555")
+    with beside.sink._lent(beside.query) as link:
+        link.run("BEGIN")
+        updating.open()
+        assert link.run("SELECT 1") == [(1,)]
+        link.run("ROLLBACK")
+
+
+def test_a_driver_that_nobody_succeeds_is_ended_by_the_server(updating: Case) -> None:
+    """Its locks hold up whoever writes to the table, and VACUUM."""
+    updating.open()
+    updating.commit(updating.prepared(("a", 0)), batch_id=0)
+    handles = [updating.prepared(row, batch_id=1, partition=part) for part, row in enumerate(ROWS)]
+    updating.options = {"options": "-c idle_in_transaction_session_timeout=500ms"}
+    process = _frozen(updating, handles, "applied")
+    try:
+        locked = "SELECT count(*) FROM pg_locks WHERE relation = '{}'::regclass AND mode = 'RowExclusiveLock'"
+        wait_until(lambda: updating.sql(locked.format(updating.sink.table)) == [(0,)], list)
+        assert updating.rows() == [("a", 0)]
+    finally:
+        assert _woken(process) == 0
+
+
+def test_sessions_have_limits_unless_somebody_has_set_others(postgres: Postgres) -> None:
+    """What the user, or the database, says goes before; the server's own defaults are two hours and for ever."""
+    asked = "SELECT current_setting(name) FROM unnest(ARRAY['idle_in_transaction_session_timeout', 'lock_timeout', "
+    asked += "'tcp_keepalives_idle', 'tcp_keepalives_interval', 'tcp_keepalives_count']) name"
+    for options, wanted in (
+        ("", ["1min", "1min", "30", "10", "3"]),
+        ("-c lock_timeout=7s -c tcp_keepalives_idle=99", ["1min", "7s", "99", "10", "3"]),
+        ("-c idle_in_transaction_session_timeout=1h", ["1h", "1min", "30", "10", "3"]),
+    ):
+        link = connecting.connect({**postgres.options, "options": options}, "holdfast test")
+        try:
+            assert [row[0] for row in link.run(asked)] == wanted
+        finally:
+            link.close()
+
+
+def test_a_session_of_another_role_is_an_error_that_says_which_right(updating: Case) -> None:
+    """Who changes the sink's user must let the new one end what the old one has left."""
+    updating.open()
+    schema = updating.sink.table.partition(".")[0]
+    old, new = (f"{name}_{secrets.token_hex(4)}" for name in ("old", "new"))
+    for role in (old, new):
+        updating.sql(
+            f"CREATE ROLE {role} LOGIN PASSWORD 'role'; GRANT ALL ON SCHEMA {schema} TO {role};"
+            f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}"
+        )
+    of_old, of_new = (replace(updating, options={"user": role, "password": "role"}) for role in (old, new))
+    with updating.sink._lent(of_old.query) as link:
+        link.run("BEGIN")
+        with pytest.raises(InvalidArgumentError, match=f"GRANT {old} TO"):
+            of_new.open()
+        updating.sql(f"GRANT {old} TO {new}")
+        assert of_new.open() == -1
+        with pytest.raises(psycopg.OperationalError):
+            link.run("SELECT 1")

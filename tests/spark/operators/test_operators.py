@@ -1,0 +1,219 @@
+"""What operators in one line share with all others: batch DataFrames, savepoints, look-ups, errors."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import functions as F  # noqa: N812
+
+import holdfast
+from holdfast import savepoints
+from holdfast.errors import HoldfastError, InvalidArgumentError
+from tests.pages import block_with
+from tests.spark.conftest import Lab
+from tests.spark.operators.test_equal_to_spark import SCHEMA, canonical, feed, made, shape, source, sparks
+from tests.tiers import cases
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+pytestmark = pytest.mark.spark
+
+#: By name: the operator on a stream, and Spark's own.
+OPERATORS: dict[str, tuple[Callable[[DataFrame], DataFrame], Callable[[DataFrame], DataFrame]]] = {
+    "agg": (
+        lambda df: holdfast.stream(df).groupBy("user").agg(**made("n", "sum_i", "mean_d")),
+        lambda df: df.groupBy("user").agg(*sparks("n", "sum_i", "mean_d")),
+    ),
+    "window": (
+        lambda df: holdfast.stream(df).groupBy("user").window("at", "1 hour").agg(**made("n", "max_s")),
+        lambda df: df.groupBy("user", F.window("at", "1 hour")).agg(*sparks("n", "max_s")),
+    ),
+    "windows alone": (
+        lambda df: holdfast.stream(df).window("at", "1 hour", "30 minutes").agg(holdfast.count(), holdfast.sum("i")),
+        lambda df: df.groupBy(F.window("at", "1 hour", "30 minutes")).agg(F.count("*"), F.sum("i")),
+    ),
+    "session": (
+        lambda df: holdfast.stream(df).groupBy("user").session("at", "5 minutes").agg(**made("n", "sum_i")),
+        lambda df: df.groupBy("user", F.session_window("at", "5 minutes")).agg(*sparks("n", "sum_i")),
+    ),
+    "dropDuplicates": (
+        # Of many values, so that later micro-batches have new ones.
+        lambda df: holdfast.stream(df).dropDuplicates(["user", "i"]).select("user", "i"),
+        lambda df: df.dropDuplicates(["user", "i"]).select("user", "i"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_batch_data_frame_gives_what_spark_gives(lab: Lab, name: str) -> None:
+    """Values, names and types; windows and sessions are over at once."""
+    feed(lab, random.Random(9), 2)
+    df = lab.spark.read.schema(SCHEMA).parquet(str(lab.folder / "input"))
+    ours, spark = (of(df) for of in OPERATORS[name])
+    assert shape(ours) == shape(spark)
+    found, expected = (
+        sorted((canonical(row.asDict(recursive=True)) for row in frame.collect()), key=repr) for frame in (ours, spark)
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", cases(["window", "session", "dropDuplicates", "agg", "windows alone"], quick=3))
+def test_a_query_goes_on_from_a_savepoint(lab: Lab, name: str) -> None:
+    """With other shards, on another backend, in another place: it shows what it would have shown."""
+    chance, mode = random.Random(4), "update" if name == "agg" else "append"
+
+    def frame() -> DataFrame:
+        return OPERATORS[name][0](source(lab))
+
+    def shown(query: str) -> list[list[Any]]:
+        return [sorted(map(canonical, rows), key=repr) for rows in lab.run(frame(), query, mode) if rows]
+
+    feed(lab, chance, 3)
+    shown("query")
+    savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
+    feed(lab, chance, 4)
+    expected = shown("query")
+    lab.configure({"state.dir": str(lab.folder / "again-state"), "backend": "rocksdb"})
+    savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "again", shards=3)
+    assert shown("again") == expected
+    assert expected
+
+
+def test_state_is_read_from_outside(lab: Lab) -> None:
+    """Under the columns' names, by key as well: also of sessions, of which a key has several."""
+    feed(lab, random.Random(4), 3)
+    lab.run(OPERATORS["session"][0](source(lab)), "sessions", "append")
+    lab.run(OPERATORS["window"][0](source(lab)), "windows", "append")
+    windows = holdfast.read_state(lab.spark, lab.folder / "windows", "window").to_pylist()
+    assert {*windows[0]} == {"user", "window_start", "n", "max_s"}
+    all_open = holdfast.read_state(lab.spark, lab.folder / "sessions", "session").to_pylist()
+    assert {*all_open[0]} == {"user", "session_start", "session_end", "n", "sum_i"}
+    with holdfast.open_query(lab.folder / "sessions", str(lab.folder / "durable")) as query:
+        for user in {row["user"] for row in all_open}:
+            found = query.get("session", {"user": user}).popitem()[1].to_pylist()
+            assert sorted(found, key=repr) == sorted((row for row in all_open if row["user"] == user), key=repr)
+
+
+def test_an_aggregate_is_added_and_another_left_out(lab: Lab) -> None:
+    """What is added begins with the next rows; what is left out comes back with what it held."""
+
+    def run(**aggregates: holdfast.Aggregate) -> dict[Any, Any]:
+        rows = lab.run(holdfast.stream(lab.source()).groupBy("key").agg(**aggregates, name="totals"))[-1]
+        return {row.pop("key"): row for row in rows}
+
+    lab.feed([("a", 1), ("b", 2)])
+    assert run(n=holdfast.count())["a"] == {"n": 1}
+    lab.feed([("a", 5)])
+    assert run(n=holdfast.count(), worst=holdfast.max("v")) == {"a": {"n": 2, "worst": 5}}
+    lab.feed([("a", 3), ("b", 1)])
+    assert run(worst=holdfast.max("v")) == {"a": {"worst": 5}, "b": {"worst": 1}}
+    lab.feed([("a", 1)])
+    with pytest.raises(StreamingQueryException, match="column n was computed by another aggregate"):
+        run(n=holdfast.sum("v"))
+
+
+def test_windows_of_another_length_are_refused(lab: Lab) -> None:
+    """Stored rows are of the old windows."""
+
+    def run(length: str) -> None:
+        lab.run(
+            holdfast.stream(source(lab)).groupBy("user").window("at", length).agg(n=holdfast.count()), mode="append"
+        )
+
+    feed(lab, random.Random(1), 2)
+    run("1 hour")
+    feed(lab, random.Random(1), 1)
+    run("60 minutes")
+    feed(lab, random.Random(1), 1)
+    with pytest.raises(StreamingQueryException, match="the window has changed"):
+        run("2 hours")
+
+
+def test_a_watermark_without_delay_finds_duplicates_too(lab: Lab) -> None:
+    """Spark takes a delay of nothing, which as a window's length it refuses."""
+    feed(lab, random.Random(1), 1)
+    assert holdfast.stream(source(lab, "0 seconds")).dropDuplicatesWithinWatermark(["user"]).isStreaming
+
+
+def test_the_operators_of_the_guide_are_defined(lab: Lab) -> None:
+    """What docs/operators.md shows first."""
+    lab.feed([("a", 1)])
+    df = lab.source().selectExpr("key as id", "key as user", "timestamp_millis(v) as at", "v as delay")
+    names: dict[str, Any] = {"df": df, "holdfast": holdfast}
+    block = block_with("docs/operators.md", "dropDuplicatesWithinWatermark")
+    for line in filter(None, block.splitlines()):
+        frame = eval(line, names) if not line.startswith("events =") else exec(line, names)  # the document is ours
+        assert frame is None or frame.isStreaming
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        (lambda s: s.groupBy("user").agg(), InvalidArgumentError, "agg takes holdfast's aggregates"),
+        (lambda s: s.groupBy("user").agg(F.count("*")), InvalidArgumentError, "agg takes holdfast's aggregates"),
+        (lambda s: s.groupBy("user").agg(n=holdfast.sum("nope")), AnalysisException, "nope"),
+        (lambda s: s.groupBy("user").agg(n=holdfast.sum("s")), InvalidArgumentError, "no sum of this type"),
+        (lambda s: s.groupBy("user").agg(n=holdfast.any("i")), AnalysisException, "bool_or"),
+        (lambda s: s.groupBy("user").agg(n=holdfast.count(), outputMode="append"), InvalidArgumentError, "is final"),
+        (lambda s: s.groupBy("user").agg(n=holdfast.count(), outputMode="complete"), InvalidArgumentError, "complete"),
+        (lambda s: s.groupBy("user").agg(user=holdfast.count()), InvalidArgumentError, "names a column twice"),
+        (lambda s: s.groupBy("user").agg(n=holdfast.count(), name="a/b"), InvalidArgumentError, "cannot name"),
+        (lambda s: s.groupBy("at").agg(n=holdfast.count()), InvalidArgumentError, "never be over"),
+        (
+            lambda s: s.groupBy(F.window("at", "1 hour")).agg(n=holdfast.count()),
+            InvalidArgumentError,
+            "use groupBy(.*).window",
+        ),
+        (lambda s: s.groupBy("user").window("at", "1 parsec"), AnalysisException, "parsec"),
+        (lambda s: s.dropDuplicates(["nope"]), AnalysisException, "nope"),
+        (lambda s: s.dropDuplicates(["user"], ttl=5), InvalidArgumentError, "a duration"),
+        (lambda s: s.dropDuplicates(["user"], ttl="soon"), InvalidArgumentError, "a duration .*soon"),
+        (lambda s: s.dropDuplicates(["user"], ttl="-1 day"), InvalidArgumentError, "longer than nothing"),
+        (lambda s: s.dropDuplicates(["user"], ttl="1 month"), InvalidArgumentError, "of weeks, days or shorter"),
+        (
+            lambda s: (
+                holdfast.stream(s.df.withColumnRenamed("user", "window_start"))
+                .groupBy("window_start")
+                .session("at", "1 minute")
+                .agg(n=holdfast.count())
+            ),
+            InvalidArgumentError,
+            "rename it.*key=window_start",
+        ),
+        (
+            lambda s: (
+                holdfast.stream(s.df.withColumnRenamed("user", "session_start"))
+                .groupBy("session_start")
+                .session("at", "1 minute")
+                .agg(n=holdfast.count())
+            ),
+            InvalidArgumentError,
+            "rename it.*key=session_start",
+        ),
+    ],
+)
+def test_a_wrong_definition_says_so(lab: Lab, wrong: Callable[[Any], Any], error: type[Exception], text: str) -> None:
+    """Nothing has run then; where Spark has an error for it, it is Spark's."""
+    feed(lab, random.Random(1), 1)
+    with pytest.raises(error, match=text):
+        wrong(holdfast.stream(source(lab)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda s: s.groupBy("user").window("at", "1 hour").agg(n=holdfast.count()),
+        lambda s: s.groupBy("user").session("at", "1 hour").agg(n=holdfast.count()),
+        lambda s: s.dropDuplicatesWithinWatermark(["user"]),
+    ],
+)
+def test_what_needs_a_watermark_says_so(lab: Lab, wrong: Callable[[Any], Any]) -> None:
+    """Without it nothing is ever over."""
+    feed(lab, random.Random(1), 1)
+    with pytest.raises(HoldfastError, match="withWatermark"):
+        wrong(holdfast.stream(source(lab, None)))

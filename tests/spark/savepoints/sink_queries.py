@@ -1,0 +1,152 @@
+"""Queries whose sinks a restored query continues; as a program, one that is killed after a decision."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import holdfast
+from holdfast import sinks
+from holdfast.errors import UnavailableError
+from holdfast.examples.sinks import csv_folder
+from tests.faults.sinks.killed_at import STEPS, KilledAt
+from tests.spark.application import start_spark
+from tests.spark.conftest import OUTPUT, STATE, Lab, count_and_sum
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from holdfast.sinks import Handle, SinkQuery, TwoPhaseSink
+
+Row = tuple[Any, ...]
+FED: Sequence[list[tuple[str | None, int]]] = [
+    [("a", 1), ("b", 2), ("c", 3), ("d", 4)],
+    [("a", 10), ("e", 5)],
+    [("a", 100), ("b", 20), ("e", 50)],
+    [("b", 1000), ("f", 7)],
+]
+# How rows are written as messages.
+_SHAPES = {"KafkaSink": ("key", "to_json(struct(n, total)) AS value")}
+SCHEMA = pa.schema({"key": pa.string(), "n": pa.int64(), "total": pa.int64()})
+
+
+def counted_at_random(batch: holdfast.ShardBatch) -> pa.Table:
+    """Count each key's rows, beside a number that differs from attempt to attempt."""
+    rows = count_and_sum(batch)
+    noise = pa.array([secrets.randbelow(1 << 60) for _ in range(len(rows))], pa.int64())
+    return rows.set_column(rows.schema.get_field_index("total"), "total", noise)
+
+
+def totals(*tables: list[tuple[str | None, int]]) -> list[Row]:
+    """Return what a query shows of some micro-batches, by plain Python."""
+    found, state = [], dict[str, tuple[int, int]]()
+    for table in tables:
+        for key, value in table:
+            n, total = state.get(str(key), (0, 0))
+            state[str(key)] = (n + 1, total + value)
+        found += [(key, *state[key]) for key in sorted({str(key) for key, _ in table})]
+    return sorted(found)
+
+
+def parquet_rows(url: str) -> list[Row]:
+    """Return the rows of the files that a Parquet sink names."""
+    return rows_of(pa.concat_tables([SCHEMA.empty_table(), *map(pq.read_table, sinks.parquet_files(url))]))
+
+
+def delta_rows(url: str) -> list[Row]:
+    """Return what a Delta reader sees."""
+    from deltalake import DeltaTable
+
+    return rows_of(DeltaTable(url).to_pyarrow_table())
+
+
+def csv_rows(folder: str) -> list[Row]:
+    """Return what the example's reader sees."""
+    return rows_of(csv_folder.read(folder, SCHEMA))
+
+
+def rows_of(table: pa.Table) -> list[Row]:
+    return sorted(tuple(row.values()) for row in table.select(SCHEMA.names).to_pylist())
+
+
+@dataclass(frozen=True)
+class Unanswered(KilledAt):
+    """A sink whose target does not answer after the decision of a micro-batch."""
+
+    batch_id: int = 2
+
+    def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
+        if batch_id == self.batch_id:
+            raise UnavailableError("the target does not answer")
+        self.inner.commit(query, batch_id, handles)
+
+
+@dataclass(frozen=True)
+class KilledAtTheThird(KilledAt):
+    """A sink whose driver dies when its third micro-batch is decided."""
+
+    def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
+        if batch_id == 2:
+            Path(self.marks).mkdir()
+            for step in set(STEPS) - {"decided", "commit", "committed"}:
+                Path(self.marks, step).touch()
+        super().confirm(query, batch_id, handles)
+
+
+@dataclass
+class Query:
+    """A query of a lab's input into a sink; each start is another driver's."""
+
+    lab: Lab
+    sink: TwoPhaseSink
+    function: Callable[[holdfast.ShardBatch], pa.Table] = count_and_sum
+    name: str = "query"
+    replaces: str | None = None
+
+    @property
+    def inner(self) -> TwoPhaseSink:
+        return self.sink.inner if isinstance(self.sink, KilledAt) else self.sink
+
+    def run(self) -> str:
+        """Run the query over what it has not read yet; return its id."""
+        shape, write = _SHAPES.get(type(self.inner).__name__), sinks.exactly_once(self.sink, replaces=self.replaces)
+
+        def writing(rows: DataFrame, batch_id: int) -> None:
+            write(rows.selectExpr(*shape) if shape else rows, batch_id)
+
+        frame = self.lab.totals(func=self.function, outputStructType=OUTPUT, stateStructType=STATE)
+        writer = frame.writeStream.foreachBatch(writing).outputMode("update").trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(self.lab.folder / self.name)).start()
+        query.awaitTermination()
+        return str(query.id)
+
+
+def run_data_source(lab: Lab, url: str, function: Callable[[holdfast.ShardBatch], pa.Table], name: str) -> None:
+    """Run a query over what it has not read yet, with a Parquet sink as its data source."""
+    rows = holdfast.stream(lab.source()).groupBy("key")
+    frame = rows.applyInArrowWithState(function, OUTPUT, STATE, "append", name="totals")
+    options = sinks.source_options(lab.spark, sinks.parquet("out", url))
+    writer = frame.writeStream.format("holdfast-parquet").options(**options)
+    writer = writer.options(name="out", path=url, checkpointLocation=str(lab.folder / name))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def main() -> None:
+    """Run a query into a Parquet sink over the input, until the process dies of a decision."""
+    folder, marks = Path(sys.argv[1]), sys.argv[2]
+    spark = start_spark(folder, json.loads(sys.argv[3]))
+    lab = Lab(spark, folder, folder / "local")
+    sink = sinks.parquet("out", str(folder / "shown"))
+    Query(lab, KilledAtTheThird(sink, marks)).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""``holdfast savepoint create`` and ``holdfast clone`` without Spark make what they make with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from holdfast import savepoints
+from holdfast.cli import group
+from holdfast.commands import own_spark
+from holdfast.errors import InvalidArgumentError
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.savepoints.working import SparkTasks
+from holdfast.spark_integration.spark_state.query_location import QueryLocation
+from tests.spark.conftest import Lab
+from tests.spark.parity.engines import configured
+from tests.spark.savepoints.queries import CASES, UNCHECKED, Case, without_spark
+from tests.spark.savepoints.test_copies import begun, clone, of_spark_and_ours
+from tests.tiers import cases
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from holdfast.savepoints import Savepoint
+
+pytestmark = pytest.mark.spark
+STORES = ["HDFSBackedStateStoreProvider", "RocksDBStateStoreProvider"]
+
+
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where a command starts Spark."""
+    monkeypatch.setattr(own_spark, "started_spark", lambda *_: pytest.fail("the command starts Spark"))
+
+
+def command(*arguments: object) -> Any:
+    done = CliRunner().invoke(group, [*map(str, arguments)])
+    if done.exception is not None:
+        raise done.exception
+    return done
+
+
+def require_the_same_steps(lab: Lab) -> None:
+    """Spark's own reader of its state, and ours, for operators of all kinds."""
+    query = lab.folder / "query"
+    with open_storage(str(query)) as location, without_spark(lab, str(lab.folder / "durable")) as alone:
+        batch = QueryLocation(location).batch()
+        wanted = SparkTasks(lab.spark).steps(location, str(query), batch)
+        found = alone.steps(location, str(query), batch)
+    assert [_comparable(step) for step in found] == [_comparable(step) for step in wanted]
+
+
+def _comparable(step: Any) -> Any:
+    if not step.is_ours:
+        return step.number, step.host
+    return replace(step, pointers={directory: sorted(rows) for directory, rows in step.pointers.items()})
+
+
+def described(made: Savepoint) -> list[Any]:
+    """Return what a savepoint says of its query and operators, but for the names of its objects."""
+    sources = [(source.name, source.offset, len(source.logs)) for source in made.query.sources]
+    operators = [
+        (replace(one, pieces=()), [(piece.table, piece.shard, piece.rows, piece.digest) for piece in one.pieces])
+        for one in made.operators
+    ]
+    return [replace(made.query, sources=()), sources, operators, made.left_out, made.comment]
+
+
+@pytest.mark.parametrize(("case", "store"), cases([(case, STORES[i % 2]) for i, case in enumerate(CASES)]), ids=str)
+def test_a_command_saves_and_clones_what_spark_does(lab: Lab, no_spark: None, case: Case, store: str) -> None:
+    """Rows, timers, positions and settings are the same in the savepoint, and each file is in the clone."""
+    provider = f"org.apache.spark.sql.execution.streaming.state.{store}"
+    settings = dict(case.settings) or {"spark.sql.streaming.stateStore.providerClass": provider}
+    target = lab.folder / "savepoints"
+    with configured(lab.spark, settings):
+        begun(lab, case)
+        require_the_same_steps(lab)
+        savepoints.create(lab.spark, lab.folder / "query", target, "by-spark", comment="why")
+        clone(lab, "by-spark")
+    saved = command("savepoint", "create", lab.folder / "query", "--to", target, "--name", "alone", "--comment", "why")
+    assert "after micro-batch" in saved.output
+    assert savepoints.diff(target, "by-spark", "alone")[0] == []
+    assert described(savepoints.read(target, "alone")) == described(savepoints.read(target, "by-spark"))
+    assert savepoints.verify(target, "alone") == savepoints.leftovers(target, "alone") == []
+    places = "--to-state-dir", lab.folder / "durable-alone", "--checkpoint-location", lab.folder / "alone"
+    made = json.loads(command("clone", lab.folder / "query", *places, "--json").output)
+    assert made["query_id"] in (lab.folder / "alone/metadata").read_text()
+    for alone, by_spark in (("alone", "by-spark"), ("durable-alone", "durable-by-spark")):
+        assert files(lab.folder / alone, "alone") == files(lab.folder / by_spark, "by-spark")
+
+
+@pytest.mark.all
+@pytest.mark.since("4.1")
+def test_state_of_sparks_own_is_cloned_and_refused_alike(lab: Lab, no_spark: None) -> None:
+    case = replace(CASES[0], query=of_spark_and_ours, settings={**CASES[4].settings, **UNCHECKED})
+    with configured(lab.spark, dict(case.settings)):
+        begun(lab, case)
+        require_the_same_steps(lab)
+        clone(lab, "by-spark")
+    places = "--to-state-dir", lab.folder / "durable-alone", "--checkpoint-location", lab.folder / "alone"
+    command("clone", lab.folder / "query", *places)
+    assert files(lab.folder / "alone", "alone") == files(lab.folder / "by-spark", "by-spark")
+    with pytest.raises(InvalidArgumentError, match="an operator's state is Spark's own"):
+        command("savepoint", "create", lab.folder / "query", "--to", lab.folder / "savepoints", "--name", "one")
+
+
+def files(folder: Path, name: str) -> dict[str, bytes]:
+    """Return a folder's files, but for what names the clone."""
+    every = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".crc")
+    found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in every}
+    own = {key for key in found if key == "metadata" or key.startswith("_queries/")}
+    assert own
+    # Spark's metadata of its own operators names files by path.
+    return {key: data.replace(f"/{name}/".encode(), b"//") for key, data in found.items() if key not in own}
+
+
+@pytest.mark.since("4.1")
+def test_state_that_only_spark_reads_starts_spark(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command says so, and the savepoint is made."""
+    asked: list[object] = []
+
+    @contextmanager
+    def started(*arguments: object) -> Iterator[SparkSession]:
+        asked.append(arguments)
+        yield lab.spark
+
+    monkeypatch.setattr(own_spark, "started_spark", started)
+    with configured(lab.spark, {"spark.sql.streaming.stateStore.rowChecksum.enabled": "true"}):
+        begun(lab, CASES[0])
+        places = "--to", lab.folder / "savepoints", "--name", "one", "--state-dir", lab.folder / "durable"
+        done = command("savepoint", "create", lab.folder / "query", *places)
+    assert (
+        "starting Spark, because only it can read this query's state: state written with spark.sql.str" in done.stderr
+    )
+    assert len(asked) == 1
+    assert savepoints.read(lab.folder / "savepoints", "one").operators[0].rows

@@ -1,0 +1,268 @@
+"""Operators on an embedded shard, beside the same in plain Python."""
+
+from __future__ import annotations
+
+import datetime as dt
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import SchemaMismatchError
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
+from holdfast.spark_integration.operators.accumulators import Accumulator, Count, Extreme, Sum
+from holdfast.spark_integration.operators.aggregation import WINDOW_END, WINDOW_START, Aggregation, Window
+from holdfast.spark_integration.operators.deduplication import Deduplication
+from holdfast.spark_integration.operators.sessions import Sessions
+from holdfast.spark_integration.shard.operator import ShardFunction
+from tests.unit.spark_integration.operators.operator_shard import FunctionShard
+
+TIME = pa.timestamp("us", "UTC")
+SPAN = pa.struct([("start", TIME), ("end", TIME)])
+USER = pa.field("user", pa.string())
+COLUMNS: tuple[Accumulator, ...] = (Count("n", None), Sum("total", "v", pa.int64()))
+RESULTS = [pa.field("n", pa.int64()), pa.field("total", pa.int64())]
+LENGTH, GAP = 10, 5  # ms
+#: Micro-batches: rows of user, time in ms and value, and the watermark in ms.
+ROWS = st.lists(
+    st.tuples(st.sampled_from([None, "ann", "bob", "cem"]), st.integers(1, 60), st.none() | st.integers(-9, 9)),
+    max_size=12,
+)
+BATCHES = st.lists(st.tuples(ROWS, st.integers(0, 60)), min_size=1, max_size=6).map(
+    lambda batches: [(rows, max(mark for _, mark in batches[: i + 1])) for i, (rows, _) in enumerate(batches)]
+)
+
+
+def at(ms: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
+
+
+def ms(time: dt.datetime) -> int:
+    return round(time.timestamp() * 1000)
+
+
+def table(rows: list[tuple[str | None, int, int, int | None]]) -> pa.Table:
+    """Return rows of user, start, end and value."""
+    users, starts, ends, values = zip(*rows, strict=True) if rows else ([], [], [], [])
+    return pa.table(
+        {
+            "user": pa.array(users, pa.string()),
+            WINDOW_START: pa.array([at(t) for t in starts], TIME),
+            WINDOW_END: pa.array([at(t) for t in ends], TIME),
+            "v": pa.array(values, pa.int64()),
+        }
+    )
+
+
+def windows(emits: Any, accumulators: tuple[Accumulator, ...] = COLUMNS, length: int = LENGTH) -> Aggregation:
+    output = pa.schema([USER, pa.field("window", SPAN), *RESULTS])
+    window = Window("window", length * 1000, f"length_us={length * 1000}", True)
+    return Aggregation(pa.schema([USER, pa.field(WINDOW_START, TIME)]), accumulators, output, emits, window)
+
+
+def sessions(*, is_streaming: bool = True) -> Sessions:
+    output = pa.schema([USER, pa.field("session_window", SPAN), *RESULTS])
+    return Sessions(pa.schema([USER, pa.field("session_start", TIME)]), COLUMNS, output, "session_window", is_streaming)
+
+
+@contextmanager
+def shard(function: ShardFunction, *keys: str) -> Iterator[FunctionShard]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield FunctionShard(Path(folder), function, list(keys))
+
+
+def spans(output: list[dict[str, Any]], column: str) -> list[tuple[Any, ...]]:
+    found = [(r["user"], ms(r[column]["start"]), ms(r[column]["end"]), r["n"], r["total"]) for r in output]
+    return sorted(found, key=repr)
+
+
+def added(rows: list[Any]) -> tuple[int, int | None]:
+    values = [v for v in rows if v is not None]
+    return len(rows), sum(values) if values else None
+
+
+@given(BATCHES)
+def test_windows_are_shown_once_when_they_are_over(batches: list[tuple[list[Any], int]]) -> None:
+    """Each window holds all its rows since it was last over, and goes, from the index too, as the watermark passes."""
+    held: dict[tuple[Any, int], list[Any]] = {}
+    with shard(windows("append"), "user", WINDOW_START) as one:
+        for rows, watermark in batches:
+            starts = [(user, t - t % LENGTH, v) for user, t, v in rows]
+            for user, start, v in starts:
+                held.setdefault((user, start), []).append(v)
+            over = [key for key in held if key[1] + LENGTH <= watermark]
+            expected = [(*key, key[1] + LENGTH, *added(held.pop(key))) for key in over]
+            found = one.run(table([(user, start, start + LENGTH, v) for user, start, v in starts]), watermark)
+            assert spans(found, "window") == sorted(expected, key=repr)
+            assert len(one.stored("state")) == len(one.stored("timers_by_due")) == len(held)
+            assert one.earliest_ms == min((start + LENGTH - 1 for _, start in held), default=None)
+
+
+@given(BATCHES)
+def test_windows_are_shown_whenever_they_change(batches: list[tuple[list[Any], int]]) -> None:
+    """In update mode: also those that the watermark has passed by now, which then go."""
+    held: dict[tuple[Any, int], list[Any]] = {}
+    with shard(windows("update"), "user", WINDOW_START) as one:
+        for rows, watermark in batches:
+            starts = [(user, t - t % LENGTH, v) for user, t, v in rows]
+            for user, start, v in starts:
+                held.setdefault((user, start), []).append(v)
+            changed = {(user, start) for user, start, _ in starts}
+            expected = [(*key, key[1] + LENGTH, *added(held[key])) for key in changed]
+            found = one.run(table([(user, start, start + LENGTH, v) for user, start, v in starts]), watermark)
+            assert spans(found, "window") == sorted(expected, key=repr)
+            held = {key: values for key, values in held.items() if key[1] + LENGTH > watermark}
+            assert len(one.stored("state")) == len(one.stored("timers_by_due")) == len(held)
+
+
+@given(BATCHES)
+def test_sessions_grow_together_and_go_once_they_are_over(batches: list[tuple[list[Any], int]]) -> None:
+    """State has exactly the open sessions, each under its start; the index may have more, until its time has come."""
+    held: dict[Any, list[tuple[int, int, list[Any]]]] = {}
+    with shard(sessions(), "user") as one:
+        for rows, watermark in batches:
+            for user, t, v in rows:
+                held.setdefault(user, []).append((t, t + GAP, [v]))
+            held = {user: merged(parts) for user, parts in held.items()}
+            over = [(user, *part) for user, parts in held.items() for part in parts if part[1] <= watermark]
+            held = {user: [part for part in parts if part[1] > watermark] for user, parts in held.items()}
+            expected = [(user, start, end, *added(values)) for user, start, end, values in over]
+            found = one.run(table([(user, t, t + GAP, v) for user, t, v in rows]), watermark)
+            assert spans(found, "session_window") == sorted(expected, key=repr)
+            open_now = [(user, *part[:2], len(part[2])) for user, parts in held.items() for part in parts]
+            stored = [(r["user"], ms(r["session_start"]), ms(r["session_end"]), r["n"]) for r in one.stored("s.state")]
+            assert sorted(stored, key=repr) == sorted(open_now, key=repr)
+            assert not open_now or one.earliest_ms <= min(end for _, _, end, _ in open_now) - 1  # type: ignore[operator]
+        one.run(table([]), 1000)
+        assert one.stored("s.state") == one.stored("timers_by_due") == []
+        assert one.earliest_ms is None
+
+
+def merged(parts: list[tuple[int, int, list[Any]]]) -> list[tuple[int, int, list[Any]]]:
+    found: list[tuple[int, int, list[Any]]] = []
+    for start, end, values in sorted(parts, key=lambda part: part[:2]):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end), found[-1][2] + values)
+        else:
+            found.append((start, end, values))
+    return found
+
+
+def test_sessions_of_a_batch_are_all_over() -> None:
+    """A batch query has no watermark, and Spark shows all sessions at once."""
+    with shard(sessions(is_streaming=False), "user") as one:
+        found = one.run(table([("ann", 1, 6, 1), ("ann", 20, 25, 2), ("ann", 6, 11, 3)]))
+        assert spans(found, "session_window") == [("ann", 1, 11, 2, 4), ("ann", 20, 25, 1, 2)]
+
+
+@given(BATCHES)
+def test_aggregates_by_key(batches: list[tuple[list[Any], int]]) -> None:
+    """Each micro-batch shows the keys that had rows, with all rows so far; null is a key."""
+    held: dict[Any, list[Any]] = {}
+    function = Aggregation(pa.schema([USER]), COLUMNS, pa.schema([USER, *RESULTS]), "update", None)
+    with shard(function, "user") as one:
+        for rows, _ in batches:
+            for user, _, v in rows:
+                held.setdefault(user, []).append(v)
+            found = one.run(table([(user, t, t, v) for user, t, v in rows]))
+            expected = {(user, *added(held[user])) for user, _, _ in rows}
+            assert sorted(((r["user"], r["n"], r["total"]) for r in found), key=repr) == sorted(expected, key=repr)
+            assert one.earliest_ms is None
+
+
+@given(BATCHES, st.sampled_from([0, 7]))
+def test_a_key_is_remembered_until_the_watermark_has_passed(batches: list[tuple[list[Any], int]], ttl: int) -> None:
+    """The first row of a key comes, and again once the key is forgotten: after the micro-batch that passes its end."""
+    held: dict[Any, int] = {}
+    types = pa.schema([USER, pa.field(WINDOW_START, TIME), pa.field(WINDOW_END, TIME), pa.field("v", pa.int64())])
+    with shard(Deduplication(pa.schema([USER]), types, WINDOW_START, ttl * 1000), "user") as one:
+        for rows, watermark in batches:
+            expected = []
+            for user, t, _ in rows:
+                if user not in held:
+                    held[user] = t + ttl
+                    expected.append((user, t))
+            found = one.run(table([(user, t, t, v) for user, t, v in rows]), watermark)
+            assert sorted(((r["user"], ms(r[WINDOW_START])) for r in found), key=repr) == sorted(expected, key=repr)
+            held = {user: until for user, until in held.items() if until > watermark}
+            assert {r["user"]: ms(r["until"]) for r in one.stored("state")} == held
+            assert len(one.stored("timers_by_due")) == len(held)
+
+
+@pytest.mark.parametrize(("keeps", "left"), [(True, 1), (False, 0)])
+def test_a_key_without_a_time(keeps: bool, left: int) -> None:
+    """It goes with the first watermark, as if of 1970, but never where the time is a part of it."""
+    types = pa.schema([USER, pa.field("at", TIME)])
+    with shard(Deduplication(pa.schema([USER]), types, "at", 0, keeps), "user") as one:
+        rows = pa.table({"user": ["ann"], "at": pa.nulls(1, TIME)})
+        assert [len(one.run(rows, watermark)) for watermark in (0, 0, 5)] == [1, 1 - left, 0 if keeps else 1]
+        one.run(rows.slice(0, 0), 6)
+        assert len(one.stored("state")) == left
+
+
+def test_a_key_is_remembered_in_processing_time() -> None:
+    """Without a watermark the micro-batch's own time counts; what is over goes when the shard is called again."""
+    types = pa.schema([USER, pa.field("v", pa.int64())])
+    with shard(Deduplication(pa.schema([USER]), types, None, 10_000), "user") as one:
+
+        def run(now: int, *users: str) -> list[Any]:
+            return [r["user"] for r in one.run(pa.table({"user": users, "v": [now] * len(users)}), None, now)]
+
+        assert sorted(run(100, "ann", "ann", "bob")) == ["ann", "bob"]
+        assert run(105, "cem", "ann") == ["cem"]
+        assert run(110, "dan") == ["dan"]  # and ann and bob go
+        assert sorted(r["user"] for r in one.stored("state")) == ["cem", "dan"]
+        assert sorted(run(111, "ann", "cem")) == ["ann"]
+        assert one.earliest_ms is None
+
+
+def test_a_key_that_comes_after_its_ttl_is_new_though_nothing_came_meanwhile() -> None:
+    """The row is shown, and remembered from then on: what was over before goes before rows are looked up."""
+    types = pa.schema([USER, pa.field("v", pa.int64())])
+    with shard(Deduplication(pa.schema([USER]), types, None, 10_000), "user") as one:
+        row = pa.table({"user": ["ann"], "v": [1]})
+        assert [len(one.run(row, None, now)) for now in (100, 109, 500, 509, 510)] == [1, 0, 1, 0, 1]
+        assert [len(one.stored(name)) for name in ("state", "timers_by_due")] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        (lambda: windows("append"), lambda: windows("append", length=20), "the window has changed"),
+        (
+            lambda: windows("append", (Extreme("n", "v", pa.int64(), "min"),)),
+            lambda: windows("append", (Extreme("n", "v", pa.int64(), "max"),)),
+            "column n was computed by another aggregate",
+        ),
+        (lambda: windows("append"), sessions, "by another kind of operator"),
+        (
+            lambda: windows("append", (Sum("n", "v", pa.int64()),)),
+            lambda: windows("append", (Sum("n", "v", pa.float64()),)),
+            "cannot be read with the columns",
+        ),
+    ],
+)
+def test_what_a_restart_cannot_change(
+    before: Callable[[], ShardFunction], after: Callable[[], ShardFunction], text: str
+) -> None:
+    """Stored rows are of other windows, or of another aggregate under the same name: the error says which."""
+    stored = StoredTables.of_first_run(before().tables())
+    with pytest.raises(SchemaMismatchError, match=text):
+        after().require_restartable(stored, before().configuration())
+
+
+def test_a_restart_may_add_and_leave_out_aggregates() -> None:
+    """An added one counts from then on; and the output mode may change."""
+    few, more = (
+        (Count("n", None),),
+        (Count("n", None), Sum("total", "v", pa.int64()), Extreme("w", "v", pa.int64(), "max")),
+    )
+    for old, new in ((few, more), (more, few)):
+        stored = StoredTables.of_first_run(windows("append", old).tables())
+        windows("update", new).require_restartable(stored, windows("append", old).configuration())
