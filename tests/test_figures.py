@@ -148,7 +148,6 @@ FIGURES = {
         f"*Follow* updates the page every {WORDS[app.FOLLOW_S]} seconds",
         f"looks again every {WORDS[app.FOLLOW_S]} seconds",
         f"more than {heat_map.CELLS_MAX} shards, a cell stands for several",
-        f"the map | {heat_map.CELLS_MAX} cells |",
         f"shown for at least {seconds(inquiry.SHOWN_MS)} seconds",
         f"waits {seconds(int(1000 * inquiry.PATIENCE_S))} seconds for all its stores",
         f"at most {growth.SHARDS_MAX} evenly spaced shards, at most {growth.SNAPSHOTS_MAX} each",

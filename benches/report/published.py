@@ -83,51 +83,40 @@ def texts(root: Path, *, report: bool = True) -> dict[Path, str]:
 
 
 def _results_page(results: Results, answers: list[Answer]) -> str:
-    """Return RESULTS.md: the summary, a line of ratios for each question, targets, gaps, commands."""
+    """Return RESULTS.md: the ratios of each question, what is no ratio, missed targets, gaps, commands."""
     summary = summarize(results, answers)
+    ratios = list(_ratios(answers))
+    compared = {question for question, *_ in ratios}
     parts = [
         "# Measured",
         _wrapped(
             "`make results` wrote this page from [results](results/run.json), where the raw figures are. "
-            "[The whole report](../docs/report.html) has charts, spreads, settings and memory; "
-            "[docs/performance.md](../docs/performance.md) says why. Sinks under kills, and beside plain writes: "
-            "[SINKS.md](SINKS.md)."
+            "[The whole report](../docs/report.html) has charts, spreads, settings and memory, and says which backend "
+            "suits which load; [docs/performance.md](../docs/performance.md) says why. Sinks under kills, and beside "
+            "plain writes: [SINKS.md](SINKS.md)."
         ),
         _wrapped(f"{results.described}."),
         _wrapped(f"**{'; '.join(summary.headline)}.**") if summary.headline else "",
+        _wrapped(" ".join(f"{doubt.question} {doubt.text}" for doubt in summary.doubts)),
+        "## Ratios",
+        _RATIOS,
+        _table(("question", "baseline", "throughput by it"), ratios),
     ]
-    if summary.choices:
-        rows = [
-            (
-                f"{advice.sentence.question} {advice.sentence.text}",
-                advice.choice.backend,
-                _capital(advice.choice.reason),
-            )
-            for advice in summary.choices
+    costs = [cost for cost in summary.costs if cost.question not in compared]
+    if costs:
+        parts += ["## What it costs", _table(("question", "answer"), list(_by_question(costs)))]
+    targets = [(answer.question.text, target) for answer in answers for target in answer.document["targets"]]
+    missed = [
+        (question, target["what"], target["wanted"], f"{target['measured']:.3g}")
+        for question, target in targets
+        if not target["met"]
+    ]
+    if missed:
+        parts += [
+            "## Missed targets",
+            f"{len(targets) - len(missed)} of {len(targets)} targets are met; these are not.",
+            _table(("question", "figure", "wanted", "measured"), missed),
         ]
-        parts += ["## Which backend", _table(("question", "backend", "reason"), rows)]
-    for heading, sentences in (
-        ("Where holdfast loses", summary.losses),
-        ("Where there is no difference", summary.level),
-        ("What it costs", summary.costs),
-        ("How far to trust these figures", summary.doubts),
-    ):
-        if sentences:
-            parts += [f"## {heading}", _table(("question", "answer"), list(_by_question(sentences)))]
-    parts += ["## Ratios", _RATIOS, _table(("question", "baseline", "throughput by it"), list(_ratios(answers)))]
-    targets = [
-        (
-            answer.question.text,
-            target["what"],
-            target["wanted"],
-            f"{target['measured']:.3g}",
-            "yes" if target["met"] else "**no**",
-        )
-        for answer in answers
-        for target in answer.document["targets"]
-    ]
-    if targets:
-        parts += ["## Targets", _table(("question", "figure", "wanted", "measured", "met"), targets)]
     if results.missing:
         gaps = [(q.text, f"{q.suite}, {q.name}", q.state, q.reason.partition("\n")[0]) for q in results.missing]
         parts += ["## Not measured", _table(("question", "suite", "state", "reason"), gaps)]
@@ -139,7 +128,9 @@ def _results_page(results: Results, answers: list[Answer]) -> str:
 
 
 _RATIOS = textwrap.fill(
-    "Medians of the ratios within each turn, in brackets the least and the most of them. Below 1 holdfast is slower.",
+    "Medians of the ratios within each turn, in brackets the least and the most of several turns. Bold: holdfast is "
+    "slower than the baseline, by more than the turns leave open. It is also slower than any other engine beside it "
+    "that has a higher figure.",
     _WIDTH,
 )
 
@@ -154,17 +145,13 @@ def _readme_paragraph(results: Results, answers: list[Answer]) -> str:
         halves.append(f"{listed(ratios)} times Spark's throughput")
     return _wrapped(
         f"On {count(vectorised.document['machine']['cores'])} cores, vectorised (left) {halves[0]}; a function by key, "
-        f"unchanged (right), {halves[1]} ({results.run['started'][:10]}). Where holdfast loses, other engines, and how "
-        "to repeat each figure: [RESULTS.md](benches/RESULTS.md), [the report](docs/report.html)."
+        f"unchanged (right), {halves[1]} ({results.run['started'][:10]}; [all figures](benches/RESULTS.md), "
+        "[the report](docs/report.html))."
     )
 
 
 def _wrapped(text: str) -> str:
     return textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -195,7 +182,10 @@ def _ratios(answers: list[Answer]) -> Iterator[tuple[str, str, str]]:
                 other = answer.name(base).text
                 if answer.curves and base != answer.question.baseline:
                     other = name_of(answer.engine(base)).text
-                shown = f"{name} {times(ratio.median)}" + (f" ({spread(ratio)})" if ratio.turns > 1 else "")
+                is_loss = answer.name(label).ours and not answer.name(base).ours and ratio.median < 1 and not ratio.same
+                bold = "**" if is_loss else ""
+                spreads = f" ({spread(ratio)})" if ratio.turns > 1 else ""
+                shown = f"{name} {bold}{times(ratio.median)}{bold}{spreads}"
                 by_base.setdefault(other, []).append(shown)
         for base, ratios in by_base.items():
             yield answer.question.text, base, "; ".join(ratios)

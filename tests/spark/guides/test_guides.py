@@ -109,6 +109,7 @@ ELSEWHERE = {
     "docs/state-schema.md": {"": "fragments of queries; tests/spark/restarts and tests/spark/savepoints run such"},
     "docs/testing.md": {"": "tests/test_shown_code.py"},
     "docs/transform-with-state.md": {"": "fragments of queries; tests/spark/processors runs such"},
+    "docs/tutorial.md": {"": "tests/spark/guides/test_tutorial.py"},
     "docs/ui.md": {"pip install": "serves until Ctrl-C; tests/spark/page opens it in a browser"},
 }
 
