@@ -1,15 +1,12 @@
 """Drivers of one query and one sink, of which any may stand still between any two of its requests.
 
-Each driver is a thread that waits before each of its requests; who runs the drivers says which one makes the next.
 Spark is a number that drivers share, as they share a checkpoint location: the newest micro-batch that was ended.
 """
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -22,7 +19,8 @@ from holdfast.snapshotter.savepoints.saved_sinks import continue_sinks, sinks_of
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink
-from tests.model.sink_target import Crash, CrashingStorage, Killed
+from tests.model.sink_target import CrashingStorage, Killed
+from tests.model.turns import Actor, Turns
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,25 +29,6 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema({"row": pa.string()})
 BATCHES = 3
 PARTS = 2
-
-
-class Turns(Crash):
-    """Makes each request of a driver wait until it is its turn."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_go, self.has_gone = threading.Semaphore(0), threading.Semaphore(0)
-        self.is_killed = False
-        #: What the driver is about to ask, where a world tells.
-        self.asks: str | None = None
-
-    @contextmanager
-    def around(self) -> Iterator[None]:
-        self.has_gone.release()
-        self.may_go.acquire()
-        if self.is_killed:
-            raise Killed
-        yield
 
 
 class World(ABC):
@@ -87,30 +66,15 @@ class World(ABC):
         self.storage.close()
 
 
-class Driver(threading.Thread):
+class Driver(Actor):
     """One driver: it starts where Spark's log says, and runs a few micro-batches."""
 
     def __init__(self, world: World, name: str) -> None:
-        super().__init__(name=name, daemon=True)
-        self.world, self.turns = world, Turns()
-        self.error: BaseException | None = None
-        #: Told before the last release: a thread that has released may yet live for a moment.
-        self.has_ended = False
-        self.steps = 0
-        self.start()
-        self.turns.has_gone.acquire()
+        self.world = world
+        super().__init__(self._micro_batches, name)
 
-    def run(self) -> None:
-        try:
-            self._micro_batches()
-        except BaseException as exc:  # noqa: BLE001  it is judged
-            self.error = exc
-        finally:
-            self.has_ended = True
-            self.turns.has_gone.release()
-
-    def _micro_batches(self) -> None:
-        world, turns = self.world, self.turns
+    def _micro_batches(self, turns: Turns) -> None:
+        world = self.world
         with turns.around():
             first = world.ended + 1
         sink = world.sink(turns)
@@ -129,19 +93,6 @@ class Driver(threading.Thread):
                 coordinator.finish(batch_id, Prepared(tuple(handles), PARTS))
             with turns.around():
                 world.ended = max(world.ended, batch_id)
-
-    def go(self, steps: int | None = None) -> None:
-        """Let the driver make some requests, or all that it still wants to."""
-        while not self.has_ended and (steps is None or steps > 0):
-            self.turns.may_go.release()
-            self.turns.has_gone.acquire()
-            self.steps += 1
-            steps = None if steps is None else steps - 1
-
-    def kill(self) -> None:
-        self.turns.is_killed = True
-        self.go()
-        self.join()
 
 
 def judge(world: World, *drivers: Driver) -> None:

@@ -16,7 +16,8 @@ from holdfast.snapshotter.savepoints.saved_sinks import require_sinks
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink
 from tests.model.sink_target import Crash, CrashingStorage, Killed, ModelSink, Target
 from tests.model.test_sink_drivers import QUERY, ModelWorld
-from tests.sink_drivers import Driver, Turns, World, judge, length, restored, saved
+from tests.model.turns import Turns
+from tests.sink_drivers import Driver, World, judge, length, restored, saved
 from tests.storage_in_ram import storage_in_ram
 from tests.tiers import ALL
 

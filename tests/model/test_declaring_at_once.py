@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
@@ -46,12 +45,6 @@ APART = {"text and number": (TEXT, NUMBER), "wide and narrow": (NUMBER, NARROW)}
 APART |= {f"{name}, the other way round": (second, first) for name, (first, second) in APART.items()}
 
 
-@pytest.fixture(scope="module")
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as opened:
-        yield opened
-
-
 @contextmanager
 def begun() -> Iterator[ObjectStorage]:
     with storage_in_ram() as storage:
@@ -69,7 +62,6 @@ def outcome(storage: ObjectStorage, declared: Mapping[str, TableSchema] | Stored
 
 
 def at_once(
-    threads: ThreadPoolExecutor,
     storage: ObjectStorage,
     pair: tuple[Tables | StoredTables, Tables | StoredTables],
     plan: tuple[int, int, int],
@@ -80,7 +72,7 @@ def at_once(
         return found
 
     acts = [partial(write, declared=declared) for declared in pair]
-    return by_turns(threads, storage, acts, zip((0, 1, 0), plan, strict=True))
+    return by_turns(storage, acts, zip((0, 1, 0), plan, strict=True))
 
 
 def plans() -> Sequence[tuple[int, int, int]]:
@@ -96,11 +88,11 @@ def require_held(storage: ObjectStorage, declared: Tables, plan: object) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(APART))
-def test_of_two_that_cannot_both_be_one_is_told(name: str, threads: ThreadPoolExecutor) -> None:
+def test_of_two_that_cannot_both_be_one_is_told(name: str) -> None:
     """Before it writes state; what the other has declared counts."""
     for plan in plans():
         with begun() as storage:
-            found = at_once(threads, storage, APART[name], plan)
+            found = at_once(storage, APART[name], plan)
             for tables, error in zip(APART[name], found, strict=True):
                 if error is None:
                     require_held(storage, tables, plan)
@@ -108,14 +100,14 @@ def test_of_two_that_cannot_both_be_one_is_told(name: str, threads: ThreadPoolEx
 
 
 @pytest.mark.slow
-def test_two_that_go_together_do_not_hinder_each_other(threads: ThreadPoolExecutor) -> None:
+def test_two_that_go_together_do_not_hinder_each_other() -> None:
     """Whoever comes first; two tasks of one run write one object."""
     for plan in plans():
         with begun() as storage:
-            assert at_once(threads, storage, (TEXT, BESIDE), plan) == [None, None], plan
+            assert at_once(storage, (TEXT, BESIDE), plan) == [None, None], plan
             assert stored_tables(storage, RECORD).held == {**BEGUN, **TEXT, **BESIDE}, plan
         with begun() as storage:
-            assert at_once(threads, storage, (TEXT, TEXT), plan) == [None, None], plan
+            assert at_once(storage, (TEXT, TEXT), plan) == [None, None], plan
             assert len(storage.list("totals/schemas/")) == 1, plan
 
 
@@ -137,13 +129,13 @@ BESIDE_A_RENAME = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(BESIDE_A_RENAME))
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "second"])
-def test_beside_a_rename_nobody_declares(name: str, is_first: bool, threads: ThreadPoolExecutor) -> None:
+def test_beside_a_rename_nobody_declares(name: str, is_first: bool) -> None:
     """Whoever is last told nothing finds its columns where it put them."""
     other = BESIDE_A_RENAME[name]
     pair = (RENAMING, other) if is_first else (other, RENAMING)
     for plan in plans():
         with begun() as storage:
-            found = at_once(threads, storage, pair, plan)
+            found = at_once(storage, pair, plan)
             stored, won = stored_tables(storage, RECORD), [p for p, e in zip(pair, found, strict=True) if e is None]
             assert any(
                 stored.declared == p.declared and stored.places(p.declared) == p.places(p.declared) for p in won

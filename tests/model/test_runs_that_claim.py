@@ -6,7 +6,6 @@ Time passes only where a test says so: the store's, and that of each run's own c
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +18,7 @@ from holdfast.snapshotter.ownership.claims import ENDING_MS, RENEW_EVERY_MS, Cla
 from holdfast.snapshotter.ownership.stored_claims import ALIVE_MS
 from tests.model.shard_history import TimedStorage
 from tests.model.sink_target import CrashingStorage, Killed
-from tests.sink_drivers import Turns
+from tests.model.turns import Actor, Turns
 from tests.tiers import ALL
 from tests.unit.snapshotter.ownership.runs import claimant, record
 
@@ -62,39 +61,28 @@ class World:
         return self.steps
 
 
-class Run(threading.Thread):
+class Run(Actor):
     """A run's executor: it claims, and looks several times after that; each request, and each look, waits its turn."""
 
     def __init__(self, world: World, name: str, machine: int, looks: int = LOOKS, executor: int = 0) -> None:
-        super().__init__(name=name, daemon=True)
         self.executor = f"executor {executor} of {name}"
-        self.world, self.turns, self.looks = world, Turns(), looks
+        self.world, self.looks = world, looks
         world.machines[name] = machine
-        self.error: BaseException | None = None
         self.held: Tenure | None = None
         self.looked = 0
-        self.start()
-        self.turns.has_gone.acquire()
+        super().__init__(self._work, name)
 
-    def run(self) -> None:
-        try:
-            self._work()
-        except BaseException as exc:  # noqa: BLE001  it is judged
-            self.error = exc
-        finally:
-            self.turns.has_gone.release()
-
-    def _work(self) -> None:
-        world, storage = self.world, CrashingStorage(self.world.storage, self.turns)
+    def _work(self, turns: Turns) -> None:
+        world, storage = self.world, CrashingStorage(self.world.storage, turns)
         lives = lambda process: world.lives(process, self.name)  # noqa: E731
         claims = Claims(
             storage, claimant(run=self.name, application="", executor=self.executor), lives, lambda: world.monotonic_ms
         )
-        with self.turns.around():
+        with turns.around():
             asked = world.tick()
         self._note(asked, claims.take(record(run=self.name), world.storage.now_ms))
         for _ in range(self.looks):
-            with self.turns.around():
+            with turns.around():
                 asked = world.tick()
             assert self.held is not None
             self._note(asked, claims.renew(self.held))
@@ -105,19 +93,9 @@ class Run(threading.Thread):
         if held.since_ms is None:
             self.world.told.append(Told(self.name, held.claim.number, asked, self.world.tick()))
 
-    def go(self, steps: int | None = None) -> None:
-        """Let the run make some requests, or all that it still wants to."""
-        while self.is_alive() and (steps is None or steps > 0):
-            self.turns.may_go.release()
-            self.turns.has_gone.acquire()
-            steps = None if steps is None else steps - 1
-            if self.error is not None or self.turns.is_killed:
-                self.join()
-
     def kill(self) -> None:
         self.world.ended.add(self.name)
-        self.turns.is_killed = True
-        self.go()
+        super().kill()
 
 
 def judge(world: World, *runs: Run) -> None:
@@ -136,12 +114,10 @@ def judge(world: World, *runs: Run) -> None:
 
 def length() -> int:
     """Return how many turns a run takes that is alone."""
-    alone, turns = Run(World(), "alone", 1), 0
-    while alone.is_alive():
-        alone.go(1)
-        turns += 1
+    alone = Run(World(), "alone", 1)
+    alone.go()
     assert alone.error is None, repr(alone.error)
-    return turns
+    return alone.steps
 
 
 @pytest.mark.parametrize("machine", [1, 2], ids=["its driver is seen to have ended", "nothing is known of it"])
@@ -188,7 +164,7 @@ def test_a_copy_never_stops_the_original(machine: int) -> None:
             original.go(1)
         copy = Run(world, "copy", machine, looks=2 * LOOKS)
         copy.go(of_copy)
-        while original.is_alive():
+        while not original.has_ended:
             before = len(world.told)
             original.go(each)
             copy.go(of_copy)
@@ -203,7 +179,7 @@ def test_a_copy_never_stops_the_original(machine: int) -> None:
 
 def looks_in_time(world: World, original: Run, copy: Run, each: int, of_copy: int) -> None:
     """Let an original look every two minutes, and a copy go between its requests, until the original has ended."""
-    while original.is_alive():
+    while not original.has_ended:
         looked = original.looked
         original.go(each)
         copy.go(of_copy)
@@ -214,7 +190,7 @@ def begin(world: World, name: str, machine: int, looks: int = 3 * LOOKS) -> Run:
     """Return a run that has its place, and has not looked yet."""
     run = Run(world, name, machine, looks)
     while not run.looked:
-        assert run.is_alive(), repr(run.error)
+        assert not run.has_ended, repr(run.error)
         run.go(1)
     return run
 
@@ -234,7 +210,7 @@ def test_a_copy_never_stops_an_original_whoever_died_before(dead: Sequence[str],
         original = begin(world, "original", 2)
         for _ in range(wait):
             looked = original.looked
-            while original.looked == looked and original.is_alive():
+            while original.looked == looked and not original.has_ended:
                 original.go(1)
             world.pass_ms(RENEW_EVERY_MS // 2)
         copy = Run(world, "copy", 3, looks=3 * LOOKS)
@@ -260,7 +236,7 @@ def test_a_run_beside_a_dead_one_takes_its_place_though_copies_come_and_go(befor
             looked = last.looked
             while last.looked == looked:
                 last.go(1)
-                assert last.is_alive(), repr(last.error)
+                assert not last.has_ended, repr(last.error)
                 copy = Run(world, f"copy at {world.steps}", 9)
                 copy.go(of_copy)
                 copy.kill()

@@ -67,7 +67,7 @@ def test_of_two_makers_the_first_one_has_the_name(threads: ThreadPoolExecutor) -
     plans = cases(list(itertools.product(range(REQUESTS + 1), repeat=3)), quick=80)
     for first, second, third in plans:
         storage, plan = TimedStorage(), ((0, first), (1, second), (0, third))
-        told = by_turns(threads, storage, [lambda s: make(s, "one"), lambda s: make(s, "other")], plan)
+        told = by_turns(storage, [lambda s: make(s, "one"), lambda s: make(s, "other")], plan)
         (made,) = [one for one in told if isinstance(one, Savepoint)]
         assert find_savepoint(storage, NAME) == made, plan
         require_whole(storage, threads, made, plan)
@@ -82,7 +82,7 @@ def test_who_is_told_nothing_has_a_whole_savepoint_or_it_was_deleted(plan: Seque
     storage = TimedStorage()
     acts = [lambda s: make(s, "one"), lambda s: make(s, "other"), delete]
     with ThreadPoolExecutor(4) as threads:
-        told = by_turns(threads, storage, acts, plan)
+        told = by_turns(storage, acts, plan)
         for made in told:
             if isinstance(made, Savepoint) and find_savepoint(storage, NAME) == made:
                 require_whole(storage, threads, made, plan)

@@ -15,7 +15,8 @@ from holdfast.snapshotter.storage.object_storage import ObjectInfo
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink
 from tests.model.sink_target import SCHEMA, Crash, CrashingStorage, ModelSink, Target
-from tests.sink_drivers import Driver, Turns, World, judge, length
+from tests.model.turns import Turns
+from tests.sink_drivers import Driver, World, judge, length
 from tests.storage_in_ram import storage_in_ram
 from tests.tiers import ALL
 

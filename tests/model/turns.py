@@ -1,73 +1,97 @@
-"""Whose turn it is to make a request, where two or three act upon one storage."""
+"""Actors that share one storage, of which any may stand still between any two of its requests.
+
+Each actor is a thread that waits before each of its requests; whoever runs the actors says which one makes the next.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from tests.model.sink_target import Crash, Killed
 
 T = TypeVar("T")
 
 
-class Turns:
-    """Lets actors make requests by turns.
+class Turns(Crash):
+    """Makes each request of an actor wait until it is its turn."""
 
-    Parameters
-    ----------
-    plan : iterable of (int, int)
-        Whose turn it is, and for how many requests; afterwards the last actor goes on to its end, then the one before.
-    actors : int
-    """
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go, self.has_gone = threading.Semaphore(0), threading.Semaphore(0)
+        self.is_killed = False
+        #: What the actor is about to ask, where a world tells.
+        self.asks: str | None = None
 
-    def __init__(self, plan: Iterable[tuple[int, int]], actors: int) -> None:
-        self._plan: list[tuple[int, float]] = [*plan, *((actor, float("inf")) for actor in reversed(range(actors)))]
-        self._over: set[int] = set()
-        self._asking: int | None = None
-        self._changed = threading.Condition()
+    def wait(self) -> None:
+        self.has_gone.release()
+        self.may_go.acquire()
+        if self.is_killed:
+            raise Killed
 
-    def wait(self, actor: int) -> None:
-        """Wait for the turn to make a request; what any actor asked before has been done."""
-        with self._changed:
-            self._done(actor)
-            while self._asking is not None or self._whose() != actor:
-                self._changed.wait()
-            self._asking = actor
-            self._plan[0] = actor, self._plan[0][1] - 1
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        self.wait()
+        yield
 
-    def end(self, actor: int) -> None:
-        with self._changed:
-            self._over.add(actor)
-            self._done(actor)
 
-    def _done(self, actor: int) -> None:
-        if self._asking == actor:
-            self._asking = None
-        self._changed.notify_all()
+class Actor(threading.Thread):
+    """A thread that stands still before the first request of its act, until it may go."""
 
-    def _whose(self) -> int:
-        while self._plan[0][1] == 0 or self._plan[0][0] in self._over:
-            del self._plan[0]
-        return self._plan[0][0]
+    def __init__(self, act: Callable[[Turns], Any], name: str | None = None) -> None:
+        super().__init__(name=name, daemon=True)
+        self.turns, self._act = Turns(), act
+        self.returned: Any = None
+        self.error: BaseException | None = None
+        #: Set before the last release: a thread that has released may still be alive for a moment.
+        self.has_ended = False
+        self.steps = 0
+        self.start()
+        self.turns.has_gone.acquire()
+
+    def run(self) -> None:
+        try:
+            self.returned = self._act(self.turns)
+        except BaseException as exc:  # noqa: BLE001  it is judged
+            self.error = exc
+        finally:
+            self.has_ended = True
+            self.turns.has_gone.release()
+
+    def go(self, steps: int | None = None) -> None:
+        """Let the actor make some requests, or all that it still wants to."""
+        while not self.has_ended and (steps is None or steps > 0):
+            self.turns.may_go.release()
+            self.turns.has_gone.acquire()
+            self.steps += 1
+            steps = None if steps is None else steps - 1
+
+    def kill(self) -> None:
+        self.turns.is_killed = True
+        self.go()
+        self.join()
 
 
 def by_turns(
-    threads: ThreadPoolExecutor,
-    storage: ObjectStorage,
-    acts: Sequence[Callable[[FaultyStorage], T]],
-    plan: Iterable[tuple[int, int]],
+    storage: ObjectStorage, acts: Sequence[Callable[[FaultyStorage], T]], plan: Iterable[tuple[int, int]]
 ) -> list[T]:
-    """Run each act in a thread, with a storage that waits for the act's turn; return what they return."""
-    turns = Turns(plan, len(acts))
+    """Let actors make requests by a plan of (actor, requests), then the last one to its end, and the one before.
 
-    def run(actor: int) -> T:
-        asked = FaultyStorage(storage, [Fault("delay", times=None, wait=lambda: turns.wait(actor))])
-        try:
-            return acts[actor](asked)
-        finally:
-            turns.end(actor)
+    Return what the acts return.
+    """
 
-    return [done.result(timeout=60) for done in [threads.submit(run, actor) for actor in range(len(acts))]]
+    def actor(act: Callable[[FaultyStorage], T]) -> Actor:
+        return Actor(lambda turns: act(FaultyStorage(storage, [Fault("delay", times=None, wait=turns.wait)])))
+
+    actors = [actor(act) for act in acts]
+    for number, requests in plan:
+        actors[number].go(requests)
+    for one in reversed(actors):
+        one.go()
+        if one.error is not None:
+            raise one.error
+    return [one.returned for one in actors]

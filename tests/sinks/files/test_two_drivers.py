@@ -25,7 +25,8 @@ from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
 from holdfast.spark_integration.sinks.writing import write_rows
 from tests.model.sink_target import CrashingStorage
-from tests.sink_drivers import SCHEMA, Driver, Turns, World, judge, length, restored, saved, stand_still_anywhere
+from tests.model.turns import Turns
+from tests.sink_drivers import SCHEMA, Driver, World, judge, length, restored, saved, stand_still_anywhere
 from tests.tiers import ALL
 
 SINKS = ["parquet", "append", "upsert"]

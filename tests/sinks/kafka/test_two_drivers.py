@@ -16,8 +16,9 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, TwoPhaseSink
 from tests import sink_drivers
+from tests.model.turns import Turns
 from tests.servers.kafka import Kafka
-from tests.sink_drivers import Driver, Turns, World, judge, stand_still_anywhere
+from tests.sink_drivers import Driver, World, judge, stand_still_anywhere
 from tests.sinks.kafka.lab import SCHEMA, Lab
 from tests.tiers import ALL, LONG
 
@@ -87,7 +88,7 @@ def test_a_driver_that_writes_its_mark_late(make: Callable[[], KafkaWorld], mark
 def test_a_driver_that_stands_still_anywhere(make: Callable[[], KafkaWorld]) -> None:
     """One stands still before any of its requests, another one starts and stands still, and the first one wakes."""
     stand_still_anywhere(
-        make, first_every=1 if LONG else 4 if ALL else 19, second_every=7 if LONG else 11 if ALL else 23
+        make, first_every=1 if LONG else 4 if ALL else 31, second_every=7 if LONG else 11 if ALL else 37
     )
 
 

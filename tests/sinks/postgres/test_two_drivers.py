@@ -18,8 +18,9 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.postgres import connecting
 from holdfast.spark_integration.sinks.postgres.connecting import Connection, Link
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, TwoPhaseSink
+from tests.model.turns import Turns
 from tests.servers.postgres import Postgres
-from tests.sink_drivers import SCHEMA, Driver, Turns, World, stand_still_anywhere
+from tests.sink_drivers import SCHEMA, Driver, World, stand_still_anywhere
 from tests.sinks.postgres.attempts import Case, case
 from tests.tiers import ALL, LONG
 
@@ -94,5 +95,5 @@ def make(
 def test_a_driver_that_stands_still_anywhere(make: Callable[[], PostgresWorld]) -> None:
     """One stands still before any of its requests, another one starts and stands still, and the first one wakes."""
     stand_still_anywhere(
-        make, first_every=1 if LONG else 3 if ALL else 13, second_every=5 if LONG else 11 if ALL else 23
+        make, first_every=1 if LONG else 3 if ALL else 23, second_every=5 if LONG else 11 if ALL else 31
     )
