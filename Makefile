@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo s3 hdfs kafka postgres test test-fast test-all test-long record smoke matrix check types bench bench-micro docs links results dist \
+.PHONY: help setup prepare demo s3 hdfs kafka postgres test test-fast test-all test-long record smoke matrix check types bench bench-micro docs links results dist \
         lock clean
 
 help: ## this list
@@ -43,6 +43,10 @@ setup: $(STAMP) ## build .venv from the lock file (done by every other target wh
 $(STAMP): requirements/lock.txt requirements/uv.txt pyproject.toml requirements/setup.sh $(if $(SPARK),requirements/spark.txt)
 	@PYTHON='$(PYTHON)' SPARK='$(SPARK)' requirements/setup.sh $(VENV)
 	@touch $@
+
+# Both use a minute of processor time and more, so they begin together. What fails here, the tests that need it tell.
+prepare: $(STAMP) ## fetch and build the servers of tests, once a machine, and archive Spark's classes (done by make test)
+	@$(BIN)/python -m tests.spark_classes & $(BIN)/python -m tests.servers.downloads; wait
 
 demo: $(STAMP) ## a year of flights through a stateful query that is killed half-way [BACKEND= STATE_DIR= SPARK= ARGS=]
 	$(BIN)/holdfast demo $(if $(BACKEND),--backend '$(BACKEND)') $(if $(STATE_DIR),--state-dir '$(STATE_DIR)') $(ARGS)
@@ -59,7 +63,7 @@ kafka: $(STAMP) ## a local Kafka to try the sink on, until Ctrl-C [ARGS=]
 postgres: $(STAMP) ## a local PostgreSQL to try the sink on, until Ctrl-C [ARGS=]
 	@$(BIN)/python -m tests.servers postgres $(ARGS)
 
-test: $(STAMP) ## every promise once, in ten minutes; only the Spark tests with SPARK=4.0.5 [SPARK= PYTHON= ARGS=]
+test: $(if $(ARGS),,prepare) $(STAMP) ## every promise once, in ten minutes; only the Spark tests with SPARK=4.0.5 [SPARK= PYTHON= ARGS=]
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(if $(SPARK),-m 'spark or cluster or smoke') $(ARGS)
 
 test-fast: $(STAMP) ## of these what needs neither Spark nor servers, in one minute [ARGS=]

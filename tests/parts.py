@@ -23,13 +23,15 @@ PART = os.environ.get("HOLDFAST_TEST_PART", "")
 # `slow(60)`.
 _WEIGHTS = {"slow": 20, "cluster": 20, "kafka": 10, "postgres": 5, "spark": 4, "hdfs": 2, "s3": 1}
 
-# What uses a session, what of it runs beside the rest, and what starts applications of its own.
-_BESIDE = ("tests/spark/parity/", "tests/spark/processors/")
+# What uses a session, what starts applications of its own, and what has a session beside the rest: also what kills
+# drivers and executors, and reads what came of it.
 _SESSION, _APPLICATIONS = ("tests/spark/", "tests/formats/"), ("tests/spark/programs/",)
-# What kills drivers and executors, and reads with a session of its own what came of it.
 _KILLS = ("tests/cluster/", "tests/faults/test_exactly_once", "tests/faults/sinks/")
+_BESIDE = ("tests/spark/parity/", "tests/spark/processors/", *_KILLS)
 # Servers that take seconds to start: by their name in the path of a file.
 _SERVERS = ("hdfs", "kafka", "postgres", "s3")
+# Each takes as long as the rest takes the third process: begun late, it would be left alone at the end.
+_LONGEST = ("session", "beside")
 
 
 class Scheduling(LoadScopeScheduling):
@@ -44,17 +46,22 @@ def together(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     if ALL:
         return file
+    if file.startswith(_BESIDE):
+        return "beside"
     if file.startswith(_SESSION) and not file.startswith(_APPLICATIONS):
-        return "parity" if file.startswith(_BESIDE) else "session"
-    if file.startswith(_KILLS):
-        return "kills"
+        return "session"
     return next((server for server in _SERVERS if server in file), file)
 
 
 def longest_first(items: list[pytest.Item]) -> None:
     """Sort what stays together, the longest first."""
     weights = _weights(items, lambda item: together(item.nodeid))
-    items.sort(key=lambda item: -weights[together(item.nodeid)])
+
+    def rank(item: pytest.Item) -> tuple[bool, float]:
+        group = together(item.nodeid)
+        return group not in _LONGEST, _LONGEST.index(group) if group in _LONGEST else -weights[group]
+
+    items.sort(key=rank)
 
 
 def of_other_parts(items: Sequence[pytest.Item]) -> set[pytest.Item]:

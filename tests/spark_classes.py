@@ -143,3 +143,7 @@ def _written(
     partial = file.with_suffix(f".{os.getpid()}")
     partial.write_text("\n".join([*lines, ""]))
     return partial.replace(file)
+
+
+if __name__ == "__main__":
+    use_archive()

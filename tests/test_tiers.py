@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -42,6 +44,18 @@ def test_make_test_takes_the_same_cases_and_the_longer_tiers_all(monkeypatch: py
     assert tiers.cases(every, quick=3) == every
 
 
+def test_what_takes_longest_begins_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its marks say: the session of Spark, begun late, would keep one process alone at the end."""
+    files = ["unit/test_it.py", "faults/test_exactly_once.py", "spark/queries/test_it.py"]
+    items: list[Any] = [
+        SimpleNamespace(nodeid=f"tests/{file}::test", get_closest_marker=lambda _: None, iter_markers=lambda: ())
+        for file in files
+    ]
+    monkeypatch.setattr(parts, "ALL", False)
+    parts.longest_first(items)
+    assert [parts.together(item.nodeid) for item in items] == ["session", "beside", "tests/unit/test_it.py"]
+
+
 def test_two_processes_have_sessions_of_spark_and_one_each_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the longer tiers these tests would keep one process for hours: there, files are given out."""
     parity = "tests/spark/parity/test_calls.py"
@@ -49,6 +63,6 @@ def test_two_processes_have_sessions_of_spark_and_one_each_server(monkeypatch: p
     stream, sink = "tests/spark/sinks/test_kafka_stream.py", "tests/sinks/kafka/test_sink.py"
     monkeypatch.setattr(parts, "ALL", False)
     together = [parts.together(f"{file}::test_it[a::b]") for file in (demo, parity, query, stream, sink)]
-    assert together == [demo, "parity", "session", "session", "kafka"]
+    assert together == [demo, "beside", "session", "session", "kafka"]
     monkeypatch.setattr(parts, "ALL", True)
     assert [parts.together(f"{file}::test_it") for file in (query, sink)] == [query, sink]

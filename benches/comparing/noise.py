@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, special, stats
+import scipy  # its parts load when they are asked: a second of CPU time for every other command
 
 # How often nothing may be called something.
 ERRORS = 0.05
@@ -101,9 +101,12 @@ def changes(pairs: Sequence[tuple[Sample, Sample]], places: Sequence[Place]) -> 
     error = np.maximum(error, 1e-9)
     df = np.array([of.df for of in between])
     difference = np.array([b.mean - a.mean for a, b in pairs])
-    half = stats.t.isf(ERRORS / 2, df) * error
+    half = scipy.stats.t.isf(ERRORS / 2, df) * error
     factor, low, high = np.exp([difference, difference - half, difference + half]).tolist()
-    slower, faster = (stats.false_discovery_control(tail(difference / error, df)) for tail in (stats.t.cdf, stats.t.sf))
+    slower, faster = (
+        scipy.stats.false_discovery_control(tail(difference / error, df))
+        for tail in (scipy.stats.t.cdf, scipy.stats.t.sf)
+    )
     columns = (factor, low, high, np.minimum(slower, faster).tolist())
     return [Change(*figures) for figures in zip(*columns, strict=True)]
 
@@ -168,16 +171,16 @@ def _common(own: Sequence[Variance]) -> Variance:
             (UNKNOWN_DF * UNKNOWN_SD**2 + sum(one.value * one.df for one in known)) / (UNKNOWN_DF + df), UNKNOWN_DF
         )
     halves = np.array([one.df / 2 for one in known])
-    logs = np.log([one.value for one in known]) - special.digamma(halves) + np.log(halves)
-    spread = float(logs.var(ddof=1) - special.polygamma(1, halves).mean())
+    logs = np.log([one.value for one in known]) - scipy.special.digamma(halves) + np.log(halves)
+    spread = float(logs.var(ddof=1) - scipy.special.polygamma(1, halves).mean())
     if spread <= 0:  # as alike as chance makes them
         return Variance(float(np.exp(logs.mean())), math.inf)
     half = _inverse_trigamma(spread)
-    return Variance(float(np.exp(logs.mean() + special.digamma(half) - np.log(half))), 2 * half)
+    return Variance(float(np.exp(logs.mean() + scipy.special.digamma(half) - np.log(half))), 2 * half)
 
 
 def _inverse_trigamma(value: float) -> float:
     low, high = 1e-4, 1e8
-    if not special.polygamma(1, high) < value < special.polygamma(1, low):
+    if not scipy.special.polygamma(1, high) < value < scipy.special.polygamma(1, low):
         return low if value > 1 else high
-    return float(optimize.brentq(lambda x: special.polygamma(1, x) - value, low, high))
+    return float(scipy.optimize.brentq(lambda x: scipy.special.polygamma(1, x) - value, low, high))

@@ -22,6 +22,7 @@ class TestFilesystemBackend(BackendContract):
         return lambda directory, tables: FilesystemBackend(directory, tables, clock.new_id)
 
 
+@pytest.mark.all
 @pytest.mark.slow
 class TestFilesystemBackendInStretches(BackendContract):
     """As with shards far larger than what is merged at a time: each file, merge and scan is of many pieces."""

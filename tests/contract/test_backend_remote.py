@@ -11,9 +11,10 @@ from holdfast.backends.registry import find_backend
 from holdfast.spark_integration.client.remote_backend import RemoteBackend
 from holdfast.testing import BackendContract, MakeBackend
 from tests.faults.executor_process import OWNED, remote_backends, started_executors
+from tests.tiers import cases
 
 
-@pytest.fixture(scope="module", params=[(OWNED, {}), ("rocksdb", {"memory": "2g"})], ids=[OWNED, "rocksdb"])
+@pytest.fixture(scope="module", params=cases([("rocksdb", {"memory": "2g"}), (OWNED, {})]), ids=lambda given: given[0])
 def make_remote_backend(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MakeBackend]:

@@ -183,6 +183,7 @@ class _NumberedError(OSError):
     """Python makes a FileNotFoundError of OSError by the number, but not of a class that somebody else has derived."""
 
 
+@pytest.mark.all
 class TestStorageWithoutFaults(TestMemoryStorage):
     @pytest.fixture
     def storage(self, url: str) -> Iterator[ObjectStorage]:
@@ -208,6 +209,7 @@ class TestPrefixedStorage(TestMemoryStorage):
             yield storage
 
 
+@pytest.mark.all
 class TestLimitedStorage(TestMemoryStorage):
     @pytest.fixture
     def storage(self, url: str) -> Iterator[ObjectStorage]:

@@ -23,6 +23,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -88,11 +89,20 @@ def chromium() -> Path:
 _BY_MARKER = {"s3": versitygw, "hdfs": hadoop, "kafka": kafka, "browser": chromium, "prometheus": prometheus}
 
 
+# Side by side, but for what Maven fetches: its repository is for one process at a time.
+_TOGETHER = (("s3",), ("hdfs", "kafka"), ("browser",), ("prometheus",))
+
+
 def prefetch(markers: Collection[str]) -> None:
     """Fetch what tests with these markers need, so that no test's time limit has to hold a download."""
-    for marker in sorted(markers & _BY_MARKER.keys()):
-        with suppress(MissingServerError):  # told by the tests that need it
-            _BY_MARKER[marker]()
+
+    def fetch(some: Collection[str]) -> None:
+        for marker in some:
+            with suppress(MissingServerError):  # told by the tests that need it
+                _BY_MARKER[marker]()
+
+    with ThreadPoolExecutor(len(_TOGETHER)) as threads:
+        list(threads.map(fetch, [[marker for marker in some if marker in markers] for some in _TOGETHER]))
 
 
 @contextmanager
@@ -147,5 +157,5 @@ def _fetch(partial: Path, folder: Path, command: list[str], environment: Callabl
 
 
 if __name__ == "__main__":
-    for server in _BY_MARKER.values():
-        print(server())
+    # All but Prometheus, which only one test of the longer tiers needs.
+    prefetch(_BY_MARKER.keys() - {"prometheus"})

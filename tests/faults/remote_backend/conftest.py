@@ -17,6 +17,7 @@ from tests.faults.executor_process import (
     started_executors,
 )
 from tests.faults.remote_backend.rows import TABLES
+from tests.tiers import cases
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def client(executor: Executor) -> StateClient:
     return client
 
 
-@pytest.fixture(params=[OWNED, "rocksdb"])
+@pytest.fixture(params=cases(["rocksdb", OWNED]))
 def make(request: pytest.FixtureRequest, executor: Executor, client: StateClient) -> MakeBackend:
     return remote_backends(executor, client, request.param)
 

@@ -270,8 +270,7 @@ def test_a_zombie_that_was_ended_cannot_write_any_more(lab: Lab, has_written: bo
 
 
 def test_the_broker_is_killed_at_each_step(kafka: Kafka) -> None:
-    steps = ["begin", "write", "prepare", "confirm", "commit"]
-    killed_after = cases(steps, 2)
+    killed_after = cases(["prepare", "commit", "begin", "write", "confirm"])
 
     def restart(after: str) -> None:
         if after in killed_after:

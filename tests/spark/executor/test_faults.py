@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 import holdfast
 from tests.spark.conftest import Lab, count_and_sum
 from tests.spark.running_tasks import wait_for_tasks
-from tests.tiers import ALL, cases
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,6 +96,7 @@ def test_a_function_with_wrong_columns_changes_nothing(lab: Lab) -> None:
     assert lab.state() == AFTER_BOTH
 
 
+@pytest.mark.all
 def test_two_operators_of_one_name_are_refused(lab: Lab) -> None:
     lab.spark.conf.set("spark.sql.streaming.unsupportedOperationCheck", "false")
     try:
@@ -108,6 +109,7 @@ def test_two_operators_of_one_name_are_refused(lab: Lab) -> None:
         lab.spark.conf.unset("spark.sql.streaming.unsupportedOperationCheck")
 
 
+@pytest.mark.all
 def test_the_state_of_another_query_is_left_alone(lab: Lab) -> None:
     begun(lab)
     lab.run(lab.totals(), query="other-query")
@@ -115,6 +117,7 @@ def test_the_state_of_another_query_is_left_alone(lab: Lab) -> None:
     assert lab.state() == AFTER_FIRST
 
 
+@pytest.mark.all
 @pytest.mark.filterwarnings("ignore:this definition of .* cannot continue the state")
 @pytest.mark.parametrize("local_state_survives", cases([True, False]))
 def test_another_state_schema_is_refused(lab: Lab, local_state_survives: bool) -> None:
@@ -127,6 +130,7 @@ def test_another_state_schema_is_refused(lab: Lab, local_state_survives: bool) -
     assert lab.state() == AFTER_BOTH
 
 
+@pytest.mark.all
 def test_another_number_of_shards_is_refused(lab: Lab) -> None:
     begun(lab)
     lab.configure({"shards": "3"})
@@ -152,12 +156,10 @@ def replaced(path: Path) -> None:
     shutil.copy(other, path)
 
 
+# tests/unit/snapshotter/commits/test_damage.py breaks each object in each way; here Spark stops, and goes on.
 BREAKS: list[tuple[str, Callable[[Path], None], str]] = [
     ("oldest", damaged, r"CorruptionError.*{path}"),
     ("newest", Path.unlink, r"StateLostError.*{path}"),
-]
-# tests/unit/snapshotter/commits/test_damage.py breaks each object in each way; here Spark stops, and goes on.
-MORE_BREAKS: list[tuple[str, Callable[[Path], None], str]] = [
     ("newest", damaged, r"CorruptionError.*{path}"),
     ("oldest", cut, r"CorruptionError.*{path}"),
     ("newest", replaced, r"CorruptionError.*{path}"),
@@ -165,7 +167,7 @@ MORE_BREAKS: list[tuple[str, Callable[[Path], None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("which", "break_it", "expected"), BREAKS + (MORE_BREAKS if ALL else []))
+@pytest.mark.parametrize(("which", "break_it", "expected"), cases(BREAKS))
 def test_a_broken_commit_object_stops_the_query_until_it_is_back(
     lab: Lab, break_it: Callable[[Path], None], expected: str, which: str, tmp_path: Path
 ) -> None:
@@ -194,7 +196,7 @@ def objects(lab: Lab) -> set[Path]:
     return {path for path in lab.folder.glob("durable/*/shard-*/**/*") if "troubles" not in path.parts}
 
 
-@pytest.mark.parametrize("setting", ["state.dir", "local.dir"])
+@pytest.mark.parametrize("setting", cases(["state.dir", "local.dir"]))
 def test_a_directory_that_cannot_be_written(lab: Lab, setting: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     lab.configure({setting: str(tmp_path / "file" / "state")})

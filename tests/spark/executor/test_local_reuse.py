@@ -28,6 +28,7 @@ def flip_a_bit_of_each(shard: Path) -> None:
         os.utime(inode, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
+@pytest.mark.all
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(900)

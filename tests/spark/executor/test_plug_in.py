@@ -48,6 +48,7 @@ def run(command: list[str], folder: Path, environment: dict[str, str] | None = N
     return done.stdout
 
 
+@pytest.mark.all
 def test_it_passes_the_contract_that_holdfast_ships(source: Path, environment: dict[str, str]) -> None:
     """Whoever copies the example begins with a backend that is right, found by its entry point."""
     shown = run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], source, environment)

@@ -62,7 +62,7 @@ def test_a_batch_data_frame_gives_what_spark_gives(lab: Lab, name: str) -> None:
     assert found == expected
 
 
-@pytest.mark.parametrize("name", cases(["window", "session", "dropDuplicates", "agg", "windows alone"], quick=3))
+@pytest.mark.parametrize("name", cases(["window", "session", "dropDuplicates", "agg", "windows alone"]))
 def test_a_query_goes_on_from_a_savepoint(lab: Lab, name: str) -> None:
     """With other shards, on another backend, in another place: it shows what it would have shown."""
     chance, mode = random.Random(4), "update" if name == "agg" else "append"
@@ -117,6 +117,7 @@ def test_an_aggregate_is_added_and_another_left_out(lab: Lab) -> None:
         run(n=holdfast.sum("v"))
 
 
+@pytest.mark.all
 def test_windows_of_another_length_are_refused(lab: Lab) -> None:
     """Stored rows are of the old windows."""
 

@@ -70,6 +70,7 @@ def test_a_failed_micro_batch_is_seen_until_it_is_committed(lab: Lab) -> None:
     assert "13 is no amount" not in shown
 
 
+@pytest.mark.all
 def test_only_failures_cost_requests(lab: Lab) -> None:
     """A query without failures stores nothing of them, and one that fails again and again one object a shard."""
     lab.feed([("ann", 1)])

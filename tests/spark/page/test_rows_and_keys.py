@@ -182,6 +182,7 @@ def test_it_follows_a_running_query(lab: Lab) -> None:
     assert lab.state()["ann"] == (3, 207)
 
 
+@pytest.mark.all
 def test_a_running_query_is_seen_live(lab: Lab) -> None:
     """State servers on this machine tell of the last micro-batches; without their directory nothing is shown."""
     for rows in (34, 33):

@@ -139,6 +139,7 @@ BEHIND: dict[Any, list[list[tuple[Any, ...]]]] = {
 }
 
 
+@pytest.mark.all
 @by_engine(engines(2))
 @pytest.mark.parametrize("behind", cases(list(BEHIND)), ids=lambda behind: behind.__name__)
 def test_w9_deduplication_and_joins_behind_a_processor(behind: Any, engine: ProcessorEngine, run_on: Open) -> None:

@@ -160,6 +160,7 @@ _NOTHING = Declaring(lambda handle: None)
 _MODES = [SPARK_ROW, BY_ROW[0]]
 
 
+@pytest.mark.all
 @by_engine(_MODES)
 def test_a9_modes(engine: ProcessorEngine, run_on: Open) -> None:
     """A9: in any case; what is none is an error when the step is defined. A1: schemas are texts or types."""

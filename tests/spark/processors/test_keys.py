@@ -35,6 +35,7 @@ _TYPES = "i int, f double, s string, flag boolean, day date, dec decimal(10,2), 
 _PLAIN = "1, 1.5, 'x', True, datetime.date(2026, 1, 2), Decimal('1.50'), b'\\x00a'"
 
 
+@pytest.mark.all
 @by_way(ways(0, api="row"))
 def test_k1_keys_of_each_type_by_row(way: Way, run: Run) -> None:
     """K1: Python's values; a timestamp is aware, in the session's zone."""

@@ -136,6 +136,7 @@ def test_tm9_by_default_a_timer_is_dropped(way: Way, run: Run) -> None:
     assert run(way, _KEYS, "k string", ["k"], _NoTimers(), SHOWN, "processingTime") == []
 
 
+@pytest.mark.all
 @by_engine(ours(5))
 def test_l12_a_failed_batch_leaves_nothing(engine: ProcessorEngine, run_on: Open, tmp_path: Path) -> None:
     """L12, V5, X5: what the failed attempt wrote is gone, and the next start does the batch again."""

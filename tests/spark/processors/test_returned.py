@@ -17,6 +17,7 @@ from tests.spark.parity.engines import cause_of
 from tests.spark.processors.showing import Calling
 from tests.spark.processors.test_keys import NEW_YORK, ONE_PARTITION
 from tests.spark.processors.ways import Run, Way, by_way, ways
+from tests.tiers import cases
 
 pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.slow(2)]
 
@@ -118,7 +119,7 @@ def test_what_spark_refuses(api: Any, name: str, run: Run) -> None:
     assert (found, words in text) == (class_, True), text
 
 
-@pytest.mark.parametrize(("api", "name"), NAMES)
+@pytest.mark.parametrize(("api", "name"), cases(NAMES, quick=4))
 def test_what_a_processor_must_not_return(api: Any, name: str, run: Run) -> None:
     """R1, R2, R4, R5, L10: with Spark's classes; a column that is missing has a clearer one."""
     *_, (class_, words) = WRONG[api][name]

@@ -74,7 +74,7 @@ class Failing(StatefulProcessor):
             raise ValueError("no connection")
 
 
-@pytest.mark.parametrize("where", ["init", "close"])
+@pytest.mark.parametrize("where", cases(["init", "close"]))
 def test_a_processor_that_fails_beside_its_keys(lab: Lab, where: str) -> None:
     """The operator is named wherever it fails, although no key is at fault."""
 
@@ -133,7 +133,7 @@ HOWS = ["one behind the other", "side by side"]
 TWICE = list(product([(passed, "Passing"), (passed_as_arrow, "pass_on")], HOWS, [True, False]))
 
 
-@pytest.mark.parametrize(("of", "how", "is_durable"), cases(TWICE, 2))
+@pytest.mark.parametrize(("of", "how", "is_durable"), cases(TWICE))
 def test_one_class_or_function_twice_without_names(
     lab: Lab, of: tuple[Callable[[DataFrame], DataFrame], str], how: str, is_durable: bool
 ) -> None:
@@ -159,6 +159,7 @@ def test_one_class_or_function_twice_without_names(
     )
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("how", cases(HOWS))
 def test_one_function_twice_with_metrics_in_the_progress(lab: Lab, how: str) -> None:
     """Spark refuses the plan then, and speaks of metrics."""

@@ -58,6 +58,7 @@ def test_a_function_that_ignores_them_never_notices(lab: Lab, events: DataFrame)
     assert lab.state("count") == {"a": (1,), "b": (1,)}
 
 
+@pytest.mark.all
 def test_a_function_by_key_sees_them_as_with_spark(lab: Lab, events: DataFrame, tmp_path: Path) -> None:
     """Spark's classes for them, such as VariantVal, where Spark has them."""
     folder = str(tmp_path)

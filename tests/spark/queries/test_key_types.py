@@ -63,7 +63,7 @@ def counted(table: pa.Table) -> Counter[Any]:
     return Counter(rows)
 
 
-@pytest.mark.parametrize(("transport", "types"), [("packed", PLAIN | NESTED), ("rows", PLAIN)])
+@pytest.mark.parametrize(("transport", "types"), cases([("packed", PLAIN | NESTED), ("rows", PLAIN)]))
 def test_groups_are_those_of_spark(lab: Lab, transport: str, types: dict[str, str]) -> None:
     """One key column of each type, of which each row fills one: all types in one query."""
     lab.configure({"transport": transport})

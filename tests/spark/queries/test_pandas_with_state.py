@@ -120,6 +120,7 @@ def test_what_is_refused_where_it_is_defined(
         holdfast.stream(lab.source()).groupBy("key").applyInPandasWithState(**arguments | changed)
 
 
+@pytest.mark.all
 def test_an_error_of_the_function_names_operator_and_key(lab: Lab) -> None:
     """C7: the driver sees the user's own traceback, and no state is kept."""
 
@@ -156,6 +157,7 @@ def sessions(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupS
     state.setTimeoutTimestamp(max(latest_ms, state.getCurrentWatermarkMs()) + 10_000)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("transport", "backend"), cases(PAIRS))
 def test_event_time_timeouts(lab: Lab, transport: str, backend: str) -> None:
     """Timers of a shard without rows fire too; rows older than the watermark are dropped one by one."""
@@ -173,6 +175,7 @@ def test_event_time_timeouts(lab: Lab, transport: str, backend: str) -> None:
     assert lab.state("sessions") == {"e": (1,)}
 
 
+@pytest.mark.all
 def test_processing_time_timeouts(lab: Lab) -> None:
     """Spark runs micro-batches without data for them, in which what is due fires."""
     ended: list[Any] = []

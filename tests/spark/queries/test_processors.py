@@ -125,6 +125,7 @@ class Failing(Keeping):
         raise ZeroDivisionError("the user's own")
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_an_exception_of_the_user_names_the_key_and_leaves_no_state(lab: Lab) -> None:
     """With the user's traceback; a restart goes on as if nothing had happened."""

@@ -329,6 +329,7 @@ def test_reading_state_that_is_not_there(lab: Lab) -> None:
         lab.state()
 
 
+@pytest.mark.all
 def test_a_location_that_spark_escapes_is_read_by_another_name(lab: Lab) -> None:
     """The query itself runs there; Spark would read the state of one at ``my%20query``."""
     lab.feed([("a", 1)])
@@ -339,6 +340,7 @@ def test_a_location_that_spark_escapes_is_read_by_another_name(lab: Lab) -> None
     assert lab.state(query="mü-query") == {"a": (1, 1)}
 
 
+@pytest.mark.all
 def test_a_query_with_durable_state_needs_its_directory(lab: Lab) -> None:
     """Without, its state would seem lost, and the query would be told to begin again."""
     lab.feed([("a", 1)])
@@ -351,6 +353,7 @@ def test_a_query_with_durable_state_needs_its_directory(lab: Lab) -> None:
         lab.run(totals)
 
 
+@pytest.mark.all
 def test_reading_state_of_another_query(lab: Lab) -> None:
     lab.feed([("a", 1)])
     lab.run(lab.totals())

@@ -17,6 +17,7 @@ from tests.servers.programs import wait_until
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.all
 @pytest.mark.slow(25)
 def test_a_killed_worker_is_a_restart_and_sigterm_an_end(tmp_path: Path) -> None:
     """Spark ends a query of which a task is lost; it goes on where it was, and on SIGTERM it is stopped."""

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow(15), pytest.mark.since("4.2")]
 KEYS = [f"key {i}" for i in range(40)]
 
 
+@pytest.mark.all
 def test_a_query_goes_on_with_its_state_in_more_partitions(lab: Lab) -> None:
     """As many shards as before, each with its state; a savepoint of it is whole."""
     with configured(lab.spark, NEEDED):

@@ -80,6 +80,7 @@ def test_timers_outlive_a_restart_without_local_files(lab: Lab, backend: str, mo
     assert {row["key"]: row["due_ms"] for row in timers.to_pylist()} == {"last": LAST}
 
 
+@pytest.mark.all
 def test_the_other_clock_is_refused(lab: Lab) -> None:
     """Timers in event time would all be due at once in processing time, and those in processing time never."""
     feed(lab, ("a", 10))
@@ -107,6 +108,7 @@ def test_tables_are_not_renamed(lab: Lab, states: Any) -> None:
     assert stored.to_pylist() == [{"key": "a", "n": 2}]
 
 
+@pytest.mark.all
 def test_tables_come_and_go(lab: Lab) -> None:
     """One that is left out waits for the run that declares it again."""
     for states in ({"a": "n long"}, {"a": "n long", "b": "n long"}, {"b": "n long"}, {"b": "n long", "a": "n long"}):

@@ -91,7 +91,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "how", "function"), cases(CASES, quick=2))
+@pytest.mark.parametrize(("kind", "how", "function"), cases(CASES))
 def test_what_a_sink_has_decided_is_shown_once(
     lab: Lab, caplog: pytest.LogCaptureFixture, kind: str, how: str, function: Function
 ) -> None:
@@ -196,6 +196,7 @@ def test_a_restored_query_that_has_only_dropped_rows_cannot_have_another_target(
     assert read(url) == totals(*FED)
 
 
+@pytest.mark.all
 def test_a_query_that_was_killed_is_continued(lab: Lab, tmp_path: Path) -> None:
     """Its process dies of SIGKILL at the decision of its third micro-batch, and nothing of that is visible yet."""
     for table in FED[:3]:
@@ -215,6 +216,7 @@ def test_a_query_that_was_killed_is_continued(lab: Lab, tmp_path: Path) -> None:
     assert parquet_rows(url) == totals(*FED)
 
 
+@pytest.mark.all
 def test_sinks_that_ended_in_step_with_spark_are_continued(lab: Lab) -> None:
     """By rescale, in one step; the query that it is of, and a savepoint of what was, can show nothing more."""
     url, sink = str(lab.folder / "shown"), sinks.parquet("out", str(lab.folder / "shown"))

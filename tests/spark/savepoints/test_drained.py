@@ -103,6 +103,7 @@ def test_windows_of_sparks_own_are_closed(lab: Lab) -> None:
     assert shown(url) == sorted([*CLOSED, ("ann", 0, 30, 3), ("ann", 60, 90, 1), ("bob", 0, 30, 1), ("cid", 60, 90, 1)])
 
 
+@pytest.mark.all
 def test_what_was_stopped_half_way_goes_on(lab: Lab) -> None:
     """The target does not answer when the last micro-batch is decided: it is shown by the next attempt, once."""
     query, sink = QUERIES[0], sinks.parquet("out", url := str(lab.folder / "shown"))

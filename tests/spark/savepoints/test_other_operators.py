@@ -49,6 +49,7 @@ def test_an_operator_that_nobody_named_does_not_begin_without_state(lab: Lab) ->
     assert {row["carrier"]: row["n"] for row in batch} == seen([later])
 
 
+@pytest.mark.all
 def test_an_operator_may_begin_without_state_when_the_restore_says_so(lab: Lab) -> None:
     """Under its own name or another one, in its place; the other operator goes on."""
     with configured(lab.spark, UNCHECKED):

@@ -121,6 +121,7 @@ def files(folder: Path, name: str) -> dict[str, bytes]:
     return {key: data.replace(f"/{name}/".encode(), b"//") for key, data in found.items() if key not in own}
 
 
+@pytest.mark.all
 @pytest.mark.since("4.1")
 def test_state_that_only_spark_reads_starts_spark(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command says so, and the savepoint is made."""

@@ -73,6 +73,7 @@ def test_a_new_query_begins_with_what_was_written(lab: Lab) -> None:
     assert {row["carrier"]: row["n"] for row in left if row["carrier"] in (None, "quiet")} == {None: 7, "quiet": 3}
 
 
+@pytest.mark.all
 def test_written_timers_fire(lab: Lab) -> None:
     """A chain of flights that was written ends when its timer says, though its aircraft never flies."""
     file = CHAINS_CASE.files()[0]
@@ -155,6 +156,7 @@ def test_columns_called_as_ours_are_edited(lab: Lab) -> None:
     assert sorted(row[:2] for row in edited.collect()) == [("AA", 11), ("BB", 12)]
 
 
+@pytest.mark.all
 def test_one_key_is_edited(lab: Lab) -> None:
     """Read, change, write, restore: the query goes on from the same positions, and nothing else has changed."""
     later = saved(lab, TOTALS)

@@ -94,6 +94,7 @@ def shown(lab: Lab) -> Shown:
     return Shown(lab)
 
 
+@pytest.mark.all
 def test_each_micro_batch_is_shown_once_over_restarts(shown: Shown) -> None:
     """In update mode: by the same function object, and by another driver's; with a file each micro-batch."""
     shown.feed(*FED[:2])
@@ -217,6 +218,7 @@ def test_a_failed_micro_batch_leaves_nothing(shown: Shown) -> None:
     assert shown.parts() <= 4, "no part is left of the attempt that failed"
 
 
+@pytest.mark.all
 def test_a_micro_batch_without_rows_stores_nothing(shown: Shown) -> None:
     shown.feed(*FED[:2])
     shown.frame = shown.lab.source().selectExpr("key", "1L as n", "v as total").where("total > 10")
@@ -229,6 +231,7 @@ def test_a_micro_batch_without_rows_stores_nothing(shown: Shown) -> None:
     assert shown.rows() == [("a", 1, 100), ("b", 1, 20), ("e", 1, 50)]
 
 
+@pytest.mark.all
 def test_complete_mode_and_sparks_own_aggregation(shown: Shown) -> None:
     """The sink needs no operator of holdfast: any query shows its results once."""
     shown.feed(*FED[:2])
@@ -259,6 +262,7 @@ def test_another_query_is_refused_and_a_successor_is_not(shown: Shown) -> None:
         shown.run()
 
 
+@pytest.mark.all
 def test_an_emptied_target_and_a_deleted_directory_are_errors(shown: Shown) -> None:
     """Either was deleted while the other was kept: nothing is doubled, and nothing lost silently."""
     shown.feed(*FED[:2])

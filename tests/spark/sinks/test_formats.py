@@ -51,6 +51,7 @@ def written(spark: SparkSession, sink: sinks.TwoPhaseSink, rows: str, tmp_path: 
     return list(range(3 * ROWS))
 
 
+@pytest.mark.all
 @since_data_sources
 def test_parquet(session: SparkSession, tmp_path: Path) -> None:
     url = str(tmp_path / "target")
@@ -58,6 +59,7 @@ def test_parquet(session: SparkSession, tmp_path: Path) -> None:
     assert sorted(sinks.read_parquet(url)["value"].to_pylist()) == wanted
 
 
+@pytest.mark.all
 @since_data_sources
 def test_delta(session: SparkSession, tmp_path: Path) -> None:
     url = str(tmp_path / "target")
@@ -76,6 +78,7 @@ def test_postgres(session: SparkSession, postgres: Postgres, tmp_path: Path) -> 
         assert [value for (value,) in connection.execute(f"SELECT value FROM {name} ORDER BY value")] == wanted
 
 
+@pytest.mark.all
 @pytest.mark.kafka
 @since_data_sources
 def test_kafka(session: SparkSession, kafka: Kafka, tmp_path: Path) -> None:

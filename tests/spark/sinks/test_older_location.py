@@ -72,6 +72,7 @@ def require_refused(lab: Lab, read: Callable[[], object], run: Callable[[str], o
     assert read() == totals(*FED), "nobody has ended the query itself"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("kind", cases(list(SINKS), quick=1))
 def test_what_is_planned_anew_is_refused(lab: Lab, kind: str) -> None:
     """Its rows were dropped, with a warning only if they were as many or none if they were not."""

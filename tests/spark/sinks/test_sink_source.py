@@ -98,6 +98,7 @@ def test_a_repeated_micro_batch_is_not_written_again(stream: Stream) -> None:
     assert parts == 2 * len(list(Path(stream.sink.folder).glob("list-*"))), "nothing was prepared in vain"
 
 
+@pytest.mark.all
 def test_a_failed_micro_batch_leaves_nothing(stream: Stream) -> None:
     """One task fails for good when the other has prepared: the next start shows both, once."""
     stream.run_to(1)
@@ -144,6 +145,7 @@ def test_what_is_missing_is_named(left_out: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.all
 def test_another_query_is_refused_before_it_writes(stream: Stream, tmp_path: Path) -> None:
     """The same sink, another checkpoint location: both queries' rows would be in one folder."""
     stream.run_to(0)

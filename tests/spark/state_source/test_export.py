@@ -41,6 +41,7 @@ def test_parquet_and_csv_hold_the_state(lab: Lab) -> None:
         write(state, str(lab.folder / "csv"), "csv")
 
 
+@pytest.mark.all
 def test_a_delta_table_holds_the_state(lab: Lab) -> None:
     """In one transaction, with what lets readers pass over files; a directory that is not empty is left alone."""
     lab.feed([("a,b", 1), ("two\nlines", -3), (None, 4)])

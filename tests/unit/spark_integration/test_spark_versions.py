@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,18 +27,25 @@ pytestmark = pytest.mark.smoke
 ROOT = Path(__file__).parents[3]
 
 
-def sources() -> Iterator[Path]:
-    for folder in ("backends", "benches", "examples", "holdfast", "mvcc", "snapshotter", "spark_integration"):
-        yield from (ROOT / folder).rglob("*.py")
+@functools.cache
+def nodes() -> list[tuple[str, ast.AST]]:
+    """Return all attributes and imports of our modules, each with the path of its module."""
+    folders = ("backends", "benches", "examples", "holdfast", "mvcc", "snapshotter", "spark_integration")
+    return [
+        (path.relative_to(ROOT).as_posix(), node)
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute | ast.ImportFrom)
+    ]
 
 
 @pytest.mark.slow(1)
 def test_no_other_module_asks_for_the_version_of_spark() -> None:
     """Else what differs is found in many places, and a new version is a search."""
     asking = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in sources()
-        for node in ast.walk(ast.parse(path.read_text()))
+        f"{path}:{node.lineno}"
+        for path, node in nodes()
         if isinstance(node, ast.Attribute)
         # To unparse each takes seconds.
         and node.attr in {"__version__", "version"}
@@ -48,15 +56,22 @@ def test_no_other_module_asks_for_the_version_of_spark() -> None:
     assert {line.rpartition(":")[0] for line in asking} == {"spark_integration/spark_versions.py"}, asking
 
 
-@pytest.mark.slow(1)
+def too_old(version: str) -> str:
+    return f"holdfast needs PySpark 4.0 or newer, and this is {version}: pip install --upgrade 'pyspark>=4'"
+
+
 @pytest.mark.parametrize("version", ["3.5.9", "3.4.0", "2.4.8"])
 def test_a_spark_that_is_too_old_is_refused_by_name(version: str) -> None:
+    with pytest.raises(ImportError, match=f"^{re.escape(too_old(version))}$"):
+        spark_versions.require_supported(version)
+
+
+@pytest.mark.slow(1)
+def test_a_spark_that_is_too_old_is_refused_before_anything_is_imported_of_it() -> None:
     """Else the first import of something that it lacks fails, by a name that tells the user nothing."""
-    code = f"import pyspark; pyspark.__version__ = {version!r}; import holdfast; holdfast.stream"
+    code = "import pyspark; pyspark.__version__ = '3.5.9'; import holdfast; holdfast.stream"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1] == (
-        f"ImportError: holdfast needs PySpark 4.0 or newer, and this is {version}: pip install --upgrade 'pyspark>=4'"
-    )
+    assert done.stderr.splitlines()[-1] == f"ImportError: {too_old('3.5.9')}"
 
 
 def test_java_follows_spark() -> None:
@@ -152,9 +167,8 @@ def test_no_other_module_uses_them() -> None:
     """Else another release of Spark fails in many places."""
     modules = {module for names_of in (OF_EVERY_SPARK, SINCE_42, BEFORE_42) for module in names_of}
     using = {
-        str(path.relative_to(ROOT))
-        for path in sources()
-        for node in ast.walk(ast.parse(path.read_text()))
+        path
+        for path, node in nodes()
         if isinstance(node, ast.ImportFrom)
         and modules & {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     }

@@ -64,7 +64,7 @@ def address(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.mark.parametrize(
     ("view", "width", "scheme"),
-    cases([(view, *screen) for view in VIEWS for screen in SCREENS], quick=2),
+    cases([(view, *screen) for view in VIEWS for screen in SCREENS]),
 )
 def test_everybody_can_read_it(browser: Browser, address: str, view: str, width: int, scheme: str) -> None:
     """Nothing for an accessibility checker to find, no sideways scrolling, no request to anybody else, no error."""
@@ -76,6 +76,7 @@ def test_everybody_can_read_it(browser: Browser, address: str, view: str, width:
         assert refused == []
 
 
+@pytest.mark.all
 def test_the_map_is_walked_with_arrows(browser: Browser, address: str) -> None:
     """A keyboard reaches the map, walks it in both directions, and opens a shard."""
     with shown(browser, f"{address}0/totals/", PHONE) as it:
@@ -87,6 +88,7 @@ def test_the_map_is_walked_with_arrows(browser: Browser, address: str) -> None:
         it.page.wait_for_url("**/shard/3")
 
 
+@pytest.mark.all
 def test_the_first_tab_skips_to_the_content(browser: Browser, address: str) -> None:
     """Nobody has to tab through the head of each page."""
     with shown(browser, f"{address}0/totals/", DESKTOP) as it:
@@ -137,6 +139,7 @@ def test_what_is_no_page_replaces_none(browser: Browser, sample: Path) -> None:
         assert it.page.locator("main a").count() == links > 0
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("width", "scheme"), cases(SCREENS))
 def test_it_waits_for_a_query_by_itself(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
     """Whoever opens it too early reads what is awaited, and sees the operator come without a click."""
@@ -161,6 +164,7 @@ def test_links_lead_somewhere(browser: Browser, address: str) -> None:
             assert [link for link in links if it.page.request.get(link).status != 200] == []
 
 
+@pytest.mark.all
 def test_it_needs_no_scripts(browser: Browser, address: str) -> None:
     """Without scripts all views and links work; a page that follows is loaded again by the browser."""
     context = browser.new_context(java_script_enabled=False)
@@ -208,6 +212,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
         }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("state", "width", "scheme"), cases([(state, *screen) for state in in_four_states.STATES for screen in SCREENS])
 )
@@ -247,6 +252,7 @@ def rows_of(it: Shown, region: str) -> list[str]:
     return [text.strip() for text in heads.all_inner_texts()]
 
 
+@pytest.mark.all
 def test_a_table_is_sorted_by_the_head_that_is_pressed(browser: Browser, sample: Path, tmp_path: Path) -> None:
     """Sizes as numbers, first downwards, then upwards; by keyboard too, and a page that follows stays sorted."""
     root = shutil.copytree(sample, tmp_path / "state")
@@ -299,6 +305,7 @@ def test_a_wide_table_shows_that_it_goes_on(browser: Browser, address: str) -> N
         assert "local" in table.evaluate("t => getComputedStyle(t).backgroundAttachment")
 
 
+@pytest.mark.all
 def test_no_cell_hides_the_shadow_at_the_edge(browser: Browser, address: str) -> None:
     """The shadow lies behind the cells, and a changed value has a background of its own."""
     for scheme in ("light", "dark"):
@@ -308,6 +315,7 @@ def test_no_cell_hides_the_shadow_at_the_edge(browser: Browser, address: str) ->
             assert colour.startswith("rgba("), colour
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("measure", ["size", "written", "lag"])
 def test_the_table_beside_the_map_is_whole_on_a_desktop(browser: Browser, address: str, measure: str) -> None:
     """Its last column says what stands out."""
@@ -315,6 +323,7 @@ def test_the_table_beside_the_map_is_whole_on_a_desktop(browser: Browser, addres
         assert it.page.locator(".map-and-top .scroll").evaluate("t => t.scrollWidth <= t.clientWidth")
 
 
+@pytest.mark.all
 def test_the_legend_has_figures(browser: Browser, address: str) -> None:
     """Beside the colours stand the values that they go up to."""
     with shown(browser, f"{address}0/totals/?measure=lag", DESKTOP) as it:
