@@ -240,7 +240,7 @@ class Backend(ABC):
         """Return how many shards with these options one process should have open at once; None: any number.
 
         Beyond it, idle shards of a backend with one owner are closed, the least recently used first, and reopened by
-        their next use. It is not a limit: shards that are all in use at once are all open.
+        their next use. A target, not a limit: shards in use are never closed.
         """
         return None
 

@@ -249,7 +249,7 @@ def requiring_whole(folder: Path) -> Iterator[None]:
     try:
         yield
     except (NotFoundError, CorruptionError) as exc:
-        raise CorruptionError(f"{folder} does not hold what it should: {exc}") from exc
+        raise CorruptionError(f"{folder} is damaged: {exc}") from exc
 
 
 def retire_folder(path: Path, staging: Path, name: str) -> bool:

@@ -335,7 +335,7 @@ def schema_of(columns: pa.Schema, held: TableSchema, *, source: str) -> TableSch
         return held
     own = TableSchema.of_columns(held.name, columns)
     if len(set(columns.names)) < len(columns) or not own.columns.equals(with_nullable_keys(columns)):
-        raise CorruptionError(f"{source} holds no readable run: its columns are none of a run", table=held.name)
+        raise CorruptionError(f"{source} holds no readable run: it lacks the columns of one", table=held.name)
     require_readable(own, held, source=source)
     return own
 

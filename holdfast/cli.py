@@ -71,7 +71,7 @@ class _LazyGroup(click.Group):
 
 
 def _needs_packages(name: str, missing: ModuleNotFoundError) -> InvalidArgumentError:
-    """Return the error that says how a command gets its packages; raise the one given where nobody left them out."""
+    """Return the error that names a command's missing packages; reraise if it should have them."""
     package = (missing.name or "").partition(".")[0]
     if package in _SPARK:
         return InvalidArgumentError(
@@ -105,7 +105,7 @@ def _not_installed(name: str, error: InvalidArgumentError) -> click.Command:
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(distribution.VERSION, prog_name="holdfast")
 def group() -> None:
-    """Keep the state of PySpark streaming queries in place."""
+    """Inspect, back up, move and repair the state of PySpark streaming queries."""
 
 
 class _HarmlessLines(logging.Formatter):

@@ -230,7 +230,7 @@ class Settings:
 
 
 def _check_sink_key(full_key: str) -> None:
-    """Refuse what is no sink's option; whether there is a sink of the name only its query knows."""
+    """Refuse keys that are not a sink's option; whether a sink has the name only its query knows."""
     name, _, option = full_key.removeprefix(SINK_PREFIX).partition(".")
     if not name or not option:
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""What a transaction has read and written, and how long that took.
+"""What a transaction read and wrote, and how long it took.
 
 Whether a written row is new is known of rows that the transaction has looked up before, as most functions do: nothing
 is read only to be counted. What was written unread, such as an element of a list, is counted as written, no more.
@@ -101,11 +101,11 @@ class Measures:
             yield run
 
     def looked_up(self, table: str, keys: Keys, exists: BoolArray) -> None:
-        """Note what a look-up has found, the transaction's own writes aside."""
+        """Note what a look-up found, apart from the transaction's own writes."""
         self._looked_up.setdefault(table, []).append((keys, exists))
 
     def written(self, runs: Mapping[str, Run], *, is_first: bool) -> None:
-        """Note what is committed.
+        """Note the committed rows.
 
         Parameters
         ----------
@@ -122,7 +122,7 @@ class Measures:
 
     @staticmethod
     def _known(run: Run, looked_up: list[tuple[Keys, BoolArray]]) -> tuple[int, int]:
-        """Return how many rows of `run` were looked up and found absent, and how many were there and are deleted."""
+        """Return how many rows of `run` were looked up and absent, and how many existed and are deleted."""
         was_absent, was_there = np.zeros(len(run), np.bool_), np.zeros(len(run), np.bool_)
         for keys, exists in looked_up:
             rows = _rows_of(run, keys)
@@ -134,7 +134,7 @@ class Measures:
 
 
 def _rows_of(run: Run, keys: Keys) -> IntArray:
-    """Return the row of each key, or a negative number; without a search where the same keys were written."""
+    """Return the row of each key, or a negative number; skips the search if the same keys were written."""
     if len(keys) == len(run) and np.array_equal(keys.hashes, run.hashes) and (run.hashes[1:] > run.hashes[:-1]).all():
         return np.arange(len(run))
     return run.find(keys)

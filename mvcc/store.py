@@ -108,7 +108,7 @@ class PendingCommit:
     size_bytes: int = 0
 
     def wait(self) -> None:
-        """Return when the commit is durable; raise what went wrong."""
+        """Wait until the commit is durable; raise what went wrong."""
         if self.done is not None:
             self.done.result()
 
@@ -241,7 +241,7 @@ class VersionedStore:
         return None
 
     def _restore(self, pointer: Pointer, held: Collection[Pointer]) -> HoldfastError | None:
-        """Make a version from the log; return what was missing where a base went away, or was set aside.
+        """Make a version from the log; return the error if the base version vanished or was set aside.
 
         What does not fit into memory at once is made by way of older versions. Each of those is one of the lineage,
         whole and true; it goes when the next one stands. Where the restore fails, the last one stays.
@@ -263,7 +263,7 @@ class VersionedStore:
 
     @contextmanager
     def _opened(self, pointer: Pointer, held: Collection[Pointer]) -> Iterator[RestoredVersion]:
-        """Give what the log returns of a version, its frozen base taken over.
+        """Yield what the log returns of a version, with its frozen base thawed.
 
         Where the backend cannot open that, the log learns it and is asked again.
         """
@@ -324,7 +324,7 @@ class VersionedStore:
     def _apply(
         self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]
     ) -> None:
-        """Apply; restores a base that was dropped since the transaction began."""
+        """Apply the writes; restores a base that was dropped since the transaction began."""
         for _ in range(RESTORE_TRIES):
             try:
                 self._backend.apply(base, new, runs, properties)

@@ -71,7 +71,7 @@ class Transaction:
         return self._view
 
     def reveal(self, table: str, column: str) -> bool:
-        """Read and write a value column, too, that is not declared, behind those that are; False if none is stored."""
+        """Also read and write an undeclared value column, after the declared ones; False if none is stored."""
         names = self._names.get(table)
         stored, held = column if names is None else names.get(column), self.tables[table].value
         if stored not in held.names or column in self._declared[table].value.names:
@@ -159,7 +159,7 @@ class Transaction:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Remember an error of what reads the version."""
+        """Remember an error of a read of the version."""
         try:
             yield
         except Exception as exc:

@@ -31,7 +31,7 @@ _FIELDS = ("pointer", "shard", "rows", "plain_bytes", *Lineage.FIELDS)
 
 @dataclass(frozen=True)
 class Commit:
-    """What one commit object, or one that is carried, says: read and checked.
+    """A commit, stored or carried: read and checked.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Commit:
 
     @property
     def entry(self) -> ChainEntry:
-        """What names the commit in a chain."""
+        """The commit's entry in a chain."""
         return ChainEntry(KIND, self.pointer, self.size_bytes, self.digest, sum(self.plain_bytes.values()))
 
     def without_rows(self) -> Commit:
@@ -103,7 +103,7 @@ def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: 
 
 
 def read_commit_end(read: stored_file.Read, size_bytes: int, shard: str, pointer: Pointer, source: str) -> Commit:
-    """Return a commit without its rows, of whose object only the end is read.
+    """Return a commit without its rows; reads only the end of its object.
 
     Parameters
     ----------
@@ -131,14 +131,14 @@ def read_commit_end(read: stored_file.Read, size_bytes: int, shard: str, pointer
 
 
 def require_intact(read: stored_file.Read, commit: Commit) -> None:
-    """Raise `CorruptionError` if a commit's object, read a block at a time, is not what its end says."""
+    """Raise `CorruptionError` if a commit's object does not match its end; reads a block at a time."""
     stored_file.require_digest(read, commit.size_bytes, commit.digest, source=commit.source, kind=KIND)
 
 
 def _commit(
     stored: stored_file.StoredFile | stored_file.StoredEnd, shard: str, pointer: Pointer, source: str
 ) -> Commit:
-    """Return what a commit says, without its rows."""
+    """Return a commit without its rows."""
     fields = Fields(stored.header, source, *_FIELDS)
     own, own_shard = fields.pointer("pointer"), fields.text("shard")
     if (own, own_shard) != (pointer, shard):
@@ -174,7 +174,7 @@ class CommitObjects:
     limit_bytes: int = COMMIT_BYTES_MAX
 
     def encode(self, pointer: Pointer, lineage: Lineage, runs: Mapping[str, Run]) -> tuple[pa.Buffer, ChainEntry]:
-        """Return a commit's bytes, and what names it in a chain.
+        """Return a commit's bytes and its entry in a chain.
 
         Raises
         ------
@@ -245,7 +245,7 @@ class CommitObjects:
         return commit
 
     def rows(self, commits: Sequence[Commit], below: Mapping[str, Run], *, drop_deletes: bool) -> dict[str, Run]:
-        """Return by table what some commits, oldest first, have written over the runs `below` them.
+        """Return by table the rows of some commits, oldest first, merged over the runs `below` them.
 
         Raises
         ------
@@ -271,7 +271,7 @@ class CommitObjects:
         return merged
 
     def _require_tables_of(self, commits: Sequence[Commit]) -> None:
-        """Check that all tables of commits are known: rows of another one would be lost without a word."""
+        """Check that all tables of commits are known: rows of others would be lost silently."""
         for commit in commits:
             require_declared(commit.sections, self.tables)
 

@@ -144,7 +144,7 @@ class ObjectCommitLog:
     # Writing.
 
     def append(self, pointer: Pointer, parent: Mapping[str, Any] | None, runs: Mapping[str, Run]) -> PendingCommit:
-        """Encode the commit, and carry it or start to store it.
+        """Encode the commit; carry it, or start to store it.
 
         Parameters
         ----------
@@ -195,7 +195,7 @@ class ObjectCommitLog:
 
     @contextmanager
     def restore(self, pointer: Pointer, held: Collection[Pointer] = ()) -> Iterator[RestoredVersion]:
-        """Read a version; nothing local changes but a folder that is gone after the context.
+        """Read a version; the only local change is a folder that the context removes.
 
         Parameters
         ----------
@@ -239,7 +239,7 @@ class ObjectCommitLog:
 
     @contextmanager
     def _noting_damage(self, snapshot: ChainEntry) -> Iterator[None]:
-        """Remember what is wrong with a snapshot: restores do without it from then on."""
+        """Remember that a snapshot is damaged: later restores bypass it."""
         try:
             yield
         except CorruptionError as exc:
@@ -248,7 +248,7 @@ class ObjectCommitLog:
             raise
 
     def _first_part(self, commits: Chain) -> Chain:
-        """Return the commits of the next step: as many as fit, at least one."""
+        """Return the commits of the next restore step: as many as fit, at least one."""
         ends = list(accumulate(entry.content_bytes for entry in commits))
         count = bisect_right(ends, self.step_bytes)
         return commits[: max(1, count)]
@@ -311,7 +311,7 @@ class ObjectCommitLog:
             ) from exc
 
     def _around(self, chain: Chain, commit: Commit) -> tuple[Chain, Commit]:
-        """Return the chain that a damaged snapshot replaced, and its newest commit; `commit` follows the chain.
+        """Return the chain that a damaged snapshot replaced, and its newest commit, which `commit` follows.
 
         That commit is older than the chain, so this terminates.
         """

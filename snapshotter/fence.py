@@ -67,11 +67,11 @@ class Fence:
         self.url = self._folder.url
 
     def numbers(self) -> list[int]:
-        """Return the numbers that are stored, in order; what others put into the folder is none."""
+        """Return the stored numbers in order; ignore foreign objects."""
         return sorted(filter(None, (number_of(info.key) for info in self._folder.list(""))))
 
     def newest(self) -> tuple[int, memoryview | None]:
-        """Return the newest number and its object; 0 and None where there is none.
+        """Return the newest number and its object; 0 and None if the fence is empty.
 
         Raises
         ------
@@ -116,7 +116,7 @@ class Fence:
             raise FencedError("somebody else was first", number=number, storage=self.url) from exc
         numbers = self.numbers()
         if numbers[-1:] != [number]:
-            raise ConflictError("somebody else has gone on meanwhile", number=number, storage=self.url)
+            raise ConflictError("another process has taken this number", number=number, storage=self.url)
         return numbers
 
     def delete(self, numbers: Iterable[int]) -> None:
@@ -125,23 +125,23 @@ class Fence:
 
     @staticmethod
     def old(numbers: Sequence[int]) -> Sequence[int]:
-        """Return which of all numbers to delete where only the newest is read: now and then many, in one request."""
+        """Return the numbers to delete if only the newest matters: now and then, many at once."""
         return numbers[:-_OLD_KEPT] if len(numbers) >= 2 * _OLD_KEPT else ()
 
 
 def looks(url: str) -> Iterator[int]:
-    """Yield again and again, for who looks again whenever others were faster; at last raise `ConflictError`."""
+    """Yield once per attempt to take the next number; raise `ConflictError` after the last."""
     yield from range(_LOOKS)
-    raise ConflictError("others were faster each time: start again, not all at once", looks=_LOOKS, storage=url)
+    raise ConflictError("other processes won each attempt: start again, not all at once", looks=_LOOKS, storage=url)
 
 
 def newest_among(infos: Iterable[ObjectInfo]) -> ObjectInfo | None:
-    """Return the newest object of a fence's folder that was listed; what others put there is none."""
+    """Return the newest listed object of a fence's folder; ignore foreign objects."""
     return max((info for info in infos if number_of(info.key)), key=lambda info: info.key, default=None)
 
 
 def read_newest(folder: ObjectStorage, read: Callable[[ObjectInfo, Sequence[ObjectInfo]], T]) -> T | None:
-    """Return what `read` makes of the newest object of a fence's folder, and of the listing; None where none is.
+    """Return what `read` makes of a fence's newest object, and the listing; None for an empty folder.
 
     Raises
     ------

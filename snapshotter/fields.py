@@ -1,4 +1,4 @@
-"""The fields of a header from storage, each read as what it must be.
+"""The fields of a stored header, each read with its expected type.
 
 A stored file is hostile until validated here: its checksum proves that it is whole, not who wrote it. One reader per
 kind of object takes the header apart with `Fields` and returns a frozen, typed value; nothing else looks into a header.
@@ -60,7 +60,7 @@ class Fields:
 
     @classmethod
     def of_notice(cls, values: object, source: str, *names: str) -> Self:
-        """Return the fields of what only tells people something; a newer release may have added more.
+        """Return the fields of an object for people to read, to which a newer release may add.
 
         Raises
         ------
@@ -79,7 +79,7 @@ class Fields:
         raise CorruptionError(f"{self.source} {message}", **short)
 
     def text(self, name: str, pattern: re.Pattern[str] | None = None) -> str:
-        """Return a text, which the pattern must match as a whole."""
+        """Return a text that the whole pattern matches."""
         value = self._values[name]
         if type(value) is not str or (pattern is not None and not pattern.fullmatch(value)):
             self._refuse_value(name, value)
@@ -131,7 +131,7 @@ class Fields:
         return values
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """Return a mapping, whose values are still to be read."""
+        """Return a mapping of unread values."""
         value = self._values[name]
         if not isinstance(value, dict):
             self._refuse_value(name, value)
@@ -178,7 +178,7 @@ class Fields:
             yield Fields(value, self.source, *names)
 
     def objects(self, name: str) -> list[dict[str, Any]]:
-        """Return a list of objects whose fields somebody else knows, and checks."""
+        """Return a list of objects, unchecked: the caller checks their fields."""
         values = self._list(name)
         if any(not isinstance(value, dict) for value in values):
             self._refuse_value(name, values)
@@ -202,11 +202,11 @@ class Fields:
             self._refuse_value(name, value)
 
     def _refuse_value(self, name: str, value: object) -> NoReturn:
-        self.refuse("has a field that cannot be", field=name, found=_shown(value))
+        self.refuse("has an invalid field", field=name, found=_shown(value))
 
 
 def _shown(value: object) -> str:
-    """Return a value as an error may show it: what is nested or huge as its type only."""
+    """Return a value as an error shows it: nested and huge values as their type only."""
     if isinstance(value, str):
         return ascii(value[:_SHOWN_MAX])
     if value is None or (isinstance(value, int | float) and abs(value) < 1 << 64):

@@ -71,7 +71,7 @@ class ChainEntry:
 
     @property
     def key(self) -> str:
-        """Where the object lies, below the shard."""
+        """The object's key below the shard."""
         name = f"{self.pointer}-{self.digest[:16]}" if self.kind == "snapshot" else self.pointer
         return f"{self.kind}s/{name}"
 
@@ -82,7 +82,7 @@ class ChainEntry:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all objects that are read for it."""
+        """Bytes of all objects that a restore reads."""
         return self.size_bytes + (self.content_bytes if self.kind == "snapshot" else 0)
 
 
@@ -90,7 +90,7 @@ Chain = tuple[ChainEntry, ...]
 
 
 def read_chain(fields: Fields, name: str) -> Chain:
-    """Return the chain in a field: at most one snapshot, which is the first; then commits, whose versions ascend.
+    """Return the chain in a field: at most one snapshot, first; then commits of ascending versions.
 
     Raises
     ------
@@ -131,7 +131,7 @@ class Lineage:
 
     @classmethod
     def of(cls, properties: Mapping[str, Any] | None) -> Lineage:
-        """Return the lineage that a local version's properties hold; an empty one where they hold nothing.
+        """Return the lineage in a local version's properties, or an empty one.
 
         Raises
         ------
@@ -188,12 +188,12 @@ class Lineage:
 
     @property
     def versions(self) -> set[Pointer]:
-        """All versions that it names after that of the snapshot: any of them may have a newer snapshot by now."""
+        """All versions named after the snapshot's: any of them may have a newer snapshot by now."""
         named = {*self.since, *(entry.pointer for entry in self.commits)}
         return named if self.snapshot is None else {p for p in named if p.version > self.snapshot.version}
 
     def behind(self, version: int) -> int:
-        """Return how many versions the snapshot lies behind `version`, which is made from this one.
+        """Return how many versions the snapshot is behind `version`, which builds on this lineage.
 
         Without a snapshot, those since the oldest that the lineage names, and that one.
         """
@@ -203,7 +203,7 @@ class Lineage:
         return version - oldest + 1
 
     def standing_on(self, snapshots: Mapping[Pointer, ChainEntry]) -> Lineage:
-        """Return the lineage with the newest of some snapshots, by version, in the place of all that it stands for.
+        """Return the lineage with the newest of some snapshots, by version, in place of the objects that it replaces.
 
         Carried commits stay as they are: they say what changed since the newest commit object, and so they do on
         top of a snapshot that was made between. So an older snapshot and the commit objects are always as good as

@@ -70,7 +70,7 @@ def checked_sink(name: object) -> str:
 
 
 def plan_of(batch: str, sources: Iterable[tuple[str, str]]) -> str:
-    """Return what tells a micro-batch from another one of the same number, which begins where it does.
+    """Return the digest that distinguishes a micro-batch from another one of its number and beginning.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ class Entry:
     )
 
     def is_of_plan(self, plan: str) -> bool:
-        """Tell whether it may be of what Spark has planned: if either is not known, it may."""
+        """Tell whether it may be of Spark's plan; it may if either is unknown."""
         return not (plan and self.plan) or plan == self.plan
 
     @property
@@ -156,7 +156,7 @@ class Entry:
 
     @property
     def is_restored(self) -> bool:
-        """Whether it is of a query that was restored, continues the sink, and has decided nothing itself."""
+        """Whether a restored query continues the sink here and has decided nothing itself."""
         return self.stands_for is not None
 
     def newest_batch(self, decision: Entry | None, query_id: str) -> int | None:
@@ -351,7 +351,7 @@ def stored_sinks(infos: Iterable[ObjectInfo]) -> tuple[StoredSink, ...]:
 
 
 def parse_key(key: str) -> tuple[str, int] | None:
-    """Return sink and number of an entry's key below the state directory; None if it is no such key."""
+    """Return sink and number of an entry's key in the state directory; None for other keys."""
     parts = key.split("/")
     if len(parts) != 3 or parts[0] != FOLDER or not SINK.fullmatch(parts[1]):
         return None
@@ -360,7 +360,7 @@ def parse_key(key: str) -> tuple[str, int] | None:
 
 
 def damages(storage: ObjectStorage, stored: StoredSink) -> Sequence[tuple[str, str]]:
-    """Read all entries of a sink; return key and problem of each that is damaged."""
+    """Read all entries of a sink; return key and problem of each damaged one."""
     log, found = SinkLog(storage, stored.sink), []
     for number in stored.numbers:
         try:

@@ -1,4 +1,4 @@
-"""A read of a query's state: where each shard was after one micro-batch, kept for as long as somebody may read there.
+"""A read of a query's state: the version of each shard after one micro-batch, kept while readers may need it.
 
 ::
 
@@ -96,7 +96,7 @@ class ReadShard:
 
 @dataclass(frozen=True)
 class StoredRead:
-    """What a read knows.
+    """One read.
 
     Attributes
     ----------
@@ -229,7 +229,7 @@ def fetch_read(storage: ObjectStorage, directory: str, read_id: str) -> StoredRe
         See `StoredRead.decode`.
     """
     if not (_DIRECTORY.fullmatch(directory) and _ID.fullmatch(read_id)):
-        raise InvalidArgumentError("no read has such a name: holdfast.state makes them", read=read_id[:40])
+        raise InvalidArgumentError("this is not the name of a read: holdfast.state makes them", read=read_id[:40])
     folder, key = PrefixedStorage(storage, directory), f"{FOLDER}/{read_id}"
     try:
         data = folder.get(key, READ_BYTES_MAX)

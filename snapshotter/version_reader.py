@@ -1,4 +1,4 @@
-"""Some rows of versions of one shard, read from durable storage as far as they need it.
+"""Some rows of one shard's versions, read from durable storage without reading the rest.
 
 ::
 
@@ -155,7 +155,7 @@ class VersionReader:
             raise
 
     def newest(self, at: At) -> Commit:
-        """Return the commit of a version, whose lineage says what else it is made of; raises as `find`."""
+        """Return the commit of a version, whose lineage names its other objects; raises as `find`."""
         if at.carried is not None:
             return self._commits.decode_carried(at.carried, at.pointer)
         with self._lock:
@@ -230,13 +230,13 @@ class VersionReader:
         return Run(schema, pa.RecordBatch.from_pylist([], schema=schema.columns))
 
     def close(self) -> None:
-        """Remove what was read."""
+        """Remove the local copies."""
         while self._views:
             self._views.popitem()[1][1].close()
 
 
 class KeyReader:
-    """Some keys in versions of a shard; what an object holds of them is read once.
+    """Some keys in versions of a shard; each object is read once.
 
     Parameters
     ----------

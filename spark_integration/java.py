@@ -1,4 +1,4 @@
-"""Find a Java that Spark can run on, and make one where the machine has none.
+"""Find a Java for Spark, or make one if the machine has none.
 
 Spark looks for ``$JAVA_HOME/bin/java``, then for ``java`` on the path. `ensure_java` settles the question
 before Spark asks:

@@ -155,7 +155,7 @@ def _arrow_type(t: DataType, column: str, what: str, only_sent: Mapping[str, pa.
 
 
 def types_of_keys(fields: list[StructField]) -> pa.Schema:
-    """Return the Arrow schema of keys, any part of which may be null: a stored key may be where none of a frame's is.
+    """Return the Arrow schema of keys, nullable at any depth: stored keys may have nulls that a frame's lack.
 
     Raises
     ------

@@ -117,7 +117,7 @@ def modes_of(properties: Mapping[str, Any], number: int) -> dict[str, str]:
     """
     modes = {name: str(properties.get(name, "")).lower() for name in ("timeMode", "outputMode")}
     if modes["timeMode"] not in _TIME_MODES:
-        raise InvalidArgumentError("Spark's metadata has a time mode that no release has", number=number, **modes)
+        raise InvalidArgumentError("Spark's metadata has an unknown time mode", number=number, **modes)
     return modes | {"timeMode": _TIME_MODES[modes["timeMode"]]}
 
 

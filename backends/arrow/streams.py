@@ -106,7 +106,7 @@ def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None)
         if number:
             room -= _unpacked_bytes(message)
             if room < 0:
-                raise ValueError("its buffers claim to be larger than was declared")
+                raise ValueError("its buffers are larger than declared")
             batch = ipc.read_record_batch(message, blind)
             for column, field in zip(batch.columns, schema, strict=True):
                 validate_blind(column, field.type)
@@ -136,7 +136,7 @@ def _claim(body: pa.Buffer, offset: int, size: int) -> int:
     if claimed == -1:  # left as it is, for compression would not make it smaller
         return size - _CLAIM_BYTES
     if not 0 <= claimed <= size * EXPANSION_MAX:
-        raise ValueError("a buffer claims to be larger than it can be")
+        raise ValueError("a buffer declares an impossible size")
     return claimed
 
 

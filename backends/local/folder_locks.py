@@ -46,7 +46,7 @@ class FolderLock:
 
 
 def lock_shared(folder: Path) -> FolderLock:
-    """Lock a folder together with all others that have locked it.
+    """Take a shared lock on a folder.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def lock_shared(folder: Path) -> FolderLock:
         lock = undo.enter_context(FolderLock(descriptor))
         fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for nobody but who takes it away at this moment
         if not _is_at(descriptor, folder):
-            raise NotFoundError(f"{folder} was taken away")
+            raise NotFoundError(f"{folder} was removed")
         undo.pop_all()
     return lock
 

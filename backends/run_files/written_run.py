@@ -115,7 +115,7 @@ class StretchIndex:
                 raise ValueError("stretches that do not ascend")
             columns = decode_schema(header["columns"])
         except (KeyError, TypeError, ValueError, IndexError, OSError, pa.ArrowException) as exc:
-            raise CorruptionError(f"{source} has an index that cannot be true: {exc!r}") from exc
+            raise CorruptionError(f"{source} has an invalid index: {exc!r}") from exc
         return cls(columns, tuple(zip(begins, [*begins[1:], section_bytes], strict=True)), tuple(hashes))
 
     def within(self, first_hash: int, last_hash: int) -> range:

@@ -226,7 +226,7 @@ def _altered(source: str, kind: str) -> CorruptionError:
 
 def _require_footer_size(footer_size: int, end: int, source: str) -> None:
     if footer_size > min(end, FOOTER_BYTES_MAX):
-        raise CorruptionError(f"{source} has no footer of a possible size", footer_size_bytes=footer_size)
+        raise CorruptionError(f"{source} has a footer of an impossible size", footer_size_bytes=footer_size)
 
 
 def _read_footer(text: bytes, at: int, source: str, kind: str) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def _require_declared(
         plain_bytes_max is not None and decoded > plain_bytes_max
     ):
         raise CorruptionError(
-            f"{source} is not as large as was declared", decoded_bytes=decoded, declared=plain_bytes or plain_bytes_max
+            f"{source} has another size than declared", decoded_bytes=decoded, declared=plain_bytes or plain_bytes_max
         )
 
 
@@ -277,7 +277,7 @@ def _check_table(table: list[dict[str, Any]], end: int, expansion_max: int, sour
         plain = entry["plain_bytes"]
         if not 0 <= plain <= size * expansion_max or (expansion_max == 1 and plain != size):
             raise CorruptionError(
-                f"{source} has a section that claims to be larger than it can be",
+                f"{source} has a section of an impossible size",
                 section=_short(entry["name"]),
                 size_bytes=size,
                 plain_bytes=plain,

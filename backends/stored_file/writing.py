@@ -54,7 +54,7 @@ class _DigestingSink:
         return self.size_bytes
 
     def flush(self) -> None:
-        """Nothing is held back here."""
+        """Do nothing: writes are unbuffered."""
 
     def close(self) -> None:
         """The sink behind belongs to the caller."""
@@ -154,7 +154,7 @@ def _require_text(kind: str, values: Mapping[str, Any]) -> None:
         json.dumps(values, ensure_ascii=False).encode()
     except UnicodeEncodeError as exc:
         raise InvalidArgumentError(
-            "a text in the header of a stored file has a lone surrogate, which is no character: leave it out", kind=kind
+            "a text in the header of a stored file has a lone surrogate: remove it", kind=kind
         ) from exc
 
 

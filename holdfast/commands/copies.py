@@ -21,7 +21,7 @@ _ORIGINAL = click.argument("original", metavar="LOCATION")
 @CONF
 @click.option("--to-state-dir", metavar="URL", help=f"The new query's {PREFIX}state.dir. Default: --state-dir.")
 @CHECKPOINT_LOCATION
-@click.option("--shards", required=True, type=click.IntRange(min=1), metavar="N", help="Of each operator.")
+@click.option("--shards", required=True, type=click.IntRange(min=1), metavar="N", help="Shards per operator.")
 @PARTITIONS
 @RENAME
 @CONTINUE_SINKS
@@ -40,7 +40,7 @@ def rescale(
 ) -> None:
     """Make a new query from another, with a different number of shards.
 
-    LOCATION is the checkpointLocation of the query, which may be running and is not changed. The new one begins
+    LOCATION is the query's checkpointLocation. The query may be running; it does not change. The new one begins
     at micro-batch 1, where the other one is. If the command is stopped, run it again.
     """
     state_dir = state_dir_of(original, state_dir, options)

@@ -76,7 +76,7 @@ def export(
         state_dir = state_dir_of(location, state_dir, options)
     elif batch_id is not None:
         raise InvalidArgumentError(
-            "--batch selects a query's micro-batch, and no query is here: a savepoint is one micro-batch",
+            "--batch needs a query: a savepoint is of one micro-batch",
             location=location,
         )
     else:

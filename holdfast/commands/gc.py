@@ -1,4 +1,4 @@
-"""``holdfast gc``: delete what no version that a query may return to needs."""
+"""``holdfast gc``: delete objects that no retained version needs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def gc(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Delete objects that no version a query may return to needs.
+    """Delete objects that no retained version needs.
 
     URL is the state directory, as in spark.holdfast.state.dir. Running queries clean up by themselves; this
     cleans up after queries that have ended, executors that died, and uploads that were never finished. It is safe
@@ -138,7 +138,7 @@ def _is_of(record: OperatorRecord, prefix: str) -> bool:
 
 
 def _of_rescaling(target: Target, before_ms: int) -> list[Outcome]:
-    """Return what killed attempts to rescale a query have left: one that is at work writes all the time.
+    """Return what killed rescales left: a live one keeps writing.
 
     First its savepoint, and then the new query's state, out of it.
     """

@@ -38,12 +38,12 @@ _KINDS = ("commit", "snapshot", "part", "probe", "trouble", "unknown")
     "--checkpoint-location",
     "location",
     metavar="LOCATION",
-    help="The checkpointLocation of a query: Spark's log there tells its pace.",
+    help="A query's checkpointLocation, to read its pace from Spark's log.",
 )
 def inspect(
     url: str, operator: str | None, options: dict[str, str], as_json: bool, with_shards: bool, location: str | None
 ) -> None:
-    """Show how each query is and what a state directory holds: operators with their tables, size and failures.
+    """Show the health of each query, and the operators of a state directory: tables, sizes, failures.
 
     Costs one listing, and one small request for each operator, sink and failure shown (at most 20 failures), and for
     each operator at most 32 for the sizes of snapshots.

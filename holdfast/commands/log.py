@@ -22,7 +22,7 @@ from holdfast.snapshotter.upkeep.headers import Headers
     default=10,
     show_default=True,
     metavar="N",
-    help="How many of each shard's newest versions to list; each costs a request.",
+    help="Versions to list per shard, newest first; each costs a request.",
 )
 def log(url: str, operator: str | None, options: dict[str, str], as_json: bool, shard: int | None, limit: int) -> None:
     """List the stored versions and snapshots of each shard, newest first.

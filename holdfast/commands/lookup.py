@@ -143,7 +143,9 @@ def history(
 @_TABLE
 @state_dir_option()
 @click.argument("compared", nargs=-1, required=True, metavar="{LOCATION OPERATOR BEFORE AFTER | A B}")
-@click.option("--rows", type=click.IntRange(min=0), default=20, show_default=True, metavar="N", help="Of each table.")
+@click.option(
+    "--rows", type=click.IntRange(min=0), default=20, show_default=True, metavar="N", help="Rows to show per table."
+)
 def diff(
     compared: tuple[str, ...],
     state_dir: str | None,

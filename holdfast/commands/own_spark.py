@@ -1,4 +1,4 @@
-"""Commands that start a Spark of their own, or do without it."""
+"""Spark for commands that start their own, or do without."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _Made = TypeVar("_Made")
 def by_this_process(
     state_dir: str, options: dict[str, str], conf: tuple[str, ...], work: Callable[[Tasks], _Made]
 ) -> _Made:
-    """Do some work in this process; by Spark if `conf` configures it, or where nobody else can read its state."""
+    """Do some work in this process, or by Spark if `conf` configures it or only Spark can read the state."""
     from holdfast.spark_integration.savepoints.working import OwnProcess, SparkTasks
     from holdfast.spark_integration.spark_state.operators import NotKnownError
 

@@ -1,4 +1,4 @@
-"""How far long work has come: how much, how fast, how long yet; on standard error, if that is a terminal."""
+"""Progress of long work, on standard error if that is a terminal: how much, how fast, how long still."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 
 @contextmanager
 def bytes_shown(what: str, total_bytes: int) -> Iterator[Callable[[int], object]]:
-    """Show a bar while the context lasts; gives what is to be told of bytes that are done."""
+    """Show a bar during the context; yields a function to report finished bytes."""
     with _bar(DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) as progress:
         task = progress.add_task(what, total=total_bytes)
         yield lambda size_bytes: progress.advance(task, size_bytes)
@@ -36,7 +36,7 @@ def bytes_shown(what: str, total_bytes: int) -> Iterator[Callable[[int], object]
 
 @contextmanager
 def things_shown(what: str, total: int | None) -> Iterator[Callable[[int], object]]:
-    """Show a bar while the context lasts; gives what is to be told of things that are done."""
+    """Show a bar during the context; yields a function to report finished items."""
     with _bar(MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()) as progress:
         task = progress.add_task(what, total=total)
         yield lambda count: progress.advance(task, count)
@@ -44,7 +44,7 @@ def things_shown(what: str, total: int | None) -> Iterator[Callable[[int], objec
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Show that something is going on, and for how long, while the context lasts."""
+    """Show a spinner and the elapsed time during the context."""
     with _bar(TimeElapsedColumn()) as progress:
         progress.add_task(what, total=None)
         yield
@@ -52,7 +52,7 @@ def working(what: str) -> Iterator[None]:
 
 @contextmanager
 def tasks_shown(spark: SparkSession) -> Iterator[None]:
-    """Show how many tasks of the stage that runs are done, while the context lasts."""
+    """Show the finished tasks of the running stage during the context."""
     with _bar(MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()) as progress:
         if progress.disable:
             yield

@@ -41,7 +41,7 @@ _NAME = click.argument("name")
 
 @click.group()
 def savepoint() -> None:
-    """Save a query's state after one micro-batch, in a copy of your own."""
+    """Make and manage savepoints: your own copies of a query's state."""
 
 
 savepoint.add_command(from_spark)
@@ -59,7 +59,7 @@ PARTITIONS = click.option(
 CONTINUE_SINKS = click.option(
     "--continue-sinks",
     is_flag=True,
-    help="Take over the sinks of the saved query, which is ended for good; nothing is shown twice.",
+    help="Take over the saved query's sinks and end that query for good; nothing is shown twice.",
 )
 RENAME = click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give an operator another name; repeatable.")
 
@@ -223,7 +223,7 @@ def show(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
 def verify(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
     """Read a whole savepoint. The exit status is 1 if something is damaged or missing.
 
-    Also names what lies in its folder but is not part of it; that is no damage.
+    Also lists objects in its folder that are not part of it, which do no harm.
     """
     damages, leftovers = savepoints.verify(url, name, options), savepoints.leftovers(url, name, options)
     if as_json:

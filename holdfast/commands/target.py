@@ -1,4 +1,4 @@
-"""What the commands share: the state directory, its options, and the output."""
+"""The commands' common parts: the state directory, its options, and the output."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class Target:
         return list(self.listing.operators[operator].shards.values())
 
     def of(self, shard: ShardListing) -> PrefixedStorage:
-        """Return where the objects of a shard are."""
+        """Return the prefix of a shard's objects."""
         return PrefixedStorage(self.storage, shard.prefix)
 
     def show(self, document: dict[str, Any]) -> None:
-        """Print what a program reads."""
+        """Print JSON for programs."""
         click.echo(json.dumps({"storage": self.storage.url, **document}, indent=2))
 
 
@@ -90,7 +90,7 @@ def _named(given: Iterable[str], given_by: str) -> dict[str, str]:
 def _with_those_of_the_variable(
     _context: click.Context, _option: click.Parameter, given: tuple[str, ...]
 ) -> dict[str, str]:
-    """Add those of the variable: an endpoint on the command line must not hide the secrets that are there."""
+    """Add the variable's options, so that an endpoint on the command line does not hide its secrets."""
     return _named(os.environ.get(_VARIABLE, "").split(), f"${_VARIABLE}") | _named(given, "--option")
 
 
@@ -186,7 +186,7 @@ def opened(url: str, options: Mapping[str, str], operator: str | None) -> Iterat
 
 
 def _require_no_location(url: str, options: Mapping[str, str]) -> None:
-    """Raise InvalidArgumentError where somebody has taken a query's checkpoint location for its state directory."""
+    """Raise InvalidArgumentError if the URL is a query's checkpoint location instead of its state directory."""
     from holdfast.spark_integration.lookup.state_directory import query_at
 
     query_id = query_at(url, parse_storage_options(options))
@@ -221,7 +221,7 @@ def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = (
 
 
 def plain(text: object) -> str:
-    """Return text that the terminal shows as it is, without what markup or control characters would do."""
+    """Return text that the terminal shows literally, without effects of markup or control characters."""
     parts = _BACKSLASHES.split(printable(text))
     # rich halves backslashes before a tag, and takes one before another bracket: so that they all stand before a tag.
     return "".join(f"{part * 2}[none][/none]" if number % 2 else escape(part) for number, part in enumerate(parts))
@@ -250,7 +250,7 @@ def moment(at_ms: int) -> str:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value of state as JSON has it: times, decimals and binaries as text, as keys are given."""
+    """Return a value of state for JSON: times, decimals and binaries as text, in the form of keys."""
     if isinstance(value, Mapping):
         return {str(name): json_value(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

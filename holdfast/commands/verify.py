@@ -29,7 +29,7 @@ def verify(url: str, operator: str | None, options: dict[str, str], as_json: boo
     """Read everything in a state directory and compare checksums.
 
     Names each damaged or missing object, the versions that are lost with it, and those that are restored around it,
-    from an older snapshot and the commits since. The exit status is 1 if there is any.
+    from an older snapshot and the commits since. The exit status is 1 if any object is.
     """
     with opened(url, options, operator) as target:
         damages = [
@@ -74,7 +74,7 @@ def _retained(target: Target, retain: int | None, damages: list[Damage]) -> Iter
 
 
 def _unreadable_schemas(target: Target, record: OperatorRecord) -> list[Damage]:
-    """Return the first object that is damaged of those that say what state holds besides the record's tables."""
+    """Return the first damaged object of those that declare tables beside the record."""
     try:
         stored_tables(target.storage, record)
     except CorruptionError as exc:

@@ -1,4 +1,4 @@
-"""What fails, as it was reported in the state directory: micro-batches, snapshots and clean-ups."""
+"""Failures reported in the state directory: of micro-batches, snapshots and clean-ups."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Report:
 
     @property
     def batch_id(self) -> int | None:
-        """The micro-batch that failed; None where it is something else that does."""
+        """The failed micro-batch; None for other failures."""
         return batch_of(self.key)
 
 
@@ -64,7 +64,7 @@ class Failure:
     host: str = ""
 
     def sentence(self, now_ms: int) -> str:
-        """Return it in words."""
+        """Return the failure in words."""
         times = f", {self.in_a_row:,} times in a row" if self.in_a_row > 1 else ""
         host = f" on {self.host}" if self.host else ""
         return f"{self.shard}: {self.what} failed{times}, last {ago(self.stored_ms, now_ms)}{host}: {self.error}"
@@ -83,12 +83,12 @@ def reports(shards: Iterable[ShardListing], committed: int | None = None) -> lis
 
 
 def still(found: Iterable[Report], committed: int | None) -> Iterator[Report]:
-    """Yield the reports without those of micro-batches that have been committed since."""
+    """Yield the reports except those of micro-batches that have been committed since."""
     return (one for one in found if one.batch_id is None or committed is None or one.batch_id > committed)
 
 
 def read_failures(storage: ObjectStorage, told: Iterable[Report]) -> list[Failure]:
-    """Return what the first `SHOWN_MAX` reports say.
+    """Read the first `SHOWN_MAX` reports.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How a query is, in words: its state, since when and why, and figures that each say what they are known from."""
+"""A query's health in words: its state, since when and why, and figures with their sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.health.signs import Signs
 from holdfast.health.verdict import RECENT, Pace, State, judge, pace_of
 from holdfast.health.words import count, duration
 
-_NAME_IT = "pass the query's checkpointLocation, too: Spark's log there tells"
+_NAME_IT = "to know it, pass the query's checkpointLocation, too"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _often(pace: Pace, signs: Signs) -> Figure:
     name = "Micro-batches a minute"
     if pace.batches < 2 or not pace.span_ms:
         is_told = pace.known_from or signs.log is not None
-        return Figure(name, "unknown", "fewer than two are known in a row" if is_told else _NAME_IT)
+        return Figure(name, "unknown", "fewer than two consecutive ones are known" if is_told else _NAME_IT)
     often = (pace.batches - 1) / pace.span_ms * 60_000
     value = f"{often:,.1f}" if often >= 0.1 else f"one in {duration(60_000 / often)}"
     return Figure(name, value, f"the last {pace.batches} without a pause, in {pace.known_from}")
@@ -106,7 +106,7 @@ def _rows(signs: Signs) -> Figure:
     name, last = "Rows a second", signs.measured[:RECENT]
     # The newest may be at work, and none after it says how long it took.
     if len(last) < 2 or last[0].batch_ms <= last[-1].batch_ms:
-        where = "only state servers on the query's own machines count rows: none here does"
+        where = "only state servers on the query's own machines count rows"
         return Figure(name, "unknown", "this machine's servers know fewer than two micro-batches" if last else where)
     rows = sum(one.values.get("rows", 0) for one in last[1:])
     value = count(rows * 1000 / (last[0].batch_ms - last[-1].batch_ms))
@@ -116,7 +116,7 @@ def _rows(signs: Signs) -> Figure:
 def _takes(pace: Pace, signs: Signs) -> Figure:
     name = "A micro-batch takes"
     if pace.takes_ms is None:
-        return Figure(name, "unknown", _NAME_IT if signs.log is None else "Spark's log has none that was committed")
+        return Figure(name, "unknown", _NAME_IT if signs.log is None else "Spark's log has no committed one")
     if not pace.between_ms:
         return Figure(name, duration(pace.takes_ms), "from plan to commit, in Spark's log")
     share = min(pace.takes_ms / pace.between_ms, 1)
@@ -131,4 +131,4 @@ def _left(signs: Signs) -> Figure:
     name = "Input left"
     if signs.planned:
         return Figure(name, f"micro-batch {signs.planned.batch_id:,}", "planned and not committed, in Spark's log")
-    return Figure(name, "unknown", "Spark tells it only to the program: query.lastProgress")
+    return Figure(name, "unknown", "only the program knows: query.lastProgress")

@@ -1,4 +1,4 @@
-"""What tells how a query is, and where each of it is from: nothing is asked that does not answer without the query.
+"""Signs of a query's health and their sources, none of which needs the query to answer.
 
 ::
 
@@ -80,23 +80,23 @@ class Signs:
 
     @property
     def run(self) -> Run | None:
-        """The newest one."""
+        """The newest run."""
         return self.runs[-1] if self.runs else None
 
     @property
     def committed(self) -> BatchTimes | None:
-        """The micro-batch that Spark committed last, where its log is known."""
+        """The last committed micro-batch, if Spark's log is known."""
         return next((one for one in reversed(self.log or ()) if one.committed_ms is not None), None)
 
     @property
     def planned(self) -> BatchTimes | None:
-        """The micro-batch that is planned and not committed, where there is one and Spark's log is known."""
+        """The planned and uncommitted micro-batch, if any and if Spark's log is known."""
         newest = self.log[-1] if self.log else None
         return newest if newest and newest.committed_ms is None else None
 
     @property
     def committed_id(self) -> int | None:
-        """The number of the last micro-batch that is known to be committed: the one before what a run was at."""
+        """The last micro-batch known to be committed: the one before a run's current one."""
         known = [run.batch_id - 1 for run in self.runs if run.batch_id is not None]
         known += [one.batch_id - 1 for one in self.measured if one.batch_id is not None]
         known += [self.committed.batch_id] if self.committed else []
@@ -104,12 +104,12 @@ class Signs:
 
     @property
     def failing(self) -> tuple[Report, ...]:
-        """The failures that are not over, the newest first."""
+        """The failures that persist, newest first."""
         return tuple(still(self.reports, self.committed_id))
 
     @property
     def seen(self) -> tuple[int, str]:
-        """When the query showed last that it was at work, and what shows it; (0, "") where nothing does."""
+        """When the query was last seen at work, and by what; (0, "") if never."""
         signs = [(self.stored_ms, "the newest commit that is stored")]
         signs += [(self.run.seen_ms, "its claim in the state directory")] if self.run else []
         signs += [(one.batch_ms, "a state server on this machine") for one in self.measured[:1]]
@@ -120,7 +120,7 @@ class Signs:
 
 @dataclass(frozen=True)
 class OperatorSigns:
-    """What one operator's directory tells.
+    """The signs in one operator's directory.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class OperatorSigns:
 
     @classmethod
     def of(cls, storage: ObjectStorage, listing: OperatorListing, *, is_lost: bool) -> OperatorSigns:
-        """Return what a listing shows, and the newest claim in it says."""
+        """Return the signs in a listing and its newest claim."""
         newest, claim = listing.claim(), None
         if newest is not None:
             with suppress(CorruptionError, NotFoundError):  # of which verify tells; deleted as an old one since
@@ -153,7 +153,7 @@ class OperatorSigns:
 
     @property
     def claimed_by(self) -> str:
-        """The query that claimed it last; empty where none did."""
+        """The query of the newest claim; empty without one."""
         return self.claim.query_id if self.claim else ""
 
 
@@ -186,7 +186,7 @@ def signs_of(
 
 
 def _busiest(batches: Iterable[RecentBatch], query_id: str) -> tuple[OperatorBatch, ...]:
-    """Return the last micro-batches of a query, newest first, as its operator with the most rows has measured them."""
+    """Return a query's last micro-batches, newest first, as measured by its operator with the most rows."""
     by_operator: dict[str, list[OperatorBatch]] = {}
     for one in over_executors(one for one in batches if one.query == query_id):
         by_operator.setdefault(one.operator, []).append(one)

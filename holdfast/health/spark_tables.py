@@ -26,7 +26,7 @@ def spark_tables(schemas: Mapping[str, TableSchema]) -> SparkTables:
 
 
 def type_name(stored: pa.DataType) -> str:
-    """Return Spark's name of a stored type; Arrow's where Spark has none, as of the numbers of timers."""
+    """Return Spark's name of a stored type, or Arrow's if Spark has none."""
     try:
         return str(spark_type(stored).simpleString())
     except InvalidArgumentError:

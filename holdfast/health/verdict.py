@@ -34,7 +34,7 @@ STARTS_IN_VAIN = 3
 
 @dataclass(frozen=True)
 class Pace:
-    """How a query goes, as its last micro-batches tell.
+    """The pace of a query, from its last micro-batches.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class Verdict:
 
 
 def pace_of(signs: Signs) -> Pace:
-    """Return how a query goes."""
+    """Return a query's pace."""
     # What is between two starts is no pause where the first run was at work until the second began.
     pauses = _pauses((after.started_ms - before.seen_ms for before, after in pairwise(signs.runs)), ALIVE_MS)
     if signs.log and len(signs.log) > 1:
@@ -116,7 +116,7 @@ def _paced(begun_ms: Sequence[int], known_from: str, takes_ms: float | None, run
 
 
 def _is_between_runs(before_ms: int, after_ms: int, runs: Sequence[Run]) -> bool:
-    """Tell whether the query was started between two micro-batches, as far as its starts are known."""
+    """Tell whether a known start of the query falls between two micro-batches."""
     if len(runs) < 2:
         return False
     starts = [run.started_ms for run in runs]
@@ -124,7 +124,7 @@ def _is_between_runs(before_ms: int, after_ms: int, runs: Sequence[Run]) -> bool
 
 
 def _pauses(gaps_ms: Iterable[int], silence_ms: float) -> list[int]:
-    """Return the gaps that are no part of the pace; none where it is only one."""
+    """Return the pauses between micro-batches; empty if there is only one."""
     found = [gap for gap in gaps_ms if gap > silence_ms]
     return found if len(found) > 1 else []
 
@@ -176,7 +176,7 @@ def _running(signs: Signs, now_ms: int) -> Verdict:
 
 
 def _starts_in_vain(signs: Signs) -> Verdict | None:
-    """Return what is wrong where one start after the other comes no further."""
+    """Return a verdict if one start after another gets no further."""
     run = signs.run
     if run is None or run.batch_id is None or (signs.committed_id or -1) >= run.batch_id:
         return None
@@ -185,17 +185,17 @@ def _starts_in_vain(signs: Signs) -> Verdict | None:
         return None
     vain = "none of them has committed" if signs.log else "none of them is known to have committed"
     why = (
-        f"The query has been started {len(same)} times at micro-batch {run.batch_id:,}, which {vain}; the error stands "
+        f"The query has been started {len(same)} times at micro-batch {run.batch_id:,}, which {vain}; the error is "
         "in the program's own log."
     )
     return Verdict("failing", same[0].started_ms, why)
 
 
 def _at_rest(signs: Signs, pace: Pace, now_ms: int) -> Verdict | None:
-    """Return that a query is stopped or stale; None where it is at work."""
+    """Return a verdict of stopped or stale; None if the query is at work."""
     seen_ms, shown_by = signs.seen
     if not seen_ms:
-        return Verdict("stale", 0, "Nothing shows that it has ever been at work: no micro-batch, claim or commit.")
+        return Verdict("stale", 0, "The query has never been seen at work: no micro-batch, claim or commit.")
     silent_ms = max(now_ms - seen_ms, 0)  # the store's clock may be ahead
     has_ended = signs.run.has_ended if signs.run and signs.run.seen_ms >= seen_ms - ALIVE_MS else None
     if not has_ended and silent_ms <= pace.silence_ms:
@@ -212,5 +212,5 @@ def _at_rest(signs: Signs, pace: Pace, now_ms: int) -> Verdict | None:
     if has_ended is False:
         rest = "its process on this machine still runs: it has no input, was stopped there, or hangs"
     else:
-        rest = "whether it still runs cannot be seen from this machine"
+        rest = "this machine cannot tell whether it still runs"
     return Verdict("stale", seen_ms, f"{silence}; {rest}.{left}")

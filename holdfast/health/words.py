@@ -32,5 +32,5 @@ def _finer(place: int) -> tuple[int, str] | None:
 
 
 def ago(at_ms: int, now_ms: int) -> str:
-    """Return how long ago a moment was; clocks differ a little, so one to come is now."""
+    """Return how long ago a moment was; a future one is now, since clocks differ a little."""
     return "now" if now_ms - at_ms < 1_000 else f"{duration(now_ms - at_ms)} ago"

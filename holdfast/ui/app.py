@@ -110,7 +110,7 @@ def _answer_errors(app: Flask) -> None:
     @app.errorhandler(HoldfastError)
     def of_ours(error: HoldfastError) -> Response:
         status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
-        return make_response(render_template("error.html", title="This cannot be shown", message=str(error)), status)
+        return make_response(render_template("error.html", title="Cannot show this", message=str(error)), status)
 
     @app.errorhandler(HTTPException)
     def of_http(error: HTTPException) -> Response:
@@ -218,7 +218,7 @@ def _measured(directory: Directory, operator: OperatorSurvey, measure: Measure, 
         return measured(operator, measure)
     known = directory.query_of(operator.name, patience)
     if known is None:
-        raise InvalidArgumentError("rows need the query's checkpoint location: name it, too")
+        raise InvalidArgumentError("rows need the query's checkpoint location: pass it, too")
     query, name = known
     with query.reading() as stored:
         return directory.rows.measured(stored, name, operator.objects)

@@ -87,7 +87,7 @@ class Assignment:
     def belongs(
         self, told: Dated[Pointers] | HoldfastError | None, lies: Mapping[int, Dated[bool] | HoldfastError]
     ) -> frozenset[int] | Awaited:
-        """Return the places of the directories that have the state; or why that is none."""
+        """Return the directories that have the state, or why none has."""
         if self._belongs is not None:
             return self._belongs
         if told is None:
@@ -108,7 +108,7 @@ class Assignment:
 def assign(
     queries: Mapping[int, Assignment], homes: Sequence[Directory], patience: Patience
 ) -> dict[int, frozenset[int] | Awaited]:
-    """Return for each query the places of the directories that have its state; or why that is none."""
+    """Return for each query the directories that have its state, or why none has."""
     told = answers({at: asked for at, one in queries.items() if (asked := one.pointers(homes))}, patience)
     lies = answers(
         {(at, place): asked for at, one in queries.items() for place, asked in one.places(homes, told.get(at)).items()},
@@ -121,7 +121,7 @@ def assign(
 
 
 def _named(location: str, told: Dated[Pointers] | HoldfastError) -> Mapping[str, str] | Awaited:
-    """Return the directories that a query's pointers name, and the query of each; or why there are none."""
+    """Return the directories that a query's pointers name, with the query of each, or why there are none."""
     error = told if isinstance(told, HoldfastError) else told.error
     if error is not None:
         return Awaited(location, str(error), is_wrong=True)

@@ -43,7 +43,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 @click.option(
     "--local-dir",
     metavar="PATH",
-    help="What queries on this machine set as spark.holdfast.local.dir: their last micro-batches are shown live.",
+    help="spark.holdfast.local.dir of queries on this machine, to show their last micro-batches live.",
 )
 @state_dir_option(f"The queries' {PREFIX}state.dir, where no LOCATION is such a directory.", required=False)
 @storage_option
@@ -88,7 +88,7 @@ def ui(
         a_console().print(f"http://{shown_host}:{server.effective_port}/{token}/", soft_wrap=True, markup=False)
         console.print("Ctrl-C ends it. Whoever has this address can read the state.")
         if host not in _LOOPBACK:
-            console.print("Others can reach it, and nothing is encrypted: put it behind a proxy with TLS.")
+            console.print("Other machines can reach it, unencrypted: put it behind a TLS proxy.")
         server.run()
 
 
@@ -118,7 +118,7 @@ def _listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as exc:
         raise InvalidArgumentError(
-            "the page cannot be served there: if another program has the port, choose one with --port, or 0 for any",
+            "cannot listen there: if another program has the port, choose one with --port, or 0 for any",
             host=host,
             port=port,
             because=exc.strerror or exc,

@@ -1,4 +1,4 @@
-"""A location that was named, a state directory as far as is known, with the queries whose state lies there."""
+"""A named location, presumably a state directory, with the queries whose state lies there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Awaited:
 
 @dataclass(frozen=True)
 class Directory:
-    """A location that was named: a state directory, as far as is known.
+    """A named location, presumably a state directory.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class Directory:
 
     @property
     def awaited(self) -> Awaited | None:
-        """What is awaited where it is empty; None where it is not, or that cannot be told."""
+        """What an empty directory waits for; None if it is not empty, or unknown."""
         known = self.surveyor.known
         return Awaited(self.location, _EMPTY) if known and known.is_empty else None
 

@@ -55,7 +55,7 @@ def guard(app: Flask, token: str, hosts: list[str]) -> None:
     @app.before_request
     def check() -> None:
         if not host_is_trusted(request.headers.get("Host"), hosts):
-            abort(400, "this server does not go by that name: name it by --allow-host")
+            abort(400, "this server does not answer to that host name: allow it with --allow-host")
         if request.method not in ("GET", "HEAD"):
             abort(405)
         if not hmac.compare_digest(g.get("token", "").encode(), token.encode()):

@@ -116,7 +116,7 @@ class Site:
         self._of_ids({})
 
     def _told_apart(self, patience: Patience) -> dict[int, Survey]:
-        """Return by place what locations hold, as far as that can be told."""
+        """Return by place what locations hold, if known."""
         found = {one.place: known for one in self._named if (known := one.surveyor.known)}
         queries = {one.place: one.surveyor for one in self._named if one.place in found and found[one.place].query_id}
         # Of what is empty this is one small request. Directories are listed when they are looked at themselves.
@@ -141,7 +141,7 @@ class Site:
 
 
 def looks_at_once(locations: int) -> int:
-    """Return how many threads it takes to ask locations, where none of them answers."""
+    """Return the number of threads that ask locations, enough if none of them answers."""
     # Of each location what it holds; of each query its pointers, its progress, and where it lies in each directory.
     return (locations + 1) ** 2
 

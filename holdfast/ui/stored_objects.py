@@ -76,22 +76,22 @@ class StoredObjects:
 
     @cached_property
     def newest_ms(self) -> int:
-        """When the newest commit or snapshot was stored; 0 where there is none."""
+        """When the newest commit or snapshot was stored; 0 without one."""
         return int(self.modified_ms[self.of_kind(COMMIT, SNAPSHOT)].max(initial=0))
 
     @cached_property
     def newest_version(self) -> Column:
-        """Of each shard the highest version of a commit or snapshot; 0 where there is none."""
+        """The highest version of each shard's commits and snapshots; 0 without any."""
         return self._greatest(self.version, self.of_kind(COMMIT, SNAPSHOT))
 
     @cached_property
     def stored_ms(self) -> Column:
-        """Of each shard when its newest commit or snapshot was stored; 0 where there is none."""
+        """When each shard's newest commit or snapshot was stored; 0 without any."""
         return self._greatest(self.modified_ms, self.of_kind(COMMIT, SNAPSHOT))
 
     @cached_property
     def snapshot_ms(self) -> Column:
-        """Of each shard when its newest snapshot was stored; 0 where there is none."""
+        """When each shard's newest snapshot was stored; 0 without one."""
         return self._greatest(self.modified_ms, self.kind == SNAPSHOT)
 
     @cached_property

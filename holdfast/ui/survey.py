@@ -80,7 +80,7 @@ class OperatorSurvey:
 
 @dataclass(frozen=True)
 class SinkSurvey:
-    """A sink, and what its newest entry and decision say; None where that was not read, or where there is none."""
+    """A sink with its newest entry and decision; None if absent or not read."""
 
     stored: StoredSink
     query_id: str | None = None
@@ -150,7 +150,7 @@ def survey(storage: ObjectStorage, sizes: StateSizes) -> Survey:
 
 
 def _query_id(storage: ObjectStorage) -> str:
-    """Return what Spark's checkpoint location of a query says is the query's id; nothing if this is none."""
+    """Return the query's id from its checkpoint location; empty for other locations."""
     try:
         found = json.loads(bytes(storage.get("metadata", _METADATA_BYTES_MAX)))
     except (NotFoundError, CorruptionError, ValueError, RecursionError):

@@ -1,1 +1,1 @@
-"""Whose a directory in durable storage is: the operator's record, and the claims of runs."""
+"""Who owns a directory in durable storage: the operator's record, and the claims of runs."""

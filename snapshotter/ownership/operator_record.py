@@ -84,7 +84,7 @@ class OperatorRecord:
 
 
 def shard_prefix(operator: str, shard: int) -> str:
-    """Return where a shard's objects lie below the state directory."""
+    """Return the key prefix of a shard's objects in the state directory."""
     return f"{operator}/shard-{shard:04d}"
 
 
@@ -157,7 +157,7 @@ def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> 
 
 
 def same_name(operator: str, **where: str) -> ConflictError:
-    """Return the error for two operators of one query that have one name."""
+    """Return the error for two operators of one name in a query."""
     return ConflictError(
         "two operators of this query have the same name: pass each its own name=. Without one, an operator is called "
         "as its function or its processor's class is",
@@ -186,7 +186,7 @@ def read_operator(storage: ObjectStorage, operator: str) -> OperatorRecord:
 
 
 def find_operator(storage: ObjectStorage, operator: str) -> OperatorRecord | None:
-    """Return an operator's record, or None where there is none."""
+    """Return an operator's record, or None."""
     key = f"{operator}/{_KEY}"
     try:
         data = storage.get(key)

@@ -1,4 +1,4 @@
-"""What a query began with that was restored from a savepoint, or cloned: by its id, in one object.
+"""The origin of a restored or cloned query: one object under the query's id.
 
 ::
 
@@ -131,12 +131,12 @@ def find_origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
     wrong = [name for name in origin.directories if not _DIRECTORY.fullmatch(name)]
     wrong += [name for name in origin.empty if not _NAME.fullmatch(name)]
     if wrong:
-        fields.refuse("names an operator that cannot be", name=wrong[0])
+        fields.refuse("names an invalid operator", name=wrong[0])
     return origin
 
 
 def is_filling(storage: ObjectStorage, origin: QueryOrigin) -> bool:
-    """Tell whether what lies in the directories of a query that was never whole is its own, where records say so.
+    """Tell whether the directories of an unfinished query hold its own objects, as their records say.
 
     Nobody else writes records that name a restored query.
     """
@@ -148,7 +148,7 @@ def is_filling(storage: ObjectStorage, origin: QueryOrigin) -> bool:
 
 
 def forget_origin(storage: ObjectStorage, origin: QueryOrigin) -> None:
-    """Delete what is stored of a query that never was."""
+    """Delete the origin of a query that was never finished."""
     own = [origin.state_id + _FILLS] if origin.is_clone and is_filling(storage, origin) else []
     for key in (*own, origin.query_id):
         PrefixedStorage(storage, FOLDER).delete([key])

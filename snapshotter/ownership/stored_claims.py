@@ -64,7 +64,7 @@ class ClaimingRun:
 
 @dataclass(frozen=True)
 class Claim:
-    """What the newest object says.
+    """The newest claim.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Beside:
-    """That a run works beside the one that holds the directory: an object whose name says all.
+    """A run that works beside the holder of the directory: an object whose name says all.
 
     Attributes
     ----------
@@ -147,7 +147,7 @@ class Beside:
 
     @classmethod
     def of(cls, info: ObjectInfo) -> Beside | None:
-        """Return what a listed object's name says; None where we would not have named it so."""
+        """Parse a listed object's name; None if it is not one of ours."""
         match = _BESIDE.fullmatch(info.key)
         if match is None:
             return None
@@ -180,7 +180,7 @@ def claims_of(storage: ObjectStorage, operator: str) -> PrefixedStorage:
 
 
 def read_claim(folder: PrefixedStorage, info: ObjectInfo) -> Claim:
-    """Return a claim that was listed.
+    """Return a listed claim.
 
     Raises
     ------
@@ -199,7 +199,7 @@ def read_claim(folder: PrefixedStorage, info: ObjectInfo) -> Claim:
 
 
 def find_claim(storage: ObjectStorage, operator: str) -> Claim | None:
-    """Return the newest claim on an operator's directory; None where there is none."""
+    """Return the newest claim on an operator's directory, or None."""
     return look(storage, operator)[0]
 
 

@@ -97,11 +97,11 @@ class StoredTables:
         return {name: schema.not_null for name, schema in self.held.items()}
 
     def shown(self, run: Run, schema: TableSchema) -> Run:
-        """Return stored rows as a schema has them whose columns are called as they are now."""
+        """Return stored rows in a schema with the columns' current names."""
         return under_names(run, schema, self.names[schema.name])
 
     def with_changes(self, changes: Mapping[str, ColumnChanges]) -> Self:
-        """Return what the state holds once these changes are made to its columns; those that are made stay so.
+        """Return the tables after these changes to their columns; changes already made stay made.
 
         Raises
         ------
@@ -150,7 +150,7 @@ class StoredTables:
         return with_columns(self.names.get(table, {}), stored, declared.value.names)
 
     def places(self, declared: Mapping[str, TableSchema]) -> dict[str, dict[str, str]]:
-        """Return under which names the columns of tables are stored that a run has declared."""
+        """Return the stored names of the columns that a run declares, by table."""
         return {
             name: {column: self.names[name][column] for column in schema.value.names}
             for name, schema in declared.items()
@@ -240,7 +240,7 @@ def declare_tables(storage: ObjectStorage, record: OperatorRecord, planned: Stor
 
 
 def _after(planned: StoredTables, stored: StoredTables, record: OperatorRecord, url: str) -> StoredTables:
-    """Return what is stored with what a run has planned; ConflictError if that cannot be any more."""
+    """Return the stored tables with a run's planned changes; ConflictError if they no longer fit."""
     conflict = ConflictError(
         "another run of this query has declared other state since this one began: restart the query, one run at a time",
         operator=record.operator,

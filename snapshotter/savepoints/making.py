@@ -34,7 +34,7 @@ _KEYS_SHOWN = 5
 
 @dataclass(frozen=True)
 class Making:
-    """A savepoint that is made; its objects go into `folder`."""
+    """A savepoint in the making; its objects go into `folder`."""
 
     folder: PrefixedStorage
 
@@ -65,7 +65,7 @@ class Making:
             ) from exc
         except UnavailableError as exc:
             raise UnavailableError(
-                "nobody knows whether the savepoint is finished: run holdfast savepoint verify before making it again",
+                "the savepoint may or may not be finished: run holdfast savepoint verify before making it again",
                 name=name,
                 because=exc,
             ) from exc

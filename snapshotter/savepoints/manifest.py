@@ -123,7 +123,7 @@ class PlannedBatch:
 
     @property
     def plan(self) -> str:
-        """What tells it from another one of its number: see `plan_of`."""
+        """What distinguishes it from another micro-batch of its number: see `plan_of`."""
         return plan_of(self.batch, ((source.name, source.offset) for source in self.sources))
 
     @classmethod

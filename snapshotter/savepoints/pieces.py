@@ -32,7 +32,7 @@ _NAME_BYTES_MAX = 100
 
 
 def folder_of(operator: str, table: str) -> str:
-    """Return where the pieces of a table are, below the savepoint; a variable may have a name that no key may have."""
+    """Return the folder of a table's pieces below the savepoint, escaped: a variable's name may not fit into a key."""
     name = quote(table, safe="")
     if len(name) > _NAME_BYTES_MAX:
         name = f"{name[:_NAME_BYTES_MAX]}-{xxhash.xxh3_64_hexdigest(table.encode())}"

@@ -61,7 +61,7 @@ class Piece:
     FIELDS = ("key", "table", "shard", "rows", "size_bytes", "plain_bytes", "digest", "first_hash", "last_hash")
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values; a hash has more bits than a JSON number is sure of."""
+        """Return JSON values; a hash is text, since it has more bits than a JSON number keeps."""
         values = {name: getattr(self, name) for name in self.FIELDS}
         return values | {name: f"{values[name]:016x}" for name in ("first_hash", "last_hash")}
 
@@ -79,7 +79,7 @@ class Piece:
             *(int(fields.text(name, _HASH), 16) for name in ("first_hash", "last_hash")),
         )
         if piece.first_hash > piece.last_hash or piece.plain_bytes > piece.size_bytes * stored_file.EXPANSION_MAX:
-            fields.refuse("names a piece that cannot be", piece=piece.key)
+            fields.refuse("names an invalid piece", piece=piece.key)
         return piece
 
 
@@ -204,7 +204,7 @@ class SavedOperator:
 
     @property
     def is_unnamed(self) -> bool:
-        """Whether it had had no rows, so that nothing told what the query calls it, nor which tables it has."""
+        """Whether it had had no rows, so that its name and its tables are unknown."""
         return not self.tables and _UNNAMED.fullmatch(self.name) is not None
 
     @property
@@ -226,7 +226,7 @@ class SavedOperator:
 
 
 def unnamed(number: int, taken: Collection[str]) -> str:
-    """Return what to call an operator of which only Spark's number is known, besides others with these names."""
+    """Return a name for an operator of which only Spark's number is known, distinct from these names."""
     name = f"unnamed-{number}"
     while name in taken:
         name += "-"

@@ -40,7 +40,7 @@ _OURS = re.compile(
 
 
 def savepoint_folder(target: ObjectStorage, name: str) -> PrefixedStorage:
-    """Return where the objects of a savepoint are.
+    """Return the folder of a savepoint's objects.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def savepoint_folder(target: ObjectStorage, name: str) -> PrefixedStorage:
 
 
 def find_savepoint(target: ObjectStorage, name: str) -> Savepoint | None:
-    """Return a savepoint, or None where there is none, or one that is unfinished.
+    """Return a savepoint; None if it is absent or unfinished.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def verify_savepoint(
     executor: Executor,
     on_read: Callable[[int], object] = lambda _size_bytes: None,
 ) -> list[str]:
-    """Read all objects of a savepoint, and return what is wrong with it; nothing, if it can be restored whole.
+    """Read all objects of a savepoint and return what is damaged; empty if it can be restored whole.
 
     Parameters
     ----------
@@ -270,7 +270,7 @@ def _delete(folder: PrefixedStorage, keys: list[str]) -> None:
 
 
 def _abort_uploads(folder: PrefixedStorage) -> int:
-    """Remove what killed uploads of pieces and logs have left; that this is not allowed is no error of a deletion."""
+    """Remove what killed uploads of pieces and logs left; missing permission for this does not fail a deletion."""
     try:
         return sum(folder.abort_unfinished_uploads(f"{part}/", _EVER_MS) for part in ("operators", "sources"))
     except InvalidArgumentError as exc:

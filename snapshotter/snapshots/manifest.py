@@ -120,7 +120,7 @@ class SnapshotFile:
             yield part, min(part_bytes, self.size_bytes - index * part_bytes)
 
     def missing(self, size_of: Callable[[str], int | None]) -> Iterator[Part]:
-        """Yield the parts that are not stored as they should be; `size_of` says how many bytes a key has, or None."""
+        """Yield the parts that are missing or of a wrong size; `size_of` returns the bytes of a key, or None."""
         return (part for part in self.parts if size_of(part.key) != part.size_bytes)
 
 
@@ -193,14 +193,14 @@ class Manifest:
         return sum(file.stored_bytes for file in self.files)
 
     def encode(self) -> tuple[pa.Buffer, ChainEntry]:
-        """Return the stored file, and what names it in a chain."""
+        """Return the stored file, and its entry in a chain."""
         typed = {"pointer": str(self.pointer), "replaced": [entry.to_json() for entry in self.replaced]}
         data, digest = stored_file.encode(KIND, asdict(self) | typed)
         return data, ChainEntry(KIND, self.pointer, data.size, digest, self.stored_bytes)
 
 
 def read_manifest(data: Any, shard: str, source: str, key: str) -> tuple[Manifest, ChainEntry]:
-    """Return the manifest that a stored file holds, and what names it in a chain.
+    """Return the manifest in a stored file, and its entry in a chain.
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ def read_manifest(data: Any, shard: str, source: str, key: str) -> tuple[Manifes
 def read_part(
     data: Any, shard: str, source: str, *, plain_bytes: int | None = None, plain_bytes_max: int = PART_BYTES_MAX
 ) -> stored_file.StoredFile:
-    """Return a part, which holds its bytes in the section ``data``.
+    """Return a part; its bytes are in the section ``data``.
 
     Parameters
     ----------

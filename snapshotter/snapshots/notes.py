@@ -97,7 +97,7 @@ class SnapshotNotes:
         self._new_id = new_id
 
     def leave(self, entry: ChainEntry, manifest: Manifest, files: Iterable[tuple[Identity, SnapshotFile]]) -> None:
-        """Note a snapshot, and which local files it has stored. Only the notes that were left last are kept.
+        """Note a snapshot and which local files it stored. Only the latest notes are kept.
 
         Raises
         ------
@@ -134,19 +134,19 @@ class SnapshotNotes:
         return found
 
     def apply_to(self, lineage: Lineage) -> Lineage:
-        """Return a lineage with the newest snapshot that was noted of one of its versions."""
+        """Return a lineage with the newest noted snapshot of its versions."""
         there = {*local_files.list_folder(self._folder)}
         noted = [self._read(pointer) for pointer in lineage.versions if str(pointer) in there]
         entries = {note.entry.pointer: note.entry for note in noted if note is not None}
         return lineage.standing_on(entries) if entries else lineage
 
     def note_of(self, entry: ChainEntry) -> SnapshotNote | None:
-        """Return the note of a snapshot; None where it is gone, or another's."""
+        """Return the note of a snapshot; None if it is gone or belongs to another."""
         note = self._read(entry.pointer)
         return note if note is not None and note.entry == entry else None
 
     def _read(self, pointer: Pointer) -> SnapshotNote | None:
-        """Return the note of a version; None where there is none that can be read."""
+        """Return the note of a version; None if none is readable."""
         path = self._folder / str(pointer)
         try:
             note = SnapshotNote.read(local_files.read_header(path, _KIND), str(path))

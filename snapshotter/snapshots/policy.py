@@ -58,15 +58,15 @@ class SnapshotPolicy:
         return self._is_longer(lineage, _OVERDUE, self._bearable_bytes(lineage))
 
     def is_full(self, lineage: Lineage) -> bool:
-        """Whether the chain is so long that there must be no more commits without a snapshot."""
+        """Whether the chain is so long that no further commit may go without a snapshot."""
         return self._is_longer(lineage, _FULL, self._bearable_bytes(lineage))
 
     def _bearable_bytes(self, lineage: Lineage) -> int:
-        """Return the bytes whose multiples are too many; early snapshots must not mean early failures."""
+        """Return the bytes whose multiples delay or fail a commit; early snapshots must not cause early failures."""
         return max(self.max_bytes or 0, _bytes_of_state(lineage))
 
     def _is_longer(self, lineage: Lineage, times: int, wanted_bytes: int) -> bool:
-        """Whether the commits since the snapshot are so many times what is wanted, by number or by bytes."""
+        """Whether the commits since the snapshot exceed a multiple of the policy, in number or in bytes."""
         commits = lineage.commits
         stored_bytes = sum(entry.stored_bytes for entry in commits)
         # At least so many commits: however large one is, there must be time for a snapshot after it.
@@ -75,6 +75,6 @@ class SnapshotPolicy:
 
 
 def _bytes_of_state(lineage: Lineage) -> int:
-    """Return how large the state is: as the snapshot says, or before the first one the largest commit."""
+    """Return the size of the state: of the snapshot or, before the first one, of the largest commit."""
     largest = max((entry.stored_bytes for entry in lineage.commits), default=0)
     return max(MIN_BYTES, lineage.snapshot.stored_bytes if lineage.snapshot else largest)

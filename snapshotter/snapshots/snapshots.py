@@ -56,7 +56,7 @@ class Downloaded:
 
 @dataclass(frozen=True)
 class Frozen:
-    """A version whose files are held, to be stored.
+    """A version whose files are held for the upload.
 
     Attributes
     ----------
@@ -191,7 +191,7 @@ class Snapshots:
         return {i: file for i, file in files.items() if not any(file.missing(sizes.get))}
 
     def _require_parts(self, manifest: Manifest) -> None:
-        """Raise where a part is gone: the shard has moved meanwhile, and its new executor has cleaned up."""
+        """Raise if a part is gone: the shard has moved, and its new executor has cleaned up."""
         there = {info.key for info in self._shard.list("files/")}
         for part in (part for file in manifest.files for part in file.parts):
             if part.key not in there:
@@ -202,7 +202,7 @@ class Snapshots:
                 )
 
     def discover(self, lineage: Lineage) -> None:
-        """Note the newest stored snapshot of a version's lineage, where another executor has written it last of all.
+        """Note the newest stored snapshot of a version's lineage, which another executor may have written.
 
         The commit that would name it was never made there: an application ends with a snapshot after its last commit.
 
@@ -229,7 +229,7 @@ class Snapshots:
         self.notes.leave(entry, manifest, [])
 
     def cleaned_at(self, lineage: Lineage) -> CleanedUp:
-        """Return what the snapshot that a version builds on knows of clean-ups.
+        """Return what a version's snapshot knows of clean-ups.
 
         Raises
         ------
@@ -242,7 +242,7 @@ class Snapshots:
         return self.read_manifest(lineage.snapshot).cleaned if note is None else note.cleaned
 
     def age_ms(self, lineage: Lineage) -> int | None:
-        """Return how long ago the snapshot was written that a version builds on; None where no note tells."""
+        """Return the age of a version's snapshot; None if no note tells."""
         note = None if lineage.snapshot is None else self.notes.note_of(lineage.snapshot)
         return None if note is None else max(0, self._now_ms() - note.written_ms)
 
@@ -271,7 +271,7 @@ class Snapshots:
 
     @contextmanager
     def downloaded(self, entry: ChainEntry) -> Iterator[Downloaded]:
-        """Fetch the files of a snapshot into a folder that is gone after the context, unless it was taken away.
+        """Fetch the files of a snapshot into a folder that the context removes, unless the caller has moved it.
 
         Raises
         ------
@@ -295,7 +295,7 @@ class Snapshots:
 
 @contextmanager
 def _requiring(folder: Path) -> Iterator[None]:
-    """Map what is missing while a folder is sent: nobody but a stranger takes away what is held."""
+    """Map errors for files that vanish during an upload: only a foreign program removes held files."""
     try:
         yield
     except NotFoundError as exc:

@@ -1,4 +1,4 @@
-"""The files of a snapshot, read where they are stored: parts, or ranges of them, as they are asked for.
+"""The files of a snapshot, read in place: parts, or ranges of them, on demand.
 
 A part is verified by its digest, so it is read as a whole. Who verifies each block by itself, as RocksDB does, reads
 ranges: of a part that holds its bytes as they are, they stand at its begin.
@@ -98,7 +98,7 @@ class StoredFiles(FrozenFiles):
             raise CorruptionError(f"{self._shard.url}/{part.key} is missing, and a snapshot needs it") from exc
 
     def _pieces(self, file: SnapshotFile, start: int, end: int) -> Iterable[tuple[Part, int, int]]:
-        """Return the parts that hold some bytes of a file, where each begins there, and how many bytes it has."""
+        """Return the parts that hold some bytes of a file, with the offset and the size of each."""
         return [
             (part, at, size)
             for index, (part, size) in enumerate(file.sizes_of_parts(self._part_bytes))
@@ -108,7 +108,7 @@ class StoredFiles(FrozenFiles):
 
     @contextmanager
     def _writing(self, file: SnapshotFile) -> Iterator[int]:
-        """Open a file; it keeps the time of its modification, by which its reader knows it."""
+        """Open a file and keep its modification time, by which its reader identifies it."""
         path = self.folder / file.name
         with local_files.writing(path), path.open("r+b", buffering=0) as out:
             try:

@@ -109,7 +109,7 @@ def _encode_part(path: Path, offset: int, plain_bytes: int, shard: str, buffer: 
 def download_files(
     files: Iterable[SnapshotFile], part_bytes: int, shard: PrefixedStorage, folder: Path, executor: Executor
 ) -> None:
-    """Write files as they were when they were stored; sizes and checksums are verified.
+    """Download files; sizes and checksums are verified.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def fetch_part(shard: PrefixedStorage, part: Part, size_bytes: int) -> pa.Buffer
 
 
 def _require_room(files: Iterable[SnapshotFile], shard: PrefixedStorage, folder: Path) -> None:
-    """Raise where local storage has no room for files of this size; first of all where they cannot be that large."""
+    """Raise if files of this size are impossible, or local storage has no room for them."""
     wanted_bytes = sum(file.size_bytes for file in files)
     with local_files.writing(folder):
         free_bytes = shutil.disk_usage(folder).free

@@ -43,7 +43,7 @@ class Connections(Generic[_Connection]):
         return connection
 
     def leave(self) -> None:
-        """Leave the connection, which may be dead, to whoever still uses it; the next use makes another."""
+        """Abandon the connection, which may be dead, to its present users; the next use makes another."""
         self._by_process.pop(os.getpid(), None)
 
     def release(self) -> None:

@@ -166,7 +166,7 @@ def map_error(
 
 
 def s3_status(exc: BaseException) -> int:
-    """Return the HTTP status that an S3 store has answered, 0 if there was no answer."""
+    """Return the HTTP status of an S3 store's answer, 0 if there was none."""
     answer = _answer(exc)
     return answer[1] if answer else 0
 
@@ -270,7 +270,7 @@ def _answer(exc: BaseException) -> tuple[str, int] | None:
 
 
 def _detail(exc: BaseException) -> str:
-    """Return the shortest text that tells a person what happened."""
+    """Return the shortest text that says what happened."""
     answer = _answer(exc)
     if answer is not None:
         return f"{answer[0]}/{answer[1]}"

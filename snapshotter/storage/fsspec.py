@@ -155,7 +155,7 @@ class FsspecStorage(ObjectStorage):
         return whole_range(data, start, end, key, self.url)
 
     def _got(self, key: str, read: Callable[[Any, str], memoryview]) -> memoryview:
-        """Return what `read` returns of a file, which it is given by its file system and its path."""
+        """Return what `read` returns, called with the file system and the file's path."""
         check_key(key)
         with translated("get", self.url, key, self._secrets):
             fs, root = self._begin("get")
@@ -226,7 +226,7 @@ class FsspecStorage(ObjectStorage):
         return self._connections.of_this_process()
 
     def _read(self, fs: Any, path: str, key: str, limit_bytes: int) -> memoryview:
-        """Return a file's bytes, with one request if it is small; no more comes than is wanted, whatever there is."""
+        """Return at most the wanted bytes of a file, with one request if it is small."""
         # Some file systems allocate the whole range that they are asked for. One byte more tells that there is more.
         first = min(limit_bytes, _FIRST_BYTES)
         data = memoryview(fs.cat_file(path, start=0, end=first + 1))
@@ -239,7 +239,7 @@ class FsspecStorage(ObjectStorage):
         return data.toreadonly()
 
     def _files(self, prefix: str) -> tuple[Any, dict[str, tuple[str, Mapping[str, Any]]]]:
-        """Return the file system, and by key the path and the facts of every file below a folder."""
+        """Return the file system, and by key the path and the details of each file below a folder."""
         fs, root = self._begin("list")
         fs.invalidate_cache()
         found = _files_below(fs, f"{root}/{prefix}".rstrip("/") or "/")
@@ -280,7 +280,7 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _files_below(fs: Any, top: str) -> dict[str, Mapping[str, Any]]:
-    """Return the files below a folder, by path; none where there is no folder."""
+    """Return the files below a folder by path; empty if it does not exist."""
     found: dict[str, Mapping[str, Any]] = {}
     if not _finds_by_walking(fs):
         with _suppressed_absence():
@@ -299,7 +299,7 @@ def _files_below(fs: Any, top: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _held_in(fs: Any, folder: str) -> list[Mapping[str, Any]]:
-    """Return the facts of what a folder holds; of nothing where it is gone."""
+    """Return the details of a folder's entries; empty if it is gone."""
     there: list[Mapping[str, Any]] = []
     try:
         there = fs.ls(folder, detail=True)
@@ -315,7 +315,7 @@ def _held_in(fs: Any, folder: str) -> list[Mapping[str, Any]]:
 
 
 def _is_absence(exc: OSError) -> bool:
-    """Tell whether a path leads to no file; some file systems say so by the number alone, as SMB does."""
+    """Tell whether an error means that there is no such file; some, as SMB's, say so by errno alone."""
     return isinstance(exc, (FileNotFoundError, IsADirectoryError, NotADirectoryError)) or exc.errno in _ABSENT
 
 

@@ -44,7 +44,7 @@ def check_key(key: str) -> str:
 
 
 def check_root(prefix: str) -> str:
-    """Return the prefix of a root, which is checked as a key is; but users choose it, and S3 can hold a colon."""
+    """Return the prefix of a root, checked like a key, but with colons allowed: users choose it, and S3 takes them."""
     if prefix:
         check_key(prefix.replace(":", "-"))
     return prefix

@@ -93,7 +93,7 @@ class LocalStorage(ObjectStorage):
             self._require(key, data)
 
     def _put(self, key: str, data: Buffer, publish: Callable[[str, str, int], bool]) -> bool:
-        """Write a file and give it its name, by `publish`; return what that returns: whether it has the name."""
+        """Write a file and publish it under its name by `publish`; return whether it got the name."""
         view = flat_view(data)
         *folder, name = check_key(key).split("/")
         self._begin("put")
@@ -217,7 +217,7 @@ class LocalStorage(ObjectStorage):
         return at
 
     def _read(self, key: str, read: Callable[[int, int], memoryview]) -> memoryview:
-        """Return what `read` returns of a regular file, which it is given open and with its size."""
+        """Return what `read` returns, called with an open regular file and its size."""
         *folder, name = check_key(key).split("/")
         self._begin("get")
         with translated("get", self.url, key):
@@ -254,13 +254,13 @@ class LocalStorage(ObjectStorage):
 
 
 def _replace(temporary: str, name: str, at: int) -> bool:
-    """Give a file its name, whoever has it; return True. Its temporary one may be another process's by then."""
+    """Rename a temporary file to its name, replacing any file there; return True."""
     os.replace(temporary, name, src_dir_fd=at, dst_dir_fd=at)
     return True
 
 
 def _link(temporary: str, name: str, at: int) -> bool:
-    """Give a file its name unless another object has it; tell whether it has."""
+    """Link a temporary file to its name unless the name is taken; tell whether it got it."""
     is_linked = True
     try:
         os.link(temporary, name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
@@ -278,7 +278,7 @@ def _link(temporary: str, name: str, at: int) -> bool:
 
 
 def _mode(name: str, at: int) -> int | None:
-    """Return what has a name; None if nothing has."""
+    """Return the mode of the file at a name, or None."""
     try:
         return os.stat(name, dir_fd=at, follow_symlinks=False).st_mode
     except FileNotFoundError:
@@ -325,7 +325,7 @@ def _make_folder(name: str, at: int) -> None:
 
 
 def _files(at: int, prefix: str) -> Iterator[ObjectInfo]:
-    """Yield every object below an open folder; links, pipes and unfinished writes are none."""
+    """Yield every object below an open folder; skip links, pipes and unfinished writes."""
     with os.scandir(at) as entries:
         for entry in entries:
             if key_problem(entry.name):

@@ -88,7 +88,7 @@ class RequestCounts:
         self._mine()[action] += requests
 
     def add_bytes(self, action: Literal["put", "get"], size_bytes: int) -> None:
-        """Count the bytes of an object that was stored or returned whole."""
+        """Count the bytes of an object stored or returned."""
         self._mine()[f"{action}_bytes"] += size_bytes
 
     def as_dict(self) -> dict[str, int]:
@@ -355,7 +355,7 @@ def require_size(size_bytes: int, limit_bytes: int, key: str, url: str) -> None:
     """Raise CorruptionError if an object is larger than its reader takes."""
     if size_bytes > limit_bytes:
         raise CorruptionError(
-            "the object is larger than any that holdfast would have stored there",
+            "the object is larger than any that holdfast stores there",
             action="get",
             key=key,
             storage=url,
@@ -367,7 +367,7 @@ def require_size(size_bytes: int, limit_bytes: int, key: str, url: str) -> None:
 def taken(key: str, url: str) -> ConflictError:
     """Return the error of a put under a key that holds other bytes."""
     return ConflictError(
-        "the key is taken by other bytes, and an object is written once: choose another key",
+        "another object has this key, and objects are never overwritten: choose another key",
         action="put",
         key=key,
         storage=url,
@@ -393,7 +393,7 @@ def check_range(start: int, end: int) -> None:
 
 
 def whole_range(data: memoryview, start: int, end: int, key: str, url: str) -> memoryview:
-    """Return what was read of a range; raise CorruptionError if the object has ended before it."""
+    """Return the bytes of a range; raise CorruptionError if the object ends before it."""
     if data.nbytes != end - start:
         raise CorruptionError("the object is shorter than it should be", action="get", key=key, storage=url, end=end)
     return data

@@ -1,4 +1,4 @@
-"""The check of a directory before it is needed, as when a query starts: each action, once, on a small object.
+"""The test of a directory before its first use: each action once, on a small object.
 
 ::
 

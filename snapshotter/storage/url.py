@@ -52,7 +52,7 @@ def parse_url(url: str | os.PathLike[str]) -> StorageUrl:
     if not text.strip() or text.startswith("~"):
         raise InvalidArgumentError("it must be a URL or a path, and ~ is not expanded")
     if "\x00" in text:
-        raise InvalidArgumentError("no URL and no path has a zero byte")
+        raise InvalidArgumentError("a URL or path cannot hold a zero byte")
     if "::" in re.sub(rf"(?<=[/@]){_IPV6}", "", text):
         raise InvalidArgumentError(
             "chained storage URLs (a::b) are refused: a caching layer would answer from its copy"

@@ -1,1 +1,1 @@
-"""What lies in durable storage: listed, verified, cleaned up; and what failed in the background."""
+"""The contents of durable storage: listed, verified, cleaned up; and background failures."""

@@ -125,7 +125,7 @@ class ShardListing:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all objects, also of those that only older versions need."""
+        """Bytes of all objects, including those that only older versions need."""
         return sum(o.size_bytes for o in self.objects.values())
 
     @cached_property
@@ -156,7 +156,7 @@ class OperatorListing:
     others: tuple[ObjectInfo, ...]
 
     def probes(self) -> list[ObjectInfo]:
-        """Return what tests of the storage left beside the shards."""
+        """Return objects that storage tests left beside the shards."""
         return [info for info in self.others if info.key.startswith("probes/")]
 
     def claim(self) -> ObjectInfo | None:
@@ -164,18 +164,18 @@ class OperatorListing:
         return newest_among(info for info, _ in self._claims())
 
     def besides(self) -> list[ObjectInfo]:
-        """Return what runs beside the one that claimed have put there, of whatever age."""
+        """Return the objects of runs beside the claiming one, whatever their age."""
         return [stored for info, stored in self._claims() if Beside.of(info) is not None]
 
     def _claims(self) -> Iterator[tuple[ObjectInfo, ObjectInfo]]:
-        """Yield what is in the folder of claims, by its key there and below the operator."""
+        """Yield the objects in the folder of claims: key there, and key below the operator."""
         folder = f"{CLAIMS}/"
         for info in self.others:
             if info.key.startswith(folder):
                 yield replace(info, key=info.key.removeprefix(folder)), info
 
     def reads(self) -> list[ObjectInfo]:
-        """Return what reads of the state have stored, of whatever age."""
+        """Return the stored reads, whatever their age."""
         return [info for info in self.others if READ.fullmatch(info.key)]
 
 
@@ -206,7 +206,7 @@ class StateDirListing:
 
 
 def parse_object(info: ObjectInfo) -> StoredObject:
-    """Return what an object below a shard is; one that we would not have named so is unknown."""
+    """Return the kind of an object below a shard; names that are not ours are unknown."""
     key = info.key
     folder, _, name = key.partition("/")
     kind, pointer = "unknown", None
@@ -308,7 +308,7 @@ def _is_record(info: ObjectInfo) -> bool:
 
 
 def _is_version(info: ObjectInfo) -> bool:
-    """Tell whether a key is that of a commit or a snapshot of some shard, whoever the operator is."""
+    """Tell whether a key names a commit or snapshot of any shard, of any operator."""
     _, _, below = info.key.partition("/")
     folder, _, key = below.partition("/")
     return bool(_SHARD.fullmatch(folder)) and parse_object(replace(info, key=key)).pointer is not None

@@ -14,7 +14,7 @@ from holdfast.snapshotter.upkeep.catalogue import StoredObject
 
 
 class Headers:
-    """What the commits and snapshots of a shard say.
+    """The headers of a shard's commits and snapshots.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class Headers:
         return header
 
     def remember(self, key: str, header: Commit | Manifest) -> None:
-        """Take a header that was read otherwise."""
+        """Add a header that was read elsewhere."""
         self._known[key] = header
 
     def forget_all_but(self, keys: Collection[str]) -> None:
@@ -65,7 +65,7 @@ class Headers:
 def read_header(
     shard: PrefixedStorage, stored: StoredObject
 ) -> tuple[Commit, ChainEntry] | tuple[Manifest, ChainEntry]:
-    """Return what a commit, without its rows, or a manifest says, and what names it in a chain.
+    """Return a commit without its rows, or a manifest, and its entry in a chain.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def read_header(
 
 
 def require_whole(shard: PrefixedStorage, stored: StoredObject, header: Commit | Manifest) -> None:
-    """Read what `read_header` did not; raises `CorruptionError` where it is damaged."""
+    """Read the rest of an object after `read_header`; raises `CorruptionError` if it is damaged."""
     if isinstance(header, Commit) and _is_large(stored):
         require_intact(partial(shard.get_range, stored.key), header)
 

@@ -1,4 +1,4 @@
-"""What the stored objects of a shard build on, and from which version number on they may be needed.
+"""What a shard's stored objects build on, and the lowest version number that may be needed.
 
 The picture and the rules are those of `holdfast.snapshotter.upkeep.retention`.
 """
@@ -16,7 +16,7 @@ from holdfast.snapshotter.upkeep.headers import Headers
 
 
 class Link(NamedTuple):
-    """An object of a chain, as far as its key tells.
+    """An object of a chain, as its key describes it.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class History:
         self.headers = headers
 
     def before(self, link: Link) -> tuple[Link, ...]:
-        """Return what a commit builds on, or the chain that a snapshot stands for; empty where history begins.
+        """Return what a commit builds on, or the chain that a snapshot replaces; empty where history begins.
 
         Raises
         ------
@@ -74,12 +74,12 @@ class History:
         return links([last])[0] if last else None
 
     def require_listed(self, needed: Iterable[Link]) -> None:
-        """Raise `CorruptionError` where an object is missing that was not cleaned up."""
+        """Raise `CorruptionError` if an object is missing that no clean-up deleted."""
         for link in needed:
             self._is_there(link)
 
     def require(self, needed: Iterable[Link]) -> None:
-        """Raise `CorruptionError` where an object is missing: what is listed then is not what there should be.
+        """Raise `CorruptionError` if an object is missing: the listing is then incomplete.
 
         A snapshot's parts too: later snapshots name them again, so what could stand in for it must stay until they are
         stored anew.
@@ -105,7 +105,7 @@ class History:
         return max((manifest.cleaned.below for manifest in manifests), default=0)
 
     def _is_there(self, link: Link) -> bool:
-        """Tell whether an object is there; where history ends, it was cleaned up with all before it.
+        """Tell whether an object exists; beyond the end of history, clean-ups deleted all.
 
         History ends below all that is there, or where a snapshot says so: below may lie what a late attempt has
         stored since, or a clean-up could not delete.
@@ -135,7 +135,7 @@ class History:
         return found
 
     def chain_of(self, stored: StoredObject) -> tuple[Link, ...]:
-        """Return all that a stored commit or snapshot is made of, itself too; raises as `before`."""
+        """Return the chain of a stored commit or snapshot, itself included; raises as `before`."""
         own = Link(stored.key, stored.kind, stored.version)
         return (*self.before(own), own) if own.kind == "commit" else (own,)
 
@@ -145,7 +145,7 @@ def _newest_commit(chain: tuple[Link, ...], horizon: int) -> Link | None:
 
 
 def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
-    """Return the lowest version number of which objects may be needed while the query may return to the horizon.
+    """Return the lowest version number whose objects the query may need to return to the horizon.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
 
 
 def needed_in_storage(retained: int, history: History) -> int:
-    """Return the lowest version number of which objects may be needed, where only the storage is known.
+    """Return the lowest version number whose objects may be needed, knowing the storage only.
 
     Parameters
     ----------

@@ -130,7 +130,7 @@ _LEFT = {
 
 
 def carry_out(shard: ObjectStorage, planned: Plan) -> None:
-    """Delete what a plan says.
+    """Delete the objects of a plan.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def run_retention(
     headers: Headers | None = None,
     new_id: Callable[[], str] = clock.new_id,
 ) -> Plan:
-    """Delete what no version that the query may return to needs.
+    """Delete objects that no retained version needs.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How large the state of shards is: what restoring the newest version reads, not all that is stored.
+"""The size of shards' state: what a restore of the newest version reads, not all that is stored.
 
 ::
 
@@ -95,7 +95,7 @@ class StateSizes:
         return StateSize(found, len(with_snapshot) - len(read))
 
     def snapshot_bytes(self, prefix: str, stored: StoredObject) -> int | None:
-        """Return how large the state in a shard's snapshot is; None where that is damaged, gone or may not be read."""
+        """Return the size of the state in a shard's snapshot; None if it is damaged, gone or not readable."""
         key = (prefix, stored.key)
         with self._lock:
             if key in self._known:

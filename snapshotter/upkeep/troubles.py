@@ -1,4 +1,4 @@
-"""Failures, reported in durable storage, where everybody sees them, whichever executor failed.
+"""Failures, reported in durable storage for everybody, whichever executor failed.
 
 ::
 
@@ -31,12 +31,12 @@ _TEXT_MAX = 1_000
 
 
 def of_batch(batch_id: int) -> str:
-    """Return what fails where a micro-batch does."""
+    """Return the kind of a micro-batch's failure."""
     return f"{_BATCH}{batch_id}"
 
 
 def batch_of(key: str) -> int | None:
-    """Return the micro-batch whose failure a report tells; None for one of the background."""
+    """Return the micro-batch of a report; None for a background failure."""
     match = NAME.fullmatch(key.rpartition("/")[2])
     return int(match[2]) if match and match[2] else None
 
@@ -81,7 +81,7 @@ class Troubles:
         self._new_id = new_id
 
     def tell(self, what: str, error: Exception, in_a_row: int, host: str, now_ms: int) -> None:
-        """Report a failure, in place of the report before of the same kind.
+        """Report a failure; replaces the previous report of its kind.
 
         Raises
         ------

@@ -39,7 +39,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class Damage:
-    """An object that is not what it should be.
+    """A damaged or missing object.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class ShardReport:
-    """What the objects of a shard turned out to be.
+    """The result of verifying a shard.
 
     Attributes
     ----------
@@ -162,7 +162,7 @@ def _report(shard: PrefixedStorage, listing: ShardListing, found: dict[str, _Fou
 
 
 def _sizes_of_parts(found: Mapping[str, _Found]) -> dict[str, int]:
-    """Return by key how many bytes of a file the parts hold that snapshots name."""
+    """Return by key the bytes of a file in the parts that snapshots name."""
     manifests = [one.header for one in found.values() if isinstance(one.header, Manifest)]
     return {
         part.key: size_bytes
@@ -179,7 +179,7 @@ class _Once:
         self._known: dict[object, object] = {}
 
     def each(self, values: Iterable[_Value]) -> tuple[_Value, ...]:
-        """Return equal values, those that were seen first."""
+        """Return the first seen of equal values."""
         return tuple(self._known.setdefault(value, value) for value in values)  # type: ignore[misc]  # they are equal
 
     def header(self, header: Commit | Manifest) -> Commit | Manifest:
@@ -192,7 +192,7 @@ class _Once:
 
 
 def _read(shard: PrefixedStorage, once: _Once, sizes: Mapping[str, int], stored: StoredObject) -> _Found | None:
-    """Return an object; None where it has gone since the listing."""
+    """Return an object; None if it vanished since the listing."""
     source = f"{shard.url}/{stored.key}"
     try:
         if stored.kind == "part":
@@ -221,7 +221,7 @@ def _floor(shard: PrefixedStorage, listing: ShardListing, found: Mapping[str, _F
 
 
 class _VerifiedShard:
-    """What was read, and what follows from it."""
+    """A shard's objects as read, and the conclusions."""
 
     def __init__(self, listing: ShardListing, found: dict[str, _Found], floor: int) -> None:
         self._prefix = listing.prefix
@@ -266,7 +266,7 @@ class _VerifiedShard:
         return self._outcomes[waiting[0].pointer] if waiting else outcome
 
     def _own_outcome(self, commit: Commit) -> str | Commit:
-        """Return what becomes of a version, or the commit on which that depends."""
+        """Return the outcome of a version, or the commit that decides it."""
         commits, snapshot = commit.lineage.commits, commit.lineage.snapshot
         if any(self._problem_of(entry) for entry in commits):
             return "lost"
@@ -312,7 +312,7 @@ class _VerifiedShard:
         return problems
 
     def damages(self) -> list[Damage]:
-        """Return all that is wrong, with the versions that it costs."""
+        """Return all damage, with the versions that it costs."""
         problems = {key: found.problem for key, found in self._found.items() if found.problem}
         costs: dict[str, list[Commit]] = {key: [] for key in problems}
         for found in self._found.values():

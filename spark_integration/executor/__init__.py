@@ -1,1 +1,1 @@
-"""What stands on an executor's machine: directories, processes, what dead executors left."""
+"""What lies on an executor's machine: directories, processes, leftovers of dead executors."""

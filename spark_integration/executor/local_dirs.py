@@ -170,12 +170,12 @@ def executor_directory(root: Path, executor: ProcessId | None = None) -> Path:
 
 
 def process_directory(root: Path, name: str) -> Path:
-    """Return a directory of this process's own, which may have any number; `name` tells them apart."""
+    """Return a directory of this process; `name` distinguishes several."""
     return private_directory(user_directory(root) / f"{_executor_name(ProcessId.of(os.getpid()))}.{name}")
 
 
 def process_of(directory: Path) -> ProcessId | None:
-    """Return the executor, or the process, whose directory this is; None if it is nobody's."""
+    """Return the executor or process that owns a directory; None if nobody does."""
     return ProcessId.parse(directory.name.partition(".")[0].removeprefix(_EXECUTOR))
 
 

@@ -84,7 +84,7 @@ class ProcessId:
 
     @classmethod
     def parse(cls, text: str) -> ProcessId | None:
-        """Return what `str` wrote, or None if it did not write this."""
+        """Parse the output of `str`; None for other text."""
         pid, _, started = text.partition("-")
         parsed = cls(int(pid), int(started)) if _is_number(pid) and _is_number(started) else None
         return parsed if str(parsed) == text else None
@@ -110,7 +110,7 @@ def _status(pid: int) -> tuple[int, bool]:
 
 @cache
 def _boot(file: Path) -> str:
-    """Return the system's id of its last start; empty where it tells none."""
+    """Return the system's boot id, or an empty text."""
     try:
         return file.read_text().strip()
     except OSError:
@@ -146,7 +146,7 @@ def place_of(process: ProcessId) -> str:
 
 
 def lives(place: str, within_seconds: float = ENDS_WITHIN_SECONDS) -> bool | None:
-    """Tell whether a process lives; None of one that cannot be seen from this machine.
+    """Tell whether a process lives; None if this machine cannot see it.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ def log_path(executor_directory: Path) -> Path:
 
 
 def _digest(executor_directory: Path) -> str:
-    """Tell an executor's directories apart: one in RAM, one on disk, one for each ``spark.holdfast.local.dir``.
+    """Return a digest that distinguishes an executor's directories: RAM, disk, each ``spark.holdfast.local.dir``.
 
     Each has a state server of its own.
     """

@@ -31,12 +31,12 @@ _BRING_IT_BACK = (
 
 @kept_per_process(1)
 def _checked() -> set[tuple[str, str, str]]:
-    """Return what this process has checked: the storage, the run, and a shard, or an operator that it warned of."""
+    """Return this process's finished checks: storage, run, and shard or warned operator."""
     return set()
 
 
 def require_stored_once(log: ObjectCommitLog, record: OperatorRecord, pointer: Pointer, lineage: Lineage) -> None:
-    """Check that the directory has what a shard's version is made of; once per process, run and shard.
+    """Check that the directory holds the objects of a shard's version, once per process, run and shard.
 
     Parameters
     ----------

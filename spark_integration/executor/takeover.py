@@ -61,7 +61,7 @@ def open_backend(
     options: Mapping[str, str],
     executor_directory: Path,
 ) -> Backend:
-    """Open a shard in this process; if it is not here, first take over what a dead executor left of it.
+    """Open a shard in this process; if it is absent, first take over a dead executor's files.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def open_backend(
 
 
 def adopt_shard(directory: Path, executor_directory: Path, open_backend: Callable[[Path], Backend]) -> bool:
-    """Take over what a dead executor left of a shard that has no directory here yet.
+    """Take over a dead executor's files of a shard that has no directory here yet.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def remove_dead_executors(root: Path, now_ms: int) -> None:
 
 @contextmanager
 def own_directory(local_dir: str | None = None) -> Iterator[Path]:
-    """Give a directory that is gone after the context, and in which nothing is taken over.
+    """Yield a directory that the context removes, and that nobody takes over.
 
     It is like that of an executor which is this process: so once that is killed, whoever removes what dead executors
     left removes it.
@@ -192,7 +192,7 @@ def own_directory(local_dir: str | None = None) -> Iterator[Path]:
     try:
         lock = take_lock(path)
         if lock is None:  # a process in another container takes ours for dead, and was faster
-            raise UnavailableError("a directory to work in was taken away: try again", path=str(path))
+            raise UnavailableError("the working directory was removed: try again", path=str(path))
         yield private_directory(path / _WORK)
     finally:
         shutil.rmtree(path, ignore_errors=True)
@@ -208,7 +208,7 @@ def leave_executor_directory(path: Path) -> None:
 
 
 def _remove_what_ended(path: Path, now_ms: int) -> int:
-    """Delete what no one will use of a dead executor's files; return how many bytes that freed."""
+    """Delete a dead executor's files that nobody will use; return the bytes freed."""
     size = _remove_all_but_shards(path)
     note = path / _FOUND_DEAD
     with suppress(OSError):
@@ -278,7 +278,7 @@ def _executor_lock(path: Path, *, shared: bool = False, wait_ms: int = 0) -> Ite
 
 @contextmanager
 def _shard_lock(path: Path) -> Iterator[bool]:
-    """Keep others from taking a directory over for the context; yields False if it is gone.
+    """Lock a directory against takeover for the context; yields False if it is gone.
 
     The lock is on a file in it: the directory itself is held by the backend that verifies it.
     """

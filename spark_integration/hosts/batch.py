@@ -19,7 +19,7 @@ from holdfast.spark_integration.transport.transport import ROUTE
 
 
 def run_batch(rows: SentRows, initial: SentRows | None) -> DataFrame:
-    """Return what the calls of all shards return."""
+    """Return the output of all shards' calls."""
     step, groups = rows.step, rows.frame.groupBy(ROUTE)
     schema = step.output.sent_schema
     if initial is None:

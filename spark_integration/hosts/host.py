@@ -1,4 +1,4 @@
-"""The seam between a step and the operator of Spark's that runs it, its host.
+"""The seam between a step and its host, the Spark operator that runs it.
 
 The host calls each shard as one of its groups, keeps the shard's pointer with the micro-batch, and wakes the shard when
 a timer is due. Everything else, the user's state above all, is holdfast's.
@@ -45,7 +45,7 @@ class Host(Protocol):
         """Whether it drops rows that are older than the watermark."""
 
     def run(self, rows: SentRows, initial: SentRows | None) -> DataFrame:
-        """Return what the calls of all shards return; runs on the driver.
+        """Return the output of all shards' calls; runs on the driver.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The processor that Spark gets: `init` without what calls shards, which stays pickled until a shard is called.
+"""The processor that Spark gets; what calls the shards stays pickled until the first call.
 
 At the start of each query Spark unpickles its processor in a process of its own, calls `init`, and ends it. What calls
 shards needs pandas, pyarrow and most of holdfast: to import them there would take half a second of CPU time. So this

@@ -195,7 +195,7 @@ class ValueOfGroup:
 
 
 class _InitialValueOfGroup(ValueOfGroup):
-    """Of a shard that begins: what an earlier piece of the initial state left is made anew."""
+    """The group of a shard that begins: each piece of the initial state starts it over."""
 
     def remembered(self) -> PointerRow | None:
         return None

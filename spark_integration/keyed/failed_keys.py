@@ -1,4 +1,4 @@
-"""Says in an error which operator and which key it is about."""
+"""Adds the operator and the key to an error."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class GatheredOutput(Protocol):
     failed_key: tuple[Any, ...] | None
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield what is left."""
+        """Yield the remaining output."""
 
 
 def note_key(exc: BaseException, operator: str, key: tuple[Any, ...]) -> None:
-    """Add to an exception for which key it was raised."""
+    """Add to an exception the key that it was raised for."""
     exc.add_note(f"raised in operator {operator!r} for key {tuple(key)!r}")
 
 
 def finished(output: GatheredOutput, operator: str) -> Iterator[pa.RecordBatch]:
-    """Yield what is left of the output; an error of a conversion names the key."""
+    """Yield the remaining output; a conversion error names its key."""
     try:
         yield from output.finish()
     except Exception as exc:

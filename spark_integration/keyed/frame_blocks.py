@@ -49,7 +49,7 @@ _NUMBERS, _PLACES = "_blknos", "_blklocs"
 
 
 def lacking() -> list[str]:
-    """Return the private names that pandas has no longer."""
+    """Return the private names that this pandas lacks."""
     frame = pd.DataFrame({"n": [0]})
     of_pandas = (*PRIVATE_OF_PANDAS, *[f"core.frame.{name}" for name in CONSTRUCTORS])
     gone = [name for name in of_pandas if not _has(pd, name)]
@@ -129,7 +129,7 @@ def has_usual_options() -> bool:
 
 
 def anatomy(frame: pd.DataFrame) -> tuple[Any, ...]:
-    """Return all that a frame consists of, to be compared with another's."""
+    """Return all parts of a frame, to compare them with another's."""
     blocks = [(type(b), b.mgr_locs.as_array.tolist(), b.values.dtype, b.values.tolist()) for b in _BLOCKS(frame)]
     axes = [(type(axis), axis.dtype, axis.name, axis.tolist()) for axis in _AXES(frame)]
     return type(frame), type(_MANAGER(frame)), axes, blocks

@@ -68,7 +68,7 @@ _SCALARS = frozenset((int, float, bool, str))
 
 
 class _Rows(list[Any]):
-    """Columns on their way from one function of pandas to the next, and the frame that will be made of them."""
+    """Columns on their way between two functions of pandas, and the frame to make of them."""
 
     manager: Any = None
     signature: Signature | None = None
@@ -82,7 +82,7 @@ class Templates:
         self._labels: dict[Signature, np.ndarray[Any, np.dtype[Any]]] = {}
 
     def of_dict(self, data: dict[Any, Any]) -> tuple[Signature | None, Any]:
-        """Return the signature and the manager of a frame whose columns a dict has; None where pandas is to make it."""
+        """Return signature and manager of a frame from a dict of columns; None if pandas must make it."""
         columns = list(data.values())
         for column in columns:
             kind = type(column)
@@ -123,7 +123,7 @@ class Templates:
         return new_labels(found)
 
     def learn(self, signature: Signature, manager: Any) -> None:
-        """Take what pandas has made as the template of a signature, unless its dtypes are others: of 2**63, uint64."""
+        """Keep a frame of pandas as the template of a signature, unless its dtypes differ, as uint64 for 2**63."""
         template, kinds = Template(manager), signature[len(signature) // 2 :]
         if all(kinds[at] == dtype.char for _, _, places, dtype in template.blocks for at in places):
             _kept(self._of, signature, template)
@@ -131,7 +131,7 @@ class Templates:
     def _made(
         self, names: list[Any], columns: list[Any], rows: int, labels: pd.Index[Any] | None
     ) -> tuple[Signature | None, Any]:
-        """Return the signature, if pandas is to make its template, and the frame's manager, if there is one.
+        """Return the signature if pandas must make its template, and the frame's manager if there is one.
 
         Columns that are scalars are replaced.
         """
@@ -160,7 +160,7 @@ class Templates:
 
 
 def _kind(column: Any, rows: int) -> str | None:
-    """Return the dtype of a column, as numpy's character for it; None of what is left to pandas."""
+    """Return numpy's character for a column's dtype; None for columns that pandas must convert."""
     of = type(column)
     if of is list or of is tuple:
         if len(column) != rows:
@@ -190,7 +190,7 @@ Functions = dict[str, Callable[..., Any]]
 
 
 def _of_dicts(templates: Templates, theirs: Functions) -> list[Any]:
-    """Return what takes the place of pandas' functions for dicts and labels."""
+    """Return the replacements of pandas' functions for dicts and labels."""
     by_pandas, to_labels = theirs["dict_to_mgr"], theirs["ensure_index"]
 
     def dict_to_mgr(data: Any, index: Any, columns: Any, *, dtype: Any = None, copy: Any = True, **more: Any) -> Any:
@@ -212,7 +212,7 @@ def _of_dicts(templates: Templates, theirs: Functions) -> list[Any]:
 
 
 def _of_rows(templates: Templates, theirs: Functions) -> list[Any]:
-    """Return what takes the place of pandas' functions for lists of rows."""
+    """Return the replacements of pandas' functions for lists of rows."""
     to_arrays, by_pandas = theirs["nested_data_to_arrays"], theirs["arrays_to_mgr"]
 
     def nested_data_to_arrays(data: Any, columns: Any, index: Any, dtype: Any) -> Any:
@@ -248,7 +248,7 @@ def _as_of_pandas(function: Any) -> Callable[..., Any]:
 
 
 class _Exchange:
-    """Puts functions in the place of pandas' while any thread is inside of the ``with`` block."""
+    """Replaces pandas' functions while any thread is inside the ``with`` block."""
 
     def __init__(self) -> None:
         self._module: Any = frame_blocks.constructing()
@@ -280,7 +280,7 @@ class _Exchange:
 
 
 def by_templates(steps: Generator[Y, None, R]) -> Generator[Y, None, R]:
-    """Run a generator in which frames are made from templates; pandas is as it was whenever it has yielded."""
+    """Run a generator that makes frames from templates; pandas is restored at each yield."""
     exchange = _exchange()
     if exchange is None:
         return (yield from steps)
@@ -308,7 +308,7 @@ _SAMPLES: tuple[Callable[[], pd.DataFrame], ...] = (
 
 
 def _exchange() -> _Exchange | None:
-    """Return what makes frames in this process, if its frames are pandas' own."""
+    """Return the exchange of this process, if its frames equal pandas' own."""
     with _COMPARING:
         return _compared()
 
@@ -329,7 +329,7 @@ def _compared() -> _Exchange | None:
 
 
 def _differing(exchange: _Exchange) -> list[int]:
-    """Return which samples, made twice from a template, are not what pandas makes of them."""
+    """Return the samples whose frames from a template differ from pandas'."""
     found = []
     for at, sample in enumerate(_SAMPLES):
         try:

@@ -127,7 +127,7 @@ def _with_all_digits(series: pd.Series[Any], column: pa.Array) -> pd.Series[Any]
 
 
 def _inferred(series: pd.Series[Any]) -> pd.Series[Any]:
-    """Return a column in the dtype that pandas infers from its values, where that may be another one."""
+    """Return a column in the dtype that pandas infers from its values, if that may differ."""
     is_inferred = isinstance(series.dtype, np.dtype) and not (series.dtype.kind == "m" and series.isna().all())
     return series if is_inferred else pd.Series(pd.DataFrame(list(zip(series)))[0], name=series.name)
 

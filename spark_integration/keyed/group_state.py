@@ -1,4 +1,4 @@
-"""Spark's `GroupState`, cheap to open for each key of a shard, which tells afterwards what the call changed.
+"""Spark's `GroupState`, cheap to open per key, which reports the call's changes afterwards.
 
 It is a subclass, so ``isinstance`` holds, and rules and error messages are Spark's own.
 """
@@ -115,7 +115,7 @@ class KeyState(GroupState):
 
     @property
     def changed_value(self) -> Literal["put", "delete"] | None:
-        """What the call did to the value."""
+        """The call's change to the value."""
         if self._updated:
             return "put"
         return "delete" if self._removed else None

@@ -185,7 +185,7 @@ def _build(values: Sequence[Any], data_type: DataType, arrow_type: pa.DataType) 
 
 
 def _tell_of_repeated_hour(values: Iterable[dt.datetime | None]) -> None:
-    """Warn of times without a zone of which this process's clocks have two; Spark takes one of them without a word."""
+    """Warn of ambiguous local times, of which Spark silently takes one."""
     for value in values:
         # At either end of Python's calendar it may have no number.
         if value is not None and value.tzinfo is None and dt.MINYEAR < value.year < dt.MAXYEAR:
@@ -358,7 +358,7 @@ def _mapping(value: Any) -> dict[Any, Any] | None:
 
 
 def _other(value: Any) -> Any:
-    """Leave the value to Arrow or to Spark's own conversion, which take or reject it."""
+    """Return the value unchanged: Arrow or Spark's conversion accepts or rejects it."""
     return None if _is_nan(value) else value
 
 

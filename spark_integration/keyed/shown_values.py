@@ -35,7 +35,7 @@ RowMaker = Callable[[Iterable[Any]], Row]
 
 @cache
 def row_maker(*names: str) -> RowMaker:
-    """Return what makes rows with these columns, as ``Row("a", "b")(*values)`` does, but faster to make and to read.
+    """Return a maker of rows with these columns: ``Row("a", "b")(*values)``, but faster to make and to read.
 
     Their class is one of their own, which has the names, and a column as an attribute where Spark's looks it up by its
     name. In all that it shows but ``type(row)`` it is Spark's; a copy, or a row that was pickled, is of Spark's.
@@ -48,7 +48,7 @@ def row_maker(*names: str) -> RowMaker:
 
 
 class _ShownRow(Row):
-    """What rows of all columns have in common: one whose own attributes are asked for or changed becomes Spark's."""
+    """The base of all shown rows; one whose own attributes are used becomes Spark's."""
 
     __class__ = Row  # type: ignore[assignment]
 
@@ -120,7 +120,7 @@ def plain(column: pa.Array) -> list[Any]:
 
 
 def _by_numpy(numbers: pa.Array, unit: str, first: int = _FIRST, last: int = _LAST) -> list[Any]:
-    """Return days or times by their numbers; an empty list where Python does not have one of them."""
+    """Return days or times by their numbers; an empty list if Python cannot represent one."""
     bounds = pc.min_max(numbers).as_py()
     if bounds["min"] is not None and not first <= bounds["min"] <= bounds["max"] <= last:
         return []
@@ -171,7 +171,7 @@ def _local_times(column: pa.Array, data_type: TimestampType) -> list[Any]:
 
 
 def _shift_of_hour(start: int, data_type: TimestampType) -> int | None:
-    """Return by how much local time is ahead in an hour; None where clocks change, or show it for the second time."""
+    """Return the offset of local time in an hour; None if clocks change in it or repeat it."""
     try:
         first, last = (data_type.fromInternal(at) for at in (start, start + _HOUR - 1))
     except (OverflowError, ValueError, OSError):  # at the end of Python's calendar

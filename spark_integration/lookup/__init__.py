@@ -1,1 +1,1 @@
-"""Queries looked into from outside, without Spark: keys, their history, rows in pages, differences."""
+"""Look-ups in queries from outside, without Spark: keys, their history, pages of rows, differences."""

@@ -1,4 +1,4 @@
-"""How the state of a shard differs between two versions: by what was written between them, where that is known."""
+"""How a shard's state differs between two versions, by the writes between them if known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Side = tuple[str, PointerRow] | None
 def compare(
     readers: ShardReaders, changes: TableChanges, table: TableSchema, sides: tuple[Side, Side], rows_max: int
 ) -> None:
-    """Take over into `changes` how a table of one shard differs.
+    """Add the differences of one shard's table to `changes`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""One key, or some shards, that a read is for: given as options, so that they are of one read for certain."""
+"""One key, or some shards, to read: given as options, so that they belong to one read only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Shards:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return those that a text like ``0,3-5`` names, none for an empty one; raises `InvalidArgumentError`."""
+        """Parse a text like ``0,3-5``; an empty one names no shards. Raises `InvalidArgumentError`."""
         found = [_STRETCH.fullmatch(part.strip()) for part in text.split(",") if part.strip()]
         stretches = tuple((int(one[1]), int(one[2] or one[1])) for one in found if one)
         if not all(found) or (text.strip() and not found) or any(last < first for first, last in stretches):
@@ -90,7 +90,7 @@ def _as_json(name: str, value: object) -> object:
 
 
 def parse_key(text: str) -> dict[str, Any]:
-    """Return the key that a text like ``{"user": "ann"}`` names; raises `InvalidArgumentError`."""
+    """Parse a key like ``{"user": "ann"}``; raises `InvalidArgumentError`."""
     try:
         key = json.loads(text)
     except (ValueError, RecursionError):
@@ -102,7 +102,7 @@ def parse_key(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Lookup:
-    """A key that is looked up.
+    """A key to look up.
 
     Attributes
     ----------
@@ -194,7 +194,7 @@ def _scalar(name: str, value: object, t: pa.DataType) -> pa.Scalar:
 
 
 def _shown(t: pa.DataType) -> str:
-    """Return Spark's name of a type, or Arrow's where Spark has none."""
+    """Return Spark's name of a type, or Arrow's if Spark has none."""
     from holdfast.spark_integration.spark_types import spark_type  # here alone a look-up needs PySpark
 
     try:

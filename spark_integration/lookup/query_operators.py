@@ -1,4 +1,4 @@
-"""The operators of a query: what its pointers say, and the tables that their directories hold."""
+"""The operators of a query, by its pointers and their directories."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class QueryOperators:
         return [found for held in self._pointers.held(batch_id) for found in self._of(batch_id, held)]
 
     def directories(self, batch_id: int) -> dict[str, str]:
-        """Return the directories that the pointers name, there or not, and the query of each; raises as `one`."""
+        """Return the directories that the pointers name, existing or not, and the query of each; raises as `one`."""
         by_name = [self._rows_by_name(held) for held in self._pointers.held(batch_id)]
         return {
             directory: rows[0].query for names in by_name for of in names.values() for directory, rows in of.items()
@@ -55,7 +55,7 @@ class QueryOperators:
         return self.one(name, batch_id)
 
     def _of(self, batch_id: int, held: Held, name: str | None = None) -> list[StoredOperator]:
-        """Return the operators whose pointers one of Spark's holds, or that of a name: one, unless it has none yet."""
+        """Return the operators whose pointers one of Spark's operators holds, or the one of a name."""
         by_name = self._rows_by_name(held)
         return [self._operator(one, batch_id, held, by_name[one]) for one in sorted(by_name) if name in (None, one)]
 
@@ -86,7 +86,7 @@ class QueryOperators:
         return StoredOperator(name, batch_id, held.operator.number, held.operator.host, shards, tables, ordered)
 
     def _without_rows(self, name: str, batch_id: int, held: Held) -> StoredOperator | None:
-        """Return an operator that had no rows yet after a micro-batch; None unless the query has made it since."""
+        """Return an operator that had no rows yet after a micro-batch; None if the query has no record of it."""
         for directory in (name, own_directory(name, self._pointers.query_id)):
             record = self._readers.record(directory)
             if record is not None and record.query_id == self._pointers.query_id:

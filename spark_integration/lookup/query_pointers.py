@@ -1,4 +1,4 @@
-"""Where the shards of a query's operators were after a micro-batch: all of them, or those that are asked for.
+"""The pointers of a query's shards after a micro-batch: all, or the requested ones.
 
 A shard's pointer is in one partition of Spark's state (`holdfast.spark_integration.transport.routes`), so the pointer
 of one shard of many costs one partition.
@@ -58,7 +58,7 @@ class QueryPointers:
 
     @cached_property
     def query_id(self) -> str:
-        """The query's id; raises InvalidArgumentError if the location is none of a query."""
+        """The query's id; raises InvalidArgumentError if the location is not a query's."""
         return self.log.query_id()
 
     @property
@@ -67,7 +67,7 @@ class QueryPointers:
         return self._storage.url
 
     def batch(self, batch_id: int | None) -> LoggedBatch:
-        """Return what Spark has logged of a micro-batch, by default the last one that is committed.
+        """Return Spark's log of a micro-batch, by default the last committed one.
 
         Raises
         ------
@@ -135,7 +135,7 @@ class QueryPointers:
 
 @contextmanager
 def _reading(location: str) -> Iterator[None]:
-    """Say of what is not known here that Spark may read it."""
+    """Map an unknown form of state to an error that says that Spark can read it."""
     try:
         yield
     except NotKnownError as exc:

@@ -1,4 +1,4 @@
-"""The shards of a query's operators, as they are read: a reader each, as long as it is used."""
+"""Readers of a query's shards, each open while it is used."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ShardReaders:
         return self._known(directory)[0]
 
     def tables(self, directory: str) -> StoredTables:
-        """Return the tables of an operator's directory as they are declared by now.
+        """Return the current tables of an operator's directory.
 
         Raises
         ------
@@ -106,7 +106,7 @@ class ShardReaders:
     def written_between(
         self, directory: str, one: PointerRow, other: PointerRow, stored: StoredTables, table: str
     ) -> Keys | None:
-        """Return the keys written in a shard after one version, up to another; None where it is not built on that.
+        """Return the keys written in a shard from one version to another; None if the latter does not build on it.
 
         Raises
         ------
@@ -177,7 +177,7 @@ class ShardReaders:
 
 
 def _taken(rows: Iterator[Run], stored: StoredTables, table: TableSchema, most: int) -> list[Run]:
-    """Return the first rows as they are shown, at least so many."""
+    """Return the first rows as shown, at least so many."""
     runs: list[Run] = []
     count = 0
     for run in rows:

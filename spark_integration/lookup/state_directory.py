@@ -57,7 +57,7 @@ def find_state_dir(location: str | Path, options: Mapping[str, object]) -> str:
 
 
 def query_at(location: str | Path, options: Mapping[str, object]) -> str | None:
-    """Return the id of the query that has this checkpoint location; None where it is none."""
+    """Return the id of the query at a checkpoint location; None for other locations."""
     with open_storage(str(location), options) as storage:
         try:
             return QueryLocation(storage).query_id()

@@ -364,7 +364,7 @@ class StoredQuery:
 
 
 def sequence_of(keys: Key | Sequence[Key]) -> Sequence[Key]:
-    """Return some keys as a list; raises InvalidArgumentError if they are none, or too many."""
+    """Return keys as a list; raises InvalidArgumentError if there are none, or too many."""
     found = [keys] if isinstance(keys, Mapping) or not isinstance(keys, Iterable) else list(keys)
     if len(found) > KEYS_MAX or not all(isinstance(key, Mapping) for key in found):
         raise InvalidArgumentError('pass one key such as {"user": "ann"}, or a list of keys', most=KEYS_MAX)

@@ -39,7 +39,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Grouping:
-    """What rows are grouped by.
+    """The keys that rows are grouped by.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ def _as_column(names: list[str], key: object) -> Column:
 
 
 def _input_column(df: DataFrame, names: list[str], key: Column, name: str) -> str | None:
-    """Return the input column that a key of this name is; None if it is some other expression."""
+    """Return the input column of this name; None for any other expression."""
     fold = name_folding(df)
     spelt = [n for n in names if n == name] or [n for n in names if fold(n) == fold(name)]
     if not spelt:

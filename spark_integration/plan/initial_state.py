@@ -54,7 +54,7 @@ def initial_rows(given: GroupedData, df: DataFrame, grouping: Grouping) -> tuple
 
 
 def _columns_of(given: GroupedData, frame: DataFrame) -> list[str]:
-    """Return the names of the columns by which a frame is grouped; Spark does not tell, but names them in a count."""
+    """Return the names of a frame's grouping columns, taken from a count: Spark does not expose them."""
     counted = given.count()
     names, fold = counted.columns[:-1], name_folding(frame)
     if names and {*map(fold, names)} <= {*map(fold, frame.columns)}:
@@ -69,7 +69,7 @@ def _columns_of(given: GroupedData, frame: DataFrame) -> list[str]:
 
 
 def _is_random_by(given: Any, counted: DataFrame, names: list[str]) -> bool:
-    """Tell whether a frame of Spark Connect, which is another one each time it is asked for, is grouped by columns.
+    """Tell whether a Spark Connect frame, which differs at each access, is grouped by columns.
 
     ``rand()`` and ``uuid()`` get a new seed whenever the server analyses a frame, so no two plans of it are the same,
     and what was written in ``groupBy`` decides.

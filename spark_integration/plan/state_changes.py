@@ -1,4 +1,4 @@
-"""What a user says becomes of state columns: ``stateChanges={"drop": ["m"], "rename": {"old": "new"}}``.
+"""Changes to state columns that a user declares: ``stateChanges={"drop": ["m"], "rename": {"old": "new"}}``.
 
 Changes may stay in the code once they are made. So that none is made twice, no column that is dropped or renamed is
 declared as well.
@@ -21,7 +21,7 @@ _DROP, _RENAME = "drop", "rename"
 
 
 def changes_of_tables(given: StateChanges | None, tables: Mapping[str, Collection[str]]) -> dict[str, ColumnChanges]:
-    """Return what becomes of columns, by state table.
+    """Return the changes to columns, by state table.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def changes_of_tables(given: StateChanges | None, tables: Mapping[str, Collectio
 
 
 def changes_of_variables(given: StateChanges | None, variables: Collection[StateVariable]) -> dict[str, ColumnChanges]:
-    """Return what becomes of columns, by table, as a processor names them: by variable; see `changes_of_tables`."""
+    """Return the changes to columns by table, given by a processor's variables; see `changes_of_tables`."""
     known = {variable.name: variable for variable in variables}
     return {
         known[name].table: _changes(of, name, known[name].schema.names)

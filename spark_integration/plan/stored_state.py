@@ -1,4 +1,4 @@
-"""What an operator's state is like that is stored already, looked up by an executor when the operator is defined."""
+"""The state already stored for an operator, looked up by an executor when the operator is defined."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StoredState:
 
 
 def stored_state(session: SparkSession, settings: Settings, operator: str, function: ShardFunction) -> StoredState:
-    """Return what is stored under an operator's name.
+    """Return the stored state of an operator's name.
 
     Runs a job of one task, because only executors are sure to have the storage's credentials and network. Storage that
     cannot be read is no error here: the query itself will fail, unless all happens to be as it should.

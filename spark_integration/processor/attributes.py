@@ -15,7 +15,7 @@ _warned: set[str] = set()
 
 
 class AttributeWatch:
-    """Compares a processor's attributes after its calls with those before them.
+    """Compares a processor's attributes before and after its calls.
 
     What ``init`` makes, such as a cache, may fill. A container that the processor came with may not: whoever fills it
     expects to find it filled.

@@ -1,4 +1,4 @@
-"""What a restored query has otherwise than the savepoint: names and shards of operators, operators that are gone."""
+"""How a restored query differs from its savepoint: names and shards of operators, operators that are gone."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
     for operator in kept:
         modes = [operator.configuration.get(name, default) for name, default in _MODES.items()]
         if operator.host not in HOSTS or any(mode.lower() not in _KNOWN_MODES for mode in modes):
-            raise CorruptionError("the savepoint has an operator that no release has", operator=operator.name)
+            raise CorruptionError("the savepoint has an operator of an unknown kind", operator=operator.name)
     plans = [
         Plan(
             of,

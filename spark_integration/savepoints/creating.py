@@ -420,7 +420,7 @@ class _Known:
 def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Known:
     """Return an operator that has had no rows yet: it is saved as empty, without a name of its own."""
     _log.warning(
-        "operator %d of the query has had no rows, so its name is unknown: it is saved as %r, without state, and a "
+        "operator %d of the query has had no rows yet, so its name is unknown: it is saved as %r, without state, and a "
         "restore asks for its name",
         step.number,
         name,

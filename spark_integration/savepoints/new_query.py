@@ -163,7 +163,7 @@ def new_query(
                     _withdraw(new)
                 elif new.is_finishing and isinstance(exc, UnavailableError):
                     # Its last put may land yet: where all else is deleted, Spark would start a query without state.
-                    _log.warning(f"nobody knows whether the new query is whole: {_WHOLE}; else {_AGAIN}", url)
+                    _log.warning(f"the new query may or may not be complete: {_WHOLE}; else {_AGAIN}", url)
                 else:
                     _remove(new)
             except HoldfastError as failed:

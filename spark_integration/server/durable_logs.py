@@ -142,7 +142,7 @@ class DurableLogs:
             try:
                 opened.close()
             except Exception as exc:  # noqa: BLE001  nobody needs it any more, and the text may hold anything
-                _log.warning("%s did not close well: %s", opened.storage.url, type(exc).__name__)
+                _log.warning("closing %s failed: %s", opened.storage.url, type(exc).__name__)
 
 
 def _place_of(message: Committed) -> _Place | None:

@@ -4,7 +4,7 @@ A failed snapshot is retried after a later commit, with a pause that doubles. Co
 chain grows; a worker that finds it too long asks for a snapshot and waits (`write_now`). Each failure is counted,
 logged with its cause, and recorded in durable storage (`holdfast.snapshotter.upkeep.troubles`).
 
-Every few snapshots of a shard, a clean-up first deletes what no version needs that the query may return to. The
+Every few snapshots of a shard, a clean-up first deletes what no retained version needs. The
 snapshots themselves record how many there were since the last clean-up, so every process knows: a job that runs a
 minute an hour cleans up as often as one that never ends.
 
@@ -208,7 +208,7 @@ class Snapshotting:
                     return False
             started_ms = self._monotonic_ms()
             if not os.path.exists(message.shard.directory):  # else it would be made again, and nobody would know of it
-                raise NotFoundError("the shard was let go meanwhile", directory=message.shard.directory)
+                raise NotFoundError("the shard was dropped meanwhile", directory=message.shard.directory)
             with self._shards.use_announced(message) as backend:
                 frozen = held.enter_context(log.snapshots.frozen(backend, pointer))
             cleaned = self._clean_up(message, log, progress, lineage, written)

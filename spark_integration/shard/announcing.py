@@ -40,7 +40,7 @@ def announcement(
     committed: Pointer,
     measured: MeasuredBatch | None = None,
 ) -> Committed:
-    """Return what the state server must know about a commit."""
+    """Return the announcement of a commit to the state server."""
     settings = operator.settings
     return Committed(
         shard=opened.shard,
@@ -146,7 +146,7 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
 def reported(
     log: ObjectCommitLog | None, batch_id: int | None, now_ms: Callable[[], int] = clock.now_ms
 ) -> Iterator[None]:
-    """Report what fails meanwhile, and raise it again.
+    """Report an error of the context, and raise it again.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ HELD_BACK_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class ShardStep:
-    """What every shard of one step needs in its calls; travels to the workers.
+    """The definition of one step that all its shards' calls need; travels to the workers.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class ShardStep:
     output: Output
 
     def shard_of(self, key: tuple[Any, ...]) -> int:
-        """Return the shard that a group of Spark's operator is."""
+        """Return the shard of a group of Spark's operator."""
         return shard_of_route(int(key[0]), self.operator.shards)
 
     def gather(self, chunks: Iterable[pd.DataFrame]) -> pa.Table:
@@ -166,7 +166,7 @@ def _called(
 
 
 def _accepted(remembered: PointerRow | None) -> Pointer | None:
-    """Return the version that Spark has committed with an earlier micro-batch; initial state may be of this one."""
+    """Return the version that Spark committed with an earlier micro-batch; initial state may be of this one."""
     pointer = remembered.pointer if remembered else None
     return None if pointer is None or pointer.version == INITIAL_VERSION else pointer
 
@@ -220,13 +220,13 @@ class _Attempt:
         self._ended = opened, row, watch.ended(batch, transaction.measures, opened, committed)
 
     def ended(self) -> tuple[ShardStore, PointerRow, CallMeasures]:
-        """Return the store, what to remember of it and what the call has measured, once `run` has ended."""
+        """After `run`, return the store, what to remember of it, and the call's measures."""
         assert self._ended is not None
         return self._ended
 
 
 def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> None:
-    """Check a new shard's number where only Spark keeps it: as the number of partitions that the query started with.
+    """Check the number of shards of a new shard if only Spark's first number of partitions tells it.
 
     A shard with a pointer has its number there. On Spark 4.0 a session that sets another number within
     ``foreachBatch`` hides the one that the query started with, so Spark is asked only where nothing else says it.
@@ -248,7 +248,7 @@ def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> No
 
 
 def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
-    """Return the task as one of the query whose state a new shard belongs to: a clone goes on as the original.
+    """Return the task under the id of the query that owns a new shard's state: a clone goes on as the original.
 
     No query begins with its micro-batch 0 that was restored, so a new query pays nothing for its first shards.
 
@@ -268,7 +268,7 @@ def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
 
 
 def require_own_state(operator: Operator, streaming: StreamingTask, remembered: PointerRow) -> None:
-    """Check that a query which goes on with another's pointers is a clone, and in the clone's state directory.
+    """Check that a query with another query's pointers is its clone, in the clone's state directory.
 
     In the original's it would pass for a newer run of the original, and write over its state.
 
@@ -285,7 +285,7 @@ def require_own_state(operator: Operator, streaming: StreamingTask, remembered: 
 
 
 def _held_back(batches: Iterator[pa.RecordBatch], output: Output) -> Iterator[list[pd.DataFrame]]:
-    """Yield frames to send: whenever output exceeds `HELD_BACK_BYTES`, and the rest after the commit."""
+    """Yield output early only beyond `HELD_BACK_BYTES`; the rest follows the commit."""
     held: list[pa.RecordBatch] = []
     held_bytes = 0
     for batch in batches:
@@ -299,7 +299,7 @@ def _held_back(batches: Iterator[pa.RecordBatch], output: Output) -> Iterator[li
 
 @dataclass
 class _Watch:
-    """Measures one attempt at a call, and never fails it: what cannot be known is left out.
+    """Measures one attempt at a call without ever failing it: unknown values are left out.
 
     Attributes
     ----------
@@ -317,7 +317,7 @@ class _Watch:
     def ended(
         self, batch: ShardInput, measures: Measures, opened: ShardStore, committed: Pointer | None
     ) -> CallMeasures:
-        """Return what the call has measured, once it has committed."""
+        """Return the call's measures after its commit."""
         call_ns = self.monotonic_ns() - self._started_ns
         tables = {name for name, schema in opened.tables.held.items() if _holds_state(schema)}
         changes = sum((of for table, of in measures.changes.items() if table in tables), Changes())
@@ -348,7 +348,7 @@ class _Watch:
 
 
 def _holds_state(schema: TableSchema) -> bool:
-    """Tell whether a table is the user's state; those of timers and times are not, and only they have unsigned values.
+    """Tell whether a table is the user's state; tables of timers and times, which have unsigned values, are not.
 
     See `holdfast.spark_integration.tables.timers`.
     """
@@ -356,7 +356,7 @@ def _holds_state(schema: TableSchema) -> bool:
 
 
 def _local_size(opened: ShardStore, tables: set[str]) -> tuple[int | None, int | None]:
-    """Return the rows of the newest version in some tables, and the bytes that the shard occupies."""
+    """Return the newest version's rows in some tables, and the shard's bytes."""
     try:
         found = opened.backend.statistics()
     except HoldfastError as exc:

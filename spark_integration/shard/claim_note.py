@@ -1,4 +1,4 @@
-"""A file through which the processes of an executor share what one of them has found out about their run's claim."""
+"""A file in which the processes of an executor share the state of their run's claim."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ClaimNote:
 
     @contextmanager
     def locked(self, *, wait: bool) -> Iterator[bool]:
-        """Keep other processes of this executor away; yields False, unless told to wait, where one is at work."""
+        """Lock out other processes of this executor; yields False if one is at work, unless told to wait."""
         folder = private_directory(self._path.parent)
         with local_files.writing(self._path):
             descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""What a task makes sure of before it uses an operator's directory: once per executor, or once per process.
+"""Checks before a task uses an operator's directory, once per executor or process.
 
 The processes of an executor share a claim through `holdfast.spark_integration.shard.claim_note`;
 `holdfast.snapshotter.ownership.claims` says what a claim is.
@@ -45,7 +45,7 @@ _Result = TypeVar("_Result")
 
 @kept_per_process(1)
 def _kept() -> dict[tuple[object, ...], Any]:
-    """Return what this process has looked up, checked or stored."""
+    """Return the results that this process has cached."""
     return {}
 
 
@@ -58,7 +58,7 @@ def _once(what: str, of: tuple[str, ...], find: Callable[[], _Result]) -> _Resul
 
 
 def _run_of(storage: ObjectStorage, record: OperatorRecord) -> tuple[str, ...]:
-    """Return what tells an operator's definition in a run of a query, and where its objects lie."""
+    """Return the key of an operator's definition in a run of a query, with its storage."""
     return (storage.url, record.operator, record.query_id, record.run_id, record.definition_id)
 
 
@@ -144,7 +144,7 @@ def tables_once(storage: ObjectStorage, record: OperatorRecord, function: ShardF
 
 
 def origin_once(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
-    """Return what a query that was restored or cloned began with, if it was; looked up once per process."""
+    """Return the origin of a restored or cloned query, or None; looked up once per process."""
     return _once("origin", (storage.url, query_id), lambda: find_origin(storage, query_id))
 
 

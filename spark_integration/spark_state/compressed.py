@@ -1,4 +1,4 @@
-"""The streams that Spark compresses the files of its state stores with.
+"""The compressed streams of Spark's state store files.
 
 ``lz4``, the default, is the format of lz4-java, not that of LZ4 frames; integers are little endian::
 
@@ -54,7 +54,7 @@ def decompressed(data: memoryview, codec: str, limit_bytes: int, source: str) ->
     for piece in pieces:
         found += piece
         if len(found) > limit_bytes:
-            raise CorruptionError(f"{source} holds more than Spark would have stored there", limit_bytes=limit_bytes)
+            raise CorruptionError(f"{source} holds more than Spark stores there", limit_bytes=limit_bytes)
     return bytes(found)
 
 

@@ -55,7 +55,7 @@ def read_rows(partition: ObjectStorage, at: Named, codec: str, limit_bytes: int)
 
 
 def stream_of(partition: ObjectStorage, name: str, codec: str, limit_bytes: int) -> RowStream:
-    """Return what stands in a file; raises NotFoundError if Spark has purged it."""
+    """Return a file's content; raises NotFoundError if Spark has purged it."""
     source = f"{partition.url}/{name}"
     try:
         data = partition.get(name, limit_bytes)

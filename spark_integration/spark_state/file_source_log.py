@@ -1,4 +1,4 @@
-"""The log of a source of files as it was, from what Spark has compacted since.
+"""A file source's log as it was, rebuilt from later compacted files.
 
 ::
 
@@ -29,25 +29,25 @@ _SINGLE_FILES_MAX = 1000
 
 
 def number_of(name: str) -> int | None:
-    """Return the number of a file of the log; None if it is none."""
+    """Return the number of a log file; None for other files."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def compacted(names: Iterable[str]) -> list[int]:
-    """Return the numbers of those files that hold all before them, ascending."""
+    """Return the numbers of compacted files, ascending."""
     return sorted(int(name.removesuffix(COMPACT)) for name in names if name.endswith(COMPACT) and _NAME.fullmatch(name))
 
 
 def first_missing(numbers: set[int], first: int, last: int) -> int | None:
-    """Return the first number from one to another that is not there; None if all are."""
+    """Return the first missing number in a range; None if all exist."""
     if sum(first <= number <= last for number in numbers) > last - first:
         return None
     return next(number for number in itertools.count(first) if number not in numbers)
 
 
 def names_up_to(end: int, compact_numbers: list[int]) -> list[str]:
-    """Return the names of files that make up a log to a number, where later files hold all of it.
+    """Return the names of the files that make up a log up to a number, from later compacted files.
 
     One for each number below the first that Spark would have compacted; else one file of all, from which Spark derives
     how often to compact.
@@ -59,7 +59,7 @@ def names_up_to(end: int, compact_numbers: list[int]) -> list[str]:
 
 
 def cut(data: bytes | memoryview, name: str, source: str) -> bytes:
-    """Return a file of the log, from a later one that holds all before it.
+    """Return a log file, cut from a later compacted one.
 
     Parameters
     ----------

@@ -110,7 +110,7 @@ class StateOperators:
         return bool(self._columns(operator))
 
     def has_timeout(self, operator: StateOperator) -> bool:
-        """Tell whether a timeout stands beside each pointer of a group."""
+        """Tell whether each pointer of a group has a timeout beside it."""
         return _TIMEOUT in self._columns(operator)
 
     def _columns(self, operator: StateOperator) -> tuple[str, ...]:
@@ -152,7 +152,7 @@ def _partitions(number: object) -> int:
 
 
 def pointer_columns(location: ObjectStorage, operator: StateOperator) -> tuple[str, ...]:
-    """Return the columns of a group of ``applyInPandasWithState``; none if its state is no pointer, by their names.
+    """Return the pointer columns of an ``applyInPandasWithState`` group; empty if the names are not a pointer's.
 
     Raises
     ------

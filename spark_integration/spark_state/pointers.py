@@ -75,7 +75,7 @@ class StateStores:
 
     @classmethod
     def of(cls, batch: LoggedBatch) -> StateStores:
-        """Return what Spark has pinned.
+        """Return the settings that Spark has pinned.
 
         Raises
         ------
@@ -182,12 +182,12 @@ def read_pointers(
         pointers += [PointerRow.read(_pointer(memoryview(value), family is None, source)) for value in rows.values()]
         left_bytes -= sum(map(len, rows.values()))
         if left_bytes < 0:
-            raise CorruptionError(f"{source} holds more than Spark would have stored there", limit_bytes=KEPT_BYTES_MAX)
+            raise CorruptionError(f"{source} holds more than Spark stores there", limit_bytes=KEPT_BYTES_MAX)
     return pointers
 
 
 def _each(read: Callable[..., Rows], partitions: Collection[int], executor: Executor) -> Iterator[Rows]:
-    """Yield the rows of partitions that are read side by side; of one that is large for that, when it is alone."""
+    """Yield the rows of partitions, read in parallel, large ones alone."""
 
     def read_small(partition: int) -> Rows | None:
         try:

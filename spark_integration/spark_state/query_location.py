@@ -1,4 +1,4 @@
-"""What Spark keeps of a query in its checkpoint location, read without Spark.
+"""A query's checkpoint location, read without Spark.
 
 ::
 
@@ -84,7 +84,7 @@ class PlannedOffsets:
 
     @classmethod
     def parse(cls, text: str, source: str) -> PlannedOffsets:
-        """Return what a file of ``offsets/`` says.
+        """Parse a file of ``offsets/``.
 
         Parameters
         ----------
@@ -108,7 +108,7 @@ class PlannedOffsets:
 
     @property
     def plan(self) -> str:
-        """What tells the micro-batch from another one of its number: see `plan_of`."""
+        """What distinguishes the micro-batch from another one of its number: see `plan_of`."""
         return plan_of(self.batch, self.sources)
 
 
@@ -199,7 +199,7 @@ class QueryLocation:
         return self.logged(committed[-1] if batch_id is None else batch_id)
 
     def logged(self, number: int) -> LoggedBatch:
-        """Return a micro-batch that is in both logs, without a look at others.
+        """Return a micro-batch that is in both logs; reads no others.
 
         Raises
         ------
@@ -237,7 +237,7 @@ class QueryLocation:
         return PlannedOffsets.parse(*self._text(f"offsets/{number}"))
 
     def kept_sources(self, sources: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
-        """Return the sources that have a folder of their own, and up to which offset its files count.
+        """Return the sources with a folder of their own, and the offset up to which its files count.
 
         A source that the plan reads more than once, as ``df.union(df)`` does, has a line in the log of micro-batches
         each time, and one folder; the folders of those after it have lower numbers than their lines then. Which line is
@@ -265,7 +265,7 @@ class QueryLocation:
         return [(name, json.dumps({"logOffset": min(last, newest[name])})) for name, _ in sources if name in newest]
 
     def _newest_files(self) -> dict[str, int]:
-        """Return by source the largest number of a file that it keeps."""
+        """Return the largest file number of each source."""
         newest: dict[str, int] = {}
         for info in self._storage.list("sources/"):
             source, _, name = info.key.removeprefix("sources/").partition("/")
@@ -359,7 +359,7 @@ class QueryLocation:
         return set(self._logged_ms(folder))
 
     def _logged_ms(self, folder: str) -> dict[int, int]:
-        """Return by micro-batch when a log had it."""
+        """Return the time at which a log got each micro-batch."""
         names = {info.key.removeprefix(folder): info.modified_ms for info in self._storage.list(folder)}
         return {int(name): modified_ms for name, modified_ms in names.items() if _NUMBER.fullmatch(name)}
 

@@ -1,4 +1,4 @@
-"""Rows as Spark's state stores write them one after the other into a file: all of a version, or what it changed.
+"""The row streams of Spark's state stores: all rows of a version, or its changes.
 
 ::
 
@@ -85,7 +85,7 @@ class RowStream:
             self._apply_row(rows, self._bytes(self._size()))
 
     def lineage(self) -> list[Named]:
-        """Return the versions that stand before a changelog; raises `CorruptionError`."""
+        """Return the versions listed before a changelog; raises `CorruptionError`."""
         return self._head()[1]
 
     def _apply_row(self, rows: Rows, key: bytes) -> None:
@@ -124,14 +124,14 @@ class RowStream:
 
 
 def require_few(rows: Rows, limit_bytes: int, source: str) -> None:
-    """Check what all files of a version have made; raises CorruptionError if it is more than `limit_bytes`."""
+    """Raise CorruptionError if the rows of a version take more than `limit_bytes`."""
     size_bytes = sum(len(key) + len(value) for key, value in rows.items())
     if size_bytes > limit_bytes:
         raise _too_much(source, limit_bytes=limit_bytes)
 
 
 def _too_much(source: str, **facts: int) -> CorruptionError:
-    return CorruptionError(f"{source} holds more than Spark would have stored there", **facts)
+    return CorruptionError(f"{source} holds more than Spark stores there", **facts)
 
 
 def _named(item: Any) -> Named:
@@ -140,14 +140,14 @@ def _named(item: Any) -> Named:
 
 
 def checked_version(version: object) -> int:
-    """Return the number of a version; raises ValueError if it is none."""
+    """Return a version's number; raises ValueError for anything else."""
     if type(version) is not int or version < 0:
         raise ValueError("not the number of a version")
     return version
 
 
 def checked_unique_id(unique_id: object) -> str:
-    """Return an id, which becomes part of a file's name; raises ValueError if it is none."""
+    """Return an id, which becomes part of a file's name; raises ValueError for anything else."""
     if not isinstance(unique_id, str) or not _UNIQUE_ID.fullmatch(unique_id):
         raise ValueError("not the id of a version")
     return unique_id

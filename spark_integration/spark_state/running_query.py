@@ -1,4 +1,4 @@
-"""What Spark has planned, told by the query itself, which runs in this process's JVM: no storage is asked.
+"""Spark's plan of a micro-batch, from the query in this process's JVM: no storage is read.
 
 ::
 
@@ -52,7 +52,7 @@ class RunningQuery:
             )
 
     def plan(self, batch_id: int) -> str:
-        """Return what Spark has planned for a micro-batch, as `plan_of` tells it; empty if that is not known."""
+        """Return Spark's plan for a micro-batch, as of `plan_of`; empty if unknown."""
         if self._offset_log is None:
             return ""
         try:

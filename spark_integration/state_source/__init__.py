@@ -1,1 +1,1 @@
-"""State as a table of Spark's: the data source ``holdfast`` of savepoints and of queries, and of what changed."""
+"""State as a Spark table: the data source ``holdfast`` of savepoints, queries and their changes."""

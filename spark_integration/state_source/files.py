@@ -1,4 +1,4 @@
-"""A table of state as Parquet or CSV files, written by this process, a shard after the other, without Spark.
+"""A state table as Parquet or CSV files, written by this process shard by shard, without Spark.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What filters say about where rows are: in which shards, under which hashes.
+"""The shards and hashes that filters restrict rows to.
 
 Only `DataSourceReader` of Spark 4.1 and later is handed filters, and only where the session allows it.
 """
@@ -29,7 +29,7 @@ _DIGITS_MAX = 28
 
 
 class ShardFilters:
-    """Those filters that are on the shard alone: they are exact, so Spark need not repeat them.
+    """Filters on the shard alone: they are exact, so Spark need not repeat them.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class ShardFilters:
         self._tests: list[Callable[[int], bool]] = []
 
     def take(self, filters: Iterable[Filter]) -> Iterator[Filter]:
-        """Take what is on the shard, and yield the other filters."""
+        """Take the filters on the shard, and yield the others."""
         for one in filters:
             test = _shard_test(one) if getattr(one, "attribute", None) == (self._column,) else None
             if test is None:
@@ -83,7 +83,7 @@ def _is_number(value: object) -> bool:
 
 
 def wanted_hashes(filters: Iterable[Filter], key: pa.Schema) -> frozenset[int] | None:
-    """Return the hashes of the keys that filters allow; None where they do not name each column of the key.
+    """Return the hashes of the keys that filters allow; None unless they name each key column.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def wanted_hashes(filters: Iterable[Filter], key: pa.Schema) -> frozenset[int] |
 
 
 def _without_not(one: Filter) -> Filter:
-    """Return a filter ``not flag = true``, which is what Spark makes of ``flag = false``, as the latter."""
+    """Return Spark's ``not flag = true`` as the ``flag = false`` that it comes from."""
     from pyspark.sql import datasource as spark
 
     if isinstance(one, spark.Not) and isinstance(one.child, spark.EqualTo) and isinstance(one.child.value, bool):
@@ -137,7 +137,7 @@ def _values(one: Filter, t: pa.DataType) -> list[pa.Scalar] | None:
 
 
 def narrowed(parts: Iterable[Part], keeps: Callable[[int], bool], hashes: frozenset[int] | None) -> list[Part]:
-    """Return the parts that may have rows that pass, each with the hashes that it is to be read for."""
+    """Return the parts that may hold matching rows, each with the hashes to read."""
     kept = [part for part in parts if keeps(part.shard)]
     if hashes is None:
         return kept

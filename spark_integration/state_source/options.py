@@ -1,4 +1,4 @@
-"""The options of a read: what Spark hands over as texts, checked."""
+"""The options of a read, parsed from Spark's texts and checked."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Place:
         return open_storage(self.url, parse_storage_options(self.options))
 
     def without_credentials(self) -> Place:
-        """Return what may travel."""
+        """Return the place without credentials, to send to tasks."""
         return replace(self, options={name: value for name, value in self.options.items() if name not in CREDENTIALS})
 
     def in_task(self) -> Place:
@@ -59,7 +59,7 @@ class Place:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What is to be read, and how.
+    """What to read, and how.
 
     Attributes
     ----------
@@ -164,7 +164,7 @@ def storage_options(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def in_json(text: str) -> dict[str, str]:
-    """Return what the option ``storage`` holds.
+    """Parse the option ``storage``.
 
     Raises
     ------
@@ -182,7 +182,7 @@ def in_json(text: str) -> dict[str, str]:
 
 
 def columns_option(names: object) -> str:
-    """Return the option's text for some columns, whatever they are called.
+    """Return the option's text for columns of any names.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def columns_option(names: object) -> str:
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    """Return the columns that ``a, b`` names, or ``["a", "b"]``, for names with a comma."""
+    """Parse ``a, b`` or, for names with a comma, ``["a", "b"]``."""
     names: object = [name.strip() for name in text.split(",") if name.strip()]
     if text.startswith("["):
         try:

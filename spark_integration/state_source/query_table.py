@@ -1,4 +1,4 @@
-"""A table of a query's state after one micro-batch, or what has changed in it since another one.
+"""A table of a query's state after one micro-batch, or its changes since another one.
 
 The driver reads the pointers that `holdfast.state` has stored, executors restore each shard at its pointer, as a
 micro-batch would: from durable storage, without what the query keeps locally.
@@ -135,7 +135,7 @@ class QueryTable(ReadableTable):
                 yield Rows(under_names(run, self.schema, self.names[at.directory]), commit.pointer.version - 1)
 
     def travelling(self) -> QueryTable:
-        """Return it without shards and credentials."""
+        """Return the table without shards and credentials."""
         return replace(self, place=self.place.without_credentials(), shards=())
 
 
@@ -178,7 +178,7 @@ def commits_after(storage: ObjectStorage, at: ReadShard, table: TableSchema, ver
 
 
 def cleaned_up(at: ReadShard, first: int) -> NotFoundError:
-    """Return the error for a feed that begins before what is kept of a shard.
+    """Return the error for a feed that begins before a shard's oldest retained commit.
 
     Parameters
     ----------

@@ -146,7 +146,7 @@ def load(
 
 
 def register_source(spark: SparkSession, source: type[DataSource]) -> None:
-    """Make the format of a source known to a session; where Spark finds it by itself, this changes nothing."""
+    """Register a source's format with a session; changes nothing if Spark finds it by itself."""
     from pyspark.errors import AnalysisException
 
     require_worker_python(spark)
@@ -187,7 +187,7 @@ def _frame(
 
 
 def said_by_holdfast(error: PySparkException) -> HoldfastError | None:
-    """Return the error of holdfast that Spark has wrapped in its own; None if it is Spark's."""
+    """Return the holdfast error that Spark has wrapped; None if the error is Spark's own."""
     found = _SAID.findall(str(error))
     if not found:
         return None
@@ -201,7 +201,7 @@ def said_by_holdfast(error: PySparkException) -> HoldfastError | None:
 def _stored_read(
     spark: SparkSession, checkpoint_location: str, operator: str, first: int | None, last: int | None
 ) -> tuple[str, str]:
-    """Store where an operator's shards were, and return in which directory and under which id."""
+    """Store an operator's pointers; return the directory and the id."""
     settings, options = configured(spark)
     assert settings.state_dir is not None
     with open_storage(settings.state_dir, options) as storage:

@@ -92,5 +92,5 @@ class SavedTable(ReadableTable):
             yield Rows(read_piece(folder, self.operator, part.piece, self.schema))
 
     def travelling(self) -> SavedTable:
-        """Return it without pieces and credentials."""
+        """Return the table without pieces and credentials."""
         return replace(self, place=self.place.without_credentials(), pieces=())

@@ -1,4 +1,4 @@
-"""The columns of a read, as Spark is promised them and as it gets them.
+"""The columns of a read, as promised and as delivered to Spark.
 
 ::
 
@@ -34,7 +34,7 @@ _BATCH_ROWS, _BATCH_BYTES = 1_000_000, 256 << 20
 
 @dataclass(frozen=True)
 class ShownTable:
-    """A table's columns, those that are wanted, in their order.
+    """The requested columns of a table, in order.
 
     Attributes
     ----------

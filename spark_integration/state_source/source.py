@@ -1,4 +1,4 @@
-"""The data source ``holdfast``: state as a table of Spark's.
+"""The data source ``holdfast``: state as a Spark table.
 
 ::
 
@@ -65,7 +65,7 @@ class StateSource(DataSource):
         return self._table[1].struct
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads it; Spark hands over the schema that the user gave, if any."""
+        """Return the reader; Spark passes the schema that the user gave, if any."""
         (table, shown), options = self._table, self._parsed
         if schema != shown.struct:
             raise InvalidArgumentError(
@@ -123,7 +123,7 @@ class FilteringReader(TableReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take filters; yields those that Spark must apply all the same, which is all but those on the shard."""
+        """Take filters; yield those that Spark must still apply: all but those on the shard."""
         on_shard = ShardFilters(self._shown.shard)
         others = list(on_shard.take(filters))
         schema = self._table.schema

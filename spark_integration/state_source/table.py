@@ -82,4 +82,4 @@ class ReadableTable(ABC):
 
     @abstractmethod
     def travelling(self) -> ReadableTable:
-        """Return it without parts and credentials."""
+        """Return the table without parts and credentials."""

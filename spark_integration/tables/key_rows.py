@@ -1,4 +1,4 @@
-"""One state table as a micro-batch's keys see it: a row for each key, kept until it is deleted or until it expires.
+"""One state table by the keys of a micro-batch: a row per key, kept until it is deleted or expires.
 
 A row that expires carries the time in a column of its own, `EXPIRES`. A second table has the keys in the order of that
 time, as timers have theirs (`holdfast.spark_integration.tables.timers`), so that evicting costs by what has expired::
@@ -93,7 +93,7 @@ class KeyRows:
 
 
 class Expiry:
-    """When rows of a table expire, and which have by now; all times are Spark's processing time, in ms since 1970.
+    """The expiry of a table's rows; all times are Spark's processing time, in ms since 1970.
 
     Parameters
     ----------
@@ -151,12 +151,12 @@ class Expiry:
         return found_ms
 
     def earliest(self, transaction: Transaction) -> int | None:
-        """Return when the next rows can be evicted, once `evict` has run; None where no row ever expires."""
+        """Return when the next rows can be evicted, after `evict`; None if none ever expire."""
         return Timers(transaction, self.index).earliest(self.now_ms + 1)
 
 
 class ExpiringKeyRows:
-    """The rows of a micro-batch's keys in a table whose rows expire; as `KeyRows` else.
+    """The rows of a micro-batch's keys in a table whose rows expire; otherwise as `KeyRows`.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ class ExpiringKeyRows:
         return _without_expired(found, found.exists & (expires_ms > self._expiry.now_ms))
 
     def put(self, values: pa.Table | pa.RecordBatch, rows: IntArray | None = None) -> None:
-        """Set the row of every key, or of those at `rows`: its life begins now."""
+        """Set the row of every key, or of those at `rows`; each starts its time to live."""
         expires_ms = self._expiry.expires_ms
         stored = pa.scalar(None if expires_ms == NEVER else expires_ms, pa.int64())
         self._rows.put(values.append_column(EXPIRES, pa.repeat(stored, len(values))), rows)
@@ -199,7 +199,7 @@ class ExpiringKeyRows:
 
 
 def expiry_of(transaction: Transaction, table: str, ttl_ms: int | None, times: BatchTimes) -> Expiry | None:
-    """Return what makes rows of a table expire, to be asked once in a transaction; None where none ever does."""
+    """Return the expiry of a table's rows, once per transaction; None if they never expire."""
     if ttl_ms is None:
         index = transaction.tables.get(index_of(table))
         # A variable of a processor may have the name of an index.

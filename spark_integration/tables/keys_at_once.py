@@ -8,7 +8,7 @@ _FIRST, _GROWTH = 256, 8
 
 
 class KeysAtOnce:
-    """As many keys as `AT_ONCE_BYTES` hold, by the size of what the last ones read and wrote.
+    """The number of keys that fit into `AT_ONCE_BYTES`, by what the last ones read and wrote.
 
     Parameters
     ----------
@@ -25,5 +25,5 @@ class KeysAtOnce:
         self.count = count
 
     def learn(self, keys: int, size_bytes: int) -> None:
-        """Note how much some keys have read and written."""
+        """Learn from the bytes that some keys read and wrote."""
         self.count = max(1, min(AT_ONCE_BYTES * keys // max(1, size_bytes), _GROWTH * max(keys, self.count)))

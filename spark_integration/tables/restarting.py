@@ -1,4 +1,4 @@
-"""What the columns of state tables may become at a restart, for the APIs that name their tables.
+"""Which changes to the columns of state tables a restart may make, for APIs that name their tables.
 
 Names decide. Columns are added, reordered and widened as they are declared; one that is left out stays hidden in the
 rows that have it, and is found there again. A rename or a drop must be asked for by name, as `ColumnChanges`: by the
@@ -23,7 +23,7 @@ _Fields = Iterable[pa.Field]
 
 
 def require_same_api(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Check that state is opened by what wrote it: a processor, a function, or the same operator of holdfast's own.
+    """Check that the kind of operator that wrote the state opens it: a processor, a function, or an operator of ours.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def _require_readable(stored: StoredTables, declared: Mapping[str, TableSchema],
 def unconsented(
     live: TableSchema, latest: TableSchema, declared: TableSchema, within: str | None, *, only_fitting: bool = False
 ) -> list[str]:
-    """Say of columns that are left out in a start which adds others, how to rename, drop or hide them.
+    """Explain how to rename, drop or hide columns that a start leaves out while it adds others.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def _spelled(changes: dict[str, object], within: str | None) -> str:
 
 
 def renamed_fields(held: _Fields, latest: _Fields, declared: _Fields, within: str = "") -> list[str]:
-    """Name fields inside columns that look renamed: one is gone, one new, and their types would go together."""
+    """Return nested fields that look renamed: one is gone, a new one has a fitting type."""
     was_held, was, now = ({field.name: field.type for field in fields} for fields in (held, latest, declared))
     gone = [name for name in was if name not in now]
     new = [name for name in now if name not in was_held]
@@ -186,7 +186,7 @@ def _fields_in(t: pa.DataType) -> list[pa.Field]:
 
 
 def no_longer_null(live: TableSchema, declared: TableSchema) -> list[str]:
-    """Name the columns in which the operator wants no null, and stored rows may have one."""
+    """Return the columns that the operator declares NOT NULL and in which stored rows may have nulls."""
     return [
         f"{name.partition('.')[2]}: it is NOT NULL, and rows may be stored that have null there; declare it nullable"
         for name in sorted(declared.not_null - live.not_null, key=lambda name: (name.startswith(VALUE_SIDE), name))

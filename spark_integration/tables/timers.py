@@ -41,17 +41,17 @@ def timers_schema(table: str, key_types: pa.Schema) -> TableSchema:
 
 
 def first_due_ms(run: Run) -> int:
-    """Return when the first of some timers is due, at least one."""
+    """Return when the first of at least one timer is due."""
     return int(_to_ms(run.hashes[:1])[0])
 
 
 def is_by_time(schema: TableSchema) -> bool:
-    """Tell whether a table is one of timers; no column of a user's has its type."""
+    """Tell whether a table holds timers, by a type that no user's column has."""
     return bool(schema.value.equals(_VALUES))
 
 
 def hashes_of_keys(run: Run) -> HashArray:
-    """Return the hashes of the keys of timers, whose own place is their time."""
+    """Return the hashes of the timers' keys; the timers themselves are placed by time."""
     hashes: HashArray = run.values.column(0).to_numpy()
     return hashes
 
@@ -84,7 +84,7 @@ class DueTimers:
         return len(self.due_ms)
 
     def pieces(self, at_once: KeysAtOnce) -> Iterator[DueTimers]:
-        """Yield them in their order, as many at a time as `at_once` says when they are taken."""
+        """Yield the timers in order, in pieces of the current `at_once`."""
         start = 0
         while start < len(self):
             end = min(start + at_once.count, len(self))

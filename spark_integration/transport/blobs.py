@@ -1,4 +1,4 @@
-"""Blobs: Arrow data as a single value of a Spark row, with which packed input and output carry many rows at once."""
+"""Blobs: Arrow data in a single value of a Spark row, which carries many rows of packed input or output."""
 
 from __future__ import annotations
 

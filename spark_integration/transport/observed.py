@@ -1,4 +1,4 @@
-"""Output with what the shards' calls have measured beside it, observed before it is unpacked.
+"""Output with the measures of the shards' calls beside it, observed before it is unpacked.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What Spark makes of the measures of a micro-batch's calls.
+"""The metrics that Spark computes from the measures of a micro-batch's calls.
 
 ::
 
@@ -52,7 +52,7 @@ def _calls(measures: Mapping[str, Column]) -> Column:
 
 
 def _shards(measures: Mapping[str, Column]) -> Column:
-    """Return the number of shards, whichever were called twice; once only, as its buffer has 4 KB in each task.
+    """Return the number of distinct shards called. Used once only: its buffer takes 4 KB in each task.
 
     With more shards than it has bits, it is the number of calls, as if none were called twice.
     """
@@ -126,7 +126,7 @@ def is_observed(values: Mapping[str, Any]) -> bool:
 
 
 def of_remembered(batch: OperatorBatch) -> dict[str, Any]:
-    """Return the metrics of a micro-batch as state servers remember it; null what only Spark's progress has."""
+    """Return the metrics of a micro-batch that state servers remember; null where only Spark's progress knows."""
     found: dict[str, Any] = {metric.name: None for metric in OBSERVED}
     for metric, (measure, unit) in _REMEMBERED.items():
         value = batch.values.get(measure)
@@ -141,7 +141,7 @@ def observed_columns(row: Column) -> list[Column]:
 
 
 def of_each_shard_once(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was observed as if each shard had been called once.
+    """Scale the observed values as if each shard had been called once.
 
     Spark evaluates a shard again for a second action on the same micro-batch, or after it lost an executor; where it
     observes both, a total is the mean of all calls times the number of shards.

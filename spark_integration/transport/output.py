@@ -46,7 +46,7 @@ class Output(Protocol):
         """Do the same for large output, in frames that Spark's worker passes on instead of gathering them."""
 
     def send_measures(self, measures: CallMeasures) -> Iterator[pd.DataFrame]:
-        """Yield what a shard's call has measured, where the output carries it; comes last."""
+        """Yield the measures of a shard's call, if the output carries them; comes last."""
         return iter(())
 
     def receive(self, frame: DataFrame) -> DataFrame:
@@ -88,7 +88,7 @@ class RowsOutput(Output):
 
 @dataclass(frozen=True)
 class OneByOneOutput(RowsOutput):
-    """Rows of which Spark's worker converts each frame by itself, as it does for ``transformWithState``: NaN stays."""
+    """Rows in frames that Spark's worker converts one by one, as for ``transformWithState``: NaN stays."""
 
     def _to_series(self, name: str, column: pa.Array) -> pd.Series[Any]:
         if pa.types.is_floating(column.type) and _has_nan(column):
@@ -122,7 +122,7 @@ def _has_nan(column: pa.Array) -> bool:
 
 
 def _has_odd_floats(column: pa.Array) -> bool:
-    """Tell whether a column has floats in it, at any depth, of which Arrow takes NaN for null, or null for NaN.
+    """Tell whether a column has floats, at any depth, whose NaN and null Arrow would confuse.
 
     NaN in a list of Python's floats is null to Arrow, while one of numpy's with 32 bits, as null is there, is NaN.
     """
@@ -137,14 +137,14 @@ def _has_odd_floats(column: pa.Array) -> bool:
 
 
 def _has_keys_of_parts(t: pa.DataType) -> bool:
-    """Tell whether a type has maps, at any depth, whose keys Python has in dicts and lists, which are no keys there."""
+    """Tell whether a type has maps, at any depth, whose keys are dicts or lists in Python, so not hashable."""
     if pa.types.is_map(t) and pa.types.is_nested(t.key_type):
         return True
     return any(_has_keys_of_parts(t.field(i).type) for i in range(t.num_fields))
 
 
 def _in_parts(column: pa.Array) -> pd.Series[Any]:
-    """Return a nested column as Python's values; of lists of numbers, which may be long, only those that need it."""
+    """Return a nested column as Python values; long lists of numbers only where they need it."""
     if not pa.types.is_list(column.type) or not pa.types.is_floating(column.type.value_type):
         return pd.Series([_part(value, column.type) for value in column.to_pylist()], dtype=object)
     numbers = column.flatten()
@@ -157,14 +157,14 @@ def _in_parts(column: pa.Array) -> pd.Series[Any]:
 
 
 class _Items(list[tuple[Any, Any]]):
-    """A map whose keys need not be hashable, as far as Spark looks at a dict."""
+    """A map with unhashable keys that looks like a dict to Spark."""
 
     def items(self) -> list[tuple[Any, Any]]:
         return self
 
 
 def _part(value: Any, t: pa.DataType) -> Any:
-    """Return a value of a nested column such that Arrow makes no null of its NaN."""
+    """Return a value of a nested column in a form whose NaN Arrow keeps."""
     if value is None:
         return None
     if pa.types.is_map(t):
@@ -179,7 +179,7 @@ def _part(value: Any, t: pa.DataType) -> Any:
 
 @dataclass(frozen=True)
 class NanOutput(Output):
-    """Rows as Spark converts them, except for what its worker alters: NaN, of which it makes null, and text.
+    """Rows as Spark converts them, but with NaN, which its worker turns into null, and text intact.
 
     ::
 
@@ -196,7 +196,7 @@ class NanOutput(Output):
 
     @staticmethod
     def suits(schema: StructType) -> bool:
-        """Tell whether rows of a schema arrive as they are: flat ones, which may be null, without collations."""
+        """Tell whether rows of a schema arrive unchanged: flat, nullable, without collations."""
         return all(
             f.nullable
             and carries(f.dataType)
@@ -273,7 +273,7 @@ class PackedOutput(Output):
 
 
 def output_of_tables(schema: StructType, rows_each: int, transport: TransportName | None) -> Output:
-    """Return how the tables of a vectorised function leave: as rows if the user says that these are few."""
+    """Return the output for a vectorised function's tables: rows if the user says that they are few."""
     return NanOutput(schema) if transport == "rows" and NanOutput.suits(schema) else PackedOutput(schema, rows_each)
 
 

@@ -119,7 +119,7 @@ def _blobs(
     cut_by_time: bool,
     padding_each: float,
 ) -> pa.RecordBatch:
-    """Return blobs as rows, and behind each `padding_each` rows without one for each of its bytes."""
+    """Return blobs as rows, each followed by `padding_each` empty rows per byte."""
     blobs = [(route, batches) for route, batches in zip(routes, waiting, strict=True) if batches]
     if cut_by_time and event_time is not None:
         blobs = [(route, [cut]) for route, batches in blobs for cut in _cut_by_time(batches, event_time)]

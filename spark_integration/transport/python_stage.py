@@ -51,7 +51,7 @@ def prepared(items: Iterable[_Item]) -> Iterator[_Item]:
 
 
 def freeze_modules() -> None:
-    """Exclude what this process has loaded from later collections, again when it has loaded further modules.
+    """Exclude loaded modules from later garbage collections; repeat when more were loaded.
 
     Notes
     -----
@@ -74,7 +74,7 @@ def _frozen_modules() -> list[int]:
 
 @contextmanager
 def seldom_collecting_old() -> Iterator[None]:
-    """Collect objects that are not young less often.
+    """Collect old objects less often.
 
     Notes
     -----
@@ -118,7 +118,7 @@ def _tcp_descriptors() -> list[int]:
 
 
 def _socket_of(descriptor: int) -> socket.socket:
-    """Return a socket, to be closed, for the connection of a descriptor; raises OSError where it has none by now."""
+    """Return a socket, to be closed, for a descriptor's connection; raises OSError if it has gone."""
     own = os.dup(descriptor)
     try:
         return socket.socket(fileno=own)

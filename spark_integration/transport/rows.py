@@ -117,7 +117,7 @@ def _reinterpret(values: pa.Array, data_type: pa.DataType) -> pa.Array:
 
 
 def _encode(column: Column, field: StructField, name: str) -> list[Column]:
-    """Return a column as the columns in which it travels."""
+    """Return the columns in which a column travels."""
     t = field.dataType
     if isinstance(t, _AS_THEY_ARE):
         return [column.alias(name)]

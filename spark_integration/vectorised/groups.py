@@ -230,7 +230,7 @@ class Groups:
         try:
             ranks = pc.rank(order, tiebreaker="first").to_numpy().astype(np.int64)
         except pa.ArrowNotImplementedError as exc:
-            raise InvalidArgumentError("values of this type have no order", type=str(order.type)) from exc
+            raise InvalidArgumentError("values of this type cannot be ordered", type=str(order.type)) from exc
         if last and order.null_count:
             # Arrow ranks nulls above everything: put them below.
             ranks[order.is_null().to_numpy(zero_copy_only=False)] -= len(ranks)

@@ -242,7 +242,7 @@ def test_damaged_on_the_disk_of_the_datanode(hdfs: Hdfs, root: str) -> None:
 def test_other_bytes_under_a_key_that_is_taken(hdfs: Hdfs, storage: ObjectStorage, root: str) -> None:
     storage.put("o", b"first")
     for other in (b"other", b"longer than the first"):
-        with pytest.raises(ConflictError, match=r"taken by other bytes.*action=put key=o "):
+        with pytest.raises(ConflictError, match=r"another object has this key.*action=put key=o "):
             storage.put("o", other)
     assert storage.get("o") == b"first"
     assert hdfs.files(root) == {f"{root}/o": 5}

@@ -58,7 +58,7 @@ MEASURES = {
             lambda o: o.state,
             size,
             True,
-            "The state: the newest snapshot and the commits since. What only older versions need does not count.",
+            "The newest snapshot and the commits since, without what only older versions need.",
         ),
         Measure(
             "written",
@@ -74,8 +74,8 @@ MEASURES = {
             lambda o: o.objects.lag,
             _commits,
             False,
-            "Commits since the newest snapshot, or all where there is none yet: what a restore reads on top of it. "
-            "Small commits that the query carries itself are none.",
+            "Commits since the newest snapshot, or all if there is none yet: a restore reads them on top of it. "
+            "Small commits that travel with the query do not count.",
         ),
         Measure(
             "age",
@@ -83,7 +83,7 @@ MEASURES = {
             lambda o: o.objects.lag_ms,
             duration,
             False,
-            "Time between the newest snapshot, or else the oldest commit, and the newest commit.",
+            "Time from the newest snapshot, or else the oldest commit, to the newest commit.",
         ),
     )
 }
@@ -173,7 +173,7 @@ def measured(operator: OperatorSurvey, measure: Measure) -> Measured:
     """Return what the shards of an operator measure, as a listing tells."""
     note = ""
     if measure is MEASURES["size"] and operator.estimated:
-        note = f"Of {count(operator.estimated)} shards it is estimated from the others."
+        note = f"{count(operator.estimated)} shards are estimated from the others."
     return Measured(measure, operator.objects.shards, measure.values(operator), note)
 
 
@@ -254,7 +254,7 @@ class Skew:
 
 
 def skew(operator: OperatorSurvey, found: Measured) -> Skew | None:
-    """Return how unequal the shards are; None where there is nothing to compare."""
+    """Return how uneven the shards are; None if there is nothing to compare."""
     measure = found.measure
     values = np.zeros(min(operator.shard_count, 10_000_000), np.int64)
     values[: min(len(found.values), len(values))] = np.sort(found.values)[::-1][: len(values)]

@@ -230,7 +230,7 @@ def _hottest(found: list[tuple[int, OperatorSurvey]]) -> Answer:
     by = f", {times(most / median)} the median" if median and len(written) > 1 else ""
     detail = f"{size(most)} committed in the operator's last hour{by}"
     if median and most < _HOT * median:
-        even = f"All write alike: {operator.name} {shard} most, {detail}"
+        even = f"All shards write alike; {operator.name} {shard} writes most, {detail}"
         return Answer(question, "None stands out", even, place=Place(place, operator.name, shard))
     return Answer(question, f"{operator.name} {shard}", detail, place=Place(place, operator.name, shard))
 
@@ -242,8 +242,8 @@ def _behind(found: list[tuple[int, OperatorSurvey]]) -> Answer:
     at = int(np.argmax(operator.objects.lag)) if len(operator.objects.shards) else 0
     if not most:
         is_any = any(o.objects.snapshot_ms.any() for _, o in found)
-        all_in = "Each shard's newest snapshot has all its commit objects."
-        return Answer(question, "No", all_in if is_any else "Nothing is stored that a snapshot could have.", "good")
+        all_in = "Each shard's newest snapshot covers all its commit objects."
+        return Answer(question, "No", all_in if is_any else "Nothing is stored yet that needs a snapshot.", "good")
     shard, lag_ms = int(operator.objects.shards[at]), int(operator.objects.lag_ms[at])
     commits = f"{counted(most, 'commit')} in {duration(lag_ms)}"
     if operator.objects.snapshot_ms[at]:
@@ -272,5 +272,5 @@ def _failing(found: list[tuple[int, OperatorSurvey]], lost: list[str], queries: 
         number = sum(number for number, _, _ in troubled)
         detail = f"{counted(number, 'report')} of failed micro-batches, snapshots or clean-ups"
         return Answer(question, "Yes", detail, "bad", Place(place, name))
-    nothing = "Nobody has reported a failure of a micro-batch, a snapshot or a clean-up."
+    nothing = "No micro-batch, snapshot or clean-up has failed."
     return Answer(question, "No", nothing, "good")

@@ -1,4 +1,4 @@
-"""How many rows the shards of an operator hold after the last committed micro-batch.
+"""Counts of rows per shard after the last committed micro-batch.
 
 Nothing stored says it. But a shard's rows ascend by hash, and hashes are even: where the first thousand rows end tells
 how many there are. So a shard costs one page of rows, whatever its size. Of many shards some are asked, evenly spaced;
@@ -75,9 +75,9 @@ class RowCounter:
                 break
             found[place] = self._rows(query, operator, *at[place])
         if len(found) == len(at):
-            note = "After the last committed micro-batch; of more than 1,000 rows about so many."
+            note = "After the last committed micro-batch; counts above 1,000 are estimates."
         else:
-            note = f"Of {count(len(found))} of {count(len(at))} shards as their hashes tell; the others by their size."
+            note = f"{count(len(found))} of {count(len(at))} shards estimated by their hashes, the others by size."
         return Measured(ROWS, shards, _filled(shards, found, objects), note)
 
     def _rows(self, query: StoredQuery, operator: StoredOperator, shard: int, version: str) -> int:
@@ -96,7 +96,7 @@ class RowCounter:
 
 
 def _filled(shards: Column, found: dict[int, int], objects: StoredObjects) -> Column:
-    """Return the rows of all shards: those that were not asked have as many a byte as those that were."""
+    """Return the rows of all shards; uncounted ones are estimated by the rows per byte of the others."""
     place = np.searchsorted(objects.shards, shards)
     place[place >= len(objects.shards)] = 0
     sizes = np.zeros(len(shards), np.int64)

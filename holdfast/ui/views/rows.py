@@ -26,7 +26,7 @@ _ROWS_OF_KEY_MAX = 20
 
 @dataclass(frozen=True)
 class Asked:
-    """What a reader asks for.
+    """A reader's request.
 
     Attributes
     ----------
@@ -129,7 +129,7 @@ class RowsView:
 
 
 def rows_view(query: StoredQuery, operator: str, asked: Asked, monotonic_ms: Callable[[], int]) -> RowsView:
-    """Return what a reader asks for.
+    """Return a reader's request.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def rows_view(query: StoredQuery, operator: str, asked: Asked, monotonic_ms: Cal
 
 
 def _of_key(query: StoredQuery, now: StoredOperator, asked: Asked) -> tuple[list[KeyTable], bool]:
-    """Return what a key holds and held, and whether that is all that is retained."""
+    """Return a key's values, and whether they are all that is retained."""
     key = {name: asked.key.get(name, "") for name in now.grouping}
     versions = list(islice(query.history(now.name, key, batch_id=now.batch_id), HISTORY_MAX))
     tables = [_key_table(name, len(now.grouping), versions) for name in versions[0].tables]
@@ -176,7 +176,7 @@ def _key_table(name: str, key_columns: int, versions: list[KeyVersion]) -> KeyTa
 
 
 def _marked(rows: list[list[str | None]], before: list[list[str | None]] | None) -> list[list[tuple[str | None, bool]]]:
-    """Return cells with whether each differs from the one in its place before."""
+    """Return cells, each with whether it differs from its predecessor."""
     if before is None or len(before) != len(rows):
         return [[(cell, False) for cell in row] for row in rows]
     return [
@@ -192,7 +192,7 @@ def _of_shards(
     known: tuple[list[int], int, int, list[str], str, tuple[str, ...]],
     monotonic_ms: Callable[[], int],
 ) -> RowsView:
-    """Return a page of rows, from where it was asked for, through as many shards as it takes to fill it."""
+    """Return a page of rows from the requested place, across as many shards as fill it."""
     table = known[4]
     with_state = sorted({row.shard for rows in now.pointers.values() for row in rows if row.pointer is not None})
     waiting = [shard for shard in with_state if asked.shard is None or shard >= asked.shard]

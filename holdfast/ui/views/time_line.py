@@ -76,7 +76,7 @@ class TimeLine:
 
 
 def time_line(objects: StoredObjects, window: str) -> TimeLine | None:
-    """Return what was committed and uploaded when; None where there is nothing.
+    """Return commits and uploads over time; None if there are none.
 
     Parameters
     ----------

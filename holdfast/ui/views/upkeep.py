@@ -32,7 +32,7 @@ VERIFY_MS = 8_000
 #: What gc keeps by default, whatever it is: 24 hours.
 GRACE_MS = 24 * 60 * 60_000
 _OBJECTS_SHOWN = 50
-_IN_TIME = f"in the {VERIFY_MS // 1000} s that a page takes"
+_IN_TIME = f"within the page's {VERIFY_MS // 1000} s"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Leftover:
 
 @dataclass(frozen=True)
 class CheckedShard:
-    """What was found of a shard.
+    """The findings for a shard.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class CheckedShard:
 
 @dataclass(frozen=True)
 class Upkeep:
-    """What a command would say of some shards.
+    """The result of a command for some shards.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class Upkeep:
 
     @property
     def problems(self) -> int:
-        """Shards of which nothing can be said."""
+        """Shards that could not be examined."""
         return sum(bool(row.problem) for row in self.rows)
 
 
@@ -129,7 +129,7 @@ def upkeep(
     now_ms: int,
     monotonic_ms: Callable[[], int] = clock.monotonic_ms,
 ) -> Upkeep:
-    """Return what a command would say of the shards from `first` on.
+    """Return the result of a command for the shards from `first` on.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def _retained(storage: ObjectStorage, record: OperatorRecord) -> int:
 
 
 def _within_reach(sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
-    """Return how many of the next shards a page verifies: a larger one, of which it only tells, costs nothing."""
+    """Return how many of the next shards a page covers; larger ones, which it only names, cost nothing."""
     read = np.cumsum(np.where(sizes > READ_BYTES_MAX, 0, sizes))
     return max(int(np.searchsorted(read, READ_BYTES_MAX, side="right")), 1)
 
@@ -202,7 +202,7 @@ def _plan(shard: int, folder: PrefixedStorage, *, retained: int, now_ms: int) ->
 def _verified(
     executor: Executor, retained: int, folders: Mapping[int, PrefixedStorage], monotonic_ms: Callable[[], int]
 ) -> list[tuple[CheckedShard, tuple[Damage, ...]]]:
-    """Return what was found of the first shards: of as many as there is time for, at least of one."""
+    """Return the findings for as many shards as there is time for, at least one."""
     until_ms = monotonic_ms() + VERIFY_MS
     found: list[tuple[CheckedShard, tuple[Damage, ...]]] = []
 

@@ -1,4 +1,4 @@
-"""What the storage on HDFS asks of hdfs-native: attempts that can be left behind, files, and what their absence is.
+"""The calls to hdfs-native: attempts that can be abandoned, files, and how absence looks.
 
 `Client.inner` is not public: its ``create`` returns a writer that closes only when it is told to, which the client's
 own ``create`` wraps in one that also closes when it is collected. `PRIVATE` names it; a test fails when it is gone.
@@ -25,23 +25,23 @@ MIN_RATE_BYTES_PER_SECOND = 1 << 20
 
 
 class Attempt:
-    """One attempt at an operation, in a thread of its own, which can be left behind but not interrupted."""
+    """One attempt at an operation, in its own thread, which can be abandoned but not interrupted."""
 
     def __init__(self, limit_seconds: float) -> None:
         self._limit_seconds = limit_seconds
         self._abandoned = False
 
     def allow(self, seconds: float) -> None:
-        """Let the attempt take longer than was known at its start."""
+        """Extend the attempt's limit."""
         self._limit_seconds += seconds
 
     def check(self) -> None:
-        """Raise where nobody waits for the result any more: what is published now would come as a surprise."""
+        """Raise if the caller has given up: nothing may be published after that."""
         if self._abandoned:
             raise TimeoutError
 
     def run(self, work: Callable[[], _T]) -> _T:
-        """Return what the work returns, or raise TimeoutError and leave it behind."""
+        """Return the work's result, or abandon it and raise TimeoutError."""
         done: Future[_T] = Future()
 
         def run() -> None:
@@ -74,7 +74,7 @@ def create_file(client: hdfs_native.Client, path: str) -> Any:
 def read_file(
     client: hdfs_native.Client, attempt: Attempt, path: str, choose: Callable[[int], tuple[int, int]]
 ) -> memoryview:
-    """Return some bytes of a file; raise NotFoundError where there is no such file.
+    """Return some bytes of a file; raise NotFoundError if it is absent.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def read_file(
 
 
 def files_below(client: hdfs_native.Client, folder: str) -> Sequence[hdfs_native.FileStatus]:
-    """Return the files below a folder, which ends in a slash; none where it is absent."""
+    """Return the files below a folder, which ends in a slash; empty if it is absent."""
     top = folder.rstrip("/") or "/"
     try:
         # Of a file, HDFS lists the file itself.
@@ -137,7 +137,7 @@ def _is_there(client: hdfs_native.Client, path: str) -> bool:
 
 
 def delete_file(client: hdfs_native.Client, path: str) -> None:
-    """Delete a file; what is absent, below a file, or a folder of other files stays as it is."""
+    """Delete a file; do nothing if the path is absent, below a file, or a folder."""
     try:
         client.delete(path, False)
     except (FileNotFoundError, RuntimeError) as exc:

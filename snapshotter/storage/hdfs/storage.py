@@ -242,7 +242,7 @@ class HdfsStorage(ObjectStorage):
     def _perform(
         self, action: Action, key: str, work: Callable[[hdfs_native.Client, Attempt], _T], seconds: float = 0.0
     ) -> _T:
-        """Run `work`, again while a failure may pass; `seconds` are allowed beyond the limit of any operation."""
+        """Run `work`, and repeat it while its failure may be transient; `seconds` extend an operation's limit."""
         start_ms, pause_ms = self._monotonic_ms(), _FIRST_PAUSE_MS
         while True:
             self._check_open()

@@ -76,7 +76,7 @@ def _count(requests: RequestCounts, operation_name: str, **_: object) -> None:
 
 
 def _pause_seconds(response: Any, attempts: int, **_: object) -> float | None:
-    """Have botocore repeat what it does not by itself: a put that meets another one of its key, as AWS asks for."""
+    """Have botocore repeat a put that conflicts with another one of its key, as AWS asks; it does not by itself."""
     is_conflict = response is not None and response[0].status_code == _CONFLICT
     return _FIRST_PAUSE_SECONDS * 2**attempts if is_conflict and attempts < _CONFLICT_ATTEMPTS else None
 
@@ -87,7 +87,7 @@ async def request_of(client: s3fs.S3FileSystem, operation: str, **request: Any) 
 
 
 def announced_size(response: Any) -> int:
-    """Return the size of a reply's body, without which a body that was cut off looks whole."""
+    """Return the announced size of a reply's body: without it a truncated body looks whole."""
     if "ContentLength" not in response:
         raise aiohttp.ClientPayloadError("the reply has no Content-Length; what is in between must not remove it")
     return cast("int", response["ContentLength"])

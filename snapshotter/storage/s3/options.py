@@ -22,7 +22,7 @@ _OURS = {"operation_timeout_seconds": 120.0, "part_size_bytes": 16 << 20, "max_c
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Refuse what s3fs would refuse later, or would put into a message."""
+    """Refuse options that s3fs would refuse later, or would put into a message."""
     known = (set(inspect.signature(s3fs.S3FileSystem.__init__).parameters) - _NOT_PLAIN) | set(_OURS) | {"profile"}
     for name in options:
         if name not in known:
@@ -44,7 +44,7 @@ def check_options(options: Mapping[str, object]) -> None:
 
 
 def _check_credentials(given: set[str], options: Mapping[str, object]) -> None:
-    """Refuse half of a pair, and two ways to say who one is: a client would silently choose."""
+    """Refuse incomplete or contradictory credentials, of which a client would silently choose some."""
     for pair in (("key", "secret"), ("username", "password")):
         if len(given & set(pair)) == 1:
             raise InvalidArgumentError("options belong together: set both, or neither", options=" ".join(pair))

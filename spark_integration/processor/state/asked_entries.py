@@ -34,7 +34,7 @@ class Asked:
 
 
 class AskedEntries:
-    """What was looked up in the maps of a slab, entry by entry.
+    """The entries looked up in the maps of a slab.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class AskedEntries:
         self._asked: dict[State, Asked] = {}
 
     def end(self) -> None:
-        """Look up no more in this call of the shard."""
+        """Stop looking up in this call of the shard."""
         self._takes_more = False
 
     def of(self, at: int, user_key: State) -> Asked | None:

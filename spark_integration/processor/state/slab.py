@@ -1,4 +1,4 @@
-"""The keys that a processor's state is fetched and written for together, and which of them is being called."""
+"""The keys whose state is fetched and written together, and which of them is being called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NONE = -1
 
 
 class Slab:
-    """The keys in hand; Spark calls the one whose call runs the implicit key.
+    """The current keys; the one being called is Spark's implicit key.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Slab:
         self._thread = get_ident()
 
     def begin(self, keys: Keys) -> None:
-        """Take other keys in hand; none is being called."""
+        """Begin with other keys; none is being called."""
         self.keys = keys
         self.leave()
 
@@ -73,7 +73,7 @@ class Slab:
 
 
 class MissingSlab(Slab):
-    """What the state of a variable has in place of a slab, once ``init`` has deleted what it declared.
+    """Stands in for a slab after ``init`` has deleted the variable it declared.
 
     Parameters
     ----------

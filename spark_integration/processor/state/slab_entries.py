@@ -60,7 +60,7 @@ class SlabEntries:
         self._passed = range(0)
 
     def begin(self) -> None:
-        """Begin another slab, of which no window has passed a key."""
+        """Begin another slab."""
         self._passed = range(0)
 
     def fetch_once(self, at: int) -> Window | None:
@@ -78,7 +78,7 @@ class SlabEntries:
         return found
 
     def fetch(self, at: int) -> Window | None:
-        """Return a window that begins with key `at`; None if that one's entries alone are too much."""
+        """Return a window that begins with key `at`; None if that key's entries alone are too large."""
         end = min(len(self._slab.keys), at + self._keys)
         while True:
             found = self._read(at, end)

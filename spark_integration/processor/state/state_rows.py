@@ -151,7 +151,7 @@ def _values(row: Any, names: list[str], what: str) -> State:
 
 
 def _comes_back(row: State, exact: tuple[type | None, ...]) -> bool:
-    """Return whether the store gives back just these values; null does so everywhere."""
+    """Tell whether the store returns exactly these values."""
     for value, class_ in zip(row, exact, strict=True):
         if type(value) is not class_:
             if value is not None:
@@ -222,7 +222,7 @@ def _of_fields(schema: StructType) -> Callable[[State], State]:
 
 
 def _maker(data_type: DataType) -> Callable[[Any], Any] | None:
-    """Return a function that makes a value comparable, and hashable; None where it is."""
+    """Return a function that makes a value comparable and hashable; None if it already is."""
     if isinstance(data_type, StructType):
         return _of_fields(data_type)
     if isinstance(data_type, ArrayType):

@@ -63,15 +63,15 @@ class ProcessorTimers:
         self._stored: dict[int, list[int]] = {}
 
     def register(self, due_ms: int) -> None:
-        """Register a timer of the key being called; one that it has already is fine."""
+        """Register a timer of the current key; repeating it has no effect."""
         self._changed.setdefault(self._slab.current("register timer"), {})[due_ms] = True
 
     def delete(self, due_ms: int) -> None:
-        """Delete a timer of the key being called; one that it has not is fine."""
+        """Delete a timer of the current key; an absent one has no effect."""
         self._changed.setdefault(self._slab.current("deleting timer"), {})[due_ms] = False
 
     def list(self) -> list[int]:
-        """Return when the timers of the key being called are due, ascending."""
+        """Return when the current key's timers are due, ascending."""
         at = self._slab.current("listing timers")
         if at not in self._stored:
             self._fetch(at)

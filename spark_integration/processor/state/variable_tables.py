@@ -25,7 +25,7 @@ SESSIONS = "s.state"
 
 
 def table_of(kind: Kind, name: str) -> str:
-    """Return the name of the table that holds a variable; with it, a variable cannot be called like other tables."""
+    """Return the name of a variable's table, which no other table has."""
     return f"{kind[0]}.{name}"
 
 
@@ -35,12 +35,12 @@ def tables_called(name: str) -> tuple[str, ...]:
 
 
 def is_of_elements(table: str) -> bool:
-    """Tell whether a table has the elements of a list, or the index of their expiry; no other table is called so."""
+    """Tell by its name whether a table holds a list's elements or their expiry index."""
     return table.startswith(table_of("list", ""))
 
 
 def is_of_entry(column: str) -> bool:
-    """Tell whether a key column of a map's table is of an entry's key, and not one of the grouping columns."""
+    """Tell whether a key column of a map's table belongs to the entry's key, not to the grouping columns."""
     return column.lstrip("_").startswith(ENTRY)
 
 
@@ -70,7 +70,7 @@ def find_shown(tables: Mapping[str, TableSchema], name: str) -> str:
 
 
 def grouping_columns(tables: Mapping[str, TableSchema], name: str) -> tuple[str, ...]:
-    """Return the columns that the operator is grouped by, of which a row's hash is; none where that is not certain.
+    """Return the operator's grouping columns, which a row is hashed by; empty if they are not certain.
 
     Parameters
     ----------

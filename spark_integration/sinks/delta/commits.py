@@ -169,7 +169,7 @@ class TableCommits(FileTarget):
             self._kept.sync(self._kept.current(), before)
             return
         raise UnavailableError(
-            "other writers of the Delta table were faster, again and again: let fewer write at a time",
+            "other writers won each attempt to commit to the Delta table: let fewer write at a time",
             table=self._url,
             tries=_TRIES,
             detail=faster and faster.facts["detail"],

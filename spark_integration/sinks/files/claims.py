@@ -126,7 +126,7 @@ def _newest(fence: Fence) -> Claims:
     wrong = [sink for sink in queries if not SINK.fullmatch(sink)]
     wrong += [query for there in queries.values() for query in there if not QUERY_ID.fullmatch(query)]
     if wrong or not all(queries.values()):
-        fields.refuse("names a sink or a query that cannot be", name=wrong[:1])
+        fields.refuse("names an invalid sink or query", name=wrong[:1])
     columns = fields.text_or_none("columns")
     if columns is not None and len(queries) > 1:
         fields.refuse("has several sinks below a URL that one has for itself", sinks=", ".join(sorted(queries)))
@@ -150,6 +150,6 @@ def _refuse_others(storage: ObjectStorage, query: SinkQuery, found: Claims, *, i
         )
     mine = found.queries.get(query.sink, ())
     if query.query_id in mine[:-1]:
-        raise ConflictError("this query was replaced by another one, for good", **facts, other_query=mine[-1])
+        raise ConflictError("another query has replaced this one for good", **facts, other_query=mine[-1])
     if mine and mine[-1] not in (query.query_id, query.replaces):
         raise another_query(query, mine[-1], storage=storage.url)

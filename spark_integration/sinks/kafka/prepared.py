@@ -149,7 +149,7 @@ def longest_timeout_ms(cluster: Cluster) -> int | None:
     """Return the brokers' limit on the length of a transaction; None if the user may not see it."""
     nodes, _ = cluster.ask_any(requests.metadata([]))
     if not nodes:
-        raise UnavailableError("the brokers list no broker")
+        raise UnavailableError("the cluster reports no brokers")
     request = requests.broker_setting(str(nodes[0].number), "transaction.max.timeout.ms")
     code, value = cluster.ask_node(nodes[0], request, lambda answer: answer[0])
     if code in error_codes.UNAUTHORISED or value is None or not value.isdecimal():

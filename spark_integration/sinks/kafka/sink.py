@@ -55,7 +55,7 @@ class KafkaSink(TwoPhaseSink):
         self, name: str, topic: str | None = None, *, servers: str | None = None, timeout_s: float = 30
     ) -> None:
         if topic is not None and (not re.fullmatch(r"[A-Za-z0-9_.-]{1,249}", topic) or topic in (".", "..")):
-            raise InvalidArgumentError("this is not a topic name", topic=topic)
+            raise InvalidArgumentError("not a valid topic name", topic=topic)
         if not 0.001 <= timeout_s <= 3600:
             raise InvalidArgumentError("timeout_s must be from 0.001 to 3600", sink=name, timeout_s=timeout_s)
         self.name = checked_sink(name)

@@ -269,10 +269,10 @@ def _check(files: pa.Table, manifest: Manifest, fields: Fields) -> None:
     if not files.num_rows or batch.min() < manifest.first or batch.max() > manifest.last or np.any(np.diff(batch) < 0):
         fields.refuse("has a micro-batch outside of its range, or out of order")
     if min(number.min(), rows.min(), size.min()) < 0 or number.max() >= _NUMBER_MAX:
-        fields.refuse("has a number that cannot be")
+        fields.refuse("has an invalid number")
     shapes = (("attempt", _ATTEMPT_PATTERN), ("digest", f"^{DIGEST.pattern}$"))
     if not all(pc.all(pc.match_substring_regex(files[name], pattern)).as_py() for name, pattern in shapes):
-        fields.refuse("has a name that cannot be")
+        fields.refuse("has an invalid name")
     of_attempt = pc.cast(pc.utf8_slice_codeunits(files["attempt"], 0, 18), pa.int64()).to_numpy()
     if np.any(of_attempt != batch):
         fields.refuse("has a file of another micro-batch")

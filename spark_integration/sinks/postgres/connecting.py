@@ -121,7 +121,7 @@ class Connection(psycopg.Connection[Any]):
                     heard_ms = clock.monotonic_ms()
                 elif clock.monotonic_ms() - heard_ms > self.answer_timeout_s * 1000:
                     raise _SilentError(
-                        f"it has said nothing for {self.answer_timeout_s} s; see {ANSWER} in docs/postgres-sink.md"
+                        f"it has sent nothing for {self.answer_timeout_s} s; see {ANSWER} in docs/postgres-sink.md"
                     )
                 wanted = waiting.send(ready)
         except StopIteration as ended:

@@ -88,13 +88,13 @@ def test_a_server_that_falls_silent_is_given_up_and_nothing_is_lost(either: Case
     lost = slow.begun(("c", 3), partition=2)
     proxy.is_silent = True
     began_s = time.monotonic()
-    with pytest.raises(UnavailableError, match=r"said nothing for 1 s; see answer_timeout"):
+    with pytest.raises(UnavailableError, match=r"sent nothing for 1 s; see answer_timeout"):
         slow.commit(handle)
-    with pytest.raises(UnavailableError, match=r"said nothing for 1 s"):
+    with pytest.raises(UnavailableError, match=r"sent nothing for 1 s"):
         half.prepare()
     half.abort()
     many = batch(*[("x" * 1000, i) for i in range(1000)])
-    with pytest.raises(UnavailableError, match=r"said nothing for 1 s"):  # noqa: PT012  when buffers are full
+    with pytest.raises(UnavailableError, match=r"sent nothing for 1 s"):  # noqa: PT012  when buffers are full
         for _ in range(100):
             lost.write(many)
     lost.abort()

@@ -65,7 +65,7 @@ def test_a_footer_has_a_limit() -> None:
     with pytest.raises(InvalidArgumentError, match="too large"):
         stored_file.encode("empty", {"text": "x" * (room + 1)})
     text = json.dumps(_footer_of("x" * (room + 1)), separators=(",", ":")).encode()
-    with pytest.raises(CorruptionError, match="x has no footer of a possible size"):
+    with pytest.raises(CorruptionError, match="x has a footer of an impossible size"):
         stored_file.decode(reseal(encoded("empty"), text), source="x", kind="empty")
 
 

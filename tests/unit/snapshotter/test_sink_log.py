@@ -93,7 +93,7 @@ def test_who_appends_to_an_older_entry_is_second(storage: ObjectStorage, log: Si
     with pytest.raises(NotFoundError):
         log.read(2)
     # Its number is free again, so that the storage takes it; but nobody reads it.
-    with pytest.raises(ConflictError, match="gone on meanwhile"):
+    with pytest.raises(ConflictError, match="has taken this number"):
         log.append(replace(DECISION, driver="b2"))
     assert log.newest() == newest
 

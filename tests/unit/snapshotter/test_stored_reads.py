@@ -61,7 +61,7 @@ def test_those_of_yesterday_go(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("directory", "read_id"), [("totals/..", "0" * 16), ("totals", "../operator"), ("", "0" * 16)])
 def test_names_lead_nowhere_else(tmp_path: Path, directory: str, read_id: str) -> None:
-    with open_storage(str(tmp_path)) as storage, pytest.raises(InvalidArgumentError, match="no read has such a name"):
+    with open_storage(str(tmp_path)) as storage, pytest.raises(InvalidArgumentError, match="not the name of a read"):
         fetch_read(storage, directory, read_id)
 
 
@@ -72,8 +72,8 @@ def _shard(header: dict[str, Any], **values: Any) -> None:
 ALTERED: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
     ("belongs elsewhere", lambda header: header.update(operator="pairs")),
     ("other fields", lambda header: header.update(more=1)),
-    ("cannot be", lambda header: _shard(header, shard=-1)),
-    ("cannot be", lambda header: _shard(header, pointer="../../x")),
+    ("invalid field", lambda header: _shard(header, shard=-1)),
+    ("invalid field", lambda header: _shard(header, pointer="../../x")),
     ("does not have", lambda header: _shard(header, shard=4)),
     ("does not have", lambda header: _shard(header, directory="totals@other")),
     ("a shard twice", lambda header: _shard(header, shard=0)),
@@ -83,7 +83,7 @@ ALTERED: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
     ("no directory", lambda header: header.update(directories={}, shards=[])),
     ("other tables", lambda header: header["directories"]["totals"].update(latest={})),
     ("cannot be read", lambda header: header["directories"]["totals"]["held"].update(state=["a", "b"])),
-    ("cannot be", lambda header: header["directories"]["totals"].update(shards=0)),
+    ("invalid field", lambda header: header["directories"]["totals"].update(shards=0)),
 ]
 
 

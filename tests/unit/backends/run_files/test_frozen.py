@@ -87,10 +87,10 @@ def test_a_run_takes_no_more_memory_than_its_file(tmp_path: Path) -> None:
 
     files = frozen(tmp_path / "frozen", {"table": "counts"}, partial(packed, ROWS))
     assert 2 * files.sizes["a1.arrow"] < ROWS.size_bytes
-    with pytest.raises(CorruptionError, match="larger than was declared"):
+    with pytest.raises(CorruptionError, match="larger than declared"):
         list(FrozenRuns(P1, TABLES, files).scan("counts"))
     with (
         FilesystemBackend(tmp_path / "shard", TABLES, clock.new_id) as backend,
-        pytest.raises(CorruptionError, match="larger than was declared"),
+        pytest.raises(CorruptionError, match="larger than declared"),
     ):
         backend.thaw(P1, files.folder)

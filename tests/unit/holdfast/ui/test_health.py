@@ -28,7 +28,7 @@ OpenPage = Callable[..., FlaskClient]
 WHY = {
     "running": "It was at work 4\\d s ago, as its claim in the state directory shows.",
     "stopped": "and its processes on this machine have ended.",
-    "stale": "No micro-batch for 67 d, as its claim in the state directory tells; whether it still runs cannot be seen",
+    "stale": "No micro-batch for 67 d, as its claim in the state directory tells; this machine cannot tell whether it",
     "failing": "Micro-batch 42 failed and is not known to have been committed since.",
 }
 

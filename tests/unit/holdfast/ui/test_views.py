@@ -88,7 +88,7 @@ def test_time_and_growth_are_drawn(page: FlaskClient) -> None:
     shown = text(page, "0/totals/")
     assert "Versions 1 to 60" in shown
     assert "Committed 1" in shown
-    assert re.search(r"From [\d.]+ kB to [\d.]+ kB, as the stored snapshots tell", shown)
+    assert re.search(r"From [\d.]+ kB to [\d.]+ kB, by the stored snapshots", shown)
 
 
 def test_a_shard_lists_its_versions(page: FlaskClient) -> None:
@@ -171,7 +171,7 @@ def test_an_operator_without_state_is_no_error(open_page: OpenPage, tmp_path: Pa
     assert "Which shard is hot? None" in text(page)
     shown = text(page, "0/totals/")
     assert "No commit or snapshot is stored yet" in shown
-    assert "No snapshot is stored that could tell" in shown
+    assert "No snapshot is stored yet" in shown
     assert "Nothing is stored" in text(page, "0/totals/shard/0")
     assert "No shard has stored anything yet" in text(page, "0/totals/upkeep")
 
@@ -210,7 +210,7 @@ def test_one_directory_of_several_may_be_gone(open_page: OpenPage, sample: Path,
 def test_what_is_asked_wrongly_is_answered_clearly(page: FlaskClient, path: str, status: int) -> None:
     """An error is a page that says what is wrong, and leads back."""
     shown = text(page, path, status)
-    assert "This cannot be shown" in shown
+    assert "Cannot show this" in shown
     assert "Back to the overview" in shown
 
 

@@ -110,7 +110,7 @@ def rows_beyond_the_end(data: bytes) -> bytes:
 
 HARMS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "cut": ("its end is missing", lambda data: data[:-1]),
-    "a footer larger than any": ("footer of a possible size", lambda d: d[:-32] + b"\xff" * 4 + d[-28:]),
+    "a footer larger than any": ("footer of an impossible size", lambda d: d[:-32] + b"\xff" * 4 + d[-28:]),
     "no footer": ("unreadable footer", lambda d: d[: -32 - 100] + b"?" * 100 + d[-32:]),
     "another kind": ("not what was asked for", another_kind),
     "rows beyond the end": ("outside its bytes", rows_beyond_the_end),
