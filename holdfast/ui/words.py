@@ -7,7 +7,7 @@ from holdfast.health.words import ago, count, duration
 
 
 def times(value: float) -> str:
-    """Return how many times something is something else."""
+    """Return a factor in words."""
     return f"{value:,.0f} times" if value >= 100 else f"{value:.1f} times"
 
 

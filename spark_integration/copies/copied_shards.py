@@ -76,7 +76,7 @@ def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointe
 
 
 class _Object(NamedTuple):
-    """What an object is; it has no digest if it is damaged."""
+    """An object to copy; without a digest if it is damaged."""
 
     size_bytes: int
     digest: str | None

@@ -123,7 +123,7 @@ class ExactlyOnce:
             _decided[self._sink.name, query_id] = run_id, batch_id
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what describes it, without storages and connections."""
+        """Return the state without storages and connections."""
         return self.__dict__ | {"_runs": {}}
 
     def _query_id(self, session: SparkSession) -> str:
@@ -140,7 +140,7 @@ class ExactlyOnce:
 
 
 class _Run:
-    """The micro-batches of a query from one start on."""
+    """The micro-batches of one start of a query."""
 
     def __init__(
         self, sink: TwoPhaseSink, query_id: str, replaces: str | None, session: SparkSession, run_id: str | None
@@ -195,13 +195,13 @@ class _Run:
 
 
 def _running_query(session: SparkSession) -> RunningQuery | None:
-    """Return the query that calls a function; None over Connect, whose server tells nothing of what it has planned."""
+    """Return the query that calls a function; None over Connect, which does not expose the plan."""
     query_id = session.sparkContext.getLocalProperty(QUERY_PROPERTY) if is_classic(session) else None
     return RunningQuery(session, query_id) if query_id else None
 
 
 def _run_id(session: SparkSession) -> str | None:
-    """Return Spark's id of the query's run, by which it groups its jobs; None where a user has named the group.
+    """Return Spark's id of the query's run from the job group; None if the user renamed the group.
 
     Over Connect each run has a process of its own.
     """
@@ -225,13 +225,13 @@ def session_configuration(session: SparkSession, sink: TwoPhaseSink) -> dict[str
 
 
 def sink_options(configuration: Mapping[str, str], sink: str) -> dict[str, str]:
-    """Return what is set for a sink."""
+    """Return a sink's options from the settings."""
     prefix = f"{SINK_PREFIX}{sink}."
     return {name.removeprefix(prefix): value for name, value in configuration.items() if name.startswith(prefix)}
 
 
 def tell_of_other_sinks(configuration: Mapping[str, str], sink: str) -> None:
-    """Warn of settings that may be meant for a sink and are those of another name, which nobody has defined.
+    """Warn of settings for an undefined sink whose name looks like this one's.
 
     They are no error: a session may have several queries, and ``spark-defaults.conf`` the sinks of several programs. So
     a name counts only if it looks like this sink's, or if this one has no settings at all.

@@ -1,4 +1,4 @@
-"""Features whose client is a package that not everybody has."""
+"""Features that need a package from an extra."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class TableCommits(FileTarget):
         self._kept = kept_table(url, query.sink, query.options)
 
     def open(self, schema: pa.Schema, *, create: bool) -> None:
-        """Check that the table takes such rows; make it if it is not there.
+        """Check that the table takes such rows; create it if it is missing.
 
         Raises
         ------
@@ -81,11 +81,11 @@ class TableCommits(FileTarget):
         self._require_fitting(table, columns_of(schema))
 
     def newest(self) -> int:
-        """Return the newest micro-batch of the query that the table has; -1 if it has none."""
+        """Return the query's newest micro-batch in the table; -1 if it has none."""
         return self._newest(self._kept.current())
 
     def check(self, files: Sequence[DataFile]) -> None:
-        """Check that the table takes these files, whatever others have changed since the start.
+        """Check that the table still takes these files, after changes by others.
 
         Raises
         ------
@@ -130,7 +130,7 @@ class TableCommits(FileTarget):
         return True
 
     def show(self, batch_id: int, prepared: Sequence[PreparedAttempt], files: Sequence[DataFile]) -> None:
-        """Commit files as they are, or put their rows in the place of those with the same keys.
+        """Commit files as they are, or merge their rows by key.
 
         On what the table is now, as often as another writer is faster.
         """
@@ -206,7 +206,7 @@ class TableCommits(FileTarget):
         return commit
 
     def _require_place(self, table: DeltaTable, files: Iterable[DataFile]) -> None:
-        """Check that the table takes what is in files."""
+        """Check that the table takes the rows in files."""
         # All attempts at a micro-batch write the same columns.
         columns = next((file.details["columns"] for file in files if "columns" in file.details), None)
         if columns is not None:
@@ -218,7 +218,7 @@ class TableCommits(FileTarget):
             )
 
     def _require_fitting(self, table: DeltaTable, columns: Mapping[str, str]) -> None:
-        """Check the table as a whole, and try a commit without rows, unless both were done when it was as it is now."""
+        """Check the table and try an empty commit, unless that was done in its present state."""
         asked = demands(table) | {"rows": columns, "keys": self._keys, "apart": self._partition_by}
         if asked == self._kept.facts.checked:
             return
@@ -239,7 +239,7 @@ class TableCommits(FileTarget):
         return -1 if version is None else version
 
     def _attempts_of_old(self, table: DeltaTable, batch_id: int) -> int | None:
-        """Return the digest of what an older micro-batch committed, as far as the log goes back."""
+        """Return the digest of an older micro-batch's attempts, if the log goes back so far."""
         wanted = (self._query.sink, self._query.query_id, batch_id)
         with self._kept.translated("read"):
             for said in (commit.get("holdfast") for commit in table.history()):
@@ -293,7 +293,7 @@ def _add_action(file: DataFile) -> AddAction:
 
 
 def _digest(prepared: Sequence[PreparedAttempt]) -> int:
-    """Return 63 bits that tell which attempts a micro-batch is made of."""
+    """Return a digest of a micro-batch's attempts, in 63 bits."""
     named = "\n".join(sorted(f"{each.attempt} {each.digest}" for each in prepared))
     return int(xxhash.xxh3_64_intdigest(named.encode())) >> 1
 

@@ -105,7 +105,7 @@ def _require_new(table: KeptTable, storage: ObjectStorage) -> None:
 
 
 class _File(NamedTuple):
-    """A file that is to be part of the table."""
+    """A file to add to the table."""
 
     name: str
     size_bytes: int
@@ -143,7 +143,7 @@ class _FileWriter:
 
 
 def _gathered(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield rows, as many at once as make a file."""
+    """Yield the rows of one file after another."""
     held, held_bytes = list[pa.RecordBatch](), 0
     for batch in batches:
         held.append(fitted(batch, schema))
@@ -170,7 +170,7 @@ def _make(table: KeptTable, schema: pa.Schema, files: list[_File], export_id: st
 
 
 def _is_made(storage: ObjectStorage, export_id: str) -> bool:
-    """Tell whether the table is there although the reply to its commit was lost."""
+    """Tell whether the table exists although the reply to its commit was lost."""
     try:
         return export_id.encode() in bytes(storage.get(_FIRST_COMMIT, _COMMIT_BYTES_MAX))
     except NotFoundError:

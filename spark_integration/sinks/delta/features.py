@@ -1,4 +1,4 @@
-"""What a Delta table may ask of its writers, and what this one does not do."""
+"""The features that a Delta table may require of writers, and those that this one lacks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _FIELDS = {
 
 
 def check_features(table: DeltaTable, *, upsert: bool) -> None:
-    """Check that the table asks nothing of its writers that this one does not do.
+    """Check that the table requires no feature that this writer lacks.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def check_features(table: DeltaTable, *, upsert: bool) -> None:
 
 
 def demands(table: DeltaTable) -> dict[str, object]:
-    """Return all that `check_features` and `check_schema` look at; equal as long as nobody changes it."""
+    """Return everything that `check_features` and `check_schema` look at, to notice changes."""
     protocol, metadata = table.protocol(), table.metadata()
     return {
         "table": metadata.id,
@@ -120,17 +120,17 @@ def check_schema(table: DeltaTable, columns: Mapping[str, str], partition_by: It
 
 
 def arrow_schema(table: DeltaTable) -> pa.Schema:
-    """Return the table's columns as Arrow has them."""
+    """Return the table's Arrow schema."""
     return pa.schema(table.schema().to_arrow())
 
 
 def columns_without_nulls(table: DeltaTable) -> set[str]:
-    """Return the columns that take no null."""
+    """Return the NOT NULL columns."""
     return {field["name"] for field in json.loads(table.schema().to_json())["fields"] if not field["nullable"]}
 
 
 def delta_schema(schema: pa.Schema) -> Schema:
-    """Return rows' columns as those of a new table; each takes nulls, and so does what is nested in it."""
+    """Return the schema of a new table for rows, nullable at every depth."""
     return Schema.from_arrow(pa.schema([pa.field(field.name, _nullable(field.type)) for field in schema]))
 
 

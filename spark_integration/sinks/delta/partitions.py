@@ -1,4 +1,4 @@
-"""Rows of a partitioned table, taken apart so that each file has one value of each partition column."""
+"""Rows of a partitioned table, split so that each file has one value of each partition column."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FILES_MAX = 10_000
 
 
 def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
-    """Check the columns by which a table is partitioned.
+    """Check a table's partition columns.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
 def described(
     partition_by: Sequence[str], keys: Sequence[str], url: StorageUrl
 ) -> Callable[[pa.Table], Iterable[tuple[pa.Table, Mapping[str, Any]]]]:
-    """Return what makes files of rows and describes each, as a file sink's transaction wants it.
+    """Return a function that splits rows into files and describes each, for a file sink's transaction.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def _require_folders(rows: pa.Table, partition_by: Sequence[str], url: StorageUr
 
 
 def _longest(column: pa.ChunkedArray, room: int) -> int:
-    """Return how many bytes the longest value has, escaped as in a URL; an upper bound where there is room for it."""
+    """Return the bytes of the longest value, escaped as in a URL, or an upper bound if that fits."""
     if not pt.is_string(column.type):
         return _NO_TEXT_BYTES
     bound: int = _ESCAPED_BYTES * (pc.max(pc.binary_length(column)).as_py() or 0)
@@ -119,7 +119,7 @@ def _longest(column: pa.ChunkedArray, room: int) -> int:
 
 
 def _without_empty(rows: pa.Table, partition_by: Sequence[str]) -> pa.Table:
-    """Return rows whose partition columns have null for an empty text, as Delta's log has it: as a key, too."""
+    """Return rows with null for empty text in partition columns, keys included, as in Delta's log."""
     for name in partition_by:
         column = rows[name]
         if pt.is_string(column.type):
@@ -157,7 +157,7 @@ def _parts(rows: pa.Table, partition_by: Sequence[str]) -> list[tuple[pa.Table, 
 
 
 def _text(value: pa.Scalar) -> str | None:
-    """Return a value as Delta's log has it."""
+    """Return a value in the form of Delta's log."""
     if not value.is_valid:
         return None
     if pt.is_boolean(value.type):

@@ -1,4 +1,4 @@
-"""A commit tried on an empty copy of the table, on this machine.
+"""A trial commit on an empty local copy of the table.
 
 What the table will not take is found before anything is decided, in the words of the library that would refuse it
 afterwards.
@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 
 def rehearse(table: DeltaTable, commit: Callable[[DeltaTable], None]) -> None:
-    """Call `commit` with a table of the same protocol, settings and columns, which is gone afterwards."""
+    """Call `commit` with a temporary table of the same protocol, settings and columns."""
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         log = Path(folder, "_delta_log")
         log.mkdir()

@@ -67,7 +67,7 @@ class DeltaSink(FileSink):
             raise InvalidArgumentError("keys must name at least one column; leave it out to append")
 
     def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
-        """Check the table, and make it if that is wanted; its log tells the newest micro-batch."""
+        """Check the table, or create it if asked; return the newest micro-batch in its log."""
         check_columns(schema)
         check_partitions(schema, self.partition_by)
         attempts = self.attempts(query)
@@ -81,15 +81,15 @@ class DeltaSink(FileSink):
 
     @property
     def folder(self) -> str | None:
-        """The table itself, or none where rows are merged into it."""
+        """The table's folder; None for merges."""
         return None if self.keys else ""
 
     def split(self) -> Split:
-        """Return what makes a file for each partition, and describes it as Delta's log does."""
+        """Return a function that makes a file per partition and describes it for Delta's log."""
         return described(self.partition_by, self.keys or (), parse_url(self.url))
 
     def target(self, query: SinkQuery, attempts: Attempts) -> TableCommits:
-        """Return the table, as this process knows it."""
+        """Return this process's table."""
         with needs_extra("delta"):
             from holdfast.spark_integration.sinks.delta.commits import TableCommits
         return TableCommits(self.url, query, self.keys or (), self.partition_by, attempts)

@@ -1,4 +1,4 @@
-"""What a Delta log says of a file: its number of rows, and per column the nulls, the least and the greatest value.
+"""A file's statistics in the Delta log: its rows, and per column the nulls, minimum and maximum.
 
 Readers pass over files by it, so a bound may be wide but never wrong: what cannot be said exactly is left out. That are
 columns with a NaN or an infinity, years beyond four digits, decimals of more than 15 digits, nested columns and bytes.
@@ -43,12 +43,12 @@ def statistics(rows: pa.Table, columns_max: int = COLUMNS_MAX) -> str:
 
 
 def is_long_decimal(t: pa.DataType) -> bool:
-    """Tell whether a type has values that no floating-point number holds: JSON's, as many writers write them."""
+    """Tell whether a type has values beyond floating-point precision, which JSON numbers have in many writers."""
     return bool(pt.is_decimal(t) and t.precision > _DIGITS_MAX)
 
 
 def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
-    """Return the least and the greatest value as JSON has them; None where they cannot be said."""
+    """Return minimum and maximum as JSON values; None if there is no exact bound."""
     t = column.type
     if pt.is_boolean(t) or pt.is_binary(t) or is_long_decimal(t):
         return None

@@ -75,7 +75,7 @@ _DETAIL_MAX = 400
 
 @dataclass
 class Facts:
-    """What this process knows of a sink's table: by it one that was made anew, or set back, is told from it.
+    """What this process knows of a sink's table, to notice one that was recreated or set back.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class Facts:
 
 
 class KeptTable:
-    """A table as this process has opened it.
+    """A table opened by this process.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ class KeptTable:
         self._table: DeltaTable | None = None
 
     def open(self) -> DeltaTable:
-        """Return the table as it is now, read anew.
+        """Return the table, read anew.
 
         Raises
         ------
@@ -135,7 +135,7 @@ class KeptTable:
         return table
 
     def current(self) -> DeltaTable:
-        """Return the table with all that was committed to it."""
+        """Return the table with the latest commits."""
         # Another query may be about to open the same table: it is refused later, and must not disturb this one.
         table = self._table
         if table is None:
@@ -147,7 +147,7 @@ class KeptTable:
         return table
 
     def require_same(self) -> None:
-        """Check that the table is the one that this process knows, and still has all that was committed to it.
+        """Check that the table is the known one, and still has everything committed to it.
 
         What is read later begins after the versions that are known, whatever they have become: so the newest of them is
         read again.
@@ -198,7 +198,7 @@ class KeptTable:
         return xxhash.xxh3_128(data).hexdigest()
 
     def sync(self, table: DeltaTable, since: int) -> None:
-        """Make what was committed since a version survive a crash of the machine, where it is on a local disk."""
+        """Sync the commits since a version, if the table is on a local disk."""
         if "://" in self.url and not self.url.startswith("file://"):
             return
         root = Path(self.url.removeprefix("file://"))
@@ -232,7 +232,7 @@ class KeptTable:
 
 
 def _require_literal(url: str) -> None:
-    """Check that `deltalake` reads a URL as it stands: it decodes what looks like an escape, in a path, too."""
+    """Check that `deltalake` reads a URL literally: it decodes what looks like an escape, even in a path."""
     found = _ESCAPE.search(url) or ("://" in url and _FRAGMENT.search(url))
     if found:
         raise InvalidArgumentError(
@@ -278,7 +278,7 @@ def kept_table(url: str, sink: str, options: Mapping[str, str]) -> KeptTable:
 
 
 def storage_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return a query's options as `deltalake` names them; those under ``delta.`` as they are.
+    """Return a query's options in `deltalake`'s names; those under ``delta.`` unchanged.
 
     Raises
     ------

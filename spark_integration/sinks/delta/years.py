@@ -1,4 +1,4 @@
-"""Dates that a Delta table cannot show: found in the task, where a decided row would stop the query for good.
+"""Dates that a Delta table cannot show: refused in the task, since a decided one would stop the query for good.
 
 Spark has dates of years beyond 1 to 9999, mostly by a slip. As the value of a partition, such a date stands in the log
 as a text that no reader takes for a date: the table cannot be opened any more. And `deltalake`'s merge breaks off where

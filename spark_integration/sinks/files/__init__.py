@@ -1,1 +1,1 @@
-"""What sinks of Parquet files share: written whole, found again, removed."""
+"""The common part of sinks that write Parquet files."""

@@ -1,4 +1,4 @@
-"""What attempts have written and nobody has ended: a note before each file, so that no file is ever searched for.
+"""The unfinished work of attempts: a note precedes each file, so that no file is ever searched for.
 
 ::
 
@@ -80,7 +80,7 @@ class DataFile:
         return file_name(self.attempt, self.number)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what a note and a handle say of it."""
+        """Return JSON for notes and handles."""
         return {"rows": self.rows, "size_bytes": self.size_bytes, "digest": self.digest, "details": dict(self.details)}
 
 
@@ -90,7 +90,7 @@ def file_name(attempt: str, number: int) -> str:
 
 
 def attempt_name(attempt: SinkAttempt) -> str:
-    """Return an attempt as keys name it."""
+    """Return an attempt's name in keys."""
     name = f"{attempt.batch_id:018}-{attempt.partition:06}-{attempt.attempt_id}"
     if not _ATTEMPT.fullmatch(name):
         raise InvalidArgumentError("an attempt's id has 32 hexadecimal digits", attempt=name)
@@ -103,7 +103,7 @@ def batch_of(attempt: str) -> int:
 
 
 def handle_of(attempt: str, notes: int, files: Iterable[DataFile]) -> Handle:
-    """Return what finds a prepared attempt again."""
+    """Return the handle of a prepared attempt."""
     listed = [file.as_json() for file in files]
     text = json.dumps(listed, sort_keys=True).encode()
     return {
@@ -199,7 +199,7 @@ class Attempts:
         return self._files + name
 
     def note(self, attempt: str, number: int, first_file: int, files: Sequence[DataFile]) -> None:
-        """Say which files will be put."""
+        """Store a note of the files to put."""
         header = {
             "sink": self._query.sink,
             "query_id": self._query.query_id,
@@ -211,7 +211,7 @@ class Attempts:
         self.storage.put(self._key(attempt, number), stored_file.encode(KIND, header)[0])
 
     def require_note(self, attempt: str, number: int) -> None:
-        """Check that nobody has ended the attempt since its note was put.
+        """Check that the attempt's note is still there.
 
         Raises
         ------
@@ -224,13 +224,13 @@ class Attempts:
             raise FencedError("a new run of the query has ended this attempt", attempt=attempt) from exc
 
     def noted(self) -> dict[str, set[int]]:
-        """Return for each attempt the numbers of its notes."""
+        """Return the numbers of each attempt's notes."""
         return noted(info.key for info in self.storage.list(f"{self.folder}attempts/"))
 
     def files(
         self, attempts: Sequence[PreparedAttempt], there: Mapping[str, set[int]]
     ) -> tuple[list[DataFile], list[str]]:
-        """Return the files of attempts, and what is gone: attempts that somebody has ended, or else files.
+        """Return the files of attempts, and what is missing: ended attempts, or files.
 
         Parameters
         ----------
@@ -248,7 +248,7 @@ class Attempts:
         return files, [file.name for file, size in zip(files, sizes, strict=True) if size != file.size_bytes]
 
     def _listed(self, attempt: PreparedAttempt) -> Sequence[DataFile] | None:
-        """Return an attempt's files, by its notes if the handle does not say; None if somebody has ended it."""
+        """Return an attempt's files, from its handle or its notes; None if it was ended."""
         if attempt.files is not None:
             return attempt.files
         files = [file for number in range(attempt.notes) for file in self._read(attempt.attempt, number)]
@@ -275,7 +275,7 @@ class Attempts:
         return [handle_of(attempt, len(there[attempt]), files[attempt]) for attempt in sorted(there)]
 
     def abort(self, handles: Iterable[Handle]) -> None:
-        """End attempts: their files go, and then their notes. Those that have no note were ended before."""
+        """End attempts: delete their files, then their notes. Those without a note were ended before."""
         named = {each.attempt for each in attempts_of(handles)}
         there = {attempt: numbers for attempt, numbers in self.noted().items() if attempt in named}
         files = self._of_notes(there)
@@ -283,13 +283,13 @@ class Attempts:
         self.storage.delete([self._key(attempt, number) for attempt in there for number in there[attempt]])
 
     def end(self, attempts: Sequence[PreparedAttempt]) -> None:
-        """Take away what committed attempts need no more: their notes, and files whose rows the target has."""
+        """Delete what committed attempts no longer need: notes, and files whose rows the target has."""
         if self._is_staged:
             self.storage.delete([self.key_of(name) for each in attempts for name in each.names])
         self.storage.delete([self._key(each.attempt, number) for each in attempts for number in range(each.notes)])
 
     def _of_notes(self, there: Mapping[str, set[int]]) -> dict[str, list[DataFile]]:
-        """Return by attempt the files that its notes name, in order."""
+        """Return the files in each attempt's notes, in order."""
         notes = [(attempt, number) for attempt, numbers in there.items() for number in sorted(numbers)]
         found: dict[str, list[DataFile]] = {attempt: [] for attempt in there}
         for (attempt, _), files in zip(notes, io_executor().map(lambda note: self._read(*note), notes), strict=True):
@@ -297,7 +297,7 @@ class Attempts:
         return found
 
     def _read(self, attempt: str, number: int) -> list[DataFile]:
-        """Return the files of a note; none if it is gone."""
+        """Return the files of a note; empty if it is gone."""
         key = self._key(attempt, number)
         source = f"{self.storage.url}/{key}"
         try:
@@ -316,7 +316,7 @@ class Attempts:
 
 
 def noted(keys: Iterable[str]) -> dict[str, set[int]]:
-    """Return for each attempt the numbers of its notes, of a listing."""
+    """Return the numbers of each attempt's notes in a listing."""
     found: dict[str, set[int]] = {}
     for key in keys:
         folder, _, name = key.rpartition("/")

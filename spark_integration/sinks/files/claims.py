@@ -38,7 +38,7 @@ _KEPT = 2
 
 @dataclass(frozen=True)
 class Claims:
-    """What is said of a URL.
+    """The claims on a URL.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Claims:
 
 
 def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = None) -> None:
-    """Say that a query writes under its sink's name, unless another does.
+    """Claim a URL for a query and its sink's name, unless another has it.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = 
 
 
 def read_claims(storage: ObjectStorage) -> Claims:
-    """Return what is said of a URL now.
+    """Return the current claims on a URL.
 
     Raises
     ------

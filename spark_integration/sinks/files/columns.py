@@ -1,4 +1,4 @@
-"""Which columns a file sink takes, and how they compare with those that are there."""
+"""The columns that a file sink takes, and their comparison with the target's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLAIN: tuple[Callable[[pa.DataType], bool], ...] = (
 
 
 def check_columns(schema: pa.Schema) -> None:
-    """Check that every reader of the files will read each column as what it is.
+    """Check that every reader of the files gets each column's own type.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def check_columns(schema: pa.Schema) -> None:
 
 
 def _problem(t: pa.DataType) -> str | None:
-    """Return what is wrong with a type, as the end of a sentence."""
+    """Return a problem of a type, as the end of a sentence."""
     if pt.is_timestamp(t):
         if t.unit == "us" and t.tz in (None, "UTC"):
             return None
@@ -84,7 +84,7 @@ def columns_of(schema: pa.Schema) -> dict[str, str]:
 
 
 def compare(given: Mapping[str, str], there: Mapping[str, str], for_new: str, **facts: str) -> None:
-    """Check that rows have the columns that are there, in any order.
+    """Check that rows have the target's columns, in any order.
 
     Parameters
     ----------

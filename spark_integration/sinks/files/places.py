@@ -1,4 +1,4 @@
-"""Where a file sink writes: the storage behind its URL with the query's own options, and what is there."""
+"""The storage behind a file sink's URL, with the query's own options."""
 
 from __future__ import annotations
 

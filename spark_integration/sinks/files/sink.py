@@ -29,11 +29,11 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
 
 
 class FileTarget(ABC):
-    """What shows the files of one query's micro-batches."""
+    """A target that makes the files of one query's micro-batches visible."""
 
     @abstractmethod
     def check(self, files: Sequence[DataFile]) -> None:
-        """Check before the decision that the target will take these files."""
+        """Check, before the decision, that the target takes these files."""
 
     @abstractmethod
     def has(self, batch_id: int, prepared: Sequence[PreparedAttempt], listed: Sequence[ObjectInfo]) -> bool:
@@ -47,7 +47,7 @@ class FileTarget(ABC):
 
     @abstractmethod
     def show(self, batch_id: int, prepared: Sequence[PreparedAttempt], files: Sequence[DataFile]) -> None:
-        """Make a micro-batch visible that is not, as `has` has found."""
+        """Make a micro-batch visible that `has` did not find."""
 
 
 class FileSink(TwoPhaseSink):
@@ -79,18 +79,18 @@ class FileSink(TwoPhaseSink):
     @property
     @abstractmethod
     def folder(self) -> str | None:
-        """Where files lie, below the URL, with a slash at its end; None if the target takes their rows over."""
+        """The folder of files below the URL, ending in a slash; None if the target copies their rows."""
 
     @abstractmethod
     def target(self, query: SinkQuery, attempts: Attempts) -> FileTarget:
-        """Return what shows a query's files."""
+        """Return a query's target."""
 
     def split(self) -> Split:
-        """Return what makes files of rows."""
+        """Return a function that splits rows into files."""
         return in_one_file
 
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
-        """Write files of the attempt's own."""
+        """Begin an attempt with files of its own."""
         return FileTransaction(
             self.attempts(attempt.query),
             attempt,
@@ -101,7 +101,7 @@ class FileSink(TwoPhaseSink):
         )
 
     def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
-        """Look whether all files are there, as large as they were, and whether the target takes them."""
+        """Check that all files exist in their sizes, and that the target takes them."""
         attempts = self.attempts(query)
         files, gone = attempts.files(attempts_of(handles, batch_id), attempts.noted())
         if gone:
@@ -111,7 +111,7 @@ class FileSink(TwoPhaseSink):
         self.target(query, attempts).check(files)
 
     def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
-        """Let the target show the files, unless it does."""
+        """Let the target show the files, unless it already does."""
         prepared = attempts_of(handles, batch_id)
         if not prepared:
             return
@@ -131,7 +131,7 @@ class FileSink(TwoPhaseSink):
         attempts.end(prepared)
 
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
-        """Take files away."""
+        """Delete files."""
         self.attempts(query).abort(handles)
 
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
@@ -139,9 +139,9 @@ class FileSink(TwoPhaseSink):
         return self.attempts(query).left()
 
     def storage(self, query: SinkQuery) -> ObjectStorage:
-        """Return what is below the URL."""
+        """Return the storage of the URL."""
         return storage_of(self.url, query.options)
 
     def attempts(self, query: SinkQuery) -> Attempts:
-        """Return what a query's attempts have written."""
+        """Return a query's attempts."""
         return Attempts(self.storage(query), query, self.folder)

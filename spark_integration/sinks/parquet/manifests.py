@@ -87,7 +87,7 @@ class Manifest:
         return f"{self.level}-{self.first:018}-{self.last:018}"
 
     def holds(self, other: Manifest) -> bool:
-        """Tell whether the other one's range lies in this one's."""
+        """Tell whether the other's range lies within this one's."""
         return self.first <= other.first and other.last <= self.last
 
 
@@ -111,7 +111,7 @@ def place(manifest: Manifest) -> tuple[int, int, int]:
 
 
 def in_force(manifests: Iterable[Manifest]) -> list[Manifest]:
-    """Return those that lie inside no other, in the order of their micro-batches; they are given in order of `place`.
+    """Return the manifests inside no other, by micro-batch; expects the order of `place`.
 
     One may lie inside another of its level: a merge that was given up, and whose put came late.
 
@@ -150,11 +150,11 @@ class Manifests(FileTarget):
         return max((manifest.last for manifest in self.listed()), default=-1)
 
     def listed(self) -> list[Manifest]:
-        """Return those that are there, in order of `place`."""
+        """Return the existing manifests, in order of `place`."""
         return found(self._storage.list(self._folder))
 
     def check(self, files: Sequence[DataFile]) -> None:
-        """Take any files."""
+        """Accept any files."""
 
     def has(self, batch_id: int, prepared: Sequence[PreparedAttempt], listed: Sequence[ObjectInfo]) -> bool:
         """Tell whether there is a manifest of a micro-batch, alone or among others."""
@@ -173,7 +173,7 @@ class Manifests(FileTarget):
         return True
 
     def show(self, batch_id: int, prepared: Sequence[PreparedAttempt], files: Sequence[DataFile]) -> None:
-        """Put a micro-batch's manifest; merge manifests once in a while, by which no micro-batch fails."""
+        """Put a micro-batch's manifest; now and then merge manifests, which never fails a micro-batch."""
         columns = [
             [batch_id] * len(files),
             [file.attempt for file in files],
@@ -221,7 +221,7 @@ class Manifests(FileTarget):
         return files
 
     def merge(self, manifests: Sequence[Manifest]) -> None:
-        """Merge a level of which there are many; delete what lies inside others."""
+        """Merge a level with many manifests; delete those inside others."""
         valid = in_force(manifests)
         for level in range(_LEVEL_MAX):
             run = _last_run(valid, level)
@@ -261,7 +261,7 @@ def _last_run(valid: Sequence[Manifest], level: int) -> list[Manifest]:
 
 
 def _check(files: pa.Table, manifest: Manifest, fields: Fields) -> None:
-    """Refuse what no sink has written; a manifest decides which files are read."""
+    """Refuse manifests that no sink has written: they decide which files are read."""
     if any(column.null_count for column in files.columns):
         fields.refuse("has a null")
     batch = files["batch"].to_numpy()

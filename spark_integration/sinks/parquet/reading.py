@@ -1,4 +1,4 @@
-"""Reads what a Parquet sink shows: the files that manifests name, and no others."""
+"""Reads a Parquet sink's committed files: those that manifests name."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class _Listed:
 
 
 def _listed(storage: ObjectStorage) -> _Listed:
-    """Return what all queries of the sink show, at one moment."""
+    """Return the manifests of all the sink's queries, at one moment."""
     claims = read_claims(storage)
     if claims.columns is None:
         raise NotFoundError("no sink has been opened there", storage=storage.url)

@@ -38,11 +38,11 @@ class ParquetSink(FileSink):
 
     @property
     def folder(self) -> str:
-        """Where Spark and its like do not look."""
+        """A folder that Spark and similar readers skip."""
         return f"{DATA}/"
 
     def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
-        """Check whose the URL is and its columns; the newest manifest tells the newest micro-batch."""
+        """Check the URL's owner and columns; return the newest manifest's micro-batch."""
         check_columns(schema)
         attempts = self.attempts(query)
         claim(attempts.storage, query, schema)

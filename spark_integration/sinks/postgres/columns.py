@@ -1,4 +1,4 @@
-"""Which column of Arrow may go into which column of PostgreSQL: only where no value can change on its way.
+"""Which Arrow types fit which PostgreSQL types: those for which no value can change.
 
 ======================================  ==========================================================================
 Arrow, as Spark has it                  PostgreSQL
@@ -48,7 +48,7 @@ _CUTTING = {"name", "char", "bytea"}
 
 @dataclass(frozen=True)
 class PgType:
-    """A type of PostgreSQL, of a domain the type below.
+    """A PostgreSQL type; for a domain, its base type.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class PgType:
 
 
 def fits(arrow: pa.DataType, into: PgType) -> bool:
-    """Return whether every value of an Arrow type goes into a column of a PostgreSQL type unchanged."""
+    """Tell whether a PostgreSQL type keeps every value of an Arrow type unchanged."""
     if pa.types.is_dictionary(arrow):
         return fits(arrow.value_type, into)
     if pa.types.is_null(arrow):
@@ -96,7 +96,7 @@ def fits(arrow: pa.DataType, into: PgType) -> bool:
 
 
 def require_room(column: pa.Array, name: str, into: PgType) -> None:
-    """Check the lengths of texts that go into varchar(n) or char(n), where the server cuts blanks or adds some.
+    """Check the lengths of texts for varchar(n) or char(n), where the server trims or pads blanks.
 
     Raises
     ------
@@ -168,7 +168,7 @@ _MADE = {
 
 
 def made_for(arrow: pa.DataType) -> str | None:
-    """Return the SQL type of a column that is made for an Arrow type; None where there is none."""
+    """Return the SQL type to create for an Arrow type, or None."""
     if pa.types.is_dictionary(arrow):
         return made_for(arrow.value_type)
     if is_text(arrow):
@@ -191,10 +191,10 @@ def made_for(arrow: pa.DataType) -> str | None:
 
 
 def is_text(arrow: pa.DataType) -> bool:
-    """Return whether values are text."""
+    """Tell whether values are text."""
     return arrow in (pa.string(), pa.large_string()) or pa.types.is_string_view(arrow)
 
 
 def is_list(arrow: pa.DataType) -> bool:
-    """Return whether values are lists, of any kind but views."""
+    """Tell whether values are lists, of any kind but views."""
     return pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow)

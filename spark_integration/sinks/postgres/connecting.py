@@ -1,4 +1,4 @@
-"""Connections: where the server is, by libpq's own options, and connections that are kept between micro-batches.
+"""Connections by libpq's own options, kept between micro-batches.
 
 What is given in a query's options (``spark.holdfast.sink.<name>.<option>``) goes before the sink's own ``dsn``, and
 that before libpq's environment and files. A password is in the options, ``PGPASSWORD`` or a password file: never in the
@@ -99,7 +99,7 @@ def parameters(sink: str, dsn: str, options: Mapping[str, str]) -> dict[str, str
 
 
 class Connection(psycopg.Connection[Any]):
-    """A connection that is given up when its server says nothing for long."""
+    """A connection with a limit for its server's silence."""
 
     answer_timeout_s = int(_PATIENCE[ANSWER])
 
@@ -112,7 +112,7 @@ class Connection(psycopg.Connection[Any]):
             raise
 
     def _until_silent(self, waiting: Generator[Any, int, Any]) -> Generator[Any, int, Any]:
-        """Hand on what psycopg waits for, and what comes of it: 0 if nothing has for a moment."""
+        """Forward psycopg's waits and their outcome: 0 after a moment of silence."""
         try:
             wanted, heard_ms = next(waiting), clock.monotonic_ms()
             while True:
@@ -129,12 +129,12 @@ class Connection(psycopg.Connection[Any]):
 
 
 class _SilentError(psycopg.OperationalError):
-    """A server that is connected says nothing."""
+    """The connected server has been silent for too long."""
 
 
 @dataclass
 class Link:
-    """A connection in autocommit, and what was learnt through it."""
+    """A connection in autocommit, and what it told about the server."""
 
     connection: Connection
     known: dict[object, Any] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class Link:
 
 
 def _plain(part: sql.Composable) -> sql.Composable:
-    """Return a part of a statement with values; in a name, psycopg would take % for the place of one."""
+    """Return a part of a statement with values, % in names escaped for psycopg."""
     return sql.SQL(part.as_string().replace("%", "%%")) if isinstance(part, sql.Identifier) else part
 
 
@@ -164,7 +164,7 @@ _lock = threading.Lock()
 
 
 def take(to: Mapping[str, str], application: str) -> Link:
-    """Return a connection that this process has kept and that the server has not ended, or a new one.
+    """Return a kept connection that the server has not ended, or a new one.
 
     The server ends those of workers when a query starts again.
 
@@ -212,7 +212,7 @@ def connect(to: Mapping[str, str], application: str) -> Link:
 
 
 def _without_host(to: Mapping[str, str]) -> str:
-    """Say what connecting to no named server may come from: a driver's environment does not reach the executors'."""
+    """Explain a connection without a host: the driver's environment does not reach the executors."""
     if {"host", "hostaddr", "service"} & to.keys() or {"PGHOST", "PGHOSTADDR", "PGSERVICE"} & os.environ.keys():
         return ""
     return (
@@ -234,7 +234,7 @@ def _connected(wanted: Mapping[str, Any], answer_timeout_s: int) -> Connection:
 
 @contextmanager
 def lent(to: Mapping[str, str], application: str) -> Iterator[Link]:
-    """Lend a connection that serves now; it is kept afterwards, and closed after an error."""
+    """Lend a live connection; keep it afterwards, or close it after an error."""
     link = take(to, application)
     try:
         yield link
@@ -245,7 +245,7 @@ def lent(to: Mapping[str, str], application: str) -> Iterator[Link]:
 
 
 def require_own_session(link: Link, lend: Callable[[], AbstractContextManager[Link]]) -> None:
-    """Refuse a pooler that gives a session of the server to others between two transactions: so are its settings.
+    """Refuse a pooler that shares the server's sessions, and so their settings, between transactions.
 
     Raises
     ------
@@ -262,7 +262,7 @@ def require_own_session(link: Link, lend: Callable[[], AbstractContextManager[Li
 
 
 def _is_alive(link: Link) -> bool:
-    """Return whether the server has said nothing on a connection that was kept, not even farewell."""
+    """Tell whether a kept connection is still open: the server has sent nothing on it."""
     waiting = select.poll()
     waiting.register(link.connection.fileno(), select.POLLIN)
     return not waiting.poll(0)

@@ -26,7 +26,7 @@ SLICE_ROWS = 1 << 16
 
 
 def encoded(rows: pa.RecordBatch, json_columns: frozenset[str]) -> Iterator[memoryview]:
-    """Yield rows as COPY reads them; lists in `json_columns` become JSON, all others arrays.
+    """Yield rows in COPY's format; lists in `json_columns` become JSON, others arrays.
 
     Raises
     ------

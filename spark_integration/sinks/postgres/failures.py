@@ -1,4 +1,4 @@
-"""What PostgreSQL and libpq raise, as errors of holdfast; the one place that knows their codes.
+"""Errors of PostgreSQL and libpq as holdfast's; the one place that knows their codes.
 
 ======================  ==============================================================  =======================
 SQLSTATE                what it is                                                      raised as
@@ -48,7 +48,7 @@ _REFUSED = (
 
 @contextmanager
 def as_ours(doing: str, **facts: object) -> Iterator[None]:
-    """Turn an error of psycopg into ours; `doing` says what was tried."""
+    """Map an error of psycopg to ours; `doing` says what was tried."""
     try:
         yield
     except psycopg.Error as exc:

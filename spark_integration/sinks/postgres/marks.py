@@ -1,4 +1,4 @@
-"""What the sink remembers in the server: two small tables beside the target.
+"""The sink's marks in the server: two small tables beside the target.
 
 ::
 
@@ -169,7 +169,7 @@ class Marks:
             raise self.another_table()
 
     def another_table(self) -> StateLostError:
-        """Return the error for a table that is not the one that the sink's query wrote to."""
+        """Return the error for a table other than the one the sink's query wrote to."""
         name = self.target.identifier.as_string()
         update = self._sql(
             "UPDATE {sinks} SET target = {target} WHERE sink = {sink}",
@@ -184,7 +184,7 @@ class Marks:
         )  # fmt: skip
 
     def shown(self, *, lock: bool = False) -> Shown:
-        """Return whose the sink's name is, and what the table shows of it.
+        """Return the owner of the sink's name, and what the table shows.
 
         With `lock`, others who ask so wait until this transaction has ended.
         """

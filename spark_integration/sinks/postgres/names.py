@@ -1,4 +1,4 @@
-"""The names of what the sink makes in a server, by which any process finds it again.
+"""The names of the sink's objects in a server, by which any process finds them.
 
 ::
 
@@ -27,19 +27,19 @@ NAME_BYTES_MAX = 63
 
 
 class Part(NamedTuple):
-    """What an attempt has prepared: a transaction, or a staging table in a schema."""
+    """An attempt's prepared transaction, or its staging table."""
 
     name: str
     schema: str | None = None
 
     @classmethod
     def of(cls, handle: Handle) -> Part:
-        """Return what a handle stands for."""
+        """Return the part that a handle names."""
         schema = handle["schema"]
         return cls(str(handle["name"]), None if schema is None else str(schema))
 
     def handle(self) -> Handle:
-        """Return what finds it again."""
+        """Return the part's handle."""
         return self._asdict()
 
     @property
@@ -59,7 +59,7 @@ class Part(NamedTuple):
 
 
 def transactions_of(sink: str, query_id: str) -> str:
-    """Return what the names of all prepared transactions of a query begin with."""
+    """Return the prefix of a query's prepared transactions."""
     return f"holdfast:{_short(sink, _SINK_CHARACTERS)}:{_short(query_id, _QUERY_CHARACTERS)}:"
 
 
@@ -70,7 +70,7 @@ def transaction(attempt: SinkAttempt) -> str:
 
 
 def tables_of(sink: str, query_id: str) -> str:
-    """Return what the names of all staging tables of a query begin with."""
+    """Return the prefix of a query's staging tables."""
     return f"hf_{_digest(sink, query_id)}_"
 
 
@@ -80,12 +80,12 @@ def table(attempt: SinkAttempt) -> str:
 
 
 def application(sink: str, query_id: str) -> str:
-    """Return what workers of a query call themselves: it tells their connections from all others."""
+    """Return the application name of a query's workers."""
     return f"hf_{_digest(sink, query_id)} {sink}"[:NAME_BYTES_MAX]
 
 
 def driver_application(sink: str, query_id: str) -> str:
-    """Return what the driver of a query calls itself: by it the next one finds what a dead one has left open."""
+    """Return the application name of a query's driver, by which the next one finds a dead one's sessions."""
     return f"holdfast {_digest(sink, query_id)} {sink}"[:NAME_BYTES_MAX]
 
 

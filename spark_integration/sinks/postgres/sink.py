@@ -137,7 +137,7 @@ class PostgresSink(TwoPhaseSink):
         return self._drive(query, "leftovers are looked for", lambda link: ending.leftovers(link, query))
 
     def _drive(self, query: SinkQuery, doing: str, step: Callable[[Link], _Result], **facts: object) -> _Result:
-        """Do a step of the driver's, and once more if somebody ends its session: an older driver that wakes up may."""
+        """Run a step of the driver, and repeat it once if an older driver that wakes up ends its session."""
         with failures.as_ours(doing, sink=self.name, **facts):
             try:
                 with self._lent(query) as link:
@@ -147,7 +147,7 @@ class PostgresSink(TwoPhaseSink):
                     return step(link)
 
     def _lent(self, query: SinkQuery) -> AbstractContextManager[Link]:
-        """Lend a connection of the driver's; it bears another name than those of workers, which may be terminated."""
+        """Lend a connection under the driver's name: those under the workers' name may be terminated."""
         to = connecting.parameters(self.name, self.dsn, query.options)
         return connecting.lent(to, names.driver_application(query.sink, query.query_id))
 

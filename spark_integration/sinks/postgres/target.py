@@ -1,4 +1,4 @@
-"""What the sink's table is: its columns, keys and constraints, and so the way in which results go into it.
+"""The sink's table: its columns, keys and constraints, which decide how results are written.
 
 `why_staged` is a function of the server's catalogue and of the rows' columns: the driver, which says it, and every
 worker come to the same answer. `read` locks nothing: an ``ALTER TABLE`` that waits for a prepared transaction must not
@@ -92,7 +92,7 @@ class Column:
 
     @property
     def numbers_itself(self) -> bool:
-        """Whether the server gives each row another value, so that nobody waits for one."""
+        """Whether the server numbers each row, so that no transaction waits for another."""
         return self.identity or self.default.startswith("nextval(")
 
 
@@ -116,13 +116,13 @@ class Check:
     columns: frozenset[str]
 
     def is_about(self, names: Sequence[str]) -> bool:
-        """Return whether it looks at these columns only, so that a staging table can have it."""
+        """Tell whether it involves these columns only, so that a staging table can have it."""
         return not self.of_whole_row and self.columns <= set(names)
 
 
 @dataclass(frozen=True)
 class Target:
-    """The table, as it is now."""
+    """The table's present definition."""
 
     oid: int
     schema: str
@@ -232,7 +232,7 @@ def read(link: Link, table: str) -> Target:
 
 
 def checks(link: Link, target: Target) -> list[Check]:
-    """Return what the table checks each row for; waits for who has locked the table."""
+    """Return the table's checks of each row; waits for locks on the table."""
     return [Check(name, text, whole, frozenset(names)) for name, text, whole, names in link.run(_CHECKS, [target.oid])]
 
 

@@ -1,4 +1,4 @@
-"""The brokers as one: whom to ask, and asking again while that may help, for a limited time.
+"""The brokers as one: picks whom to ask, and retries for a limited time.
 
 What a request is answered is its caller's: a code that does not go away is returned. What does go away, coordinators
 that move or load, markers still being written, brokers that start again, is waited for; then `UnavailableError`.
@@ -75,7 +75,7 @@ class Cluster:
         return self._patiently(request.name, lambda: self._ask((node.host, node.port), request), code_of)
 
     def coordinators(self, keys: Sequence[str], *, group: bool = False) -> dict[str, Address]:
-        """Return by transactional id, or by group, the address of the broker that looks after it."""
+        """Return the coordinator's address by transactional id, or by group."""
         missing = [key for key in keys if (key, group) not in self._coordinators]
         if missing:
             found = self.ask_any(requests.find_coordinators(missing, group=group), _worst_code)
@@ -88,7 +88,7 @@ class Cluster:
         return {key: self._coordinators[key, group] for key in keys if (key, group) in self._coordinators}
 
     def ask_coordinator(self, key: str, request: Request[T], code_of: Callable[[T], int], *, group: bool = False) -> T:
-        """Ask the broker that looks after a transactional id, or after a group, wherever that moves meanwhile."""
+        """Ask the coordinator of a transactional id or a group, even if it moves meanwhile."""
 
         def ask() -> T:
             address = self.coordinators([key], group=group).get(key)
@@ -104,7 +104,7 @@ class Cluster:
         request_for: Callable[[Sequence[str]], Request[list[K]]],
         code_of: Callable[[list[K]], int],
     ) -> dict[str, K]:
-        """Ask all brokers that look after transactional ids, each for its own; returns the answers by id."""
+        """Ask each coordinator for its transactional ids; return the answers by id."""
 
         def ask() -> list[K]:
             by_address: dict[Address, list[str]] = defaultdict(list)
@@ -186,7 +186,7 @@ def _worst_code(found: Sequence[Coordinator]) -> int:
 
 
 def refused(code: int, doing: str, **facts: object) -> InvalidArgumentError | UnavailableError:
-    """Return the error for a code that stays: the user lacks a right, or the broker has a reason of its own."""
+    """Return the error for a permanent code: a missing right, or the broker's own reason."""
     shown = {name: value for name, value in facts.items() if value is not None}
     if code in error_codes.UNAUTHORISED:
         return InvalidArgumentError(

@@ -32,7 +32,7 @@ _PIECE_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class Security:
-    """How brokers are spoken to; neither TLS nor a login if both are None."""
+    """TLS and login for brokers; neither if both are None."""
 
     tls: ssl.SSLContext | None = None
     login: sasl.Login | None = None
@@ -67,7 +67,7 @@ class Connection:
             raise
 
     def ask(self, request: Request[T]) -> T:
-        """Send a request and return what its answer says."""
+        """Send a request and return its parsed answer."""
         low, high = self._known.get(request.key, (0, -1)) if self._known else (0, request.version)
         if not low <= request.version <= high:
             raise InvalidArgumentError(
@@ -85,7 +85,7 @@ class Connection:
         return self._read_answer(request, end_ms)
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         self._socket.close()
 
     def _read_answer(self, request: Request[T], end_ms: int) -> T:

@@ -1,4 +1,4 @@
-"""The error codes of Kafka that a driver of transactions meets, by name, and which of them go away by themselves."""
+"""The Kafka error codes that matter for transactions, by name, and which of them are transient."""
 
 from __future__ import annotations
 

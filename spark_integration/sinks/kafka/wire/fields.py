@@ -1,4 +1,4 @@
-"""Bytes of Kafka's protocol, by layouts: what is written, and what is read with every size checked before it is used.
+"""Kafka's wire format by layouts; every size is checked before use.
 
 ::
 
@@ -22,7 +22,7 @@ from typing import Any
 
 
 class MalformedAnswerError(Exception):
-    """What a broker sent is not what the protocol says."""
+    """A broker's answer violates the protocol."""
 
 
 @cache
@@ -74,7 +74,7 @@ def _write(out: bytearray, field: Any, value: Any, *, flexible: bool) -> None:
 
 
 class Answer:
-    """An answer of a broker."""
+    """A broker's answer."""
 
     def __init__(self, body: bytes, *, flexible: bool = False) -> None:
         self._body = body

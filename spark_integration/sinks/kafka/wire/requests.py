@@ -1,4 +1,4 @@
-"""The requests themselves: what is asked, in one fixed version each, and what the answer says.
+"""The requests, each in one fixed version, and their answers.
 
 ::
 
@@ -42,7 +42,7 @@ _NO_ID = "0" * 32
 
 @dataclass(frozen=True)
 class Request(Generic[T]):
-    """One request: where it is in the protocol, its body, the layout of its answer, and what follows from that.
+    """One request: its API key and version, its body, the layout of its answer and how to read it.
 
     An answer may go on after what its layout says, which nobody needs.
     """
@@ -77,7 +77,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Coordinator:
-    """Which broker looks after a key."""
+    """The coordinator of a key."""
 
     code: int
     key: str
@@ -86,7 +86,7 @@ class Coordinator:
 
 @dataclass(frozen=True)
 class Topic:
-    """What Metadata says of a topic; `operations` are bits of what the user may do with it."""
+    """A topic's metadata; `operations` are the bits of the user's rights."""
 
     code: int
     name: str
@@ -97,7 +97,7 @@ class Topic:
 
 @dataclass(frozen=True)
 class Transaction:
-    """What DescribeTransactions says of a transactional id."""
+    """The state of a transactional id, from DescribeTransactions."""
 
     code: int
     transactional_id: str
@@ -110,7 +110,7 @@ class Transaction:
 
 @dataclass(frozen=True)
 class Mark:
-    """An offset that a group has committed, and the text with it."""
+    """A group's committed offset, and its metadata text."""
 
     topic: str
     offset: int
@@ -118,7 +118,7 @@ class Mark:
 
 
 def api_versions() -> Request[tuple[int, dict[int, tuple[int, int]]]]:
-    """Ask what a broker knows: the code, and by request its lowest and highest version."""
+    """Ask for a broker's API versions: the code, and by request the lowest and highest version."""
 
     def result(code: int, known: list[tuple[int, int, int]]) -> tuple[int, dict[int, tuple[int, int]]]:
         return code, {key: (low, high) for key, low, high in known}
@@ -154,7 +154,7 @@ def metadata(topics: Sequence[str]) -> Request[tuple[list[Node], list[Topic]]]:
 
 
 def find_coordinators(keys: Sequence[str], *, group: bool = False) -> Request[list[Coordinator]]:
-    """Ask which brokers look after transactional ids, or groups."""
+    """Ask for the coordinators of transactional ids, or groups."""
     body = encoded("b [s]", _GROUP if group else _TRANSACTION, keys, flexible=True)
 
     def result(_: int, found: list[Any]) -> list[Coordinator]:

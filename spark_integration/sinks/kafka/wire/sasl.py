@@ -1,4 +1,4 @@
-"""Who we are, told to a broker: PLAIN, and SCRAM with SHA-256 or SHA-512 (RFC 5802).
+"""Authentication to a broker: PLAIN, and SCRAM with SHA-256 or SHA-512 (RFC 5802).
 
 SCRAM's server proves that it knows the password, too; what it sends is bounded before it is worked on.
 """
@@ -21,7 +21,7 @@ _ITERATIONS_MIN, _ITERATIONS_MAX = 1_000, 1_000_000
 
 @dataclass(frozen=True)
 class Login:
-    """A mechanism, and whom it shows."""
+    """A mechanism and its credentials."""
 
     mechanism: str
     user: str = field(repr=False)
