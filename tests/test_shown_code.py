@@ -9,14 +9,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from holdfast.backends.registry import find_backend
 from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing import BackendContract
-from tests.pages import block_with, blocks, text
+from tests.pages import block_with, text
 from tests.unit.snapshotter.savepoints.sample import STATE, a_savepoint
 
 BUILT_IN = ("memory", "filesystem", "rocksdb")
@@ -42,15 +41,6 @@ def test_a_processor_is_tested_as_the_guide_shows() -> None:
     exec(block_with("docs/testing.md", "TwsTester"), names)
     names["test_the_third_failure_is_reported_after_a_minute"]()
     names["test_failures_are_forgotten"]()
-
-
-def test_the_walk_through_the_sessions_shows_what_runs() -> None:
-    """docs/sessions.md shows the example's functions as they are, and what it tries out is so."""
-    *shown, tried = blocks("docs/sessions.md", "python")[:7]
-    source = text("examples/flights/sessions.py")
-    for block in [*shown, block_with("docs/sessions.md", "def add_delays")]:
-        assert block.strip() in source
-    exec(tried, {"pd": pd})
 
 
 def test_the_guide_lists_every_option_with_its_default() -> None:

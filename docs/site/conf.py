@@ -39,7 +39,7 @@ html_copy_source = html_show_sourcelink = False
 # The pages of the sidebar by section, from the root.
 SECTIONS = {
     "Begin": ["tutorial", "glossary", "faq"],
-    "Write a query": ["operators", "transform-with-state", "sessions", "testing", "state-schema", "migrate"],
+    "Write a query": ["operators", "transform-with-state", "testing", "state-schema", "migrate"],
     "Exactly-once results": ["sinks", "postgres-sink", "kafka-sink", "file-sinks"],
     "Run it": ["backends", "configuration", "deploy", "operations", "metrics", "ui", "performance"],
     "Use the state": ["lookups", "state-tables", "savepoints"],

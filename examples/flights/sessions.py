@@ -1,7 +1,6 @@
 """The chains of an aircraft's flights, by functions of one key and of all keys at once, and running statistics.
 
-Those of one key are written for Spark's ``applyInPandasWithState``, and run unchanged on Spark and on holdfast;
-docs/sessions.md walks through all of them.
+Those of one key are written for Spark's ``applyInPandasWithState``, and run unchanged on Spark and on holdfast.
 """
 
 from __future__ import annotations

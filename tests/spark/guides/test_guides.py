@@ -104,7 +104,6 @@ ELSEWHERE = {
     "docs/operators.md": {"": "fragments, and what tests/spark/queries/test_documents.py and test_shown_code.py run"},
     "docs/performance.md": {"holdfast bench": "ten minutes; tests/spark/programs/test_bench_runs.py runs a tiny one"},
     "docs/postgres-sink.md": {"": "names a server that is not here; tests/spark/sinks runs the sink"},
-    "docs/sessions.md": {"": "tests/test_shown_code.py"},
     "docs/sinks.md": {"": "names servers that are not here; tests/spark/sinks runs each sink"},
     "docs/state-schema.md": {"": "fragments of queries; tests/spark/restarts and tests/spark/savepoints run such"},
     "docs/testing.md": {"": "tests/test_shown_code.py"},
