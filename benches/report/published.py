@@ -128,7 +128,8 @@ def _results_page(results: Results, answers: list[Answer]) -> str:
 
 
 _RATIOS = textwrap.fill(
-    "Medians of the ratios within each turn, in brackets the least and the most of several turns. Bold: holdfast is "
+    "Medians of the ratios within each turn, in brackets the least and the most of several turns. Entries that "
+    "begin with a backend are holdfast's, vectorised if nothing else is said. Bold: holdfast is "
     "slower than the baseline, by more than the turns leave open. It is also slower than any other engine beside it "
     "that has a higher figure.",
     _WIDTH,
@@ -185,7 +186,7 @@ def _ratios(answers: list[Answer]) -> Iterator[tuple[str, str, str]]:
                 is_loss = answer.name(label).ours and not answer.name(base).ours and ratio.median < 1 and not ratio.same
                 bold = "**" if is_loss else ""
                 spreads = f" ({spread(ratio)})" if ratio.turns > 1 else ""
-                shown = f"{name} {bold}{times(ratio.median)}{bold}{spreads}"
+                shown = f"{name.removeprefix('holdfast on ')} {bold}{times(ratio.median)}{bold}{spreads}"
                 by_base.setdefault(other, []).append(shown)
         for base, ratios in by_base.items():
             yield answer.question.text, base, "; ".join(ratios)
