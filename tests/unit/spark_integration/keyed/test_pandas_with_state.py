@@ -16,7 +16,6 @@ from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from holdfast import clock
-from holdfast.backends.base import Pointer
 from holdfast.backends.run import Keys
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import SchemaMismatchError
@@ -25,16 +24,15 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
-from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
 from holdfast.spark_integration.tables import keys_at_once
 from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, Expiry, expiring_tables
-from tests.unit.spark_integration.running import ran
+from tests.unit.spark_integration.embedded_shard import EmbeddedShard
 
 Calls = list[tuple[Any, ...]]
 
 
-class Loop:
-    """A step on an embedded store, micro-batch after micro-batch."""
+class Loop(EmbeddedShard):
+    """The loop over the keys of an embedded shard."""
 
     def __init__(
         self,
@@ -46,9 +44,10 @@ class Loop:
         rows_each: int = 10_000,
         state: StructType | None = None,
     ) -> None:
-        self.step = PandasWithState(
+        self.key_types = pa.schema([("key", key_type or pa.string())])
+        step = PandasWithState(
             function=function,
-            key_types=pa.schema([("key", key_type or pa.string())]),
+            key_types=self.key_types,
             state=state or StructType([StructField("n", LongType())]),
             output=StructType([StructField("key", StringType()), StructField("n", LongType())]),
             timeout_conf=timeout_conf,
@@ -58,32 +57,15 @@ class Loop:
             shown_keys=[0],
             shown_columns=["key", "v"],
         )
-        self.backend = MemoryBackend(folder, self.step.tables(), clock.new_id)
-        self.store = VersionedStore(self.backend)
-        self.pointer: Pointer | None = None
-        self.earliest_ms: int | None = None
+        super().__init__(folder, step, ["key"])
 
     def run(self, rows: list[tuple[Any, int]] = (), now: int = 0) -> list[dict[str, Any]]:  # type: ignore[assignment]
         """Run a micro-batch in which both clocks stand at `now`, and return its output."""
-        keys = pa.array([key for key, _ in rows], self.step.key_types.field(0).type)
-        table = pa.table({"key": keys, "v": pa.array([v for _, v in rows], pa.int64())})
-        # A poor hash, so that keys which share one are usual.
-        hashes = pa.array([sum(repr(key).encode()) % 5 for key, _ in rows], pa.int64())
-        times = BatchTimes(processing_ms=now, watermark_ms=now, earliest_timer_ms=self.earliest_ms, previous_ms=None)
-        batch = ShardInput("op", 0, 0, table, table.select(["key"]), hashes, times)
-        with self.store.begin(self.pointer) as transaction:
-            output, self.earliest_ms = ran(self.step.run(batch, transaction))
-            self.pointer = transaction.commit()
-        return output
+        keys = pa.array([key for key, _ in rows], self.key_types.field(0).type)
+        return self.micro_batch(pa.table({"key": keys, "v": pa.array([v for _, v in rows], pa.int64())}), now, now)
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
-        if self.pointer is None:
-            return []
-        with self.store.read_at(self.pointer) as view:
-            runs = list(view.scan(table))
-        keys = [row for run in runs for row in run.keys.to_pylist()]
-        values = [row for run in runs for row in run.values.to_pylist()]
-        return sorted((k["key"], *v.values()) for k, v in zip(keys, values, strict=True))
+        return sorted(tuple(row.values()) for row in self.stored(table))
 
     def timers(self) -> dict[Any, int]:
         """The timers by key; that both tables say the same is checked."""
@@ -414,7 +396,7 @@ def test_a_restart_may_not_declare_not_null_what_may_be_null(tmp_path: Path) -> 
 
     def step(*, nullable: bool) -> PandasWithState:
         state = StructType([StructField("n", LongType(), nullable)])
-        return Loop(tmp_path / str(nullable), lambda *_: [], state=state).step
+        return Loop(tmp_path / str(nullable), lambda *_: [], state=state).function
 
     loose, strict = step(nullable=True), step(nullable=False)
     always = StoredTables.of_first_run(strict.tables())
@@ -430,8 +412,8 @@ def test_a_restart_may_not_declare_not_null_what_may_be_null(tmp_path: Path) -> 
 def test_state_of_an_operator_with_a_time_to_live_expires_still(tmp_path: Path, script: Script) -> None:
     """A function by key may take the place of a vectorised one: what expires is neither seen nor kept."""
     loop = Loop(tmp_path / "none", script, "ProcessingTimeTimeout")
-    declared = loop.step.tables()
-    stored = {**declared, **expiring_tables("state", loop.step.key_types, pa.schema([("n", pa.int64())]))}
+    declared = loop.function.tables()
+    stored = {**declared, **expiring_tables("state", loop.key_types, pa.schema([("n", pa.int64())]))}
     tables = StoredTables.of_first_run(stored).with_declared(declared)
     backend = MemoryBackend(tmp_path / "ttl", stored, clock.new_id)
     loop.store = VersionedStore(backend, None, tables.declared, tables.names)

@@ -1,4 +1,4 @@
-"""A processor on one embedded shard, micro-batch after micro-batch, with both clocks set by hand."""
+"""A processor on one embedded shard."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-from holdfast import clock
-from holdfast.backends.base import Backend, Pointer
+from holdfast.backends.base import Backend
 from holdfast.backends.run_files.memory import MemoryBackend
-from holdfast.mvcc import VersionedStore
-from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.processor.declaring import PickledProcessor, declaration_of
 from holdfast.spark_integration.processor.exchange import FrameExchange, RowExchange
 from holdfast.spark_integration.processor.transform_with_state import TransformWithState
-from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeMode
-from tests.unit.spark_integration.running import ran
+from tests.unit.spark_integration.embedded_shard import EmbeddedShard
 
 
 def columns(**types: DataType) -> StructType:
@@ -60,7 +56,7 @@ class Scripted(StatefulProcessor):
         return iter([Row(key=f"{key[0]}@{due_ms}", shown=repr(seen))])
 
 
-class ProcessorShard:
+class ProcessorShard(EmbeddedShard):
     """Runs a processor; what it does is given micro-batch by micro-batch, or it is any processor."""
 
     def __init__(
@@ -74,13 +70,7 @@ class ProcessorShard:
         backend: type[Backend] = MemoryBackend,
     ) -> None:
         self.time_mode, self._output, self._in_pandas = time_mode, output, in_pandas
-        self.step = self._step(processor)
-        self._backend = backend(folder, self.step.tables(), clock.new_id)
-        self._store = VersionedStore(self._backend)
-        self._tables = StoredTables.of_first_run(self.step.tables())
-        self._pointer: Pointer | None = None
-        self._previous_ms: int | None = None
-        self.earliest_ms: int | None = None
+        super().__init__(folder, self._step(processor), KEY.names, backend)
 
     def _step(self, processor: StatefulProcessor) -> TransformWithState:
         pickled = PickledProcessor(processor)
@@ -102,32 +92,14 @@ class ProcessorShard:
 
     def restart(self, processor: StatefulProcessor) -> None:
         """Go on with another processor, whose tables hold nothing that those of the first do not."""
-        self.step = self._step(processor)
-        self._tables = self._tables.with_declared(self.step.tables())
-        self._store = VersionedStore(self._backend, None, self._tables.declared, self._tables.names)
+        self.restart_with(self._step(processor))
 
     def run(self, keys: Sequence[str | None], now: int = 0) -> list[dict[str, Any]]:
         """Run a micro-batch with a row for each key, both clocks at `now`; return the output."""
         rows = pa.table({"key": pa.array(keys, pa.string()), "v": pa.array(range(len(keys)), pa.int64())})
-        # A poor hash, so that keys which share one are usual.
-        hashes = pa.array([sum(repr(key).encode()) % 5 for key in keys], pa.int64())
-        times = BatchTimes(now, now, self.earliest_ms, self._previous_ms)
-        batch = ShardInput("op", 0, 0, rows, rows.select(["key"]), hashes, times)
-        with self._store.begin(self._pointer) as transaction:
-            output, self.earliest_ms = ran(self.step.run(batch, transaction))
-            self._pointer = transaction.commit()
-        self._previous_ms = now
-        return output
+        return self.micro_batch(rows, now, now)
 
     def each(self, keys: Sequence[str | None], does: Callable[..., Any], now: int = 0) -> dict[str, Any]:
         """Run a micro-batch in which `does` is called for each key; return what it returned, by key."""
         Scripted.rows = does  # type: ignore[assignment]
         return {row["key"]: row["shown"] for row in self.run(keys, now)}
-
-    def stored(self, table: str) -> list[dict[str, Any]]:
-        """Return the rows of a table as they are stored."""
-        if self._pointer is None:
-            return []
-        with self._store.read_at(self._pointer) as view:
-            runs = list(view.scan(table))
-        return [k | v for run in runs for k, v in zip(run.keys.to_pylist(), run.values.to_pylist(), strict=True)]

@@ -106,7 +106,7 @@ def test_state_in_attributes_warns_once(processor: StatefulProcessor, changed: s
 def test_a_batch_query_does_not_warn(tmp_path: Path) -> None:
     """There is no next micro-batch, in which anything could be gone."""
     shard = ProcessorShard(tmp_path, Counting(), "ProcessingTime")
-    object.__setattr__(shard.step, "is_streaming", False)
+    object.__setattr__(shard.function, "is_streaming", False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         shard.run(["a"])

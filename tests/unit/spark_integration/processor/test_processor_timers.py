@@ -58,7 +58,7 @@ def test_timers_fire_at_their_time_in_order_of_time(tmp_path: Path) -> None:
 def test_a_key_given_twice_stands_twice_where_its_timer_fires_too(tmp_path: Path) -> None:
     """A processor that unpacks its keys does so wherever it gets one."""
     shard = timers_shard(tmp_path)
-    shard.step = replace(shard.step, given_keys=[0, 0])
+    shard.function = replace(shard.function, given_keys=[0, 0])
     seen: list[Any] = []
 
     def see(_: Any, key: Any, handle: Any, due_ms: int | None = None) -> None:

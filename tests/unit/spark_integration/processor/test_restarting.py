@@ -48,7 +48,7 @@ def stored(tmp_path: Any) -> Callable[..., tuple[StoredTables, TransformWithStat
 
 def step_of(declare: Declare, folder: Any) -> TransformWithState:
     processor: StatefulProcessor = Scripted(declare)
-    return ProcessorShard(folder / "shard", processor, "ProcessingTime").step
+    return ProcessorShard(folder / "shard", processor, "ProcessingTime").function
 
 
 def not_null(schema: StructType) -> StructType:

@@ -15,16 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import clock
-from holdfast.backends.base import Pointer
-from holdfast.backends.run_files.memory import MemoryBackend
-from holdfast.mvcc import VersionedStore
-from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.vectorised.arrow_with_state import ArrowWithState, StateColumns
 from holdfast.testing import PandasWithStateTester
 from holdfast.testing.ddl import parse_schema
 from tests.pages import block_with
+from tests.unit.spark_integration.embedded_shard import EmbeddedShard
 
 GAP_MS, STATE = 90_000, "n long, first_ms long, last_ms long"
 OUTPUT = f"key long, {STATE}"
@@ -48,35 +44,20 @@ micro_batches = st.lists(
 )
 
 
-class Vectorised:
-    """One shard of the vectorised operator, with its watermark set by hand."""
+class Vectorised(EmbeddedShard):
+    """The vectorised operator, with its watermark set by hand."""
 
     def __init__(self, folder: Path) -> None:
         states = {"state": StateColumns(arrow_schema(parse_schema(STATE), "state"), None)}
         output = arrow_schema(parse_schema(OUTPUT), "output")
-        self._step = ArrowWithState(GUIDE["sessions_of_shard"], KEYS, output, states, "EventTime")
-        self._store = VersionedStore(MemoryBackend(folder, self._step.tables(), clock.new_id))
-        self._pointer: Pointer | None = None
-        self._earliest_ms: int | None = None
+        super().__init__(
+            folder, ArrowWithState(GUIDE["sessions_of_shard"], KEYS, output, states, "EventTime"), KEYS.names
+        )
 
     def run(self, events: list[tuple[int, int]], watermark_ms: int) -> list[dict[str, Any]]:
         """Run a micro-batch and return its output."""
         rows = pa.table({"key": [key for key, _ in events], "at_ms": [at_ms for _, at_ms in events]})
-        rows = rows.cast(pa.schema([("key", pa.int64()), ("at_ms", pa.int64())]))
-        hashes = pa.array([key % 2 for key, _ in events], pa.int64())
-        times = BatchTimes(0, watermark_ms, self._earliest_ms, None)
-        batch = ShardInput("op", 0, 0, rows, rows.select(["key"]), hashes, times)
-        out = []
-        with self._store.begin(self._pointer) as transaction:
-            running = self._step.run(batch, transaction)
-            while True:
-                try:
-                    out += next(running).to_pylist()
-                except StopIteration as end:
-                    self._earliest_ms = end.value
-                    break
-            self._pointer = transaction.commit()
-        return out
+        return self.micro_batch(rows.cast(pa.schema([("key", pa.int64()), ("at_ms", pa.int64())])), watermark_ms)
 
 
 @pytest.mark.slow(1)
