@@ -220,7 +220,7 @@ class TableCommits(FileTarget):
     def _require_fitting(self, table: DeltaTable, columns: Mapping[str, str]) -> None:
         """Check the table and try an empty commit, unless that was done in its present state."""
         asked = demands(table) | {"rows": columns, "keys": self._keys, "apart": self._partition_by}
-        if asked == self._kept.facts.checked:
+        if asked == self._kept.checked:
             return
         check_features(table, upsert=bool(self._keys))
         check_schema(table, columns, self._partition_by)
@@ -231,7 +231,7 @@ class TableCommits(FileTarget):
             commit = self._appending([AddAction("part-0.parquet", 0, dict.fromkeys(self._partition_by), 0, True, "{}")])
         with self._kept.translated("rehearse"):
             rehearse(table, lambda copy: commit(copy, CommitProperties()))
-        self._kept.facts.checked = asked
+        self._kept.checked = asked
 
     def _newest(self, table: DeltaTable) -> int:
         with self._kept.translated("read"):

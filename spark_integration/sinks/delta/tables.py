@@ -1,6 +1,7 @@
 """The `deltalake` package: opening a table, its options of storage, and its errors as ours.
 
-The log is read once per process, and then only what was added: reading it anew would cost as much as there are files.
+The log is read once per process, and then only what was added: reading it anew would cost as much as there are files. So
+a process keeps all tables that it has used.
 """
 
 from __future__ import annotations
@@ -8,9 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -73,37 +73,17 @@ _COLOURS = re.compile("\x1b\\[[0-9;]*m")
 _DETAIL_MAX = 400
 
 
-@dataclass
-class Facts:
-    """What this process knows of a sink's table, to notice one that was recreated or set back.
-
-    Attributes
-    ----------
-    table_id : str or None
-        None as long as nobody has opened it.
-    version : int
-    digest : str or None
-        Of the newest commit that is known, and of its bytes if they are there.
-    checked : mapping or None
-        What the table asked of its writers when they were last checked.
-    """
-
-    table_id: str | None = None
-    version: int = 0
-    digest: str | None = None
-    checked: Mapping[str, object] | None = None
-
-
 class KeptTable:
-    """A table opened by this process.
+    """A table opened by this process, with what is known of it, to notice one that was recreated or set back.
 
     Parameters
     ----------
     url : str
-    options : mapping of str to str
-        The query's.
-    facts : Facts, optional
-        Those that must outlive it.
+
+    Attributes
+    ----------
+    checked : mapping or None
+        What the table asked of its writers when they were last checked.
 
     Raises
     ------
@@ -111,12 +91,27 @@ class KeptTable:
         `deltalake` would take the URL for another place.
     """
 
-    def __init__(self, url: str, options: Mapping[str, str], facts: Facts | None = None) -> None:
+    def __init__(self, url: str) -> None:
         _require_literal(url)
-        self.url, self._options, self.facts = url, options, facts or Facts()
-        self.storage_options = storage_options(url, options)
-        self._secrets = secrets_of(parse_storage_options(options)) | secrets_of(self.storage_options)
+        self.url = url
+        self.checked: Mapping[str, object] | None = None
+        self.storage_options: dict[str, str] = {}
+        self._options: Mapping[str, str] = {}
+        self._secrets: Collection[str] = ()
         self._table: DeltaTable | None = None
+        # None as long as nobody has opened it.
+        self._table_id: str | None = None
+        # Of the newest commit that is known; no digest if its bytes are not there.
+        self._version = 0
+        self._digest: str | None = None
+
+    def reach_by(self, options: Mapping[str, str]) -> KeptTable:
+        """Use a query's options from now on; return the table."""
+        if options != self._options:
+            self.storage_options = storage_options(self.url, options)
+            self._secrets = secrets_of(parse_storage_options(options)) | secrets_of(self.storage_options)
+            self._options, self._table = options, None
+        return self
 
     def open(self) -> DeltaTable:
         """Return the table, read anew.
@@ -130,7 +125,7 @@ class KeptTable:
         with self.translated("open"):
             table = DeltaTable(self.url, storage_options=self.storage_options)
         self._table = table
-        self.facts.table_id = str(table.metadata().id)
+        self._table_id = str(table.metadata().id)
         self._know(table.version())
         return table
 
@@ -142,7 +137,7 @@ class KeptTable:
             return self.open()
         with self.translated("read"):
             table.update_incremental()
-        if table.version() != self.facts.version:
+        if table.version() != self._version:
             self._know(table.version())
         return table
 
@@ -157,11 +152,10 @@ class KeptTable:
         StateLostError
             The table is gone, another one, or was set back.
         """
-        known = self.facts
-        if known.table_id is None:
+        if self._table_id is None:
             return
-        there = self._digest_of(known.version)
-        if known.digest is not None and there == known.digest:
+        there = self._digest_of(self._version)
+        if self._digest is not None and there == self._digest:
             return
         try:
             with self.translated("open"):
@@ -172,22 +166,22 @@ class KeptTable:
                 "sink another name to start afresh",
                 table=self.url,
             ) from exc
-        is_another = str(found.metadata().id) != known.table_id
+        is_another = str(found.metadata().id) != self._table_id
         # A commit that is gone was cleaned up, if there are later ones.
-        if is_another or found.version() < known.version or None not in (known.digest, there):
+        if is_another or found.version() < self._version or None not in (self._digest, there):
             what = "dropped, and another one was made in its place" if is_another else "set back to an older version"
             raise StateLostError(
                 f"while the query was running the Delta table was {what}, which does not show what was committed: "
                 "restore the original, or give the sink another name to start afresh",
                 table=self.url,
-                was=f"{known.table_id} at {known.version}",
+                was=f"{self._table_id} at {self._version}",
                 there=f"{found.metadata().id} at {found.version()}",
             )
         self._table = found
         self._know(found.version())
 
     def _know(self, version: int) -> None:
-        self.facts.version, self.facts.digest = version, self._digest_of(version)
+        self._version, self._digest = version, self._digest_of(version)
 
     def _digest_of(self, version: int) -> str | None:
         """Return the digest of a commit in the log; None if it was cleaned up, or is too large to be looked at."""
@@ -261,20 +255,14 @@ def _error(exc: Exception, text: str) -> type[HoldfastError]:
     return InvalidArgumentError if refused else UnavailableError
 
 
-@kept_per_process(8)
-def _kept(url: str, sink: str, options: tuple[tuple[str, str], ...]) -> KeptTable:
-    return KeptTable(url, dict(options), _facts(url, sink))
-
-
-# All of them: what is forgotten here goes unnoticed. A log, which may be large, is read again instead.
 @kept_per_process()
-def _facts(url: str, sink: str) -> Facts:
-    return Facts()
+def _kept(url: str, sink: str) -> KeptTable:
+    return KeptTable(url)
 
 
 def kept_table(url: str, sink: str, options: Mapping[str, str]) -> KeptTable:
     """Return this process's table at a URL, for one sink."""
-    return _kept(url, sink, tuple(sorted(options.items())))
+    return _kept(url, sink).reach_by(options)
 
 
 def storage_options(url: str, options: Mapping[str, str]) -> dict[str, str]:

@@ -17,6 +17,8 @@ from holdfast.spark_integration.shard.task_storage import io_executor
 
 #: Options of the `deltalake` package alone begin so.
 DELTA_PREFIX = "delta."
+#: Of more sinks in one process each is opened anew in every micro-batch; one that is kept holds idle connections.
+_STORAGES = 64
 
 
 def storage_of(url: str, options: Mapping[str, str]) -> ObjectStorage:
@@ -25,7 +27,7 @@ def storage_of(url: str, options: Mapping[str, str]) -> ObjectStorage:
     return _open(url, tuple(sorted(ours.items())))
 
 
-@kept_per_process(8)
+@kept_per_process(_STORAGES)
 def _open(url: str, options: tuple[tuple[str, str], ...]) -> ObjectStorage:
     return open_storage(url, parse_storage_options(dict(options)))
 

@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 
 from holdfast.errors import HoldfastError, SchemaMismatchError, StateLostError
+from holdfast.spark_integration.sinks.delta import tables
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from tests.unit.spark_integration.sinks.delta_writer import SCHEMA, opened
 
@@ -153,6 +154,17 @@ def test_a_driver_with_many_sinks_knows_each_of_their_tables(tmp_path: Path) -> 
         with pytest.raises(StateLostError, match="another one was made in its place"):
             writer.sink.commit(writer.query, 2, [handle])
         assert writer.shown() == [(100, "of another")]
+
+
+def test_a_driver_with_many_sinks_reads_no_log_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tables take turns: a log is as long as its table has files, and each micro-batch would read all."""
+    writers = [opened(DeltaSink("out", f"{tmp_path}/{i}", create=True)) for i in range(20)]
+    monkeypatch.setattr(tables, "DeltaTable", None)
+    for batch in range(2):
+        for writer in writers:
+            writer.write(batch, {batch: "a"})
+    monkeypatch.undo()
+    assert all(writer.shown() == [(0, "a"), (1, "a")] for writer in writers)
 
 
 def test_no_table_is_made_where_nothing_was_decided(url: str) -> None:
