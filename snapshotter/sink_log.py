@@ -120,9 +120,9 @@ class Entry:
     plan : str
         Of a decision: what Spark had planned, as `plan_of` tells it; empty where that is not known.
     stands_for : int or None
-        Of a query that was restored and continues the sink, as long as it has decided nothing itself: the micro-batch
-        of its own that the decision before it stands for, so that its rows are not shown again; -1 if that was saved.
-        None of any other.
+        Of a query that was restored and continues the sink, or has replaced another one, as long as it has decided
+        nothing itself: the micro-batch of its own that the decision before it stands for, so that its rows are not
+        shown again; -1 if there is none. None of any other.
     """
 
     sink: str
@@ -155,8 +155,8 @@ class Entry:
         return self.batch_id is not None
 
     @property
-    def is_restored(self) -> bool:
-        """Whether a restored query continues the sink here and has decided nothing itself."""
+    def continues(self) -> bool:
+        """Whether it is of a query that goes on where others have ended for good, and has decided nothing itself."""
         return self.stands_for is not None
 
     def newest_batch(self, decision: Entry | None, query_id: str) -> int | None:
@@ -262,7 +262,7 @@ class SinkLog:
         )
         if (entry.sink, entry.number) != (self.sink, number):
             fields.refuse("belongs elsewhere: it was moved or copied", sink=entry.sink, number=entry.number)
-        is_odd = entry.is_decision != (entry.decided == number) or (entry.is_decision and entry.is_restored)
+        is_odd = entry.is_decision != (entry.decided == number) or (entry.is_decision and entry.continues)
         if is_odd or not all(map(QUERY_ID.fullmatch, entry.ending)):
             fields.refuse("contradicts itself", decided=entry.decided, batch=entry.batch_id)
         return entry

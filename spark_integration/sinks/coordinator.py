@@ -196,23 +196,26 @@ class Coordinator:
             self._commit_again(mine, may_be_forgotten=is_shown and batch_id > _batch(mine))
         self._abort_still_left(past, self._query.query_id)
         if past.left.keys() - {self._query.query_id}:  # they are settled: no later start need look
-            self._append(self._next(decided=mine.number if mine else 0))
+            settled = self._next(decided=mine.number if mine else 0)
+            # What the target holds goes before this query's first results: no later start may name another one.
+            is_first = mine is None and settled.stands_for is None
+            self._append(replace(settled, stands_for=-1) if is_first else settled)
         self._decision = mine
 
     def _known(self, found: Entry, mine: Entry | None) -> SinkQuery:
         """Return the query with what its target has to know.
 
-        One that was restored has opened its target once nobody is left to be ended, and drops what that shows.
+        One that continues the sink has opened its target once nobody is left to be ended, and drops what that shows.
         """
         if mine is not None:
             return replace(self._query, was_shown=mine.before)
-        is_restored = found.is_restored and found.query_id == self._query.query_id
-        has_opened = is_restored and not (found.decided or found.ending)
+        continues = found.continues and found.query_id == self._query.query_id
+        has_opened = continues and not (found.decided or found.ending)
         return replace(self._query, was_shown=-1 if has_opened else None)
 
     def _open(self, found: Entry, query: SinkQuery, schema: pa.Schema) -> int | None:
         """Open the target, which may still be that of a query whose place the log gives to this one."""
-        before = [*found.ending, found.query_id] if found.is_restored else []
+        before = [*found.ending, found.query_id] if found.continues else []
         others = [query_id for query_id in before if query_id not in (query.query_id, query.replaces)]
         for query_id in others:
             try:
@@ -402,10 +405,10 @@ class Coordinator:
         if found is None:
             return
         mine = {self._query.query_id, self._query.replaces}
-        if found.is_restored and found.query_id not in mine:
+        if found.continues and found.query_id not in mine:
             raise ConflictError(
-                "a query that was restored from a savepoint continues this sink, and has ended those before it for "
-                "good: start that one, or give the sink another name",
+                "another query continues this sink, as it was restored from a savepoint, or has replaced the one "
+                "before it, which has ended for good: start that one, or give the sink another name",
                 **self._facts,
                 continued_by=found.query_id,
             )
@@ -487,10 +490,10 @@ class Coordinator:
                 self._commit_beside_others(decision)
             except StateLostError as exc:
                 advice = f". If its results are complete, delete {FOLDER}/{self._query.sink} in the state directory"
-                is_restored = past.entry is not None and past.entry.is_restored
+                continues = past.entry is not None and past.entry.continues
                 raise StateLostError(
                     "the last decision of the replaced query can no longer be committed: "
-                    f"{exc.message}{'' if is_restored else advice}",
+                    f"{exc.message}{'' if continues else advice}",
                     **exc.facts,
                 ) from exc
         for query_id in sorted(past.left.keys() - {self._query.query_id}):

@@ -153,7 +153,7 @@ def test_the_saved_query_is_refused_for_good() -> None:
         run(found)
         new_world = restored(found, saved(found))
         refused = run(found, "refused")
-        assert "restored from a savepoint continues this sink" in str(refused.error)
+        assert "another query continues this sink" in str(refused.error)
         assert "continued_by=restored" in str(refused.error)
         judge(new_world)
 
@@ -176,6 +176,23 @@ def test_a_restored_query_cannot_have_another_target() -> None:
             judge(new_world)
             refused += 1
     assert refused == STEPS
+
+
+def test_a_query_that_replaces_another_one_cannot_have_another_target() -> None:
+    """Not at its second start either, before it has decided anything: its results would go on where none are."""
+    for steps in range(STEPS):
+        with world() as found:
+            run(found)
+            heir = copy(found)
+            heir.query = replace(found.query, query_id="heir", replaces=found.query.query_id)
+            heir.first, heir.ended = found.ended + 1, -1
+            run(heir, "heir", steps).kill()
+            elsewhere = copy(heir)
+            elsewhere.target = OwnedTarget(has_mark=True)
+            moved = run(elsewhere, "elsewhere")
+            assert isinstance(moved.error, StateLostError), (steps, repr(moved.error))
+            assert not elsewhere.target.visible
+            judge(heir)
 
 
 def test_who_replaces_a_restored_query_is_none_that_the_target_has_to_know() -> None:

@@ -232,7 +232,7 @@ def test_sinks_that_ended_in_step_with_spark_are_continued(lab: Lab) -> None:
     savepoints.rescale(lab.spark, lab.folder / "query", lab.folder / "again", shards=4, continue_sinks=True)
     lab.configure({"shards": "2"})
     lab.feed(FED[3])
-    with pytest.raises(StreamingQueryException, match="restored from a savepoint continues this sink"):
+    with pytest.raises(StreamingQueryException, match="another query continues this sink"):
         Query(lab, sink).run()
     lab.configure({"shards": "4"})
     Query(lab, sink, name="again").run()
