@@ -12,7 +12,7 @@ to one attempt, and such a handle is:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from holdfast.errors import UnavailableError
@@ -24,6 +24,8 @@ from holdfast.spark_integration.sinks.two_phase_sink import Handle
 ONGOING = "Ongoing"
 _EMPTY = "Empty"
 _COMMITTED = ("PrepareCommit", "CompleteCommit")
+#: Begins the names of states in which markers are still to be written.
+_ENDING = "Prepare"
 #: No attempt has it, as users may set no less than a second: it marks ids that were fenced.
 _FENCED_TIMEOUT_MS = 999
 # So many ids of 250 characters are a request of 250 KB.
@@ -59,11 +61,18 @@ def with_rows(handles: Iterable[Handle]) -> list[Prepared]:
     return [one for one in found if one.producer_id >= 0]
 
 
-def describe(cluster: Cluster, ids: Sequence[str]) -> dict[str, Transaction]:
+def _code(found: Sequence[Transaction]) -> int:
+    return next((one.code for one in found if one.code in error_codes.RETRIABLE), 0)
+
+
+def describe(
+    cluster: Cluster, ids: Sequence[str], code_of: Callable[[Sequence[Transaction]], int] = _code
+) -> dict[str, Transaction]:
     """Return what coordinators know, by transactional id; what they do not know is left out."""
     found: dict[str, Transaction] = {}
     for start in range(0, len(ids), _IDS_PER_REQUEST):
-        found |= cluster.ask_coordinators(ids[start : start + _IDS_PER_REQUEST], requests.describe_transactions, _code)
+        some = ids[start : start + _IDS_PER_REQUEST]
+        found |= cluster.ask_coordinators(some, requests.describe_transactions, code_of)
     for one in found.values():
         if one.code not in (error_codes.NONE, error_codes.TRANSACTIONAL_ID_NOT_FOUND):
             raise refused(one.code, _RIGHT)
@@ -85,33 +94,42 @@ def commit(cluster: Cluster, one: Prepared) -> bool:
     return not code
 
 
-def wait_until_visible(cluster: Cluster, committed: Sequence[Prepared]) -> None:
-    """Return when the coordinators have written the ends of transactions into all partitions.
+def ended(cluster: Cluster, ids: Sequence[str]) -> dict[str, Transaction]:
+    """Return what is known once the coordinators have written the ends of transactions into all partitions.
 
     EndTxn is answered before that: as soon as the decision is in the coordinator's log.
     """
 
     def code_of(found: Sequence[Transaction]) -> int:
-        under_way = any(one.state == _COMMITTED[0] for one in found)
+        under_way = any(one.state.startswith(_ENDING) for one in found)
         return error_codes.CONCURRENT_TRANSACTIONS if under_way else _code(found)
 
-    ids = [one.transactional_id for one in committed]
-    for start in range(0, len(ids), _IDS_PER_REQUEST):
-        cluster.ask_coordinators(ids[start : start + _IDS_PER_REQUEST], requests.describe_transactions, code_of)
+    return describe(cluster, ids, code_of)
 
 
 def fence(cluster: Cluster, transactional_id: str) -> None:
-    """Abort what a transactional id has open, and let its producer never write again."""
+    """Abort what a transactional id has open, and let its producer never write again.
+
+    A coordinator that has to abort something moves the epoch, begins to abort, and asks to be asked again. Whoever does
+    begins a producer, of which each later start had to find out, for a week, that no attempt is behind it.
+    """
+
+    def code_of(answer: int) -> int:
+        if answer != error_codes.CONCURRENT_TRANSACTIONS:
+            return answer
+        known = ended(cluster, [transactional_id]).get(transactional_id)
+        return answer if known is not None and known.state in (ONGOING, _EMPTY) else 0
+
     request = requests.init_producer_id(transactional_id, _FENCED_TIMEOUT_MS)
-    code = cluster.ask_coordinator(transactional_id, request, lambda answer: answer)
-    if code:
+    code = cluster.ask_coordinator(transactional_id, request, code_of)
+    if code not in (error_codes.NONE, error_codes.CONCURRENT_TRANSACTIONS):
         raise refused(code, _RIGHT)
 
 
 def left_open(cluster: Cluster, prefix: str) -> list[Prepared]:
     """Return the open transactions of ids that begin so; producers that have not begun one are fenced."""
     ids = _listed(cluster, prefix, [ONGOING, _EMPTY])
-    # What is fenced stays in this state for days.
+    # What was fenced before its first message stays in this state for days.
     for name, known in describe(cluster, ids[_EMPTY]).items():
         if known.state == _EMPTY and known.timeout_ms != _FENCED_TIMEOUT_MS:
             fence(cluster, name)
@@ -161,7 +179,3 @@ def longest_timeout_ms(cluster: Cluster) -> int | None:
 
 def _identity(known: Transaction) -> Prepared:
     return Prepared(known.transactional_id, known.producer_id, known.epoch)
-
-
-def _code(found: Sequence[Transaction]) -> int:
-    return next((one.code for one in found if one.code in error_codes.RETRIABLE), 0)

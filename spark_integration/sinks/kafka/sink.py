@@ -128,7 +128,7 @@ class KafkaSink(TwoPhaseSink):
             if len(alive) == len(wanted) or committed:
                 alive = [one for one in alive if prepared.commit(cluster, one)]
             if len(alive) == len(wanted):
-                prepared.wait_until_visible(cluster, wanted)
+                prepared.ended(cluster, [one.transactional_id for one in wanted])
                 prepared.fence_others(cluster, self._prefix(query.query_id), batch_id, wanted)
                 if marks is not None:
                     marks.put(query, batch_id)

@@ -14,7 +14,8 @@ from confluent_kafka import admin as kafka_admin
 from holdfast import clock
 from holdfast.errors import FencedError, InvalidArgumentError, StateLostError, UnavailableError
 from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
-from holdfast.spark_integration.sinks.kafka.wire.requests import Transaction
+from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster
+from holdfast.spark_integration.sinks.kafka.wire.requests import Request, Transaction
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery
 from tests.read_kafka import committed, transactional_ids
 from tests.servers.kafka import PASSWORD, USER, Kafka
@@ -358,6 +359,25 @@ def test_an_id_that_is_no_longer_as_it_was_left_is_not_taken_up(lab: Lab) -> Non
     assert lab.shown() == ["0", "1"]
     lab.sink.abort(lab.query, lab.sink.leftovers(lab.query))
     assert lab.prepare("3", batch_id=2, spare=others[0])["transactional_id"] not in ids
+
+
+def test_what_was_ended_costs_later_starts_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coordinators keep ids for a week: a start that asked for each would follow the number of starts before it."""
+    lab.sink.open(lab.query, SCHEMA)
+    for _ in range(3):
+        lab.prepare("dead")
+    lab.sink.abort(lab.query, lab.sink.leftovers(lab.query))
+    assert {one.state for one in known_ids(lab).values()} == {"CompleteAbort"}
+    asked: list[str] = []
+    ask = Cluster._ask
+
+    def noted(cluster: Cluster, address: tuple[str, int], request: Request[object]) -> object:
+        asked.append(request.name)
+        return ask(cluster, address, request)
+
+    monkeypatch.setattr(Cluster, "_ask", noted)
+    assert lab.sink.leftovers(lab.query) == []
+    assert asked == ["Metadata", "ListTransactions"]
 
 
 def test_a_zombie_with_a_spare_id_is_fenced_once(lab: Lab) -> None:
