@@ -197,17 +197,17 @@ def give_back(link: Link, to: Mapping[str, str], application: str) -> None:
 
 
 def connect(to: Mapping[str, str], application: str) -> Link:
-    """Return a new connection."""
+    """Return a new connection; who has ended its session meanwhile, the server's own error tells."""
     wanted: dict[str, Any] = {**to, "application_name": application, "client_encoding": "UTF8"}
     answer_timeout_s = int(wanted.pop(ANSWER, _PATIENCE[ANSWER]))
     with failures.as_ours("connecting" + _without_host(to)):
         link = Link(_connected(wanted, answer_timeout_s))
-        try:
-            link.run(_SETTLED)
-            link.run(_PATIENT)
-        except BaseException:
-            link.close()
-            raise
+    try:
+        link.run(_SETTLED)
+        link.run(_PATIENT)
+    except BaseException:
+        link.close()
+        raise
     return link
 
 

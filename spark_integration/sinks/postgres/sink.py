@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -48,6 +48,8 @@ _log = logging.getLogger(__name__)
 
 #: What the table was like when the query started, as its driver's connection knows it.
 _OPENED = "opened"
+#: How many others may start while one is at a step, and end its session.
+_DRIVERS_AT_ONCE = 2
 _Result = TypeVar("_Result")
 
 
@@ -74,12 +76,15 @@ class PostgresSink(TwoPhaseSink):
         connecting.checked_dsn(self.dsn)
 
     def open(self, query: SinkQuery, schema: pa.Schema) -> int:
-        def end_others(link: Link) -> None:
+        # Once, also if it is ended itself, by a driver that ends others at this moment, too: two that start at the same
+        # time would go on ending each other's sessions.
+        with (
+            failures.as_ours("older drivers are ended", sink=self.name),
+            suppress(errors.AdminShutdown),
+            self._lent(query) as link,
+        ):
             connecting.require_own_session(link, lambda: self._lent(query))
             ending.end_older_drivers(link, query)
-
-        # Once: two drivers that start at the same time would go on ending each other's sessions.
-        self._drive(query, "older drivers are ended", end_others)
         return self._drive(query, "a sink is opened", lambda link: self._open(link, query, schema))
 
     def _open(self, link: Link, query: SinkQuery, schema: pa.Schema) -> int:
@@ -101,7 +106,8 @@ class PostgresSink(TwoPhaseSink):
         query = attempt.query
         to = connecting.parameters(self.name, self.dsn, query.options)
         application = names.application(query.sink, query.query_id)
-        link = connecting.take(to, application)
+        with failures.as_ours("a transaction begins", sink=self.name):
+            link = connecting.take(to, application)
         try:
             with failures.as_ours("a transaction begins", sink=self.name):
                 is_known = self.table in link.known
@@ -137,14 +143,13 @@ class PostgresSink(TwoPhaseSink):
         return self._drive(query, "leftovers are looked for", lambda link: ending.leftovers(link, query))
 
     def _drive(self, query: SinkQuery, doing: str, step: Callable[[Link], _Result], **facts: object) -> _Result:
-        """Run a step of the driver, and repeat it once if an older driver that wakes up ends its session."""
+        """Run a step of the driver, and repeat it if a driver that starts or wakes up ends its session."""
         with failures.as_ours(doing, sink=self.name, **facts):
-            try:
-                with self._lent(query) as link:
+            for _ in range(_DRIVERS_AT_ONCE):
+                with suppress(errors.AdminShutdown), self._lent(query) as link:
                     return step(link)
-            except errors.AdminShutdown:
-                with self._lent(query) as link:
-                    return step(link)
+            with self._lent(query) as link:
+                return step(link)
 
     def _lent(self, query: SinkQuery) -> AbstractContextManager[Link]:
         """Lend a connection under the driver's name: those under the workers' name may be terminated."""
