@@ -1,7 +1,7 @@
 """The `deltalake` package: opening a table, its options of storage, and its errors as ours.
 
-The log is read once per process, and then only what was added: reading it anew would cost as much as there are files. So
-a process keeps all tables that it has used.
+The log is read once per process, and then only what was added: reading it anew would cost as much as there are files.
+So a process keeps all tables that it has used.
 """
 
 from __future__ import annotations

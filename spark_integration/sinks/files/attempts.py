@@ -7,12 +7,16 @@
 
     _holdfast/<sink>/<query id>/attempts/<attempt>.<number>     kind "sink-attempt": sink, query_id, attempt, number,
                                                                 files: what the handle says of them
+    _holdfast/<sink>/<query id>/attempts/<attempt>.ended-<n>    an abort has ended it, with n files: empty
     _holdfast/<sink>/<query id>/staged/part-….parquet           files whose rows the target takes over
     <attempt>   <micro-batch, 18 digits>-<partition, 6 digits>-<attempt id>
 
 An attempt has one note for each group of files that it puts at once, numbered from 0. Notes exist only of what is under
 way, so listing them does not follow what the sink holds. Where they say much, as of a task with rows of hundreds of
 partitions, the handle has a digest of it instead: a decision does not grow with the files.
+
+An abort cannot stop a put that is under way, and a worker that dies then does not delete its file. So a mark stays for
+an hour; whoever finds it later deletes what has come since.
 
 Invariants
 ----------
@@ -32,6 +36,7 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
+from holdfast import clock
 from holdfast.backends import stored_file
 from holdfast.errors import CorruptionError, FencedError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.fields import DIGEST, Fields
@@ -44,6 +49,9 @@ from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt,
 KIND = "sink-attempt"
 _ATTEMPT = re.compile(r"([0-9]{18})-([0-9]{6})-([0-9a-f]{32})")
 _NOTE = re.compile(rf"({_ATTEMPT.pattern})\.(0|[1-9][0-9]{{0,5}})")
+_ENDED = re.compile(rf"({_ATTEMPT.pattern})\.ended-(0|[1-9][0-9]{{0,5}})")
+#: Longer than any request to a storage takes.
+_LATE_MS = 3600_000
 _NUMBERS = 1_000_000
 #: A handle says so much of its files: a list of one or two, which costs no request.
 _LISTED_BYTES_MAX = 2048
@@ -269,24 +277,36 @@ class Attempts:
         return pa.concat_tables(io_executor().map(read, files))
 
     def left(self) -> list[Handle]:
-        """Return handles of all attempts that have notes."""
-        there = self.noted()
+        """Return handles of attempts that have notes, and of those ended so long ago that no put is under way."""
+        infos = self.storage.list(f"{self.folder}attempts/")
+        there = noted(info.key for info in infos)
         files = self._of_notes(there)
-        return [handle_of(attempt, len(there[attempt]), files[attempt]) for attempt in sorted(there)]
+        over_ms = clock.now_ms() - _LATE_MS
+        marks = filter(None, (_ended(info.key) for info in infos if info.modified_ms < over_ms))
+        over = [{**handle_of(attempt, 0, ()), "count": count, "files": None} for attempt, count in sorted(marks)]
+        return [*over, *(handle_of(attempt, len(there[attempt]), files[attempt]) for attempt in sorted(there))]
 
     def abort(self, handles: Iterable[Handle]) -> None:
         """End attempts: delete their files, then their notes. Those without a note were ended before."""
-        named = {each.attempt for each in attempts_of(handles)}
+        named = {each.attempt: each for each in attempts_of(handles)}
         there = {attempt: numbers for attempt, numbers in self.noted().items() if attempt in named}
-        files = self._of_notes(there)
-        self.storage.delete([self.key_of(file.name) for each in files.values() for file in each])
-        self.storage.delete([self._key(attempt, number) for attempt in there for number in there[attempt]])
+        files, over = self._of_notes(there), [each for each in named.values() if not each.notes]
+        marks = [self._mark(attempt, len(each)) for attempt, each in files.items()]
+        list(io_executor().map(lambda mark: self.storage.put(mark, b""), marks))
+        names = [file.name for each in files.values() for file in each] + [name for each in over for name in each.names]
+        self.storage.delete([self.key_of(name) for name in names])
+        notes = [self._key(attempt, number) for attempt, numbers in there.items() for number in numbers]
+        self.storage.delete([*notes, *(self._mark(each.attempt, each.count) for each in over)])
 
     def end(self, attempts: Sequence[PreparedAttempt]) -> None:
         """Delete what committed attempts no longer need: notes, and files whose rows the target has."""
         if self._is_staged:
             self.storage.delete([self.key_of(name) for each in attempts for name in each.names])
-        self.storage.delete([self._key(each.attempt, number) for each in attempts for number in range(each.notes)])
+        self.forget((each.attempt, each.notes) for each in attempts)
+
+    def forget(self, attempts: Iterable[tuple[str, int]]) -> None:
+        """Delete the notes of attempts, given how many each has."""
+        self.storage.delete([self._key(attempt, number) for attempt, notes in attempts for number in range(notes)])
 
     def _of_notes(self, there: Mapping[str, set[int]]) -> dict[str, list[DataFile]]:
         """Return the files in each attempt's notes, in order."""
@@ -313,6 +333,15 @@ class Attempts:
 
     def _key(self, attempt: str, number: int) -> str:
         return f"{self.folder}attempts/{attempt}.{number}"
+
+    def _mark(self, attempt: str, files: int) -> str:
+        return f"{self.folder}attempts/{attempt}.ended-{files}"
+
+
+def _ended(key: str) -> tuple[str, int] | None:
+    """Return the attempt that a mark says was ended, and how many files it had; None for other keys."""
+    match = _ENDED.fullmatch(key.rpartition("/")[2])
+    return None if match is None else (match[1], int(match[5]))
 
 
 def noted(keys: Iterable[str]) -> dict[str, set[int]]:

@@ -90,7 +90,7 @@ class FileTransaction(SinkTransaction):
                 # Also where somebody has ended the attempt before its files came: no note names them any more.
                 self._attempts.storage.delete([self._attempts.key_of(file.name) for file in self._files])
                 if self._is_settled:
-                    self._attempts.abort([handle_of(self._attempt, self._notes, self._files)])
+                    self._attempts.forget([(self._attempt, self._notes)])
 
     def _put(self) -> None:
         rows = pa.Table.from_batches(self._held, self._schema)

@@ -36,7 +36,7 @@ from tests.faults.sinks.upgraded_queries import Job
 
 _HOWS = ("decided", "stop", "kill", "stop", "shown", "stop")
 _DIES_AT = {"decided": "decided", "shown": "committed"}
-_PATIENCE_S = 300.0
+_PATIENCE_S = 900.0
 
 
 @dataclass

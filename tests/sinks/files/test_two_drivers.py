@@ -63,7 +63,8 @@ class FileWorld(World):
         return [str(row) for row in table["row"].to_pylist()]
 
     def left(self) -> Sequence[str]:
-        return [info.key for info in self.inner.list("") if "/attempts/" in info.key or "/staged/" in info.key]
+        keys = [info.key for info in self.inner.list("") if ".ended-" not in info.key]
+        return [key for key in keys if "/attempts/" in key or "/staged/" in key]
 
 
 class _InTurn(Executor):

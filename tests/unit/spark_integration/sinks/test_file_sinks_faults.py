@@ -20,6 +20,7 @@ from holdfast.spark_integration.sinks.parquet.reading import read_parquet
 from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
 from holdfast.testing.faulty_storage import Fault, FaultyStorage, Kind
+from tests.model.sink_target import Killed
 
 SCHEMA = pa.schema([("key", pa.int64())])
 SINKS = ["parquet", "append", "upsert"]
@@ -64,8 +65,8 @@ class Target:
         return sorted(table["key"].to_pylist())
 
     def files(self) -> int:
-        """How many objects there are besides claims, manifests and Delta's log."""
-        kept = ("queries/", "/batches/", "_delta_log/")
+        """How many objects there are besides claims, manifests, Delta's log, and marks of ended attempts."""
+        kept = ("queries/", "/batches/", "_delta_log/", ".ended-")
         return sum(not any(part in info.key for part in kept) for info in self.inner.list(""))
 
 
@@ -142,6 +143,38 @@ def test_an_abort_that_fails_is_done_again(target: Target) -> None:
         break
     assert target.shown() == []
     assert nth > 3
+
+
+@pytest.mark.parametrize("target", SINKS, indirect=True)
+def test_a_file_that_comes_after_its_attempt_was_ended_is_found(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker dies before it learns that; a start that comes so late that no other file can, takes it away."""
+
+    def start() -> None:
+        target.sink.abort(target.query, target.sink.leftovers(target.query))
+
+    put, now_ms = type(target.inner).put, clock.now_ms()
+
+    def put_late(storage: ObjectStorage, key: str, data: bytes) -> None:
+        if key.endswith(".parquet"):
+            start()
+            put(storage, key, data)
+            raise Killed
+        put(storage, key, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(target.inner), "put", put_late)
+        with pytest.raises(Killed):
+            target.prepared(0)
+    assert target.files() == 1
+    start()
+    assert target.files() == 1, "another one may come"
+    monkeypatch.setattr(clock, "now_ms", lambda: now_ms + 2 * 3600_000)
+    start()
+    assert [info.key for info in target.inner.list("") if "part-" in info.key or "/attempts/" in info.key] == []
+    target.sink.commit(target.query, 1, [target.prepared(1)])
+    assert target.shown() == [1]
 
 
 @pytest.mark.parametrize("target", SINKS, indirect=True)
