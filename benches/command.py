@@ -21,7 +21,7 @@ _PAGE = click.Path(dir_okay=False, path_type=Path)
 @click.argument("directory", metavar="DIR", type=_DIRECTORY)
 @click.option("-o", "--out", "page", default="report.html", show_default=True, type=_PAGE, help="the page to write")
 def report(directory: Path, page: Path) -> None:
-    """Make one HTML page of the results in DIR, which holdfast bench run wrote: it loads nothing from anywhere."""
+    """Make one HTML page of the results in DIR, which holdfast bench run wrote; the page works offline."""
     from holdfast.benches.report.directory import read, replace_text
     from holdfast.benches.report.html import render
 
@@ -57,7 +57,7 @@ class _Group(click.Group):
 
 @click.group(cls=_Group, context_settings={"show_default": True})
 def bench() -> None:
-    """Measure holdfast against Spark's own state, in paired runs on this machine."""
+    """Measure holdfast against Spark's own state, on this machine."""
 
 
 for command in (*_RUNS, *_SINGLE):

@@ -25,7 +25,7 @@ _PATH = click.Path(exists=True, path_type=Path)
 @click.argument("base", type=_PATH)
 @click.argument("new", type=_PATH)
 @click.option(
-    "--threshold", default=5.0, type=FiniteRange(0, 100, min_open=True), help="% by which something must be slower"
+    "--threshold", default=5.0, type=FiniteRange(0, 100, min_open=True), help="% slower that counts as a regression"
 )
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def compare(base: Path, new: Path, threshold: float, as_json: bool) -> None:

@@ -34,15 +34,17 @@ def _shape_options(command: Any) -> Any:
     """Give a command the fields of a `Shape` as options; what is not given is None."""
     options = (
         click.option("--keys", type=click.IntRange(1), help=f"your keys in the state  [default: {_SHAPE.keys}]"),
-        click.option("--rows-per-batch", "rows", type=click.IntRange(1), help=f"[default: {_SHAPE.rows}]"),
         click.option(
-            "--value-bytes", type=click.IntRange(32), help=f"of a key's state  [default: {_SHAPE.value_bytes}]"
+            "--rows-per-batch", "rows", type=click.IntRange(1), help=f"rows of a micro-batch  [default: {_SHAPE.rows}]"
+        ),
+        click.option(
+            "--value-bytes", type=click.IntRange(32), help=f"bytes of a key's state  [default: {_SHAPE.value_bytes}]"
         ),
         click.option("--shards", type=click.IntRange(1), help=f"partitions of the shuffle  [default: {_SHAPE.shards}]"),
         click.option(
             "--store-latency-ms",
             type=FiniteRange(min=0),
-            help="what your object storage adds to each request: commits then go to an S3 server with that latency  "
+            help="latency of your object storage: commits then go to an S3 server with that latency  "
             "[default: local disk]",
         ),
     )
@@ -61,8 +63,10 @@ def _shape_options(command: Any) -> Any:
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="directory for the results")
 @click.option("--fresh", is_flag=True, help="delete existing results and start over")
 @click.option("--disk", type=click.Path(exists=True, file_okay=False), help="directory on the disk to measure with")
-@click.option("--seed", default=1, help="of the order in which engines take turns")
-@click.option("--turns", type=click.IntRange(1), help="of every measurement: 5 to compare by  [default: 1 to 3]")
+@click.option("--seed", default=1, help="seed of the order in which engines take turns")
+@click.option(
+    "--turns", type=click.IntRange(1), help="turns of every measurement: 5 for comparisons  [default: 1 to 3]"
+)
 @click.option("--list", "listing", is_flag=True, help="show what would be measured and how long it takes")
 def run(
     quick: bool,
@@ -79,7 +83,7 @@ def run(
     """Measure suites of questions into a directory; the same command goes on where it was stopped.
 
     --quick says which backend suits your own load: --keys, --rows-per-batch, --value-bytes, --shards and
-    --store-latency-ms describe it. Ctrl-C stops in good order. The exit status is 1 if a measurement failed.
+    --store-latency-ms describe it. Ctrl-C stops cleanly. The exit status is 1 if a measurement failed.
     """
     given = {name: value for name, value in shape.items() if value is not None}
     if quick and full:

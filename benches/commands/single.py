@@ -117,14 +117,12 @@ def command_of(single: Single) -> click.Command:
     ]
     known = ", ".join(engines_for(type(single.job)))
     given = [
-        click.Option(["--engines"], default=single.engines, help=f"each is compared with all that follow it: {known}"),
-        click.Option(["--vary"], help="compare variants of the job too: FIELD=VALUE,VALUE…, as slots=2,1"),
+        click.Option(["--engines"], default=single.engines, help=f"each is compared with all after it: {known}"),
+        click.Option(["--vary"], help="also compare variants of the job: FIELD=VALUE,VALUE…, such as slots=2,1"),
         *of_job,
         click.Option(["--repeats"], default=single.repeats, help="runs of each entry, in turns"),
         click.Option(["--disk"], type=click.Path(file_okay=False), help="directory on the disk to measure with"),
-        click.Option(
-            ["--json"], type=click.Path(dir_okay=False, path_type=Path), help="file for all that was measured"
-        ),
+        click.Option(["--json"], type=click.Path(dir_okay=False, path_type=Path), help="file for all measurements"),
     ]
 
     def run(**options: Any) -> None:

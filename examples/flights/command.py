@@ -52,7 +52,9 @@ _END_OF_TIME_MS = 1 << 52
 @click.option(
     "--restarts", type=click.IntRange(min=0), default=0, show_default=True, help="Restarts of a query that failed."
 )
-@click.option("--work-dir", type=click.Path(path_type=Path), help="For input, output and logs [default: temporary].")
+@click.option(
+    "--work-dir", type=click.Path(path_type=Path), help="Input, output and logs go here [default: temporary]."
+)
 @click.option("--keep", is_flag=True, help="Keep the work dir and the state.")
 @click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of the Spark session; may be repeated.")
 def demo(
@@ -69,7 +71,7 @@ def demo(
     keep: bool,
     conf: tuple[str, ...],
 ) -> None:
-    """Totals of a year's flights, by a stateful query that is killed half-way.
+    """Run a query that is killed half-way, and check its results.
 
     The flights that left New York in 2013 pass through Spark as micro-batches, in time order. Running totals of each
     aircraft, carrier and route are holdfast state. Half-way the driver is killed with SIGKILL and started again; at

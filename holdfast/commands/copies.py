@@ -38,7 +38,7 @@ def rescale(
     options: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Make a new query from another, with a different number of shards.
+    """Make a new query with another number of shards.
 
     LOCATION is the query's checkpointLocation. The query may be running; it does not change. The new one begins
     at micro-batch 1, where the other one is. If the command is stopped, run it again.
@@ -80,7 +80,7 @@ def clone(
     options: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Copy a query as it is, to run a second one beside it.
+    """Copy a query, to run a second one beside it.
 
     LOCATION is the checkpointLocation of the query, which may be running and is not changed. The clone has its
     own id and continues the micro-batch numbers. State of Spark's own operators is copied, too. Give the clone its own

@@ -61,7 +61,7 @@ def export(
     options: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Write a table of a savepoint, or of a query's state, as Parquet or CSV files, or as a Delta table.
+    """Write a table of state as Parquet, CSV or Delta.
 
     LOCATION is a savepoint: its directory, a slash, and its name; or a query's checkpointLocation, and the query may be
     running. Parquet and CSV are written by this process, a shard after the other; a Delta table, and whatever is

@@ -43,10 +43,10 @@ _KINDS = ("commit", "snapshot", "part", "probe", "trouble", "unknown")
 def inspect(
     url: str, operator: str | None, options: dict[str, str], as_json: bool, with_shards: bool, location: str | None
 ) -> None:
-    """Show the health of each query, and the operators of a state directory: tables, sizes, failures.
+    """Show how queries are, and what state they keep.
 
-    Costs one listing, and one small request for each operator, sink and failure shown (at most 20 failures), and for
-    each operator at most 32 for the sizes of snapshots.
+    Lists operators with their tables, sizes and failures. Costs one listing, and one small request for each operator,
+    sink and failure shown (at most 20 failures), and for each operator at most 32 for the sizes of snapshots.
     """
     with opened(url, options, operator) as target:
         found = [(o, _record(target, o.name)) for o in target.listing.operators.values()]

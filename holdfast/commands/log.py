@@ -25,7 +25,7 @@ from holdfast.snapshotter.upkeep.headers import Headers
     help="Versions to list per shard, newest first; each costs a request.",
 )
 def log(url: str, operator: str | None, options: dict[str, str], as_json: bool, shard: int | None, limit: int) -> None:
-    """List the stored versions and snapshots of each shard, newest first.
+    """List each shard's stored versions and snapshots.
 
     A commit holds what was written since the one before it, which may be several versions: small ones travel in Spark's
     own state until they are worth an object. Times are the store's, in UTC.

@@ -80,11 +80,11 @@ def get(
     options: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Show what a key holds: its rows in all state tables, when they expire, and its timers.
+    """Show what a key holds.
 
-    LOCATION is the query's checkpointLocation; the query may be running. A key is user=ann for each column that
-    OPERATOR is grouped by, or JSON: '{"user": null}'. Reads only what holds the key. The exit status is 1 if the key
-    holds nothing.
+    That is its rows in all state tables, when they expire, and its timers. LOCATION is the query's checkpointLocation;
+    the query may be running. A key is user=ann for each column that OPERATOR is grouped by, or JSON: '{"user": null}'.
+    Reads only what holds the key. The exit status is 1 if the key holds nothing.
     """
     with open_query(location, state_dir, options) as query:
         found = query.get(operator, parse_pairs(key), table=table, batch_id=batch_id)
@@ -119,7 +119,10 @@ def history(
     options: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Show what a key held, newest first, as far back as the query could return."""
+    """Show what a key held, newest first.
+
+    The history goes back as far as the query could return.
+    """
     found: list[KeyVersion] = []
     with open_query(location, state_dir, options) as query:
         for one in query.history(operator, parse_pairs(key), table=table):
@@ -154,7 +157,7 @@ def diff(
     options: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Show how state differs between two micro-batches or two savepoints.
+    """Compare two micro-batches, or two savepoints.
 
     LOCATION OPERATOR BEFORE AFTER: a query's checkpointLocation, its operator, and the numbers of two micro-batches.
 
