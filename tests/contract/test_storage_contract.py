@@ -235,6 +235,8 @@ def s3_place(server: S3Server) -> tuple[str, dict[str, object]]:
     return f"s3://{BUCKET}/contract/{next(_PLACES)}", server.options(part_size_bytes=5 << 20)
 
 
+# What versitygw shows, which checks all that S3 checks.
+@pytest.mark.all
 @pytest.mark.s3
 class TestS3StorageOnMoto(_OnAServer):
     @pytest.fixture

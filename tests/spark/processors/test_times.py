@@ -190,7 +190,7 @@ def test_e8_spark_refuses_frames_after_rows(run_on: Open) -> None:
 
 
 @by_way(ways(6, batch_only=True))
-@pytest.mark.parametrize("time_mode", ["processingTime", "eventTime", "none"])
+@pytest.mark.parametrize("time_mode", cases(["eventTime", "processingTime", "none"]))
 def test_b2_times_of_a_batch_query(way: Way, time_mode: str, run: Run) -> None:
     """B1, B2: the time of now, and -1 as the watermark; state begins empty, and what is due by then fires."""
 
