@@ -149,6 +149,12 @@ def canonical(value: Any) -> Any:
 
 
 SEEDS = cases([1, 2, 3, 4, 5], quick=1)
+#: In each output mode, by length, slide and start.
+WINDOWS = [
+    (mode, *window)
+    for window in (("1 hour", "20 minutes", None), ("1 hour", None, None), ("50 minutes", "50 minutes", "7 minutes"))
+    for mode in ("append", "update")
+]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -164,11 +170,7 @@ def test_aggregates_by_key(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("mode", ["append", "update"])
-@pytest.mark.parametrize(
-    ("length", "slide", "start"),
-    cases([("1 hour", None, None), ("1 hour", "20 minutes", None), ("50 minutes", "50 minutes", "7 minutes")], quick=2),
-)
+@pytest.mark.parametrize(("mode", "length", "slide", "start"), cases(WINDOWS, quick=2))
 def test_windows(lab: Lab, seed: int, mode: str, length: str, slide: str | None, start: str | None) -> None:
     """Windows are shown when Spark shows them, and take the late rows that Spark's take."""
     shown = compare(
@@ -234,7 +236,7 @@ def test_duplicates_within_the_watermark(lab: Lab, seed: int, delay: str) -> Non
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("subset", [["user", "s"], ["user", "at"]])
+@pytest.mark.parametrize("subset", cases([["user", "at"], ["user", "s"]]))
 @pytest.mark.parametrize("delay", cases(["20 minutes", None], quick=1))
 def test_duplicates(lab: Lab, seed: int, subset: list[str], delay: str | None) -> None:
     """A key comes once; where the watermark's column is a part of it, it is forgotten, and its duplicates are late."""
