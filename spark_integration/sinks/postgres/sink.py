@@ -108,17 +108,16 @@ class PostgresSink(TwoPhaseSink):
         application = names.application(query.sink, query.query_id)
         with failures.as_ours("a transaction begins", sink=self.name):
             link = connecting.take(to, application)
-        try:
-            with failures.as_ours("a transaction begins", sink=self.name):
+            try:
                 is_known = self.table in link.known
                 marks = self._marks(link, query, self._target(link))
                 if not is_known:  # the name alone may mean another table here: search_path is each machine's own
                     marks.require_same()
-            release = functools.partial(connecting.give_back, to=to, application=application)
-            return CopyTransaction(attempt, marks, self.keys, schema, release)
-        except BaseException:
-            link.close()
-            raise
+                release = functools.partial(connecting.give_back, to=to, application=application)
+                return CopyTransaction(attempt, marks, self.keys, schema, release)
+            except BaseException:
+                link.close()
+                raise
 
     def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
         def confirm(link: Link) -> None:

@@ -33,7 +33,7 @@ from tests.faults.sinks.judging import census
 from tests.faults.sinks.lean_driver import Job, keys_of
 from tests.faults.sinks.targets import Place, Target
 
-_PATIENCE_S = 90.0
+_PATIENCE_S = 300.0
 _LAST_BATCHES = 2
 _LOST = ("FencedError", "ConflictError")
 _forkserver = multiprocessing.get_context("forkserver")
