@@ -7,6 +7,9 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import ParamSpec, TypeVar
 
+#: How many storages a process keeps: of more, each is opened anew in every micro-batch. One holds idle connections.
+STORAGES = 64
+
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 

@@ -11,7 +11,7 @@ from holdfast.settings import PREFIX, STORAGE_PREFIX, Settings
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
-from holdfast.spark_integration.executor.per_process import kept_per_process
+from holdfast.spark_integration.executor.per_process import STORAGES, kept_per_process
 
 _IO_THREADS = 8
 
@@ -53,7 +53,7 @@ def storage_at(url: str, settings: Settings) -> ObjectStorage:
     return _open(url, tuple(sorted(storage_options(settings).items())))
 
 
-@kept_per_process(4)
+@kept_per_process(STORAGES)
 def _open(url: str, options: tuple[tuple[str, str], ...]) -> ObjectStorage:
     return open_storage(url, parse_storage_options(dict(options)))
 

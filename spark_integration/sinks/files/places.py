@@ -12,13 +12,11 @@ from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.spark_integration.executor.per_process import kept_per_process
+from holdfast.spark_integration.executor.per_process import STORAGES, kept_per_process
 from holdfast.spark_integration.shard.task_storage import io_executor
 
 #: Options of the `deltalake` package alone begin so.
 DELTA_PREFIX = "delta."
-#: Of more sinks in one process each is opened anew in every micro-batch; one that is kept holds idle connections.
-_STORAGES = 64
 
 
 def storage_of(url: str, options: Mapping[str, str]) -> ObjectStorage:
@@ -27,7 +25,7 @@ def storage_of(url: str, options: Mapping[str, str]) -> ObjectStorage:
     return _open(url, tuple(sorted(ours.items())))
 
 
-@kept_per_process(_STORAGES)
+@kept_per_process(STORAGES)
 def _open(url: str, options: tuple[tuple[str, str], ...]) -> ObjectStorage:
     return open_storage(url, parse_storage_options(dict(options)))
 
