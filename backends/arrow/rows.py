@@ -26,6 +26,7 @@ HashArray = npt.NDArray[np.uint64]
 
 #: What Arrow's small types of variable width can count to: bytes of text, elements of lists.
 SMALL_OFFSETS_MAX = (1 << 31) - 1
+_SIGN = np.uint64(1 << 63)
 #: Hashes in fewer ascending stretches than these are merged faster than sorted.
 _FEW_STRETCHES = 4
 
@@ -129,7 +130,7 @@ def take(batch: pa.RecordBatch, rows: npt.NDArray[np.integer] | pa.Array) -> pa.
 
 def take_rows(batches: list[pa.RecordBatch], rows: IntArray) -> pa.Table:
     """Return some rows of consecutive batches; Arrow's `take` would concatenate all, and fail beyond 2 GiB of text."""
-    if len(batches) == 1:
+    if len(batches) == 1 or not len(rows):
         return pa.Table.from_batches([batches[0].take(pa.array(rows))])
     starts = np.cumsum([0, *(len(batch) for batch in batches)])
     holder = np.searchsorted(starts, rows, side="right") - 1
@@ -272,6 +273,13 @@ class RowOrder(NamedTuple):
     rows: IntArray
     first: BoolArray
 
+    @property
+    def key_of_row(self) -> IntArray:
+        """Which key each row is of, counted in their order; shape (n,)."""
+        index = np.empty(len(self.rows), np.int64)
+        index[self.rows] = np.cumsum(self.first) - 1
+        return index
+
 
 def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
     """Order rows by (hash, key) and mark where each key begins.
@@ -331,13 +339,20 @@ def _same_key(keys: pa.RecordBatch, rows: IntArray, places: IntArray) -> BoolArr
 def _stand_in_order(rows: IntArray, new_hash: BoolArray, keys: pa.RecordBatch) -> bool:
     """Tell whether the keys ascend wherever neighbours share a hash, as those do that were read in order.
 
-    That is cheaper to see than to sort; where it is not so easy to see, as of several columns, it is False.
+    That is cheaper to see than to sort; where it is not so easy to see, as of nested keys, it is False.
     """
-    if keys.num_columns != 1 or pa.types.is_nested(keys.column(0).type) or pa.types.is_null(keys.column(0).type):
-        return False
-    in_order = keys.column(0).take(pa.array(rows))
-    ascends = to_bools(pc.less_equal(in_order.slice(0, len(rows) - 1), in_order.slice(1)))
-    return bool((ascends | new_hash[1:]).all())
+    undecided = ~new_hash[1:]
+    for column in keys.columns:
+        if pa.types.is_nested(column.type) or pa.types.is_null(column.type):
+            return False
+        in_order = column.take(pa.array(rows))
+        before, after = in_order.slice(0, len(rows) - 1), in_order.slice(1)
+        undecided = undecided & ~to_bools(pc.less(before, after))
+        if not undecided.any():
+            return True
+        if not _values_equal(before, after)[undecided].all():
+            return False
+    return True
 
 
 def _sort_shared_hashes(rows: IntArray, new_hash: BoolArray, places: IntArray, keys: pa.RecordBatch) -> None:
@@ -352,10 +367,22 @@ def _sort_shared_hashes(rows: IntArray, new_hash: BoolArray, places: IntArray, k
 
 def _order(columns: list[pa.Array]) -> IntArray:
     """Return the rows in the ascending order of some columns, nulls last; equal rows stay as they are."""
+    columns = [column for column in columns if not _is_constant(column)] or columns[:1]
+    if len(columns) == 1 and pa.types.is_int64(columns[0].type) and not columns[0].null_count:
+        return _order_hashes(columns[0].to_numpy().view(np.uint64) ^ _SIGN)
     names = [str(i) for i in range(len(columns))]
     order = pc.sort_indices(pa.table(columns, names=names), sort_keys=[(n, "ascending") for n in names])
     indices: IntArray = order.to_numpy().astype(np.int64)
     return indices
+
+
+def _is_constant(column: pa.Array) -> bool:
+    """Tell whether all values are one, as many index rows have one time; where it is not easy to see, it is False."""
+    is_whole = pa.types.is_integer(column.type) or pa.types.is_timestamp(column.type)
+    if not is_whole or not len(column) or column.null_count:
+        return False
+    bounds = pc.min_max(column)
+    return bool(bounds["min"].equals(bounds["max"]))
 
 
 def sortable(column: pa.Array) -> list[pa.Array]:

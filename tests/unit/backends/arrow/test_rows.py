@@ -215,3 +215,22 @@ def test_storage_types_are_large_and_stay_as_they_are() -> None:
     assert stored.field("m").type.item_type == pa.large_list(pa.large_binary())
     assert stored.field("t").type == pa.timestamp("us", "UTC")
     assert arrow_rows.storage_type(pa.decimal128(38, 18)) == pa.decimal128(38, 18)
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize("hashes", [1, 3])
+def test_keys_of_several_columns_that_share_a_hash(is_sorted: bool, hashes: int) -> None:
+    """As rows of an index by time do: in order already or not, some keys twice, null last."""
+    rows = [(h, n, t) for h in range(hashes) for n in [*range(-3, 4), None, 2] for t in (5, 5)]
+    ascending = sorted(rows, key=lambda row: (row[0], row[1] is None, row[1] or 0, row[2]))
+    given_rows = ascending if is_sorted else [rows[i * 7 % len(rows)] for i in range(len(rows))]
+    h, n, t = zip(*given_rows, strict=True)
+    keys = pa.RecordBatch.from_arrays([pa.array(n), pa.array(t).cast(pa.timestamp("us", "UTC"))], ["n", "t"])
+    order = order_rows(np.array(h, np.uint64), keys)
+    assert [given_rows[i] for i in order.rows] == sorted(
+        given_rows, key=lambda row: (row[0], row[1] is None, row[1] or 0, row[2])
+    )
+    firsts = [i == 0 or ascending[i] != ascending[i - 1] for i in range(len(rows))]
+    assert order.first.tolist() == firsts
+    if is_sorted:
+        assert order.rows.tolist() == [*range(len(rows))]
