@@ -153,7 +153,7 @@ def _nullable_within(field: pa.Field) -> pa.Field:
 
 
 def _stored(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(f.name, arrow_rows.storage_type(f.type)) for f in schema])
+    return pa.schema([pa.field(f.name, arrow_rows.storage_type(f.type), metadata=f.metadata) for f in schema])
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ spark = SparkSession.builder.config("spark.sql.shuffle.partitions", 2).getOrCrea
 spark.conf.set("spark.holdfast.state.dir", f"{folder}/app")  # or s3://bucket/app
 
 
-def totals(batch: holdfast.ShardBatch) -> pa.Table:
+def totals(batch: holdfast.ShardBatch) -> dict[str, pa.Array]:
     """Count flights and keep the worst delay, for all carriers of a shard in one call."""
-    old = batch.state.get()  # one row per key, null where new
-    n = pc.add(pc.coalesce(old["n"], 0), batch.groups.count())
+    old = batch.state.get(default={"n": 0})  # one row per key, null where new
+    n = pc.add(old["n"], batch.groups.count())
     worst = pc.max_element_wise(old["worst"], batch.groups.max("delay"))
     batch.state.put(n=n, worst=worst)
-    return batch.keys.append_column("n", n).append_column("worst", worst)
+    return {"n": n, "worst": worst}  # the keys come before them
 
 
 flights = spark.readStream.schema("carrier string, delay double").csv(f"{folder}/flights-*.csv")

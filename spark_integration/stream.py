@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, GroupedData
@@ -19,8 +19,9 @@ from holdfast.spark_integration.hosts.stateful_processor import StatefulProcesso
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.operators.aggregates import Aggregate
-from holdfast.spark_integration.operators.deduplicating import deduplicated, deduplicated_within_watermark
+from holdfast.spark_integration.operators.deduplicating import deduplicated, deduplicated_within_watermark, duration_us
 from holdfast.spark_integration.operators.defining import aggregated, by_key, checked_mode
+from holdfast.spark_integration.operators.ranked import latest_rows, top_rows
 from holdfast.spark_integration.operators.windows import SessionStream, WindowedStream, windowed
 from holdfast.spark_integration.plan.arguments import declared_struct, operator_name, require_accepted_by_spark
 from holdfast.spark_integration.plan.definition import Definition, KeyedRows
@@ -212,7 +213,7 @@ class GroupedStream:
             if hasattr(GroupedData, name) and not name.startswith("_"):
                 raise AttributeError(
                     f"{name} is Spark's own, and so is its state: df.groupBy(…).{name}(…). holdfast has agg, window, "
-                    "session, applyInArrowWithState, applyInPandasWithState, transformWithState and "
+                    "session, top, latest, applyInArrowWithState, applyInPandasWithState, transformWithState and "
                     "transformWithStateInPandas",
                     name=name,
                 )
@@ -307,6 +308,91 @@ class GroupedStream:
         """
         return SessionStream(self.df, self.grouping, F.session_window(timeColumn, gap))
 
+    def top(
+        self,
+        n: int,
+        by: str | Sequence[str],
+        ascending: bool | Sequence[bool] = False,
+        emit: Literal["list", "changes"] = "list",
+        ttl: str | None = None,
+        outputMode: str = "update",
+        name: str = "top",
+    ) -> DataFrame:
+        """Keep the first rows of each key in the order of some columns: by default those with the largest values.
+
+        Parameters
+        ----------
+        n : int
+            How many.
+        by : str or list of str
+            Columns to sort by, as ``DataFrame.sort`` does: null is smaller than all values, NaN than no number.
+            Of equal rows the one that came first stays.
+        ascending : bool or list of bool
+            Whether the smallest values stand first; for all columns, or for each.
+        emit : {"list", "changes"}
+            Show the whole list of a key when its rows have changed, with their ``place`` from 1 on; or the rows that
+            have left it and entered it, with ``change_type`` "delete" and "insert".
+        ttl : str, optional
+            How long a key is remembered after the newest row in its list, such as ``"7 days"``: in event time if the
+            input has a watermark, whose late rows are then dropped, else in processing time. By default for ever.
+        outputMode : {"append", "update"}
+            The query must be started in the same mode.
+        name : str
+            Name of the operator, which identifies its state for good. Unique in a query.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            The keys, ``place`` or ``change_type``, and the other columns of the input; without a watermark.
+
+        Raises
+        ------
+        AnalysisException
+            No such column.
+        InvalidArgumentError
+            A column that cannot be kept or sorted by, or a wrong argument or setting; nothing has run.
+
+        Examples
+        --------
+        >>> holdfast.stream(bids).groupBy("item").top(3, by="price")
+        """
+        return top_rows(self.df, self.grouping, n, by, ascending, emit, ttl, outputMode, name)
+
+    def latest(
+        self, by: str | Sequence[str], ttl: str | None = None, outputMode: str = "update", name: str = "latest"
+    ) -> DataFrame:
+        """Keep the newest row of each key; a row that comes late, behind a newer one, is ignored.
+
+        Parameters
+        ----------
+        by : str or list of str
+            Columns whose largest values the newest row has, as ``DataFrame.sort`` orders them. Of equal rows the one
+            that came first stays.
+        ttl : str, optional
+            How long a key is remembered after its row; as of `top`.
+        outputMode : {"append", "update"}
+            The query must be started in the same mode.
+        name : str
+            Name of the operator, which identifies its state for good. Unique in a query.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            The keys whose row is another than before: these, and the other columns of the input; without a watermark.
+
+        Raises
+        ------
+        AnalysisException
+            No such column.
+        InvalidArgumentError
+            A column that cannot be kept or sorted by, or a wrong argument or setting; nothing has run.
+
+        Examples
+        --------
+        >>> holdfast.stream(changes).groupBy("order").latest(by="at")
+        """
+        return latest_rows(self.df, self.grouping, by, ttl, outputMode, name)
+
     def applyInArrowWithState(
         self,
         func: ArrowFunction,
@@ -322,8 +408,8 @@ class GroupedStream:
         Parameters
         ----------
         func : callable
-            Takes a `ShardBatch`: the shard's rows grouped by key, and the state of those keys. Returns a
-            `pyarrow.Table` of the output columns, in any order, or None. It may run again for the same micro-batch
+            Takes a `ShardBatch`: the rows grouped by key, and their state. Returns a `pyarrow.Table` or a dict of the
+            output columns, where one row a key goes without keys; or None. It may run again for the same micro-batch
             after a failure, with the same state.
         outputStructType : StructType or str
             Columns that `func` returns.
@@ -358,18 +444,17 @@ class GroupedStream:
         """
         if not callable(func):
             raise InvalidArgumentError("func must be callable", given=type(func).__name__)
-        mode = str(outputMode).lower()
-        if mode not in ("append", "update"):
-            raise InvalidArgumentError(f"outputMode must be 'append' or 'update', not {outputMode!r}")
+        mode = checked_mode(outputMode)
         if timeMode not in TIMEOUT_CONF:
             raise InvalidArgumentError(
                 f"timeMode must be one of {', '.join(map(repr, TIMEOUT_CONF))}, not {timeMode!r}"
             )
-        if timeMode == "EventTime" and self.df.isStreaming and event_time_of(self.df) is None:
+        event_time = event_time_of(self.df) if timeMode == "EventTime" else None
+        if timeMode == "EventTime" and self.df.isStreaming and event_time is None:
             raise InvalidArgumentError(f"timeMode 'EventTime' {NEEDS_WATERMARK}")
         settings = checked_settings(self.df, stacklevel=2)
         output = parse_struct(outputStructType, "outputStructType")
-        states = declared_states(stateStructType)
+        states = declared_states(stateStructType, timeMode, lambda given: duration_us(self.df, given))
         function = ArrowWithState(
             function=func,
             key_types=self._key_types(),
@@ -377,6 +462,7 @@ class GroupedStream:
             states=states,
             time_mode=timeMode,
             state_changes=changes_of_tables(stateChanges, {name: t.types.names for name, t in states.items()}),
+            event_time=None if event_time is None else event_time.name,
         )
         return Definition(
             rows=KeyedRows(self.df, self.grouping.keys, function),

@@ -32,8 +32,8 @@ TIMES = 10
 
 def unusual_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
     """Compare the largest payment of each card with what it paid before."""
-    old = batch.state.get()
-    paid, n = pc.coalesce(old["paid"], 0), pc.coalesce(old["n"], 0)
+    old = batch.state.get(default=0)
+    paid, n = old["paid"], old["n"]
     batch.state.put(paid=pc.add(paid, batch.groups.sum("amount")), n=pc.add(n, batch.groups.count()))
     largest = batch.groups.max("amount")
     is_unusual = pc.and_(pc.greater(n, 0), pc.greater(pc.multiply(largest, n), pc.multiply(paid, TIMES)))

@@ -38,13 +38,13 @@ TOTALS = "user_name string, payments long, cents long"
 TABLE = "running_totals"
 
 
-def add(batch: holdfast.ShardBatch) -> pa.Table:
+def add(batch: holdfast.ShardBatch) -> dict[str, pa.Array]:
     """Add the payments of each user to what that user has spent, and return the new totals."""
-    old = batch.state.get()
-    payments = pc.add(pc.coalesce(old["payments"], 0), batch.groups.count())
-    cents = pc.add(pc.coalesce(old["cents"], 0), batch.groups.sum("cents"))
+    old = batch.state.get(default=0)
+    payments = pc.add(old["payments"], batch.groups.count())
+    cents = pc.add(old["cents"], batch.groups.sum("cents"))
     batch.state.put(payments=payments, cents=cents)
-    return batch.keys.append_column("payments", payments).append_column("cents", cents)
+    return {"payments": payments, "cents": cents}
 
 
 def running_totals(spent: DataFrame) -> DataStreamWriter:

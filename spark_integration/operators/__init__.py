@@ -1,1 +1,1 @@
-"""Spark's stateful operators as functions of a shard: aggregation by key and by window, sessions, deduplication."""
+"""Stateful operators as functions of a shard: aggregation by key and window, sessions, deduplication, top, latest."""

@@ -37,6 +37,8 @@ from holdfast.spark_integration.vectorised.arrays import without_views
 from holdfast.spark_integration.vectorised.groups import Groups
 
 _INDEX = pa.int64()
+#: What a state column says of itself in its metadata: the aggregate's column in the output, and what it computes.
+_COLUMN, _COMPUTES = b"holdfast.column", b"holdfast.computes"
 
 
 class Accumulator(Protocol):
@@ -278,7 +280,25 @@ def _fitting(total: pa.Array, t: pa.DataType, name: str) -> pa.Array:
 
 def state_types(accumulators: Sequence[Accumulator]) -> pa.Schema:
     """Return the columns of the states of several aggregates."""
-    return pa.schema([field for accumulator in accumulators for field in accumulator.fields()])
+    return pa.schema(
+        [
+            field.with_metadata({_COLUMN: accumulator.name, _COMPUTES: _described(accumulator)})
+            for accumulator in accumulators
+            for field in accumulator.fields()
+        ]
+    )
+
+
+def computations(state: pa.Schema) -> dict[str, str]:
+    """Return what aggregates compute that have columns in a state, by their columns in the output."""
+    found = [field.metadata for field in state if _COMPUTES in (field.metadata or {})]
+    return {metadata[_COLUMN].decode(): metadata[_COMPUTES].decode() for metadata in found}
+
+
+def _described(accumulator: Accumulator) -> str:
+    own = {k: v for k, v in vars(accumulator).items() if k not in ("name", "column", "type", "sum_type")}
+    options = ", ".join(f"{k}={v}" for k, v in sorted(own.items()))
+    return f"{type(accumulator).__name__.lower()}({options})"
 
 
 def lifted(accumulators: Sequence[Accumulator], rows: pa.Table) -> pa.Table:

@@ -25,7 +25,7 @@ from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.operators.accumulators import Accumulator, lifted, reduced, results, state_types
 from holdfast.spark_integration.operators.ends import Ends, microseconds, timestamps
-from holdfast.spark_integration.operators.restarting import require_same_operator
+from holdfast.spark_integration.operators.restarting import require_same_aggregates, require_same_operator
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.restarting import require_readable_tables
@@ -92,11 +92,11 @@ class Aggregation:
         return {}
 
     def configuration(self) -> Mapping[str, str]:
-        own = {"operator": "agg"} if self.window is None else {"operator": "window", "window": self.window.definition}
-        return own | {f"column {a.name}": described(a) for a in self.accumulators}
+        return {"operator": "agg"} if self.window is None else {"operator": "window", "window": self.window.definition}
 
     def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
         require_same_operator(configuration, self.configuration())
+        require_same_aggregates(stored, self.tables())
         require_readable_tables(stored, self.tables())
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
@@ -182,10 +182,3 @@ def into_window(columns: dict[str, pa.Array], name: str, end_us: IntArray) -> No
     """Make the last column, where windows start, a window as Spark has it: a struct of its start and its end."""
     start = one_chunk(columns.popitem()[1])
     columns[name] = pa.StructArray.from_arrays([start, timestamps(end_us, start.type)], ["start", "end"])
-
-
-def described(accumulator: Accumulator) -> str:
-    """Return what a column computes, so that another computation under its name is refused."""
-    own = {k: v for k, v in vars(accumulator).items() if k not in ("name", "column", "type", "sum_type")}
-    options = ", ".join(f"{k}={v}" for k, v in sorted(own.items()))
-    return f"{type(accumulator).__name__.lower()}({options})"

@@ -11,7 +11,8 @@ from pyspark.sql.types import StructType
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.hosts.group_state import GroupStateHost
-from holdfast.spark_integration.operators.deduplication import Deduplication
+from holdfast.spark_integration.operators.deduplication import Deduplication, DeduplicationByTime
+from holdfast.spark_integration.operators.ends import Ttl
 from holdfast.spark_integration.operators.windows import after_1970
 from holdfast.spark_integration.plan.arguments import operator_name
 from holdfast.spark_integration.plan.definition import Definition, KeyedRows
@@ -35,24 +36,27 @@ def deduplicated(df: DataFrame, subset: Sequence[str] | None, ttl: str | None, n
         `ttl` is no duration, or a column has a type that cannot be compared; or a setting is wrong.
     """
     _ = df.dropDuplicates(subset).schema  # type: ignore[arg-type]  # refuses what cannot be a subset
-    return _planned(df, subset, None if ttl is None else duration_us(df, ttl), name)
+    if ttl is None:
+        return _planned(df, subset, None, Deduplication, name)
+    return _planned(df, subset, duration_us(df, ttl), DeduplicationByTime, name)
 
 
-def _planned(df: DataFrame, subset: Sequence[str] | None, ttl_us: int | None, name: str) -> DataFrame:
+def _planned(
+    df: DataFrame, subset: Sequence[str] | None, ttl_us: int | None, by_event_time: type[Deduplication], name: str
+) -> DataFrame:
     event_time = event_time_of(df) if df.isStreaming else None
     keys = resolve_keys(df, list(df.columns if subset is None else subset))
     is_in_key = event_time is not None and event_time.name in [key.field.name for key in keys.keys]
     is_late_then = ttl_us is None and is_in_key
     if is_late_then:
         ttl_us = 0  # behind the watermark its duplicates are late
-    forgets = event_time is not None and ttl_us is not None
     settings = checked_settings(df, stacklevel=4)
     output = StructType(df.schema.fields)
-    function = Deduplication(
+    kind, clock = (Deduplication, None) if event_time is None else (by_event_time, event_time.name)
+    function = kind(
         types_of_keys([key.field for key in keys.keys]),
         arrow_schema(output, "the input", keep_not_null=True),
-        event_time.name if forgets and event_time is not None else None,
-        ttl_us,
+        None if ttl_us is None else Ttl(ttl_us, clock),
         keeps_without_time=is_late_then,
     )
     return Definition(
@@ -82,7 +86,7 @@ def deduplicated_within_watermark(df: DataFrame, subset: Sequence[str] | None, n
             "within which duplicates are found"
         )
     delay_ms = int((event_time.metadata or {})[WATERMARK_METADATA])
-    return _planned(df, subset, delay_ms * 1000, name)
+    return _planned(df, subset, delay_ms * 1000, Deduplication, name)
 
 
 def duration_us(df: DataFrame, given: object) -> int:

@@ -4,11 +4,17 @@
 
     rows ─▶ the first of each key ─▶ those without state ─▶ out
                                             └─▶ state: until ─▶ forgotten once the clock has passed it
+
+The clock passes a key's time between micro-batches, and duplicates in the micro-batch in which it does are still
+duplicates: so Spark has it. With a time to live of event time, which Spark has not, rows' own times decide instead::
+
+    rows of a key    09:00   09:20             10:10   10:30        ttl of an hour
+                       ▲ shown, until 10:00      ▲ shown, until 11:10
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,34 +22,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow.rows import one_chunk, order_rows, take_rows
+from holdfast.backends.arrow.rows import IntArray, RowOrder, one_chunk, order_rows, take_rows
+from holdfast.backends.base import Found
 from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.spark_integration.operators.ends import Ends, microseconds, timestamps
+from holdfast.spark_integration.operators.ends import UNTIL, Ends, Ttl, forget_rows, microseconds, until_us
 from holdfast.spark_integration.operators.restarting import require_same_operator
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
-from holdfast.spark_integration.shard.timeout import TimeMode
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.restarting import require_readable_tables
-from holdfast.spark_integration.transport.transport import moments_of
 
-UNTIL = "until"
-_UNTIL = pa.timestamp("us", "UTC")
+_LONG_AGO = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
 class Deduplication:
-    """The `ShardFunction` of deduplication.
+    """The `ShardFunction` of deduplication as Spark has it, and of that in processing time.
 
     Attributes
     ----------
     key_types, output_types : pyarrow.Schema
-    event_time : str or None
-        The column of the rows by which keys are forgotten; None for the micro-batch's own time.
-    ttl_us : int or None
-        How long after it a key is forgotten; None for never.
+    ttl : Ttl or None
+        After which a key is forgotten; None for never.
     keeps_without_time : bool
         Whether a key without a time is never forgotten: where the time is a part of the key, and says alone when its
         duplicates are late.
@@ -51,18 +53,12 @@ class Deduplication:
 
     key_types: pa.Schema
     output_types: pa.Schema
-    event_time: str | None
-    ttl_us: int | None
+    ttl: Ttl | None
     keeps_without_time: bool = False
-
-    @property
-    def time_mode(self) -> TimeMode:
-        """The clock by which the shard is called without rows; a key that is forgotten late does no harm."""
-        return "EventTime" if self.event_time is not None else "None"
 
     @cached_property
     def _state(self) -> TableSchema:
-        return TableSchema.of(STATE_TABLE, self.key_types, pa.schema([(UNTIL, _UNTIL)]))
+        return TableSchema.of(STATE_TABLE, self.key_types, pa.schema([UNTIL]))
 
     def tables(self) -> Mapping[str, TableSchema]:
         return {STATE_TABLE: self._state, **Ends.tables(self.key_types)}
@@ -71,57 +67,113 @@ class Deduplication:
         return {}
 
     def configuration(self) -> Mapping[str, str]:
-        return {"operator": "dropDuplicates", "clock of ttl": "none" if self.ttl_us is None else self._clock}
-
-    @property
-    def _clock(self) -> str:
-        return "processing time" if self.event_time is None else "event time"
+        return {"operator": "dropDuplicates", "clock of ttl": "none" if self.ttl is None else self.ttl.clock}
 
     def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
         require_same_operator(configuration, self.configuration())
         require_readable_tables(stored, self.tables())
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
-        is_by_calls = self.event_time is None
-        ends = Ends.by_calls(transaction, batch.times) if is_by_calls else Ends(transaction, batch.times)
-        if is_by_calls:
+        ends = None if self.ttl is None else self.ttl.ends(transaction, batch.times)
+        is_by_calls = self.ttl is not None and self.ttl.event_time is None
+        if ends is not None and is_by_calls:
             # The key that comes again is new, however long ago its time was up.
-            _forget(ends, batch, transaction)
+            self._forget(ends, batch, transaction)
         if batch.rows.num_rows:
-            every_key = batch.keys(self._state)
-            order = order_rows(every_key.hashes, every_key.columns)
-            first_rows = order.rows[order.first]
-            keys = every_key.take(first_rows)
-            batch.counts.keys += len(keys)
-            new = np.flatnonzero(~transaction.get(STATE_TABLE, keys).exists)
-            if len(new):
-                fresh, rows = keys.take(new), take_rows(batch.rows.to_batches(), first_rows[new])
-                until = self._until(rows, batch)
-                ending = np.flatnonzero(until.is_valid().to_numpy(zero_copy_only=False))
-                ends.add(fresh.take(ending), microseconds(until.drop_null()))
-                transaction.put(STATE_TABLE, fresh, pa.table({UNTIL: until}))
-                yield conform_output(rows, self.output_types, batch.operator)
-        if is_by_calls:
+            yield from self._with_rows(batch, transaction, ends)
+        if self.ttl is None or ends is None:
             return None
-        # As in Spark, a duplicate in the micro-batch in which its key's time is up still is one.
-        _forget(ends, batch, transaction)
-        return ends.earliest_ms()
+        if not is_by_calls:
+            self._forget(ends, batch, transaction)
+        return self.ttl.next_call_ms(ends)
+
+    def _with_rows(self, batch: ShardInput, transaction: Transaction, ends: Ends | None) -> Iterator[pa.RecordBatch]:
+        """Remember the keys of the rows, and yield the rows that are the first of theirs."""
+        every_key = batch.keys(self._state)
+        order = order_rows(every_key.hashes, every_key.columns)
+        keys = every_key.take(order.rows[order.first])
+        batch.counts.keys += len(keys)
+        found = transaction.get(STATE_TABLE, keys)
+        key, rows = self._first_rows(batch, order, found)
+        if not len(key):
+            return
+        fresh, shown = keys.take(key), take_rows(batch.rows.to_batches(), rows)
+        until = self._until(shown, batch)
+        if ends is not None:
+            is_entered = ~found.exists[key] & until.is_valid().to_numpy(zero_copy_only=False)
+            is_entered[1:] &= key[1:] != key[:-1]
+            entered = np.flatnonzero(is_entered)
+            ends.add(fresh.take(entered), microseconds(until.take(pa.array(entered))))
+        transaction.put(STATE_TABLE, fresh, pa.table({UNTIL.name: until}))
+        yield conform_output(shown, self.output_types, batch.operator)
+
+    def _first_rows(self, batch: ShardInput, order: RowOrder, found: Found) -> tuple[IntArray, IntArray]:
+        """Return the keys, ascending, that have a row to show, and this row; of several of a key the last one counts.
+
+        Parameters
+        ----------
+        order : RowOrder
+            Of the rows by key.
+        found : Found
+            The state of these keys.
+        """
+        new = np.flatnonzero(~found.exists)
+        return new, order.rows[order.first][new]
 
     def _until(self, rows: pa.Table, batch: ShardInput) -> pa.Array:
         """Return when the keys of some rows are forgotten; null for never."""
-        if self.ttl_us is None:
-            return pa.nulls(rows.num_rows, _UNTIL)
-        if self.event_time is None:
-            return timestamps(np.full(rows.num_rows, batch.times.processing_ms * 1000 + self.ttl_us), _UNTIL)
-        at = one_chunk(moments_of(rows.column(self.event_time))).cast(pa.int64())
-        if not self.keeps_without_time:
-            at = at.fill_null(0)  # as in Spark, where a row without a time is soon forgotten
-        return pc.add(at, self.ttl_us).view(_UNTIL)
+        if self.ttl is None:
+            return pa.nulls(rows.num_rows, UNTIL.type)
+        until = self.ttl.until(rows, batch.times)
+        if not self.keeps_without_time or self.ttl.event_time is None:
+            return until
+        return pc.if_else(one_chunk(rows.column(self.ttl.event_time)).is_valid(), until, pa.scalar(None, UNTIL.type))
+
+    def _forget(self, ends: Ends, batch: ShardInput, transaction: Transaction) -> None:
+        """Remove the keys whose time is up."""
+        over = ends.take_over()
+        if over is not None:
+            batch.counts.timers_due += len(over.keys)
+            transaction.delete(STATE_TABLE, over.keys)
 
 
-def _forget(ends: Ends, batch: ShardInput, transaction: Transaction) -> None:
-    """Remove the keys whose time is up."""
-    over = ends.take_over()
-    if over is not None:
-        batch.counts.timers_due += len(over.keys)
-        transaction.delete(STATE_TABLE, over.keys)
+class DeduplicationByTime(Deduplication):
+    """The `ShardFunction` of deduplication with a time to live of event time: rows' own times say which are new."""
+
+    def _first_rows(self, batch: ShardInput, order: RowOrder, found: Found) -> tuple[IntArray, IntArray]:
+        assert self.ttl is not None
+        until = until_us(self.ttl.until(batch.rows, batch.times))
+        stored = until_us(found.values.column(UNTIL.name))
+        return first_rows(order.key_of_row, until, np.where(found.exists, stored, _LONG_AGO), self.ttl.length_us)
+
+    def _forget(self, ends: Ends, batch: ShardInput, transaction: Transaction) -> None:
+        forget_rows(ends, batch, transaction)
+
+
+def first_rows(key: IntArray, until: IntArray, stored: IntArray, ttl: int) -> tuple[IntArray, IntArray]:
+    """Return keys and rows, by key and time, that come when their key is not remembered, because of a row before.
+
+    Parameters
+    ----------
+    key, until : numpy.ndarray of int64, shape (n,)
+        Of each row: its key's number, and until when the key is remembered if it is shown.
+    stored : numpy.ndarray of int64, shape (keys,)
+        Until when each key is remembered before the first of these.
+    ttl : int
+    """
+    rows = np.lexsort((until, key))
+    key, at = key[rows], until[rows] - ttl
+    times, rank = np.unique(np.concatenate([at, until[rows], stored]), return_inverse=True)
+    at_rank, until_rank, stored_rank = np.split(rank, [len(at), 2 * len(at)])
+    place = key * len(times) + at_rank
+    after = np.searchsorted(place, key * len(times) + until_rank)  # of each row, the first that is new after it
+    here = np.searchsorted(place, np.arange(len(stored)) * len(times) + stored_rank)
+    of_key, found = np.arange(len(stored)), []
+    while len(of_key):
+        is_there = here < len(key)
+        is_there[is_there] = key[here[is_there]] == of_key[is_there]
+        of_key, here = of_key[is_there], here[is_there]
+        found.append(here)
+        here = after[here]
+    chosen = np.sort(np.concatenate(found))
+    return key[chosen], rows[chosen]

@@ -13,6 +13,9 @@ time comes, it is found to go on, and moves to its new end. What was removed mea
 The index is a table of timers (`holdfast.spark_integration.tables.timers`), so that savepoints, rescaling and look-ups
 know it. A row is over once ``end <= watermark``; a timer is due once the watermark is later, hence the millisecond
 between.
+
+A time to live (`Ttl`) is counted in event time or, where there is no watermark, in processing time. There nothing needs
+to happen in the very moment: what is over goes when the shard has rows again, before these are looked up.
 """
 
 from __future__ import annotations
@@ -22,14 +25,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from holdfast.backends.arrow.rows import IntArray
+from holdfast.backends.arrow.rows import BoolArray, IntArray, one_chunk
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.shard.operator import BatchTimes
+from holdfast.spark_integration.shard.operator import STATE_TABLE, BatchTimes, ShardInput
 from holdfast.spark_integration.tables.key_timers import TIMERS_BY_DUE
 from holdfast.spark_integration.tables.timers import Timers, timers_schema
+from holdfast.spark_integration.transport.transport import moments_of
 
+#: The value column that says until when a row is remembered; null for ever.
+UNTIL = pa.field("until", pa.timestamp("us", "UTC"))
+#: `UNTIL` of a row that is remembered for ever, in numbers.
+FOR_EVER = np.iinfo(np.int64).max
 #: Rows that are looked up at once.
 _AT_ONCE = 65_536
 
@@ -87,6 +96,18 @@ class Ends:
             first_ms = int(due_ms.min())
             self._earliest_ms = first_ms if self._earliest_ms is None else min(self._earliest_ms, first_ms)
 
+    def move(self, keys: Keys, end_us: IntArray, before_us: IntArray) -> None:
+        """Enter rows that end earlier than before, or never ended; those that end later stay where they stand."""
+        rows = np.flatnonzero(end_us < before_us)
+        self.add(keys.take(rows), end_us[rows])
+
+    def go_on(self, keys: Keys, end_us: IntArray) -> BoolArray:
+        """Tell which of the rows that were taken out end later by now, and enter these again."""
+        lives: BoolArray = due_of(end_us) >= (self._now_ms or 0)
+        rows = np.flatnonzero(lives)
+        self.add(keys.take(rows), end_us[rows])
+        return lives
+
     def take_over(self) -> Over | None:
         """Take what stands before the clock out of the index, earliest first; None where nothing does."""
         if self._earliest_ms is None or self._now_ms is None or self._now_ms <= self._earliest_ms:
@@ -117,3 +138,62 @@ def microseconds(column: pa.Array | pa.ChunkedArray) -> IntArray:
 def timestamps(numbers: np.ndarray, t: pa.DataType) -> pa.Array:
     """Return microseconds as a column of timestamps."""
     return pa.array(numbers).view(pa.timestamp("us", t.tz))
+
+
+@dataclass(frozen=True)
+class Ttl:
+    """A time to live.
+
+    Attributes
+    ----------
+    length_us : int
+    event_time : str or None
+        The column of the rows from whose time on it counts; None for the micro-batch's own time.
+    """
+
+    length_us: int
+    event_time: str | None
+
+    @property
+    def clock(self) -> str:
+        """What a restart must not change."""
+        return "processing time" if self.event_time is None else "event time"
+
+    def until(self, rows: pa.Table, times: BatchTimes) -> pa.Array:
+        """Return until when the keys of some rows are remembered; a row without a time counts as one of 1970."""
+        if self.event_time is None:
+            return timestamps(np.full(rows.num_rows, times.processing_ms * 1000 + self.length_us), UNTIL.type)
+        at = one_chunk(moments_of(rows.column(self.event_time))).cast(pa.int64())
+        return pc.add(at.fill_null(0), self.length_us).view(UNTIL.type)
+
+    def ends(self, transaction: Transaction, times: BatchTimes) -> Ends:
+        """Return the index in one call of a shard."""
+        return Ends.by_calls(transaction, times) if self.event_time is None else Ends(transaction, times)
+
+    def next_call_ms(self, ends: Ends) -> int | None:
+        """Return when the shard is to be called though it has no rows; None for never."""
+        return None if self.event_time is None else ends.earliest_ms()
+
+
+def until_us(column: pa.Array | pa.ChunkedArray) -> IntArray:
+    """Return until when rows are remembered as numbers; `FOR_EVER` for null."""
+    return microseconds(column.fill_null(pa.scalar(FOR_EVER).cast(column.type)))
+
+
+def with_until(value_types: pa.Schema, ttl: Ttl | None) -> pa.Schema:
+    """Return the value columns of a table whose rows are remembered for so long."""
+    return value_types if ttl is None else value_types.append(UNTIL)
+
+
+def forget_rows(ends: Ends, batch: ShardInput, transaction: Transaction) -> None:
+    """Remove the keys whose time is up from a table with one row for each; those that have moved on stay."""
+    over = ends.take_over()
+    if over is None:
+        return
+    batch.counts.timers_due += len(over.keys)
+    gone = []
+    for keys in over.slabs():
+        found = transaction.get(STATE_TABLE, keys)
+        until = np.where(found.exists, until_us(found.values.column(UNTIL.name)), 0)
+        gone.append(keys.take(np.flatnonzero(~ends.go_on(keys, until))))
+    transaction.delete(STATE_TABLE, Keys.concat(gone))

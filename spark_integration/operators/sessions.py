@@ -16,7 +16,7 @@ State has one row for each open session, under key and start::
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,16 +33,15 @@ from holdfast.spark_integration.operators.accumulators import Accumulator, lifte
 from holdfast.spark_integration.operators.aggregation import (
     WINDOW_END,
     WINDOW_START,
-    described,
     into_window,
     shown_keys,
 )
-from holdfast.spark_integration.operators.ends import Ends, due_of, microseconds, timestamps
-from holdfast.spark_integration.operators.restarting import require_same_operator
-from holdfast.spark_integration.processor.state.variable_tables import SESSIONS
+from holdfast.spark_integration.operators.ends import Ends, microseconds, timestamps
+from holdfast.spark_integration.operators.restarting import require_same_aggregates, require_same_operator
+from holdfast.spark_integration.processor.state.variable_tables import SEVERAL
 from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.spark_types import conform_output
-from holdfast.spark_integration.tables.entry_rows import EntryRows
+from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
 from holdfast.spark_integration.tables.restarting import require_readable_tables
 
 #: The last key column, and the first value column.
@@ -75,24 +74,25 @@ class Sessions:
     def _state(self) -> TableSchema:
         end = self.key_types.field(SESSION_START).with_name(SESSION_END)
         values = pa.schema([end, *state_types(self.accumulators)])
-        return TableSchema.of(SESSIONS, self.key_types, values)
+        return TableSchema.of(SEVERAL, self.key_types, values)
 
     @property
     def _grouping(self) -> TableSchema:
         return self._state.prefix(len(self.key_types) - 1)
 
     def tables(self) -> Mapping[str, TableSchema]:
-        return {SESSIONS: self._state, **Ends.tables(self.key_types)}
+        return {SEVERAL: self._state, **Ends.tables(self.key_types)}
 
     def changes(self) -> Mapping[str, ColumnChanges]:
         return {}
 
     def configuration(self) -> Mapping[str, str]:
         # Not the gap: sessions that are stored have their ends.
-        return {"operator": "session", **{f"column {a.name}": described(a) for a in self.accumulators}}
+        return {"operator": "session"}
 
     def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
         require_same_operator(configuration, self.configuration())
+        require_same_aggregates(stored, self.tables())
         require_readable_tables(stored, self.tables())
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
@@ -109,34 +109,28 @@ class Sessions:
         """Merge the rows into the sessions of their keys; return the sessions that have changed."""
         every_key = batch.keys(self._grouping)
         by_key = order_rows(every_key.hashes, every_key.columns)
-        first_rows = by_key.rows[by_key.first]
-        keys = every_key.take(first_rows)
-        of_row = np.empty(len(every_key), np.int64)
-        of_row[by_key.rows] = np.cumsum(by_key.first) - 1
+        keys, of_row = every_key.take(by_key.rows[by_key.first]), by_key.key_of_row
         entries = EntryRows(transaction, self._state, len(self._grouping.key), None)
-        stored = list(entries.scan(keys))
+        row_start, row_end = microseconds(batch.rows[WINDOW_START]), microseconds(batch.rows[WINDOW_END])
+        stored = _Merged.of(of_row, row_start, row_end, len(of_row)).touching(entries.scan(keys))
 
         own = [lifted(self.accumulators, batch.rows)]
         own += [pa.Table.from_batches([some.values.select(own[0].schema.names)]) for some in stored]
         states = pa.concat_tables(own)
         key = np.concatenate([of_row, *(some.places for some in stored)])
-        start = np.concatenate(
-            [microseconds(batch.rows[WINDOW_START]), *(microseconds(some.own_keys.column(0)) for some in stored)]
-        )
-        end = np.concatenate(
-            [microseconds(batch.rows[WINDOW_END]), *(microseconds(some.values.column(0)) for some in stored)]
-        )
+        start = np.concatenate([row_start, *(microseconds(some.own_keys.column(0)) for some in stored)])
+        end = np.concatenate([row_end, *(microseconds(some.values.column(0)) for some in stored)])
         merged = _Merged.of(key, start, end, len(of_row))
 
         kept = np.flatnonzero(merged.has_rows)
         whole = self._keys_of(entries, keys, merged.key[kept], merged.start[kept])
         gone = merged.gone
         if len(gone):
-            transaction.delete(SESSIONS, self._keys_of(entries, keys, key[gone], start[gone]))
+            transaction.delete(SEVERAL, self._keys_of(entries, keys, key[gone], start[gone]))
         time = self.key_types.field(SESSION_START).type
         found = reduced(self.accumulators, states, merged.order).take(pa.array(kept))
         sessions = found.add_column(0, SESSION_END, timestamps(merged.end[kept], time))
-        transaction.put(SESSIONS, whole, sessions)
+        transaction.put(SEVERAL, whole, sessions)
         new = np.flatnonzero(~merged.was_stored[kept])
         ends.add(whole.take(new), merged.end[kept][new])
         return whole, sessions
@@ -152,18 +146,13 @@ class Sessions:
             return
         batch.counts.timers_due += len(over.keys)
         gone: list[Keys] = []
-        moved: list[tuple[Keys, IntArray]] = []
         for keys in over.slabs():
-            found = transaction.get(SESSIONS, keys)
+            found = transaction.get(SEVERAL, keys)
             end_us = np.where(found.exists, _microseconds_or_0(found.values.column(0)), 0)
-            lives = due_of(end_us) >= (batch.times.watermark_ms or 0)
-            moved.append((keys.take(np.flatnonzero(found.exists & lives)), end_us[found.exists & lives]))
-            ended = np.flatnonzero(found.exists & ~lives)
+            ended = np.flatnonzero(found.exists & ~ends.go_on(keys, end_us))
             gone.append(keys.take(ended))
             yield self._shown(gone[-1], pa.Table.from_batches([take(found.values, ended)]), batch.operator)
-        transaction.delete(SESSIONS, Keys.concat(gone))
-        for keys, end_us in moved:
-            ends.add(keys, end_us)
+        transaction.delete(SEVERAL, Keys.concat(gone))
 
     def _shown(self, keys: Keys, sessions: pa.Table, operator: str) -> pa.RecordBatch:
         columns = shown_keys(keys, self.key_types)
@@ -224,6 +213,20 @@ class _Merged:
             sorted_stored[begins],
             order[sorted_stored & ~first],
         )
+
+    def touching(self, entries: Iterable[Entries]) -> list[Entries]:
+        """Return those stored sessions that touch or overlap one of these: of a key with many, hardly any."""
+        ends = np.unique(self.end)
+        places = self.key * (len(ends) + 1) + np.searchsorted(ends, self.end)
+        found = []
+        for some in entries:
+            start, end = microseconds(some.own_keys.column(0)), microseconds(some.values.column(0))
+            # Of each, the first one of its key that does not end before it starts.
+            first = np.searchsorted(places, some.places * (len(ends) + 1) + np.searchsorted(ends, start))
+            near = np.minimum(first, len(places) - 1)
+            is_near = (first < len(places)) & (self.key[near] == some.places) & (self.start[near] <= end)
+            found.append(some.take(np.flatnonzero(is_near)))
+        return found
 
 
 def _running_max(key: npt.NDArray[np.int64], values: IntArray) -> IntArray:

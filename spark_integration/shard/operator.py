@@ -49,6 +49,13 @@ class BatchTimes:
     earliest_timer_ms: int | None
     previous_ms: int | None
 
+    def by_event_time(self) -> BatchTimes:
+        """Return the same with the watermark as the clock; what was due before the earliest timer is gone."""
+        earliest_ms = self.earliest_timer_ms
+        return replace(
+            self, processing_ms=self.watermark_ms or 0, previous_ms=None if earliest_ms is None else earliest_ms - 1
+        )
+
 
 @dataclass
 class CallCounts:

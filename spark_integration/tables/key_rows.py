@@ -22,6 +22,7 @@ Invariant: for every row, the index has an entry no later than its time rounded 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -92,8 +93,22 @@ class KeyRows:
         return self._keys if rows is None else self._keys.take(rows)
 
 
+@dataclass(frozen=True)
+class KeyTimes:
+    """When the rows of a micro-batch's keys are in event time, in ms since 1970; the watermark for a key without rows.
+
+    Attributes
+    ----------
+    first_ms, last_ms : numpy.ndarray of int64, shape (n,)
+        The earliest and the latest one.
+    """
+
+    first_ms: IntArray
+    last_ms: IntArray
+
+
 class Expiry:
-    """The expiry of a table's rows; all times are Spark's processing time, in ms since 1970.
+    """The expiry of a table's rows, in ms since 1970: in processing time or in event time.
 
     Parameters
     ----------
@@ -101,7 +116,8 @@ class Expiry:
     ttl_ms : int or None
         How long a row lives after it was last written; more than 0. None where only rows of earlier runs expire.
     now_ms : int
-        Of the micro-batch. A row has expired once ``expires_ms <= now_ms``, as in Spark's ``transformWithState``.
+        Of the micro-batch; in event time the watermark. A row has expired once ``expires_ms <= now_ms``, as in Spark's
+        ``transformWithState``.
     evicted_until_ms : int or None
         All rows that had expired by then are gone; None where nobody knows.
     """
@@ -110,14 +126,21 @@ class Expiry:
         self.table = table
         self.index = index_of(table)
         self.now_ms = now_ms
-        self.expires_ms = NEVER if ttl_ms is None else now_ms + ttl_ms
+        self._ttl_ms = ttl_ms
         self._step_ms = 1 << max(0, ((ttl_ms or 0) // STEPS).bit_length() - 1)
         self._first_ms = 0 if evicted_until_ms is None else evicted_until_ms + 1
         self._at_once = KeysAtOnce()
 
+    def expires_ms(self, written_ms: IntArray) -> IntArray:
+        """Return when rows expire that are written at some times."""
+        return np.full(len(written_ms), NEVER) if self._ttl_ms is None else written_ms + self._ttl_ms
+
     def place(self, transaction: Transaction, keys: Keys, expires_ms: IntArray) -> None:
         """Enter keys in the index, at most a step after their rows expire."""
-        Timers(transaction, self.index).add(keys, -(-expires_ms // self._step_ms) * self._step_ms)
+        if len(keys):
+            placed_ms = -(-expires_ms // self._step_ms) * self._step_ms
+            Timers(transaction, self.index).add(keys, placed_ms)
+            self._first_ms = min(self._first_ms, int(placed_ms.min()))  # by event time, one may expire at once
 
     def evict(self, transaction: Transaction) -> None:
         """Remove the rows that have expired."""
@@ -163,13 +186,18 @@ class ExpiringKeyRows:
     transaction : Transaction
     expiry : Expiry
     keys : Keys, shape (n,)
+    times : KeyTimes, optional
+        Of the keys, in event time: the rows' own times say what has expired, as the watermark lags behind.
     """
 
-    def __init__(self, transaction: Transaction, expiry: Expiry, keys: Keys) -> None:
+    def __init__(self, transaction: Transaction, expiry: Expiry, keys: Keys, times: KeyTimes | None = None) -> None:
         self._rows = KeyRows(transaction, expiry.table, keys)
         self._transaction = transaction
         self._expiry = expiry
         self._keys = keys
+        now_ms = np.full(len(keys), expiry.now_ms)
+        self._now_ms = now_ms if times is None else np.maximum(now_ms, times.first_ms)
+        self._expires_ms = expiry.expires_ms(now_ms if times is None else times.last_ms)
         # A row of the key that expires then or later is in the index, as far as is known.
         self._indexed_from: IntArray = np.full(len(keys), NEVER)
 
@@ -181,17 +209,17 @@ class ExpiringKeyRows:
         found = self._rows.get()
         expires_ms = expires_of(found.values)
         self._indexed_from = np.where(found.exists, np.minimum(self._indexed_from, expires_ms), self._indexed_from)
-        return _without_expired(found, found.exists & (expires_ms > self._expiry.now_ms))
+        return _without_expired(found, found.exists & (expires_ms > self._now_ms))
 
     def put(self, values: pa.Table | pa.RecordBatch, rows: IntArray | None = None) -> None:
         """Set the row of every key, or of those at `rows`; each starts its time to live."""
-        expires_ms = self._expiry.expires_ms
-        stored = pa.scalar(None if expires_ms == NEVER else expires_ms, pa.int64())
-        self._rows.put(values.append_column(EXPIRES, pa.repeat(stored, len(values))), rows)
+        expires_ms = self._expires_ms if rows is None else self._expires_ms[rows]
+        self._rows.put(values.append_column(EXPIRES, pa.array(expires_ms, mask=expires_ms == NEVER)), rows)
         rows = np.arange(len(self._keys)) if rows is None else rows
-        new = rows[self._indexed_from[rows] > expires_ms]
-        self._expiry.place(self._transaction, self._keys.take(new), np.full(len(new), expires_ms))
-        self._indexed_from[new] = expires_ms
+        is_new = self._indexed_from[rows] > expires_ms
+        new = rows[is_new]
+        self._expiry.place(self._transaction, self._keys.take(new), expires_ms[is_new])
+        self._indexed_from[new] = expires_ms[is_new]
 
     def delete(self, rows: IntArray | None = None) -> None:
         """Remove the row of every key, or of those at `rows`."""
@@ -209,9 +237,11 @@ def expiry_of(transaction: Transaction, table: str, ttl_ms: int | None, times: B
     return Expiry(table, ttl_ms, times.processing_ms, None if ttl_ms is None else times.previous_ms)
 
 
-def open_rows(transaction: Transaction, table: str, expiry: Expiry | None, keys: Keys) -> KeyRows | ExpiringKeyRows:
+def open_rows(
+    transaction: Transaction, table: str, expiry: Expiry | None, keys: Keys, times: KeyTimes | None = None
+) -> KeyRows | ExpiringKeyRows:
     """Return the rows of some keys of a table, which may expire."""
-    return KeyRows(transaction, table, keys) if expiry is None else ExpiringKeyRows(transaction, expiry, keys)
+    return KeyRows(transaction, table, keys) if expiry is None else ExpiringKeyRows(transaction, expiry, keys, times)
 
 
 def index_of(table: str) -> str:

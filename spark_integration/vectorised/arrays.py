@@ -12,8 +12,8 @@ from holdfast.backends.arrow.rows import BoolArray, IntArray, one_chunk, storage
 from holdfast.errors import InvalidArgumentError
 
 
-def array_of(values: Any, what: str, keys: int) -> pa.Array:
-    """Return `values` as an array with one value for each key.
+def array_of(values: Any, what: str, keys: int | None) -> pa.Array:
+    """Return `values` as an array with one value for each key; of any length if `keys` is None.
 
     Raises
     ------
@@ -27,7 +27,7 @@ def array_of(values: Any, what: str, keys: int) -> pa.Array:
             raise InvalidArgumentError(
                 f"{what} must be an array with one value for each key: {exc}", given=type(values).__name__
             ) from exc
-    if len(values) != keys:
+    if keys is not None and len(values) != keys:
         raise InvalidArgumentError(f"{what} must have one value for each key", values=len(values), keys=keys)
     return one_chunk(values)
 

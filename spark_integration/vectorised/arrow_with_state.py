@@ -15,30 +15,35 @@ import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from holdfast.backends.arrow.rows import IntArray
+from holdfast.backends.arrow.rows import IntArray, one_chunk
 from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.options import did_you_mean
 from holdfast.backends.run import Keys, TableSchema
+from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import conform_output
-from holdfast.spark_integration.tables.key_rows import expiring_tables, expiry_of, open_rows
+from holdfast.spark_integration.tables.key_rows import KeyTimes, expiring_tables, expiry_of, open_rows
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers, due_before_ms
 from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_api
 from holdfast.spark_integration.tables.timers import DueTimers
+from holdfast.spark_integration.transport.transport import moments_of
+from holdfast.spark_integration.vectorised.arrays import array_of
 from holdfast.spark_integration.vectorised.batch import ShardBatch, group_rows, shown_keys, with_due
+from holdfast.spark_integration.vectorised.groups import Groups
 from holdfast.spark_integration.vectorised.state import ShardState
 from holdfast.spark_integration.vectorised.timers import ShardTimers
 
 _NO_COLUMN = re.compile(r'Field "(.*)" does not exist in schema')
 
-ArrowFunction = Callable[[ShardBatch], "pa.Table | pa.RecordBatch | None"]
+ArrowFunction = Callable[[ShardBatch], "pa.Table | pa.RecordBatch | Mapping[str, Any] | None"]
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,13 @@ class StateColumns:
     types : pyarrow.Schema
     ttl_ms : int or None
         How long a row lives after it was written; None for ever.
+    clock : {"ProcessingTime", "EventTime"}
+        In which that is counted.
     """
 
     types: pa.Schema
     ttl_ms: int | None
+    clock: TimeMode = "ProcessingTime"
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,8 @@ class ArrowWithState:
         Which timers there are.
     state_changes : mapping of str to ColumnChanges
         By table.
+    event_time : str or None
+        The column of the rows that has the watermark.
     """
 
     function: ArrowFunction
@@ -79,6 +89,7 @@ class ArrowWithState:
     states: Mapping[str, StateColumns]
     time_mode: TimeMode
     state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)
+    event_time: str | None = None
 
     def tables(self) -> Mapping[str, TableSchema]:
         tables: dict[str, TableSchema] = {}
@@ -118,7 +129,7 @@ class ArrowWithState:
                         rows=batch.rows,
                         keys=shown,
                         groups=groups,
-                        states=call.states(keys),
+                        states=call.states(keys, self._times(batch, groups)),
                         shard=batch.shard,
                         batch_id=batch.batch_id,
                         watermark_ms=batch.times.watermark_ms,
@@ -127,9 +138,50 @@ class ArrowWithState:
                     )
                 )
             if returned is not None:
-                yield conform_output(returned, self.output_types, batch.operator)
+                yield conform_output(_with_keys(returned, shown, self.output_types), self.output_types, batch.operator)
         call.evict()
         return call.earliest_ms()
+
+    def _times(self, batch: ShardInput, groups: Groups) -> KeyTimes | None:
+        """Return the event times of each key's rows, where a table counts by them."""
+        if self.event_time is None or all(state.clock != "EventTime" for state in self.states.values()):
+            return None
+        at = one_chunk(moments_of(batch.rows.column(self.event_time))).cast(pa.int64())
+        first_us, last_us = (
+            found.fill_null((batch.times.watermark_ms or 0) * 1000).to_numpy()
+            for found in (groups.min(at), groups.max(at))
+        )
+        return KeyTimes(first_us // 1000, -(-last_us // 1000))
+
+
+def _with_keys(returned: object, keys: pa.Table, output: pa.Schema) -> object:
+    """Return a function's output as a table, behind the keys if it has none and they are wanted.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It has no keys, and not one row for each.
+    """
+    if isinstance(returned, Mapping):
+        columns = {name: array_of(values, f"column {name!r}", None) for name, values in returned.items()}
+        if len({len(column) for column in columns.values()}) > 1:
+            raise InvalidArgumentError("columns of different lengths", rows={n: len(c) for n, c in columns.items()})
+        returned = pa.table(columns)
+    if not isinstance(returned, (pa.Table, pa.RecordBatch)):
+        return returned
+    missing = [name for name in output.names if name not in returned.schema.names]
+    if not missing or not {*missing} <= {*keys.schema.names}:
+        return returned
+    if returned.num_rows != keys.num_rows:
+        raise InvalidArgumentError(
+            "keys are put before what a function returns if it has one row for each key, in their order: return the "
+            "keys, too",
+            missing=missing,
+            rows=returned.num_rows,
+            keys=keys.num_rows,
+        )
+    own = {name: keys.column(name) for name in missing}
+    return pa.table(own | dict(zip(returned.schema.names, returned.columns, strict=True)))
 
 
 class _States(dict[str, ShardState]):
@@ -164,13 +216,17 @@ class _Call:
         self._transaction = transaction
         clock = TIMEOUT_CONF[step.time_mode]
         self._due_before_ms = due_before_ms(clock, batch.times)
-        found = {name: expiry_of(transaction, name, state.ttl_ms, batch.times) for name, state in step.states.items()}
+        by_clock = {"ProcessingTime": batch.times, "EventTime": batch.times.by_event_time()}
+        found = {
+            name: expiry_of(transaction, name, state.ttl_ms, by_clock[state.clock])
+            for name, state in step.states.items()
+        }
         self._expiries = {name: expiry for name, expiry in found.items() if expiry is not None}
+        self._waking = [expiry for name, expiry in self._expiries.items() if step.states[name].clock == step.time_mode]
         self._timers: KeyTimers | None = None
         if step.time_mode != "None":
-            wakes_to_evict = bool(self._expiries) and step.time_mode == "ProcessingTime"
             earliest_ms = batch.times.earliest_timer_ms
-            self._timers = KeyTimers(transaction, clock, earliest_ms, is_exact=not wakes_to_evict)
+            self._timers = KeyTimers(transaction, clock, earliest_ms, is_exact=not self._waking)
 
     def fire(self) -> DueTimers | None:
         """Remove the timers that are due, and return them; None where there is none."""
@@ -180,12 +236,13 @@ class _Call:
         """Return the timers as these keys see them; None where the operator has none."""
         return None if self._timers is None else ShardTimers(self._timers, keys, due_ms)
 
-    def states(self, keys: Keys) -> dict[str, ShardState]:
-        """Return the state tables as these keys see them."""
-        return _States(
-            (name, ShardState(open_rows(self._transaction, name, self._expiries.get(name), keys), state.types))
-            for name, state in self._step.states.items()
-        )
+    def states(self, keys: Keys, times: KeyTimes | None) -> dict[str, ShardState]:
+        """Return the state tables as these keys see them, whose rows have these event times."""
+        return _States((name, self._state(name, state, keys, times)) for name, state in self._step.states.items())
+
+    def _state(self, name: str, state: StateColumns, keys: Keys, times: KeyTimes | None) -> ShardState:
+        times = times if state.clock == "EventTime" else None
+        return ShardState(open_rows(self._transaction, name, self._expiries.get(name), keys, times), state.types)
 
     def evict(self) -> None:
         """Remove the state that has expired."""
@@ -195,6 +252,5 @@ class _Call:
     def earliest_ms(self) -> int | None:
         """Return when Spark is to call the shard, whether it has rows then or not; None for never."""
         found = [] if self._timers is None else [self._timers.earliest(NEVER)]
-        if self._step.time_mode == "ProcessingTime":
-            found += [expiry.earliest(self._transaction) for expiry in self._expiries.values()]
+        found += [expiry.earliest(self._transaction) for expiry in self._waking]
         return min((at for at in found if at is not None), default=None)

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from holdfast.backends.arrow.rows import IntArray, RowOrder, one_chunk
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.vectorised.arrays import without_views
+from holdfast.spark_integration.vectorised.ranking import ranks
 
 _INT64 = np.iinfo(np.int64)
 #: Rows a key, up to which adding up all rows and taking differences is faster than key by key.
@@ -54,9 +55,7 @@ class Groups:
     @property
     def index(self) -> IntArray:
         """The position of each input row's key in `ShardBatch.keys`; shape (rows,)."""
-        index = np.empty(len(self._order), np.int64)
-        index[self._order] = self._sorted_index()
-        return index
+        return self._ordered.key_of_row
 
     def _ends(self) -> IntArray:
         """Where in the order each key ends."""
@@ -118,6 +117,37 @@ class Groups:
     def last(self, column: str | pa.Array, order_by: str | pa.Array | None = None) -> pa.Array:
         """Last row's value, null or not: last by `order_by`, null first, or else by arrival, in no fixed order."""
         return self._for_all(self._column(column).take(pa.array(self._picked(order_by, last=True))))
+
+    def collect(self, column: str | pa.Array) -> pa.Array:
+        """List each key's values, by arrival, without nulls; an empty list where there is none."""
+        return self._listed(self._column(column), self._order)
+
+    def top(self, column: str | pa.Array, n: int, order_by: str | pa.Array | None = None) -> pa.Array:
+        """List the `n` largest values, largest first, without nulls; by `order_by`, those of the rows with its largest.
+
+        Of equal ones the first to arrive stand first; NaN is the largest number.
+
+        Raises
+        ------
+        InvalidArgumentError
+            `n` is less than 1, or values that have no order.
+        """
+        if n < 1:
+            raise InvalidArgumentError("top lists at least one value", n=n)
+        values = self._column(column)
+        by = values if order_by is None else self._column(order_by)
+        rank = ranks(by)[self._order]
+        key = self._sorted_index()
+        order = np.lexsort([-rank, key])
+        kept = order[(np.arange(len(order)) - self._starts[key] < n) & (rank[order] > 0)]
+        return self._listed(values, self._order[kept])
+
+    def _listed(self, values: pa.Array, rows: IntArray) -> pa.Array:
+        """Return for each key the list of its values that are not null, of rows by key."""
+        rows = rows[values.is_valid().to_numpy(zero_copy_only=False)[rows]]
+        ends = np.cumsum(np.bincount(self.index[rows], minlength=len(self)))
+        offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
+        return pa.ListArray.from_arrays(offsets, one_chunk(values.take(pa.array(rows))))
 
     def _for_all(self, with_rows: pa.Array) -> pa.Array:
         """Return the values of the keys that have rows, then null for each of the others."""

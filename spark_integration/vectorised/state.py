@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
+from collections.abc import Mapping
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.backends.options import did_you_mean
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.spark_types import owned
 from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, KeyRows
@@ -21,8 +25,13 @@ class ShardState:
         self._rows = rows
         self._schema = schema
 
-    def get(self) -> pa.Table:
+    def get(self, default: object = None) -> pa.Table:
         """Return the state: one row per key, all null if the key has none.
+
+        Parameters
+        ----------
+        default : value or mapping of str to value, optional
+            What stands where null would: in every column, or in those that are named.
 
         Returns
         -------
@@ -32,10 +41,11 @@ class ShardState:
         Raises
         ------
         InvalidArgumentError
-            One column has more than 2 GiB of text, bytes or elements, more than an Arrow array holds.
+            One column has more than 2 GiB of text, bytes or elements, more than an Arrow array holds; or a default does
+            not fit its column.
         """
-        values = self._rows.get().values
-        return seen(values, self._schema, "state column")
+        values = seen(self._rows.get().values, self._schema, "state column")
+        return values if default is None else _filled(values, default)
 
     def exists(self) -> pa.Array:
         """Return for each key whether it has state, even if it is all null."""
@@ -92,3 +102,23 @@ class ShardState:
         return pa.table(
             {name: array_of(columns[name], f"state column {name!r}", len(self._rows)) for name in self._schema.names}
         )
+
+
+def _filled(values: pa.Table, default: object) -> pa.Table:
+    """Return columns with a default in place of null."""
+    names = values.schema.names
+    defaults = default if isinstance(default, Mapping) else dict.fromkeys(names, default)
+    for name, value in defaults.items():
+        if name not in names:
+            raise InvalidArgumentError(f"default names no state column: {name!r}{did_you_mean(name, names)}")
+        column = values.column(name)
+        try:
+            filled = pc.coalesce(column, pa.scalar(value, column.type))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
+            raise InvalidArgumentError(
+                f"default {value!r} is no value of state column {name!r}: give one by column, as in "
+                "get(default={'n': 0})",
+                type=str(column.type),
+            ) from exc
+        values = values.set_column(names.index(name), values.schema.field(name), filled)
+    return values

@@ -20,8 +20,8 @@ Kind = Literal["value", "list", "map"]
 KINDS: tuple[Kind, ...] = ("value", "list", "map")
 
 SEQUENCE, ENTRY = "seq", "entry."
-#: The table of an operator's sessions, each under its key and its start.
-SESSIONS = "s.state"
+#: The table of an operator that keeps several rows a key, by the last key column: of sessions, by their start.
+SEVERAL = "s.state"
 
 
 def table_of(kind: Kind, name: str) -> str:
@@ -78,7 +78,7 @@ def grouping_columns(tables: Mapping[str, TableSchema], name: str) -> tuple[str,
         All that the operator has: those of lists, maps, sessions and timers have key columns of their own, others none.
     """
     names = tables[name].key.names
-    if name == SESSIONS:
+    if name == SEVERAL:
         return tuple(names[:-1])
     plain = [schema.key.names for table, schema in tables.items() if table != TIMERS and not _has_own_keys(table)]
     if plain:

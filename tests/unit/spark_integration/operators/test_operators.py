@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import SchemaMismatchError
+from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.operators.accumulators import Accumulator, Count, Extreme, Sum
 from holdfast.spark_integration.operators.aggregation import WINDOW_END, WINDOW_START, Aggregation, Window
 from holdfast.spark_integration.operators.deduplication import Deduplication
+from holdfast.spark_integration.operators.ends import Ttl
 from holdfast.spark_integration.operators.sessions import Sessions
 from holdfast.spark_integration.shard.operator import ShardFunction
 from tests.unit.spark_integration.operators.operator_shard import FunctionShard
@@ -181,7 +184,7 @@ def test_a_key_is_remembered_until_the_watermark_has_passed(batches: list[tuple[
     """The first row of a key comes, and again once the key is forgotten: after the micro-batch that passes its end."""
     held: dict[Any, int] = {}
     types = pa.schema([USER, pa.field(WINDOW_START, TIME), pa.field(WINDOW_END, TIME), pa.field("v", pa.int64())])
-    with shard(Deduplication(pa.schema([USER]), types, WINDOW_START, ttl * 1000), "user") as one:
+    with shard(Deduplication(pa.schema([USER]), types, Ttl(ttl * 1000, WINDOW_START)), "user") as one:
         for rows, watermark in batches:
             expected = []
             for user, t, _ in rows:
@@ -199,7 +202,7 @@ def test_a_key_is_remembered_until_the_watermark_has_passed(batches: list[tuple[
 def test_a_key_without_a_time(keeps: bool, left: int) -> None:
     """It goes with the first watermark, as if of 1970, but never where the time is a part of it."""
     types = pa.schema([USER, pa.field("at", TIME)])
-    with shard(Deduplication(pa.schema([USER]), types, "at", 0, keeps), "user") as one:
+    with shard(Deduplication(pa.schema([USER]), types, Ttl(0, "at"), keeps), "user") as one:
         rows = pa.table({"user": ["ann"], "at": pa.nulls(1, TIME)})
         assert [len(one.run(rows, watermark)) for watermark in (0, 0, 5)] == [1, 1 - left, 0 if keeps else 1]
         one.run(rows.slice(0, 0), 6)
@@ -209,7 +212,7 @@ def test_a_key_without_a_time(keeps: bool, left: int) -> None:
 def test_a_key_is_remembered_in_processing_time() -> None:
     """Without a watermark the micro-batch's own time counts; what is over goes when the shard is called again."""
     types = pa.schema([USER, pa.field("v", pa.int64())])
-    with shard(Deduplication(pa.schema([USER]), types, None, 10_000), "user") as one:
+    with shard(Deduplication(pa.schema([USER]), types, Ttl(10_000, None)), "user") as one:
 
         def run(now: int, *users: str) -> list[Any]:
             return [r["user"] for r in one.run(pa.table({"user": users, "v": [now] * len(users)}), None, now)]
@@ -225,7 +228,7 @@ def test_a_key_is_remembered_in_processing_time() -> None:
 def test_a_key_that_comes_after_its_ttl_is_new_though_nothing_came_meanwhile() -> None:
     """The row is shown, and remembered from then on: what was over before goes before rows are looked up."""
     types = pa.schema([USER, pa.field("v", pa.int64())])
-    with shard(Deduplication(pa.schema([USER]), types, None, 10_000), "user") as one:
+    with shard(Deduplication(pa.schema([USER]), types, Ttl(10_000, None)), "user") as one:
         row = pa.table({"user": ["ann"], "v": [1]})
         assert [len(one.run(row, None, now)) for now in (100, 109, 500, 509, 510)] == [1, 0, 1, 0, 1]
         assert [len(one.stored(name)) for name in ("state", "timers_by_due")] == [1, 1]
@@ -266,3 +269,20 @@ def test_a_restart_may_add_and_leave_out_aggregates() -> None:
     for old, new in ((few, more), (more, few)):
         stored = StoredTables.of_first_run(windows("append", old).tables())
         windows("update", new).require_restartable(stored, windows("append", old).configuration())
+
+
+def test_an_aggregate_that_a_restart_added_cannot_change_either() -> None:
+    """Stored columns say what has computed them, also those that no first run declared, or that were left out since."""
+    n, least, most = (
+        Count("n", None),
+        Extreme("w", "v", pa.int64(), "min"),
+        Extreme("w", "v", pa.int64(), "max"),
+    )
+    tables = StoredTables.of_first_run(windows("append", (n,)).tables())
+    for added in ((n, most), (n,)):
+        tables = tables.with_declared(windows("append", added).tables())
+        header = json.loads(json.dumps(tables.to_json()))
+        tables = StoredTables.read(Fields(header, "the state", *StoredTables.FIELDS))
+        windows("append", (n, most)).require_restartable(tables, windows("append").configuration())
+        with pytest.raises(SchemaMismatchError, match="column w was computed by another aggregate"):
+            windows("append", (n, least)).require_restartable(tables, windows("append").configuration())

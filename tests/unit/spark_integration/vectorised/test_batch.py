@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from holdfast.errors import ClosedError, InvalidArgumentError, SchemaMismatchErr
 from holdfast.mvcc import VersionedStore
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.tables.key_rows import KeyRows
-from holdfast.spark_integration.vectorised.batch import group_rows
+from holdfast.spark_integration.vectorised.arrow_with_state import ArrowWithState, StateColumns
+from holdfast.spark_integration.vectorised.batch import ShardBatch, group_rows
 from holdfast.spark_integration.vectorised.state import ShardState
 from holdfast.testing.state_rows import TYPES, VALUE_TYPES, hash_of, plain
+from tests.unit.spark_integration.operators.operator_shard import FunctionShard
 
 KEYS = pa.schema([("user", pa.string())])
 STATE = pa.schema([("n", pa.int64()), ("name", pa.string())])
@@ -317,3 +320,28 @@ def test_timestamps_of_another_zone_are_the_same_instants(tmp_path: Path) -> Non
     assert len(shard.groups) == 2
     shard.state.put(seen=shard.shown.column("at").cast(pa.timestamp("us", "America/New_York")))
     assert shard.state.get().column("seen").to_pylist() == shard.shown.column("at").to_pylist()
+
+
+@pytest.mark.parametrize("by_name", [dict, pa.table])
+def test_keys_are_put_before_columns_that_have_a_row_for_each(tmp_path: Path, by_name: Callable[..., Any]) -> None:
+    """A function may return its new columns only; with another number of rows it must return the keys, too."""
+
+    def count(batch: ShardBatch) -> Any:
+        return by_name({"n": batch.groups.count()})
+
+    output = pa.schema([("user", pa.string()), ("n", pa.int64())])
+    rows = pa.table({"user": ["ann", "bob", "ann"]})
+    states = {"state": StateColumns(pa.schema([("n", pa.int64())]), None)}
+    operator = ArrowWithState(count, KEYS, output, states, "None")
+    found = FunctionShard(tmp_path / "one", operator, ["user"]).run(rows)
+    assert sorted((row["user"], row["n"]) for row in found) == [("ann", 2), ("bob", 1)]
+    few = ArrowWithState(lambda batch: by_name({"n": [1]}), KEYS, output, states, "None")
+    with pytest.raises(InvalidArgumentError, match=r"return the keys, too.*missing=\['user'\] rows=1 keys=2"):
+        FunctionShard(tmp_path / "two", few, ["user"]).run(rows)
+
+
+def test_columns_of_different_lengths_are_refused(tmp_path: Path) -> None:
+    states = {"state": StateColumns(pa.schema([("n", pa.int64())]), None)}
+    odd = ArrowWithState(lambda _: {"user": ["a"], "n": [1, 2]}, KEYS, KEYS, states, "None")
+    with pytest.raises(InvalidArgumentError, match="different lengths"):
+        FunctionShard(tmp_path, odd, ["user"]).run(pa.table({"user": ["ann"]}))

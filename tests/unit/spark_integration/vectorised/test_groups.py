@@ -261,3 +261,47 @@ def test_computed_text_may_come_in_views() -> None:
     assert groups.min(text).to_pylist() == [{"a": "y", "b": "w"}[k or ""] for k in order]
     assert groups.first("v", order_by=text).to_pylist() == [{"a": 2, "b": 3}[k or ""] for k in order]
     assert groups.last(text).to_pylist() == [{"a": "y", "b": "w"}[k or ""] for k in order]
+
+
+@pytest.mark.parametrize("t", VALUES, ids=str)
+def test_values_are_listed(t: pa.DataType) -> None:
+    """All of them by arrival, or the largest ones: without nulls; none for a key without rows."""
+
+    @given(
+        st.lists(st.tuples(st.sampled_from(KEYS), st.none() | VALUES[t], st.none() | st.integers(-2, 2)), max_size=9)
+    )
+    def check(rows: list[tuple[str | None, Any, int | None]]) -> None:
+        values = pa.array([value for _, value, _ in rows], t)
+        shown = values.to_pylist()
+        groups, keys = groups_of(
+            [key for key, _, _ in rows], v=values, by=pa.array([by for _, _, by in rows], pa.int64())
+        )
+        groups = groups.with_empty(1)
+        collected = [
+            [v for (k, _, _), v in zip(rows, shown, strict=True) if k == key and v is not None] for key in keys
+        ]
+        assert repr(groups.collect("v").to_pylist()) == repr([*collected, []])
+        assert groups.collect("v").type == pa.list_(t)
+        largest = [sorted(own, key=_above, reverse=True)[:2] for own in collected]
+        assert repr(groups.top("v", 2).to_pylist()) == repr([*largest, []])
+        by_other = []
+        for key in keys:
+            own = [(by, v) for (k, _, by), v in zip(rows, shown, strict=True) if k == key and by is not None]
+            chosen = sorted(own, key=lambda pair: pair[0], reverse=True)[:2]
+            by_other.append([v for _, v in chosen if v is not None])
+        assert repr(groups.top("v", 2, order_by="by").to_pylist()) == repr([*by_other, []])
+
+    check()
+
+
+def _above(value: Any) -> Any:
+    """Return what sorts as Spark does; -0.0 is 0.0."""
+    return (math.isnan(value), 0 if math.isnan(value) else value) if isinstance(value, float) else value
+
+
+def test_nothing_is_no_number_of_values() -> None:
+    groups, _ = groups_of(["a"], v=pa.array([1]))
+    with pytest.raises(InvalidArgumentError, match="at least one"):
+        groups.top("v", 0)
+    with pytest.raises(InvalidArgumentError, match="no order"):
+        groups.top(pa.array([[1]]), 1)

@@ -103,3 +103,22 @@ def test_an_unknown_table_is_told_which_there_are(tmp_path: Path) -> None:
     shard = OperatorShard(tmp_path, {"carts": columns, "seen": columns}, "None")
     with pytest.raises(KeyError, match="no state table 'cart'; it has carts, seen; did you mean 'carts'"):
         shard.run(["a"], 0, lambda batch: batch.states["cart"])
+
+
+def test_a_default_stands_where_null_would(tmp_path: Path) -> None:
+    """For keys without state, and where a stored value is null: in all columns, or in those that are named."""
+    types = pa.schema([("n", pa.int64()), ("total", pa.float64()), ("tags", pa.list_(pa.string()))])
+    shard = OperatorShard(tmp_path, {STATE_TABLE: StateColumns(types, None)}, "None")
+    numbers = pa.table({"n": [None], "total": [2.5], "tags": [["a"]]}, schema=types)
+    shard.run(["ann"], 1, lambda batch: batch.state.put(numbers))
+
+    def step(batch: ShardBatch) -> dict[Any, Any]:
+        found = batch.state.get(default={"n": 0, "tags": []})
+        assert found.schema == types
+        return dict(zip(batch.keys["user"].to_pylist(), found.to_pylist(), strict=True))
+
+    found = shard.run(["bob", "ann"], 2, step)
+    assert found == {"bob": {"n": 0, "total": None, "tags": []}, "ann": {"n": 0, "total": 2.5, "tags": ["a"]}}
+    for default, text in (({"m": 0}, "no state column: 'm'"), (0, "no value of state column 'tags'.*by column")):
+        with pytest.raises(InvalidArgumentError, match=text):
+            shard.run(["ann"], 3, lambda batch, default=default: batch.state.get(default))

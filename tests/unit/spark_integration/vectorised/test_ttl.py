@@ -16,9 +16,10 @@ from holdfast.backends.base import Found
 from holdfast.backends.run import Keys
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.tables import keys_at_once
-from holdfast.spark_integration.vectorised.arrow_with_state import StateColumns
+from holdfast.spark_integration.vectorised.arrow_with_state import ArrowWithState, StateColumns
 from holdfast.spark_integration.vectorised.batch import ShardBatch
-from tests.unit.spark_integration.vectorised.operator_shard import COUNT, OperatorShard, counts_of
+from tests.unit.spark_integration.operators.operator_shard import FunctionShard
+from tests.unit.spark_integration.vectorised.operator_shard import COUNT, KEY_TYPES, OperatorShard, counts_of
 
 TTL_MS = 1000
 
@@ -242,3 +243,42 @@ def test_state_does_as_a_dict_with_times_does(script: list[tuple[list[str | None
         stays = {user: n for user, (n, until) in model.items() if until == FOR_EVER}
         assert {row["user"]: row["n"] for row in shard.stored("state")} == stays
         assert shard.stored("state.expiring") == []
+
+
+ROWS = st.lists(st.tuples(st.sampled_from(["ann", "bob", None]), st.integers(1, 60)), max_size=6)
+EVENTS = st.lists(
+    st.tuples(ROWS, st.integers(0, 60)),
+    min_size=1,
+    max_size=6,
+)  # fmt: skip
+
+
+@given(EVENTS, st.sampled_from([1, 10, 25]))
+def test_rows_expire_by_event_time(batches: list[tuple[list[tuple[str | None, int]], int]], ttl: int) -> None:
+    """Once the watermark has passed their time, or a row of their key comes that is later: after a pause it lags."""
+    time = pa.timestamp("us", "UTC")
+    output = pa.schema([("user", pa.string()), ("seen", pa.bool_())])
+
+    def step(batch: ShardBatch) -> dict[str, Any]:
+        seen = batch.state.exists()
+        batch.state.put(n=batch.groups.count())
+        return {"seen": seen}
+
+    states = {"state": StateColumns(COUNT, ttl, "EventTime")}
+    function = ArrowWithState(step, KEY_TYPES, output, states, "EventTime", event_time="at")
+    held: dict[str | None, int] = {}
+    watermark = 0
+    with tempfile.TemporaryDirectory() as folder:
+        one = FunctionShard(Path(folder), function, ["user"])
+        for rows, mark in batches:
+            watermark = max(watermark, mark)
+            at = {user: [ms for other, ms in rows if other == user] for user, _ in rows}
+            expected = [(user, held.get(user, 0) > max(watermark, min(times))) for user, times in at.items()]
+            held |= {user: max(times) + ttl for user, times in at.items()}
+            users, times = [user for user, _ in rows], [1000 * ms for _, ms in rows]
+            given_rows = pa.table({"user": pa.array(users, pa.string()), "at": pa.array(times, pa.int64()).cast(time)})
+            found = [(row["user"], row["seen"]) for row in one.run(given_rows, watermark)]
+            assert sorted(found, key=repr) == sorted(expected, key=repr)
+            held = {user: expires for user, expires in held.items() if expires > watermark}
+            assert {row["user"]: row["expires_ms"] for row in one.stored("state")} == held
+            assert not held or one.earliest_ms <= min(held.values())  # type: ignore[operator]

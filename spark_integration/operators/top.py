@@ -1,0 +1,308 @@
+"""``groupBy(…).top(3, by="price")``: the first rows of each key in a ranking.
+
+::
+
+    rows ──────────────────┐
+                           ├─▶ ranked by key ─▶ the first n ─▶ state ─▶ list: of the keys whose list has changed
+    the stored lists ──────┘                        │
+                                                    └─▶ changes: what has left the list, and what has entered it
+
+State has one row for each place, under key and place::
+
+    item   place   price   bidder
+    "tea"  1       30      "bob"
+    "tea"  2       25      "dan"
+
+A row that has been pushed out is gone: it does not come back when those before it are forgotten.
+
+``groupBy(…).latest(by="at")`` keeps one row a key, found by the key alone::
+
+    rows ─▶ the newest of each key ─┐
+                                    ├─▶ the newer one ─▶ state ─▶ the keys whose row is another
+    the stored row of these keys ───┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Self
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.backends.arrow.rows import BoolArray, IntArray, from_columns, order_rows, take, take_rows
+from holdfast.backends.column_names import ColumnChanges
+from holdfast.backends.run import Keys, TableSchema
+from holdfast.mvcc import Transaction
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
+from holdfast.spark_integration.operators.aggregation import shown_keys
+from holdfast.spark_integration.operators.ends import FOR_EVER, UNTIL, Ends, Ttl, forget_rows, until_us, with_until
+from holdfast.spark_integration.operators.restarting import require_same_operator
+from holdfast.spark_integration.processor.state.variable_tables import SEVERAL
+from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
+from holdfast.spark_integration.spark_types import conform_output
+from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
+from holdfast.spark_integration.tables.restarting import require_readable_tables
+from holdfast.spark_integration.vectorised.ranking import Ranking
+
+#: The last key column, from 1 on; shown with lists.
+PLACE = "place"
+#: What has become of a row, shown with changes.
+CHANGE_TYPE = "change_type"
+Emits = Literal["list", "changes"]
+
+
+@dataclass(frozen=True)
+class Top:
+    """The `ShardFunction` of the first rows.
+
+    Attributes
+    ----------
+    key_types, value_types : pyarrow.Schema
+        Of the grouping keys, and of the other columns of the rows.
+    output_types : pyarrow.Schema
+    ranking : Ranking
+    places : int
+        How many rows of a key are kept.
+    emits : {"list", "changes"}
+    ttl : Ttl or None
+        How long a key is remembered after the newest row in its list; None for ever.
+    """
+
+    key_types: pa.Schema
+    value_types: pa.Schema
+    output_types: pa.Schema
+    ranking: Ranking
+    places: int
+    emits: Emits
+    ttl: Ttl | None
+
+    @cached_property
+    def _state(self) -> TableSchema:
+        key_types = self.key_types.append(pa.field(PLACE, pa.int32()))
+        return TableSchema.of(SEVERAL, key_types, with_until(self.value_types, self.ttl))
+
+    @property
+    def _grouping(self) -> TableSchema:
+        return self._state.prefix(len(self.key_types))
+
+    def tables(self) -> Mapping[str, TableSchema]:
+        return {SEVERAL: self._state, **(Ends.tables(self.key_types) if self.ttl else {})}
+
+    def changes(self) -> Mapping[str, ColumnChanges]:
+        return {}
+
+    def configuration(self) -> Mapping[str, str]:
+        # Not the number of places: a list that may be longer fills with the next rows.
+        return {"operator": "top", "ranking": self.ranking.definition}
+
+    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
+        require_same_operator(configuration, self.configuration())
+        require_readable_tables(stored, self.tables())
+
+    def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
+        ends = None if self.ttl is None else self.ttl.ends(transaction, batch.times)
+        entries = EntryRows(transaction, self._state, len(self.key_types), None)
+        if ends is not None:
+            _forget_lists(ends, entries, batch)
+        if batch.rows.num_rows:
+            yield from self._with_rows(batch, transaction, entries, ends)
+        return None if self.ttl is None or ends is None else self.ttl.next_call_ms(ends)
+
+    def _with_rows(
+        self, batch: ShardInput, transaction: Transaction, entries: EntryRows, ends: Ends | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Rank the rows among the stored ones of their keys; yield what has changed."""
+        every_key = batch.keys(self._grouping)
+        by_key = order_rows(every_key.hashes, every_key.columns)
+        keys = every_key.take(by_key.rows[by_key.first])
+        batch.counts.keys += len(keys)
+        stored = _Listed.of(entries.scan(keys), self._state)
+        key = np.concatenate([stored.key, by_key.key_of_row])  # of equal rows, a stored one stands first
+        order = self.ranking.order(key, self.ranking.taken(stored.values, batch.rows))
+        begins = np.flatnonzero(order.first)
+        place = np.arange(1, len(order.rows) + 1) - begins[np.cumsum(order.first) - 1]
+        in_list = place <= self.places
+        source = order.rows[in_list]
+        left = np.ones(len(stored), np.bool_)
+        left[source[source < len(stored)]] = False
+        changed = np.zeros(len(keys), np.bool_)
+        changed[key[source[source >= len(stored)]]] = True
+        changed[stored.key[left]] = True
+        if not changed.any():
+            return
+        chosen = changed[key[source]]
+        now = self._listed(batch, stored, key, source[chosen], place[in_list][chosen])
+        self._store(transaction, entries, keys, stored, now)
+        if ends is not None:
+            until, before = now.until_us(len(keys)), stored.until_us(len(keys))
+            ends.move(keys.take(np.flatnonzero(changed)), until[changed], before[changed])
+        yield self._shown(batch, keys, stored, left, now)
+
+    def _listed(self, batch: ShardInput, stored: _Listed, key: IntArray, source: IntArray, place: IntArray) -> _Listed:
+        """Return lists whose rows come from the stored ones and, behind these, from the micro-batch's."""
+        is_new = source >= len(stored)
+        rows = take_rows(batch.rows.to_batches(), source[is_new] - len(stored))
+        own = rows.select(self.value_types.names)
+        if self.ttl is not None:
+            own = own.append_column(UNTIL, self.ttl.until(rows, batch.times))
+        before = np.zeros(len(source), np.int64)
+        before[~is_new] = stored.place[source[~is_new]]
+        values = pa.concat_batches([take(stored.values, source[~is_new]), self._state.conform(own, "value")])
+        at = np.empty(len(source), np.int64)
+        at[np.concatenate([np.flatnonzero(~is_new), np.flatnonzero(is_new)])] = np.arange(len(source))
+        return _Listed(key[source], place, before, take(values, at))
+
+    def _store(self, transaction: Transaction, entries: EntryRows, keys: Keys, stored: _Listed, now: _Listed) -> None:
+        """Write what has another place than before, and remove the places that a list no longer has."""
+        moved = np.flatnonzero(now.place != now.before)
+        transaction.put(SEVERAL, now.whole_keys(entries, keys, moved), take(now.values, moved))
+        size = np.bincount(now.key, minlength=len(keys))[stored.key]
+        gone = np.flatnonzero((size > 0) & (stored.place > size))
+        if len(gone):
+            transaction.delete(SEVERAL, stored.whole_keys(entries, keys, gone))
+
+    def _shown(self, batch: ShardInput, keys: Keys, stored: _Listed, left: BoolArray, now: _Listed) -> pa.RecordBatch:
+        if self.emits == "list":
+            key, values, own = now.key, now.values, {PLACE: pa.array(now.place, pa.int32())}
+        else:
+            gone, new = np.flatnonzero(left), np.flatnonzero(now.before == 0)
+            key = np.concatenate([stored.key[gone], now.key[new]])
+            values = pa.concat_batches([take(stored.values, gone), take(now.values, new)])
+            own = {CHANGE_TYPE: pa.array(np.repeat(["delete", "insert"], [len(gone), len(new)]))}
+        shown = shown_keys(keys.take(key), self.key_types) | own
+        shown |= {name: values.column(name) for name in self.value_types.names}
+        return conform_output(pa.table(shown), self.output_types, batch.operator)
+
+
+def _forget_lists(ends: Ends, entries: EntryRows, batch: ShardInput) -> None:
+    """Remove the lists whose time is up."""
+    over = ends.take_over()
+    if over is None:
+        return
+    batch.counts.timers_due += len(over.keys)
+    for keys in over.slabs():
+        order = order_rows(keys.hashes, keys.columns)
+        each = keys.take(order.rows[order.first])
+        until = np.zeros(len(each), np.int64)
+        for found in entries.scan(each):
+            np.maximum.at(until, found.places, until_us(found.values.column(UNTIL.name)))
+        entries.delete_all(each.take(np.flatnonzero(~ends.go_on(each, until))))
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """Rows in the lists of some keys.
+
+    Attributes
+    ----------
+    key : numpy.ndarray of int64, shape (n,)
+        Number of each row's key.
+    place, before : numpy.ndarray of int64, shape (n,)
+        Where it stands, and where it stood; 0 for nowhere.
+    values : pyarrow.RecordBatch, shape (n, value columns)
+        As stored.
+    """
+
+    key: IntArray
+    place: IntArray
+    before: IntArray
+    values: pa.RecordBatch
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    @classmethod
+    def of(cls, entries: Iterable[Entries], schema: TableSchema) -> Self:
+        """Return stored rows."""
+        found = list(entries)
+        empty = from_columns([pa.nulls(0, field.type) for field in schema.value], schema.value, 0)
+        places = [some.own_keys.column(0).to_numpy().astype(np.int64) for some in found]
+        place = np.concatenate([np.zeros(0, np.int64), *places])
+        key = np.concatenate([np.zeros(0, np.int64), *(some.places for some in found)])
+        return cls(key, place, place, pa.concat_batches([empty, *(some.values for some in found)]))
+
+    def whole_keys(self, entries: EntryRows, keys: Keys, rows: IntArray) -> Keys:
+        """Return the keys under which some of them are stored."""
+        return entries.keys_of(keys.take(self.key[rows]), pa.table({PLACE: pa.array(self.place[rows], pa.int32())}))
+
+    def until_us(self, keys: int) -> IntArray:
+        """Return until when each key is remembered; `FOR_EVER` for one without rows, too."""
+        until = np.full(keys, -1)
+        np.maximum.at(until, self.key, until_us(self.values.column(UNTIL.name)))
+        return np.where(until < 0, FOR_EVER, until)
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The `ShardFunction` of the newest rows.
+
+    Attributes
+    ----------
+    key_types, value_types : pyarrow.Schema
+        Of the keys, and of the other columns of the rows.
+    output_types : pyarrow.Schema
+    ranking : Ranking
+        In which the newest row of a key stands first.
+    ttl : Ttl or None
+        None where keys are remembered for ever.
+    """
+
+    key_types: pa.Schema
+    value_types: pa.Schema
+    output_types: pa.Schema
+    ranking: Ranking
+    ttl: Ttl | None
+
+    @cached_property
+    def _state(self) -> TableSchema:
+        return TableSchema.of(STATE_TABLE, self.key_types, with_until(self.value_types, self.ttl))
+
+    def tables(self) -> Mapping[str, TableSchema]:
+        return {STATE_TABLE: self._state, **(Ends.tables(self.key_types) if self.ttl else {})}
+
+    def changes(self) -> Mapping[str, ColumnChanges]:
+        return {}
+
+    def configuration(self) -> Mapping[str, str]:
+        return {"operator": "latest", "ranking": self.ranking.definition}
+
+    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
+        require_same_operator(configuration, self.configuration())
+        require_readable_tables(stored, self.tables())
+
+    def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
+        ends = None if self.ttl is None else self.ttl.ends(transaction, batch.times)
+        if ends is not None:
+            forget_rows(ends, batch, transaction)
+        if batch.rows.num_rows:
+            yield from self._with_rows(batch, transaction, ends)
+        return None if self.ttl is None or ends is None else self.ttl.next_call_ms(ends)
+
+    def _with_rows(self, batch: ShardInput, transaction: Transaction, ends: Ends | None) -> Iterator[pa.RecordBatch]:
+        """Store and yield the rows that are newer than the stored ones."""
+        every_key = batch.keys(self._state)
+        by_key = order_rows(every_key.hashes, every_key.columns)
+        keys = every_key.take(by_key.rows[by_key.first])
+        batch.counts.keys += len(keys)
+        found = transaction.get(STATE_TABLE, keys)
+        stored = np.flatnonzero(found.exists)
+        key = np.concatenate([stored, by_key.key_of_row])  # of equal rows, the stored one stands first
+        order = self.ranking.order(key, self.ranking.taken(take(found.values, stored), batch.rows))
+        newest = order.rows[order.first]
+        newest = newest[newest >= len(stored)]
+        if not len(newest):
+            return
+        changed, rows = keys.take(key[newest]), take_rows(batch.rows.to_batches(), newest - len(stored))
+        own = rows.select(self.value_types.names)
+        values = own
+        if self.ttl is not None and ends is not None:
+            until = self.ttl.until(rows, batch.times)
+            before = found.values.column(UNTIL.name).take(pa.array(key[newest]))
+            ends.move(changed, until_us(until), until_us(before))
+            values = own.append_column(UNTIL, until)
+        transaction.put(STATE_TABLE, changed, values)
+        shown = shown_keys(changed, self.key_types) | dict(zip(own.schema.names, own.columns, strict=True))
+        yield conform_output(pa.table(shown), self.output_types, batch.operator)
