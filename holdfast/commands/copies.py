@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import click
 
-from holdfast import savepoints
-from holdfast.commands.own_spark import CONF, by_this_process, pairs, started_spark
+from holdfast.commands.own_spark import CONF, by_this_process, pairs
 from holdfast.commands.savepoint import CHECKPOINT_LOCATION, CONTINUE_SINKS, PARTITIONS, RENAME, say_new_query
 from holdfast.commands.target import batch_option, on_storage, state_dir_of, state_dir_option
 from holdfast.settings import PREFIX
+from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.copies.cloning import copy
+from holdfast.spark_integration.copies.rescaling import rescale_with
+from holdfast.spark_integration.savepoints.changes import Changes
+from holdfast.spark_integration.savepoints.new_query import require_new_location
 
 _ORIGINAL = click.argument("original", metavar="LOCATION")
 
@@ -41,20 +44,18 @@ def rescale(
     """Make a new query with another number of shards.
 
     LOCATION is the query's checkpointLocation. The query may be running; it does not change. The new one begins
-    at micro-batch 1, where the other one is. If the command is stopped, run it again.
+    at micro-batch 1, where the other one is. This process rescales; with --conf, or where only Spark can write its
+    part, Spark does. If the command is stopped, run it again.
     """
     state_dir = state_dir_of(original, state_dir, options)
-    with started_spark(state_dir, options, conf) as spark:
-        query_id = savepoints.rescale(
-            spark,
-            original,
-            checkpoint_location,
-            shards=shards,
-            partitions=partitions,
-            rename=pairs(rename, "--rename"),
-            to_state_dir=to_state_dir,
-            continue_sinks=continue_sinks,
-        )
+    changes = Changes(shards, partitions, pairs(rename, "--rename"), continue_sinks=continue_sinks)
+    require_new_location(checkpoint_location, parse_storage_options(options))
+    query_id = by_this_process(
+        state_dir,
+        options,
+        conf,
+        lambda tasks: rescale_with(tasks, original, checkpoint_location, changes, to_state_dir),
+    )
     where = to_state_dir or state_dir
     done = f"{original} is rescaled to {shards} shards"
     say_new_query(done, original, query_id, checkpoint_location, where, options, as_json=as_json)
@@ -88,6 +89,7 @@ def clone(
     command is stopped, run it again.
     """
     places = original, checkpoint_location
+    require_new_location(checkpoint_location, parse_storage_options(options))
     query_id = by_this_process(
         state_dir_of(original, state_dir, options),
         options,

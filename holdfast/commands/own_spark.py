@@ -34,7 +34,7 @@ _Made = TypeVar("_Made")
 def by_this_process(
     state_dir: str, options: dict[str, str], conf: tuple[str, ...], work: Callable[[Tasks], _Made]
 ) -> _Made:
-    """Do some work in this process, or by Spark if `conf` configures it or only Spark can read the state."""
+    """Do some work in this process, or by Spark if `conf` configures it or only Spark knows the state's form."""
     from holdfast.spark_integration.savepoints.working import OwnProcess, SparkTasks
     from holdfast.spark_integration.spark_state.operators import NotKnownError
 
@@ -43,7 +43,7 @@ def by_this_process(
             with side_by_side() as executor, things_shown("shards", None) as on_shard:
                 return work(OwnProcess.of(state_dir, options, executor, os.cpu_count() or 1, on_shard))
         except NotKnownError as exc:
-            click.echo(f"starting Spark, because only it can read this query's state: {exc}", err=True)
+            click.echo(f"starting Spark, which this query's state needs: {exc}", err=True)
     with started_spark(state_dir, options, conf) as spark:
         return work(SparkTasks(spark))
 

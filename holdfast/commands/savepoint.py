@@ -13,7 +13,7 @@ from rich.console import Console
 
 from holdfast import savepoints
 from holdfast.commands.from_spark import from_spark
-from holdfast.commands.own_spark import CONF, by_this_process, pairs, started_spark
+from holdfast.commands.own_spark import CONF, by_this_process, pairs
 from holdfast.commands.target import (
     a_console,
     batch_option,
@@ -32,8 +32,8 @@ from holdfast.settings import PREFIX
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.savepoints.changes import Changes
 from holdfast.spark_integration.savepoints.creating import save
-from holdfast.spark_integration.savepoints.new_query import shards_to_set
-from holdfast.spark_integration.savepoints.restoring import require_restorable, restore_with
+from holdfast.spark_integration.savepoints.new_query import require_new_location, shards_to_set
+from holdfast.spark_integration.savepoints.restoring import Restorable, restore_with
 
 _TARGET = click.argument("url")
 _NAME = click.argument("name")
@@ -148,12 +148,14 @@ def restore(
 
     Start the query with them, with the same operators by name. It begins with micro-batch 1 where the
     savepoint was made, and does not depend on the savepoint afterwards. If the command is stopped, run it again.
+    This process restores, some shards at a time; with --conf, or where only Spark can write its part, Spark does.
     """
     names = pairs(rename, "--rename"), frozenset(skip), frozenset(reset)
     changes = Changes(shards, partitions, *names, sources, {}, continue_sinks)
-    require_restorable(url, name, options, changes)
-    with started_spark(state_dir, options, conf) as spark:
-        query_id = restore_with(spark, url, name, checkpoint_location, changes)
+    parsed = parse_storage_options(options)
+    saved = Restorable.read(url, name, parsed, changes)
+    require_new_location(checkpoint_location, parsed)  # before a Spark starts
+    query_id = by_this_process(state_dir, options, conf, lambda tasks: restore_with(tasks, saved, checkpoint_location))
     say_new_query(f"{name} is restored", name, query_id, checkpoint_location, state_dir, options, as_json=as_json)
 
 

@@ -20,6 +20,7 @@ from functools import partial
 
 import xxhash
 
+from holdfast.backends.options import did_you_mean
 from holdfast.backends.stored_file import MAGIC
 from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.savepoints.manifest import Savepoint, SourceLog, read_manifest
@@ -98,12 +99,16 @@ def read_savepoint(target: ObjectStorage, name: str) -> Savepoint:
     """
     found = find_savepoint(target, name)
     if found is None:
+        near = did_you_mean(name, _finished(target)) or "; holdfast savepoint list shows what there is"
         raise NotFoundError(
-            "no savepoint of this name is here, or it was never finished; holdfast savepoint list shows what there is",
-            name=name,
-            storage=target.url,
+            f"no savepoint of this name is here, or it was never finished{near}", name=name, storage=target.url
         )
     return found
+
+
+def _finished(target: ObjectStorage) -> set[str]:
+    """Return the names of what has a manifest."""
+    return {info.key.removesuffix(f"/{KEY}") for info in target.list("") if info.key.endswith(f"/{KEY}")}
 
 
 @dataclass(frozen=True)
@@ -255,7 +260,8 @@ def delete_savepoint(target: ObjectStorage, name: str) -> int:
         keys = sorted({*keys, *since})
     uploads = _abort_uploads(folder)
     if not keys and not uploads:
-        raise NotFoundError("no savepoint of this name is here", name=name, storage=target.url)
+        near = did_you_mean(name, _finished(target))
+        raise NotFoundError(f"no savepoint of this name is here{near}", name=name, storage=target.url)
     return len(keys)
 
 

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.snapshotter.savepoints.savepoints import read_savepoint
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints.changes import Changes
-from holdfast.spark_integration.savepoints.creating import create
+from holdfast.spark_integration.savepoints.creating import save
 from holdfast.spark_integration.savepoints.new_query import new_query
-from holdfast.spark_integration.savepoints.restoring import restore_into
-from holdfast.spark_integration.stored_pointers import configured
+from holdfast.spark_integration.savepoints.restoring import Restorable, restore_into
+from holdfast.spark_integration.savepoints.working import SparkTasks, Tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,13 +68,24 @@ def rescale(
     state directory, which is deleted before the query can start, and once out of it.
     """
     changes = Changes(shards, partitions, dict(rename or {}), continue_sinks=continue_sinks)
-    settings, options = configured(spark)
-    with new_query(settings, options, checkpoint_location, to_state_dir) as new:
-        create(spark, original, new.rescaling_url, new.query_id)
+    return rescale_with(SparkTasks(spark), original, checkpoint_location, changes, to_state_dir)
+
+
+def rescale_with(
+    tasks: Tasks,
+    original: str | Path,
+    checkpoint_location: str | Path,
+    changes: Changes,
+    to_state_dir: str | Path | None = None,
+) -> str:
+    """Rescale as `rescale` does; raises `NotKnownError`, with nothing done, where only Spark can."""
+    with open_storage(str(original), tasks.options) as location:
+        tasks.require_known(location)
+    with new_query(tasks.settings, tasks.options, checkpoint_location, to_state_dir) as new:
+        save(tasks, original, new.rescaling_url, new.query_id)
         new.require()  # saving may have taken long
-        with open_storage(new.rescaling_url, options) as savepoints:
-            savepoint = read_savepoint(savepoints, new.query_id)
-            restore_into(spark, new, savepoints, new.rescaling_url, savepoint, changes)
+        saved = Restorable.read(new.rescaling_url, new.query_id, tasks.options, changes)
+        restore_into(tasks, new, saved, tasks.state_maker(saved.conf, saved.hosts))
         new.remove_savepoint()
         new.finish()
         return new.query_id

@@ -15,7 +15,7 @@ from holdfast.mvcc import Transaction
 from holdfast.spark_integration.hosts.host import SentRows
 from holdfast.spark_integration.shard.call import ShardStep
 from holdfast.spark_integration.shard.operator import BatchTimes
-from holdfast.spark_integration.transport.transport import ROUTE
+from holdfast.spark_integration.transport.routes import ROUTE
 
 
 def run_batch(rows: SentRows, initial: SentRows | None) -> DataFrame:

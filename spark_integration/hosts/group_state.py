@@ -15,7 +15,7 @@ from holdfast.spark_integration.hosts.host import SentRows
 from holdfast.spark_integration.shard.call import call_shard
 from holdfast.spark_integration.shard.pointer_row import POINTER_STATE, PointerRow
 from holdfast.spark_integration.shard.timeout import TimeoutConf, set_shard_timeout
-from holdfast.spark_integration.transport.transport import ROUTE
+from holdfast.spark_integration.transport.routes import ROUTE
 
 
 @dataclass(frozen=True)

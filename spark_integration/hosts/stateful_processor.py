@@ -31,7 +31,7 @@ from holdfast.spark_integration.hosts.pickled_shards import PickledShards
 from holdfast.spark_integration.shard.call import ShardStep, call_shard
 from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMN, POINTER_VARIABLE, PointerRow
 from holdfast.spark_integration.shard.timeout import TimeMode
-from holdfast.spark_integration.transport.transport import ROUTE
+from holdfast.spark_integration.transport.routes import ROUTE
 
 #: The pointer's column for a worker, which has no JVM to parse text.
 POINTER_SCHEMA = StructType([StructField(POINTER_COLUMN, BinaryType())])

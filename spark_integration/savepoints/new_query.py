@@ -144,11 +144,8 @@ def new_query(
     ):
         if location.url == storage.url:
             raise InvalidArgumentError("the new query's state directory must not be its checkpointLocation", given=url)
-        try:
+        with _no_state_directory(location):
             stopped = seeding.begin(location, query_id)
-        except ConflictError:
-            require_no_state_directory(location)
-            raise
         for other in stopped:
             _remove_folder(_stub_url(url, other), options)
             _remove_folder(f"{_rescaling_url(settings)}/{other}", options)
@@ -171,6 +168,22 @@ def new_query(
                     f"not everything that was stored of the new query is deleted: {_AGAIN}; {_WHOLE}: %s", url, failed
                 )
             raise
+
+
+def require_new_location(url: str, options: Mapping[str, object]) -> None:
+    """Raise as `new_query` does for a checkpoint location that holds something else; nothing is written."""
+    with open_storage(url, options) as location, _no_state_directory(location):
+        seeding.require_free(location)
+
+
+@contextmanager
+def _no_state_directory(location: ObjectStorage) -> Iterator[None]:
+    """Say of a location that holds something else whether it is a state directory."""
+    try:
+        yield
+    except ConflictError:
+        require_no_state_directory(location)
+        raise
 
 
 def shards_to_set(state_dir: str, options: Mapping[str, object], query_id: str) -> int | None:

@@ -2,11 +2,11 @@
 
 ::
 
-    the operators' records                            driver         state directory
-    pieces ──▶ version 1 of each new shard            tasks          state directory
-    pointers to these ──▶ stub query ──▶ state/       Spark          beside the new location
-    positions, watermark, settings, state/            driver         new location
-    metadata                                          driver         new location, last
+    the operators' records                            driver                      state directory
+    pieces ──▶ version 1 of each new shard            tasks, or the driver        state directory
+    pointers to these ──▶ state/                      driver, or a stub query     new location
+    positions, watermark, settings                    driver                      new location
+    metadata                                          driver                      new location, last
 
 Until the last step nobody can start the query, and a restore that was stopped anywhere can be begun again. Afterwards
 nothing depends on the savepoint, or on the query that it is of.
@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,12 +49,11 @@ from holdfast.spark_integration.savepoints.restoring_shards import (
     ShardRestorer,
     rows_of_shards,
 )
-from holdfast.spark_integration.savepoints.stub_query import StubOperator, run_stub, session_of_stub
-from holdfast.spark_integration.savepoints.tasks import run_tasks
+from holdfast.spark_integration.savepoints.working import SparkTasks, StateMaker, Tasks
 from holdfast.spark_integration.shard.operator_directory import own_directory
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode, TimeoutConf
-from holdfast.spark_integration.stored_pointers import configured
+from holdfast.spark_integration.spark_state.new_state import PointerOperator
 from holdfast.spark_integration.tables.key_timers import DUE, TIMERS
 
 if TYPE_CHECKING:
@@ -135,47 +133,66 @@ def restore(
         raise InvalidArgumentError("skip and reset are lists of names", skip=skip, reset=reset)
     names = dict(rename or {}), frozenset(skip), frozenset(reset)
     changes = Changes(shards, partitions, *names, sources, dict(migrate or {}), continue_sinks)
-    return restore_with(spark, str(target), name, checkpoint_location, changes)
+    tasks = SparkTasks(spark)
+    return restore_with(tasks, Restorable.read(str(target), name, tasks.options, changes), checkpoint_location)
 
 
-def restore_with(spark: SparkSession, target: str, name: str, checkpoint_location: str | Path, changes: Changes) -> str:
-    """Restore a savepoint as `restore` does."""
-    settings, options = configured(spark)
-    with open_storage(target, options) as savepoints:
-        savepoint = read_savepoint(savepoints, name)
-        plans_of(savepoint, changes)  # refuses what cannot be, before anything is written
-        with new_query(settings, options, checkpoint_location) as new:
-            restore_into(spark, new, savepoints, target, savepoint, changes)
-            new.finish()
-            return new.query_id
+@dataclass(frozen=True)
+class Restorable:
+    """A savepoint, and what becomes of it in a new query.
+
+    Attributes
+    ----------
+    target : str
+        URL of its directory.
+    savepoint : Savepoint
+    changes : Changes
+    plans : list of Plan
+    conf : mapping of str to str
+        The settings that the new query pins.
+    """
+
+    target: str
+    savepoint: Savepoint
+    changes: Changes
+    plans: list[Plan]
+    conf: Mapping[str, str]
+
+    @classmethod
+    def read(cls, target: str, name: str, options: Mapping[str, object], changes: Changes) -> Restorable:
+        """Read a savepoint's manifest; raises as `restore` does where it cannot become that."""
+        with open_storage(target, options) as savepoints:
+            savepoint = read_savepoint(savepoints, name)
+        partitions = changes.shards if changes.partitions is None else changes.partitions
+        conf = seeding.pinned(savepoint.query, partitions)
+        return cls(target, savepoint, changes, plans_of(savepoint, changes), conf)
+
+    @property
+    def hosts(self) -> set[str]:
+        """Spark's names of the new query's operators."""
+        return {plan.saved.host for plan in self.plans}
 
 
-def require_restorable(target: str, name: str, options: Mapping[str, object], changes: Changes) -> None:
-    """Raise as `restore` does for what can be seen without Spark, such as a misspelt savepoint or operator."""
-    with open_storage(target, options) as savepoints:
-        plans_of(read_savepoint(savepoints, name), changes)
+def restore_with(tasks: Tasks, saved: Restorable, checkpoint_location: str | Path) -> str:
+    """Restore a savepoint as `restore` does; raises `NotKnownError`, with nothing done, where only Spark can."""
+    make_state = tasks.state_maker(saved.conf, saved.hosts)
+    with new_query(tasks.settings, tasks.options, checkpoint_location) as new:
+        restore_into(tasks, new, saved, make_state)
+        new.finish()
+        return new.query_id
 
 
-def restore_into(
-    spark: SparkSession,
-    new: NewQuery,
-    savepoints: ObjectStorage,
-    target: str,
-    savepoint: Savepoint,
-    changes: Changes,
-) -> None:
+def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: StateMaker) -> None:
     """Fill a query's checkpoint location and directory from a savepoint, all but ``metadata``.
 
     Parameters
     ----------
-    savepoints : ObjectStorage
-        The directory of savepoints, whose URL `target` is.
+    make_state : callable
+        What `tasks` gives for a query with the same settings and operators.
     """
-    plans = plans_of(savepoint, changes)
-    query = savepoint.query
+    plans, changes, query = saved.plans, saved.changes, saved.savepoint.query
     if changes.continue_sinks:
         require_sinks(new.storage, query)
-    conf = seeding.pinned(savepoint.query, changes.shards if changes.partitions is None else changes.partitions)
     kept = [plan for plan in plans if not plan.is_reset]
     states = {plan.saved.name: _State(new.storage, plan, new.query_id) for plan in kept}
     _advise_of_shards(states.values())
@@ -183,23 +200,22 @@ def restore_into(
         QueryOrigin(
             new.query_id,
             new.query_id,
-            savepoint.query.query_id,
-            savepoint.query.batch_id,
+            query.query_id,
+            query.batch_id,
             {state.directory: new.query_id for state in states.values()},
             tuple(plan.name for plan in plans if plan.is_reset),
         )
     )
     for state in states.values():
         state.declare(new.settings)
-    shards_of = _restored(spark, new, target, savepoint, states)
+    shards_of = _restored(tasks, new, saved, states)
     state_dir = new.settings.state_dir
-    operators = [_stub_operator(plan.saved, states.get(plan.saved.name), shards_of, state_dir) for plan in plans]
-    with _stub(spark, new, operators, conf) as stub:
-        new.require()  # all before may have taken long
-        folder = savepoint_folder(savepoints, savepoint.name)
-        planned = query.planned if changes.continue_sinks else None
-        is_fresh = changes.sources == "fresh"
-        seeding.seed(new.location, stub, folder, query, conf, fresh=is_fresh, planned=planned)
+    operators = [_pointer_operator(plan.saved, states.get(plan.saved.name), shards_of, state_dir) for plan in plans]
+    first = make_state(new, operators)
+    planned = query.planned if changes.continue_sinks else None
+    with open_storage(saved.target, new.options) as savepoints:
+        folder = savepoint_folder(savepoints, saved.savepoint.name)
+        seeding.seed(new.location, first, folder, query, fresh=changes.sources == "fresh", planned=planned)
     if changes.continue_sinks:
         new.require()  # from here on the saved query cannot go on
         hand_over(new.storage, query, new.query_id, clock.new_id())
@@ -217,20 +233,6 @@ def _tell_of_sinks(query: SavedQuery) -> None:
             sink.sink,
             sink.batch_id,
         )
-
-
-@contextmanager
-def _stub(
-    spark: SparkSession, new: NewQuery, operators: Sequence[StubOperator], conf: Mapping[str, str]
-) -> Iterator[ObjectStorage]:
-    """Run the stub, and give its location; it is gone after the context."""
-    try:
-        with session_of_stub(spark, conf) as own:
-            run_stub(own, operators, new.stub_url)
-        with open_storage(new.stub_url, new.options) as stub:
-            yield stub
-    finally:
-        new.remove_stub()
 
 
 class _State:
@@ -307,7 +309,7 @@ class _Restored:
 
 
 def _restored(
-    spark: SparkSession, new: NewQuery, target: str, savepoint: Savepoint, states: Mapping[str, _State]
+    tasks: Tasks, new: NewQuery, saved: Restorable, states: Mapping[str, _State]
 ) -> dict[str, dict[int, _Restored]]:
     """Restore all shards, and return them by operator and number."""
     rows = [row for state in states.values() for row in rows_of_shards(state.plan.saved, state.plan.shards)]
@@ -318,31 +320,32 @@ def _restored(
             state.plan.shards,
             state.plan.saved.shards,
             encode_schemas(state.plan.saved.tables),
-            savepoint.query.batch_id + 1 - FIRST_VERSION,
+            saved.savepoint.query.batch_id + 1 - FIRST_VERSION,
             _time_mode(state.plan.saved) == "ProcessingTime",
             state.plan.migrations,
         )
         for name, state in states.items()
     }
-    restorer = ShardRestorer(new.settings, target, savepoint.name, operators)
-    for row in run_tasks(spark, rows, SHARDS, restorer, RESTORED):
+    state_dir = str(new.settings.state_dir)
+    restorer = ShardRestorer(new.settings, state_dir, saved.target, saved.savepoint.name, operators)
+    for row in tasks.run(rows, SHARDS, restorer, RESTORED):
         if row["commit"] is not None:
             found[row["operator"]][row["shard"]] = _Restored(row["commit"], row["earliest_timer_ms"])
     return found
 
 
-def _stub_operator(
+def _pointer_operator(
     saved: SavedOperator,
     state: _State | None,
     shards_of: Mapping[str, Mapping[int, _Restored]],
     state_dir: str | None,
-) -> StubOperator:
-    """Return the operator that puts the pointers of restored shards; none where the operator is reset."""
+) -> PointerOperator:
+    """Return the operator with the pointers of restored shards; none where the operator is reset."""
     pointers = () if state is None else tuple(_pointers(saved, state, shards_of[saved.name], state_dir))
     time_mode = _time_mode(saved)
     timeout_conf: TimeoutConf = TIMEOUT_CONF[time_mode] if saved.has_timeout else "NoTimeout"
     output_mode = saved.configuration.get("outputMode", "update").lower()
-    return StubOperator(saved.host, timeout_conf, time_mode, output_mode, pointers)
+    return PointerOperator(saved.host, timeout_conf, time_mode, output_mode, pointers)
 
 
 def _pointers(

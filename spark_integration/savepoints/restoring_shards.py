@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import groupby, islice, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,19 +32,19 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.run import Run, TableSchema, join_runs, merge_runs
 from holdfast.backends.stored_schema import decode_schemas
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
-from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.processor.state.variable_tables import is_of_elements
 from holdfast.spark_integration.savepoints.migrating import Migration
-from holdfast.spark_integration.savepoints.tasks import each_ahead, each_row, failed
-from holdfast.spark_integration.shard.task_storage import io_executor, storage_at
+from holdfast.spark_integration.savepoints.tasks import ShardTask, each_ahead, failed
+from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.tables.element_numbers import renumbered
 from holdfast.spark_integration.tables.key_timers import TIMERS_BY_DUE
 from holdfast.spark_integration.tables.timers import first_due_ms, hashes_of_keys, is_by_time
@@ -137,13 +137,13 @@ def _range_of(piece: Piece, schema: TableSchema, shards: int) -> HashRange:
 
 
 @dataclass(frozen=True)
-class ShardRestorer:
-    """Restores the shards of a task; a function for ``mapInArrow`` over rows of `SHARDS`.
+class ShardRestorer(ShardTask):
+    """Restores the shards of a task, given as rows of `SHARDS`; see `ShardTask`.
 
     Attributes
     ----------
-    settings : Settings
-        Of the session, without credentials; its state directory is where state goes.
+    target : str
+        URL of the state directory.
     source : str
         URL of the directory of savepoints.
     name : str
@@ -152,33 +152,30 @@ class ShardRestorer:
         By the name that the savepoint has.
     """
 
-    settings: Settings
+    RETURNED: ClassVar[pa.Schema] = _RESTORED
+
     source: str
     name: str
     operators: Mapping[str, RestoredOperator]
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the commit of each shard; see `each_row`."""
-        return each_row(batches, self._restored, _RESTORED)
-
-    def _restored(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[Mapping[str, Any]]:
+        """Yield the commit of each shard; see `ShardTask`."""
         name, source = row["operator"], f"a piece of {row['operator']}"
         pieces = [Piece.read(Fields(piece, source, *Piece.FIELDS)) for piece in json.loads(row["pieces"])]
-        folder = savepoint_folder(storage_at(self.source, self.settings), self.name)
+        folder, target = savepoint_folder(opened(self.source), self.name), opened(self.target)
         read = PieceRows(folder, name, self.operators[name], pieces, range(row["shard"], row["last"] + 1))
         with closing(read):
             for shard in read.shards:
                 facts = {"operator": name, "shard": shard}
                 try:
-                    commit_id, earliest_timer_ms = self._commit(name, shard, read)
+                    commit_id, earliest_timer_ms = self._commit(name, shard, read, target)
                 except HoldfastError as exc:
                     yield failed(facts, exc)
                     return
                 yield facts | {"commit": commit_id, "earliest_timer_ms": earliest_timer_ms}
 
-    def _commit(self, name: str, shard: int, read: PieceRows) -> tuple[str | None, int | None]:
+    def _commit(self, name: str, shard: int, read: PieceRows, storage: ObjectStorage) -> tuple[str | None, int | None]:
         """Store a shard's rows; return the commit's id, None if it has no rows, and when its first timer is due."""
-        assert self.settings.state_dir is not None
         operator = self.operators[name]
         runs = {}
         for table, run in read.of_shard(shard):
@@ -186,7 +183,6 @@ class ShardRestorer:
             runs[table] = renumbered(changed, operator.versions) if is_of_elements(table) else changed
         if not runs:
             return None, None
-        storage = storage_at(self.settings.state_dir, self.settings)
         pointer = Pointer(FIRST_VERSION, clock.new_id())
         with own_directory(self.settings.local_dir) as home:
             held = {**read.tables, **{table: of.after for table, of in operator.migrations.items()}}

@@ -3,7 +3,7 @@
 ::
 
     stub's location                      new location
-        state/  ──────── copied ───────▶     state/          version 1 of each pointer
+        state/  ──────── copied ───────▶     state/          version 1 of each pointer; or it is written there at once
         offsets/0  ── its settings ────▶     offsets/0       positions and watermark of the savepoint
         commits/0  ── its form ────────▶     commits/0       the watermark of the micro-batch that comes next
     what it had planned  ──────────────▶     offsets/1       where sinks are continued
@@ -22,6 +22,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.errors import ConflictError, CorruptionError, HoldfastError, InvalidArgumentError
@@ -48,6 +49,37 @@ _MARK = "holdfast-restoring-"
 _MARK_OF = re.compile(rf"{_MARK}([A-Za-z0-9-]{{1,64}})")
 
 
+@dataclass(frozen=True)
+class FirstState:
+    """How a location's state was made, which its logs must say.
+
+    Attributes
+    ----------
+    conf : mapping of str to str
+        The settings that the query pins.
+    commits_version : str
+        Of the log of commits.
+    commit : mapping
+        What that says of micro-batch 0, but for the watermark.
+    """
+
+    conf: Mapping[str, str]
+    commits_version: str = "v1"
+    commit: Mapping[str, Any] = field(default_factory=dict)
+
+
+def require_free(location: ObjectStorage) -> None:
+    """Raise `ConflictError` if `begin` would not take a location; nothing is written."""
+    _stopped(location, {info.key for info in location.list("")})
+
+
+def _stopped(location: ObjectStorage, found: set[str]) -> set[str]:
+    marks = _marks(found)
+    if found and (not marks or "metadata" in found):
+        raise _not_new(location, min(found))
+    return marks
+
+
 def begin(location: ObjectStorage, query_id: str) -> set[str]:
     """Take a checkpoint location: an empty one, or one that a restore has left that was stopped.
 
@@ -67,9 +99,7 @@ def begin(location: ObjectStorage, query_id: str) -> set[str]:
         It holds anything else: nothing of it is touched.
     """
     found = {info.key for info in location.list("")}
-    marks = _marks(found)
-    if found and (not marks or "metadata" in found):
-        raise _not_new(location, min(found))
+    marks = _stopped(location, found)
     mine = _MARK + query_id
     location.put(mine, b"")
     # One that was finished before it could see the mark is whole; one that sees it is not finished.
@@ -171,58 +201,41 @@ def pinned(query: SavedQuery, partitions: int | None) -> dict[str, str]:
 
 
 def partitions_of(batch: LoggedBatch) -> int:
-    """Return into how many partitions a micro-batch's query divides its state; 1 if it pinned none.
+    """Return into how many partitions a micro-batch's query divides its state; see `pinned_partitions`."""
+    return pinned_partitions(json.loads(batch.batch)["conf"])
+
+
+def pinned_partitions(conf: Mapping[str, object]) -> int:
+    """Return into how many partitions a query divides its state; 1 if it pinned none.
 
     Raises
     ------
     CorruptionError
         It pinned something else.
     """
-    text = str(json.loads(batch.batch)["conf"].get(PARTITIONS, 1))
+    text = str(conf.get(PARTITIONS, 1))
     if not _COUNT.fullmatch(text) or int(text) >= SHARDS_LIMIT:
-        raise CorruptionError(
-            "the query's log pins an impossible number of partitions", batch_id=batch.batch_id, pinned=text
-        )
+        raise CorruptionError("the query's log pins an impossible number of partitions", pinned=text)
     return int(text)
 
 
-def seed(
-    location: ObjectStorage,
-    stub: ObjectStorage,
-    savepoint: PrefixedStorage,
-    query: SavedQuery,
-    conf: Mapping[str, str],
-    *,
-    fresh: bool,
-    planned: PlannedBatch | None = None,
-) -> None:
-    """Fill a checkpoint location, between `begin` and `finish`.
+def state_of_stub(stub: ObjectStorage, location: ObjectStorage, conf: Mapping[str, str]) -> FirstState:
+    """Copy the state that a stub has made, and return how it did.
 
     Parameters
     ----------
-    location : ObjectStorage
-        Its root is the location.
-    stub : ObjectStorage
-        The same of the stub's.
-    savepoint : PrefixedStorage
-        The savepoint's folder.
-    query : SavedQuery
+    stub, location : ObjectStorage
+        Their roots are the locations.
     conf : mapping of str to str
         As of `pinned`.
-    fresh : bool
-        Let sources begin where their own options say, and the watermark anew.
-    planned : PlannedBatch, optional
-        The micro-batch that the query runs first; by default Spark plans it.
 
     Raises
     ------
     InvalidArgumentError
         The stub pinned other settings.
-    CorruptionError
-        A file of the savepoint is damaged.
     """
     _, batch = _text(stub, "offsets/0").split("\n")[:2]
-    stub_conf = json.loads(batch)["conf"]
+    stub_conf: dict[str, str] = json.loads(batch)["conf"]
     differ = sorted(name for name, value in conf.items() if stub_conf.get(name) != value)
     if differ:
         raise InvalidArgumentError(
@@ -233,19 +246,52 @@ def seed(
     for info in stub.list(_STATE):
         if not info.key.endswith(".crc"):  # of what is copied as it is they say nothing new
             location.put(info.key, moved(info.key, stub.get(info.key, _STATE_BYTES_MAX), location.url))
+    version, commit = _text(stub, "commits/0").split("\n")[:2]
+    # What a later Spark pins besides holds of its state, which it has just made.
+    return FirstState(stub_conf, version, json.loads(commit))
+
+
+def seed(
+    location: ObjectStorage,
+    first: FirstState,
+    savepoint: PrefixedStorage,
+    query: SavedQuery,
+    *,
+    fresh: bool,
+    planned: PlannedBatch | None = None,
+) -> None:
+    """Fill a checkpoint location that has its state, between `begin` and `finish`.
+
+    Parameters
+    ----------
+    location : ObjectStorage
+        Its root is the location.
+    first : FirstState
+        What its logs say of that.
+    savepoint : PrefixedStorage
+        The savepoint's folder.
+    query : SavedQuery
+    fresh : bool
+        Let sources begin where their own options say, and the watermark anew.
+    planned : PlannedBatch, optional
+        The micro-batch that the query runs first; by default Spark plans it.
+
+    Raises
+    ------
+    CorruptionError
+        A file of the savepoint is damaged.
+    """
     for source in () if fresh else (*query.sources, *(planned.sources if planned else ())):
         for log in source.logs:
             location.put(f"sources/{source.name}/{log.name}", read_log(savepoint, log))
     # What a source reads again from its beginning must not be late.
     watermark_ms = 0 if fresh else query.next_watermark_ms
-    # What a later Spark pins besides holds of its state, which it has just made.
-    saved = json.loads(query.batch) | {"conf": stub_conf} | ({"batchWatermarkMs": 0} if fresh else {})
+    saved = json.loads(query.batch) | {"conf": first.conf} | ({"batchWatermarkMs": 0} if fresh else {})
     location.put("offsets/0", _offsets(query.offsets_version, saved, query.sources, fresh=fresh))
-    commit_version, commit = _text(stub, "commits/0").split("\n")[:2]
-    committed = json.loads(commit) | {"nextBatchWatermarkMs": watermark_ms}
-    location.put("commits/0", _log_file(commit_version, _json(committed)))
+    committed = {**first.commit, "nextBatchWatermarkMs": watermark_ms}
+    location.put("commits/0", _log_file(first.commits_version, _json(committed)))
     if planned is not None:
-        batch_1 = json.loads(planned.batch) | {"conf": stub_conf}
+        batch_1 = json.loads(planned.batch) | {"conf": first.conf}
         location.put("offsets/1", _offsets(planned.offsets_version, batch_1, planned.sources, fresh=False))
 
 

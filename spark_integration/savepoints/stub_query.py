@@ -1,7 +1,7 @@
 """A query of one micro-batch that puts pointers into Spark's state, by Spark's public API alone.
 
-Nothing but Spark writes Spark's state. So a restored query's state is made by a stub: the same stateful operators, on
-the same state stores, with the same settings, which keep nothing but the pointers that they are given::
+What `holdfast.spark_integration.spark_state.new_state` does not know only Spark writes, in a stub: the same stateful
+operators, on the same state stores, with the same settings, which keep nothing but the pointers that they are given::
 
     one row for each shard ──▶ … ──▶ operator 1 ──▶ operator 0 ──▶ nowhere
                                      puts its rows,  puts its rows
@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +31,16 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 
 from holdfast.errors import UnavailableError
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.hosts.group_state import StateOfGroup
 from holdfast.spark_integration.hosts.stateful_processor import POINTER_SCHEMA, ValueOfGroup
+from holdfast.spark_integration.savepoints import seeding
+from holdfast.spark_integration.savepoints.new_query import NewQuery
 from holdfast.spark_integration.shard.pointer_row import POINTER_STATE, POINTER_VARIABLE, PointerRow
-from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
+from holdfast.spark_integration.spark_state.new_state import PointerOperator
+from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES_SETTING
 from holdfast.spark_integration.spark_versions import is_classic, is_on
-from holdfast.spark_integration.transport.routes import route_of_hash
-from holdfast.spark_integration.transport.transport import ROUTE
+from holdfast.spark_integration.transport.routes import ROUTE, route_of_hash
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,8 +50,6 @@ _COLUMNS = [ROUTE, _OPERATOR, _ROW, _AT]
 _SCHEMA = f"{ROUTE} int, {_OPERATOR} int, {_ROW} string, {_AT} timestamp"
 # Later than the watermark that a query begins with, or the rows would be late.
 _ON_TIME = datetime(2000, 1, 1, tzinfo=UTC)
-#: The setting with which a query's sources have names.
-NAMED_SOURCES_SETTING = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 _ARROW = pa.schema(
     [(ROUTE, pa.int32()), (_OPERATOR, pa.int32()), (_ROW, pa.string()), (_AT, pa.timestamp("us", tz="UTC"))]
 )
@@ -59,36 +59,41 @@ _ARROW = pa.schema(
 _ONE_AT_A_TIME = threading.Lock()
 
 
-@dataclass(frozen=True)
-class StubOperator:
-    """An operator of the stub.
+def state_by_stub(
+    spark: SparkSession, conf: Mapping[str, str], new: NewQuery, operators: Sequence[PointerOperator]
+) -> seeding.FirstState:
+    """Give a new query its state, by a stub that is gone when this returns.
 
-    Attributes
+    Parameters
     ----------
-    host : str
-        Spark's name of it, as `stateful_steps` returns it.
-    timeout_conf : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}
-        Of ``applyInPandasWithState``.
-    time_mode : {"None", "ProcessingTime", "EventTime"}
-        Of ``transformWithStateInPandas``.
-    output_mode : {"append", "update", "complete"}
-        ``transformWithStateInPandas`` keeps it.
-    pointers : tuple of PointerRow
+    conf : mapping of str to str
+        What the savepoint's query pinned.
+
+    Raises
+    ------
+    UnavailableError
+        Spark failed.
+    ConflictError
+        Another attempt has taken the location meanwhile.
+    InvalidArgumentError
+        This Spark pins other settings.
     """
+    try:
+        with session_of_stub(spark, conf) as own:
+            run_stub(own, operators, new.stub_url)
+        new.require()  # all before may have taken long
+        with open_storage(new.stub_url, new.options) as stub:
+            return seeding.state_of_stub(stub, new.location, conf)
+    finally:
+        new.remove_stub()
 
-    host: str
-    timeout_conf: TimeoutConf
-    time_mode: TimeMode
-    output_mode: str
-    pointers: tuple[PointerRow, ...]
 
-
-def run_stub(spark: SparkSession, operators: Sequence[StubOperator], location: str) -> None:
+def run_stub(spark: SparkSession, operators: Sequence[PointerOperator], location: str) -> None:
     """Run the stub; its state is in `location` when this returns.
 
     Parameters
     ----------
-    operators : sequence of StubOperator
+    operators : sequence of PointerOperator
         By their number in Spark's state, from 0.
     location : str
         A checkpoint location that does not exist yet.
@@ -173,7 +178,7 @@ def _source(spark: SparkSession, rows: list[dict[str, Any]]) -> DataFrame:
     return ticks.mapInArrow(numbered, _SCHEMA).withWatermark(_AT, "0 seconds")
 
 
-def _step(frame: DataFrame, number: int, operator: StubOperator) -> DataFrame:
+def _step(frame: DataFrame, number: int, operator: PointerOperator) -> DataFrame:
     if operator.host == "applyInPandasWithState":
         timeout_conf = operator.timeout_conf
 

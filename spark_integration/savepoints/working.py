@@ -1,8 +1,9 @@
-"""Who reads the pointers of a query and works on its shards: Spark (`SparkTasks`) or one process (`OwnProcess`)."""
+"""Who reads and writes the pointers of a query and works on its shards: Spark (`SparkTasks`) or this process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -16,16 +17,24 @@ from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration.savepoints.new_query import NewQuery
+from holdfast.spark_integration.savepoints.seeding import FirstState, pinned_partitions
 from holdfast.spark_integration.savepoints.tasks import ShardTask, outcomes, require_no_error, run_tasks, versions_of
-from holdfast.spark_integration.spark_state.query_location import LoggedBatch
+from holdfast.spark_integration.spark_state.new_state import NewState, PointerOperator
+from holdfast.spark_integration.spark_state.pointers import PLAIN_ROWS
+from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.stored_pointers import StatefulStep, configured, stateful_steps, stored_steps
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: Puts the pointers of a new query's operators, by Spark's number of each, into Spark's state of it.
+StateMaker = Callable[[NewQuery, Sequence[PointerOperator]], FirstState]
+_PUTS_AT_ONCE = 16
+
 
 class Tasks(Protocol):
-    """Who reads the pointers of a query, and works on its shards."""
+    """Who reads and writes the pointers of a query, and works on its shards."""
 
     @property
     def settings(self) -> Settings:
@@ -57,6 +66,26 @@ class Tasks(Protocol):
         """Run a task for some shards; see `run_tasks`."""
         ...
 
+    def require_known(self, location: ObjectStorage) -> None:
+        """Raise `NotKnownError` if only Spark reads the pointers of a query, or makes such state as it has.
+
+        Parameters
+        ----------
+        location : ObjectStorage
+            Its root is the checkpoint location.
+        """
+        ...
+
+    def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
+        """Return what makes the state of a query that pins such settings and has such operators of Spark's.
+
+        Raises
+        ------
+        NotKnownError
+            Only Spark makes it.
+        """
+        ...
+
 
 class SparkTasks:
     """A session of Spark: its executors work on the shards. See `Tasks`.
@@ -82,6 +111,15 @@ class SparkTasks:
     def run(self, shards: Sequence[tuple[Any, ...]], given: str, task: ShardTask, returned: str) -> Sequence[Any]:
         """See `Tasks`; each shard has a task of its own."""
         return run_tasks(self.spark, shards, given, task, returned)
+
+    def require_known(self, location: ObjectStorage) -> None:
+        """See `Tasks`; Spark does both."""
+
+    def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
+        """See `Tasks`; a query of Spark's makes it."""
+        from holdfast.spark_integration.savepoints.stub_query import state_by_stub
+
+        return partial(state_by_stub, self.spark, conf)
 
 
 @dataclass(frozen=True)
@@ -131,12 +169,14 @@ class OwnProcess:
     def run(self, shards: Sequence[tuple[Any, ...]], given: str, task: ShardTask, returned: str) -> Sequence[Any]:
         """Run a task for some shards, some of them side by side; raises what it raises, with the shard."""
         columns = [column.split()[0] for column in given.split(",")]
+        lacking = dict.fromkeys(task.RETURNED.names)
         found: list[Mapping[str, Any]] = []
         with self._storages() as opened:
             work = partial(task.work, opened=opened)
 
             def done(row: tuple[Any, ...]) -> list[Mapping[str, Any]]:
-                return list(outcomes(dict(zip(columns, row, strict=True)), work))
+                facts = dict(zip(columns, row, strict=True))
+                return [{**lacking, **outcome} for outcome in outcomes(facts, work)]
 
             with closing(ahead(self.executor, done, shards, self.at_once)) as results:
                 for rows in results:
@@ -144,6 +184,26 @@ class OwnProcess:
                     found += rows
                     self.on_shard(1)
         return found
+
+    def require_known(self, location: ObjectStorage) -> None:
+        """See `Tasks`."""
+        batch = QueryLocation(location).batch()
+        steps = stored_steps(location, batch, self.executor)
+        self.state_maker(json.loads(batch.batch)["conf"], {step.host for step in steps if step.is_ours})
+
+    def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
+        """See `Tasks`."""
+        state = NewState.of(conf, pinned_partitions(conf), hosts)
+
+        def make(new: NewQuery, operators: Sequence[PointerOperator]) -> FirstState:
+            new.require()  # all before may have taken long
+            puts = ahead(self.executor, lambda file: new.location.put(*file), state.files(operators), _PUTS_AT_ONCE)
+            with closing(puts):
+                for _ in puts:
+                    pass
+            return FirstState({**conf, **PLAIN_ROWS})
+
+        return make
 
     @contextmanager
     def _storages(self) -> Iterator[Callable[[str], ObjectStorage]]:

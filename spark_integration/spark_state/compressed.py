@@ -1,4 +1,4 @@
-"""The compressed streams of Spark's state store files.
+"""The compressed streams of Spark's state store files, read and written.
 
 ``lz4``, the default, is the format of lz4-java, not that of LZ4 frames; integers are little endian::
 
@@ -21,7 +21,7 @@ import xxhash
 from holdfast.errors import CorruptionError
 
 LZ4, ZSTD = "lz4", "zstd"
-#: Those that are read here.
+#: Those that are known here.
 CODECS = frozenset({LZ4, ZSTD})
 _MAGIC = b"LZ4Block"
 _HEADER = struct.Struct("<8sBiii")
@@ -29,6 +29,8 @@ _PLAIN_METHOD, _LZ4_METHOD = 0x10, 0x20
 _SEED, _CHECKSUM_BITS = 0x9747B28C, 0x0FFFFFFF
 #: lz4-java makes no larger ones.
 _BLOCK_BYTES_MAX = 32 << 20
+# Those of Spark, unless spark.io.compression.lz4.blockSize says otherwise; the level tells a reader how large they are.
+_BLOCK_BYTES, _LEVEL = 32 << 10, 5
 _PIECE_BYTES = 1 << 20
 
 
@@ -56,6 +58,22 @@ def decompressed(data: memoryview, codec: str, limit_bytes: int, source: str) ->
         if len(found) > limit_bytes:
             raise CorruptionError(f"{source} holds more than Spark stores there", limit_bytes=limit_bytes)
     return bytes(found)
+
+
+def compressed(data: bytes, codec: str) -> bytes:
+    """Return a stream of some plain bytes; the codec is one of `CODECS`."""
+    if codec == ZSTD:
+        stream: bytes = pa.compress(data, codec, asbytes=True)
+        return stream
+    found = bytearray()
+    for start in range(0, len(data), _BLOCK_BYTES):
+        plain = data[start : start + _BLOCK_BYTES]
+        method, block = _LZ4_METHOD, lz4.block.compress(plain, store_size=False)
+        if len(block) >= len(plain):
+            method, block = _PLAIN_METHOD, plain
+        checksum = xxhash.xxh32_intdigest(plain, _SEED) & _CHECKSUM_BITS
+        found += _HEADER.pack(_MAGIC, method | _LEVEL, len(block), len(plain), checksum) + block
+    return bytes(found + _HEADER.pack(_MAGIC, _PLAIN_METHOD | _LEVEL, 0, 0, 0))
 
 
 def _lz4_blocks(data: memoryview, source: str) -> Iterator[bytes]:

@@ -24,7 +24,8 @@ from typing import Any
 
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMN
+from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_COLUMN
+from holdfast.spark_integration.transport.routes import ROUTE
 
 #: The only store of a host's.
 _STORE = "default"
@@ -180,6 +181,37 @@ def pointer_columns(location: ObjectStorage, operator: StateOperator) -> tuple[s
         return names if is_pointer else ()
     except (struct.error, ValueError, TypeError, KeyError, RecursionError) as exc:
         raise CorruptionError(f"{source} holds no schema: {exc!r}") from exc
+
+
+def metadata_of_groups(number: int, partitions: int) -> bytes:
+    """Return the metadata of an ``applyInPandasWithState``, as Spark writes it."""
+    store = {"storeName": _STORE, "numColsPrefixKey": 0, "numPartitions": partitions}
+    operator = {"operatorId": number, "operatorName": GROUP_STATE}
+    return f"v1\n{_json({'operatorInfo': operator, 'stateStoreInfo': [store]})}".encode()
+
+
+def schema_of_groups(*, has_timeout: bool) -> bytes:
+    """Return the schema of its state, as Spark writes it where groups have pointers.
+
+    All columns may be null: whatever a Spark thinks of its own, it takes these for fitting.
+    """
+    pointer = _struct(**{POINTER_COLUMN: "binary"})
+    value = _struct(groupState=pointer, **({_TIMEOUT: "long"} if has_timeout else {}))
+    parts = [struct.pack(">i", 1) + _java_text(_json(one)) for one in (_struct(**{ROUTE: "integer"}), value)]
+    return _java_text("v2") + b"".join(parts)
+
+
+def _struct(**columns: Any) -> dict[str, Any]:
+    fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in columns.items()]
+    return {"type": "struct", "fields": fields}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _java_text(text: str) -> bytes:
+    return struct.pack(">H", len(text)) + text.encode()
 
 
 def _text(data: bytes, at: int) -> tuple[str, int]:

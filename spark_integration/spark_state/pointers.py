@@ -28,7 +28,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_VARIABLE, STATE_VARIABLES, PointerRow
 from holdfast.spark_integration.spark_state import delta_files, rocksdb_files
-from holdfast.spark_integration.spark_state.compressed import CODECS
+from holdfast.spark_integration.spark_state.compressed import CODECS, LZ4
 from holdfast.spark_integration.spark_state.operators import (
     NotKnownError,
     StateOperator,
@@ -39,8 +39,12 @@ from holdfast.spark_integration.spark_state.row_streams import Named, Rows, chec
 from holdfast.spark_integration.spark_state.unsafe_rows import UnsafeRow
 
 _PREFIX = "spark.sql.streaming.stateStore."
-_FILES, _ROCKSDB = "HDFSBackedStateStoreProvider", "RocksDBStateStoreProvider"
+#: The setting that names the class of state stores.
+PROVIDER = f"{_PREFIX}providerClass"
+FILES, _ROCKSDB = "HDFSBackedStateStoreProvider", "RocksDBStateStoreProvider"
 _PACKAGE = "org.apache.spark.sql.execution.streaming.state."
+#: How rows stand in the files that are known here.
+PLAIN_ROWS: Mapping[str, str] = {f"{_PREFIX}rowChecksum.enabled": "false", f"{_PREFIX}encodingFormat": "unsaferow"}
 _ENCODING = b"\0"
 #: Of a partition that is read alone: the largest file, what it may hold, and all rows: pointers of some shards.
 FILE_BYTES_MAX = 1 << 30
@@ -84,17 +88,8 @@ class StateStores:
         CorruptionError
             The logs of the micro-batch say what cannot be.
         """
-        pinned = json.loads(batch.batch)["conf"]
-        provider = str(pinned.get(f"{_PREFIX}providerClass", _PACKAGE + _FILES))
-        codec = str(pinned.get(f"{_PREFIX}compression.codec", "lz4"))
-        if provider not in (_PACKAGE + _FILES, _PACKAGE + _ROCKSDB):
-            raise NotKnownError(f"the state store {provider[:200]}")
-        if codec not in CODECS:
-            raise NotKnownError(f"state compressed by {codec[:80]}")
-        for name, known in (("rowChecksum.enabled", "false"), ("encodingFormat", "unsaferow")):
-            if (given := str(pinned.get(_PREFIX + name, known))).lower() != known:
-                raise NotKnownError(f"state written with {_PREFIX}{name}={given[:80]}")
-        return cls(batch.batch_id + 1, provider.removeprefix(_PACKAGE), codec, _unique_ids(batch))
+        provider, codec = store_of(json.loads(batch.batch)["conf"])
+        return cls(batch.batch_id + 1, provider, codec, _unique_ids(batch))
 
     def read(
         self, location: ObjectStorage, operator: int, partition: int, family: str | None, limit_bytes: int
@@ -118,12 +113,32 @@ class StateStores:
         if ids is not None and partition >= len(ids):
             raise CorruptionError(f"{location.url}/commits names no state of a partition", partition=partition)
         at = Named(self.version, ids[partition] if ids is not None else None)
-        if self.provider == _FILES:
+        if self.provider == FILES:
             return delta_files.read_rows(folder, at, self.codec, limit_bytes)
         rows = rocksdb_files.read_rows(folder, at, self.codec, family, limit_bytes)
         if any(row[:1] != _ENCODING for pair in rows.items() for row in pair):
             raise NotKnownError(f"rows with another encoding in {folder.url}")
         return {key[1:]: value[1:] for key, value in rows.items()}
+
+
+def store_of(pinned: Mapping[str, object]) -> tuple[str, str]:
+    """Return the class of a query's state stores, without the package, and their codec, from what Spark has pinned.
+
+    Raises
+    ------
+    NotKnownError
+        It keeps state in a form that is not known here.
+    """
+    provider = str(pinned.get(PROVIDER, _PACKAGE + FILES))
+    codec = str(pinned.get(f"{_PREFIX}compression.codec", LZ4))
+    if provider not in (_PACKAGE + FILES, _PACKAGE + _ROCKSDB):
+        raise NotKnownError(f"the state store {provider[:200]}")
+    if codec not in CODECS:
+        raise NotKnownError(f"state compressed by {codec[:80]}")
+    for name, known in PLAIN_ROWS.items():
+        if (given := str(pinned.get(name, known))).lower() != known:
+            raise NotKnownError(f"state written with {name}={given[:80]}")
+    return provider.removeprefix(_PACKAGE), codec
 
 
 def _unique_ids(batch: LoggedBatch) -> dict[int, tuple[str, ...]]:

@@ -38,8 +38,8 @@ LEFTOVER = re.compile(r"(^|/)\.[^/]*$|\.(crc|tmp)$")
 _NAMED = re.compile(r"([A-Za-z0-9_]+):(.*)", re.DOTALL)
 # What others put there, as a mark of Hadoop's or a file manager's note, is in no folder of a source.
 _IN_SOURCE = re.compile(r"sources/([A-Za-z0-9_]+)/")
-#: The version of an offset log whose sources have names.
-NAMED_SOURCES = "v2"
+#: The version of an offset log whose sources have names, and the setting with which they have.
+NAMED_SOURCES, NAMED_SOURCES_SETTING = "v2", "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
 
 @dataclass(frozen=True)

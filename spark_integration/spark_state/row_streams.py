@@ -52,6 +52,15 @@ class Named(NamedTuple):
         return f"{self.version}" if self.unique_id is None else f"{self.version}_{self.unique_id}"
 
 
+def stream_of_rows(rows: Rows) -> bytes:
+    """Return the plain bytes of a file that puts rows: of all, or of what a version of none has changed."""
+    found = bytearray()
+    for row in rows.items():
+        for part in row:
+            found += _SIZE.pack(len(part)) + part
+    return bytes(found + _SIZE.pack(_NONE))
+
+
 class RowStream:
     """The plain bytes of a file, read from their begin.
 

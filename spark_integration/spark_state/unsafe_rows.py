@@ -62,3 +62,19 @@ class UnsafeRow:
 
     def _place(self, column: int) -> int:
         return self._null_bytes + column * _WORD
+
+
+def unsafe_row(*columns: int | bytes) -> bytes:
+    """Return a row without nulls: a number of 64 bits is given as int, a string, a binary or a struct as bytes.
+
+    A number of 32 bits is given without its sign: Spark fills its word with zeros.
+    """
+    fixed, following = bytearray(-(-len(columns) // 64) * _WORD), bytearray()
+    begin = len(fixed) + len(columns) * _WORD
+    for column in columns:
+        if isinstance(column, int):
+            fixed += struct.pack("<q", column)
+        else:
+            fixed += struct.pack("<II", len(column), begin + len(following))
+            following += column + bytes(-len(column) % _WORD)
+    return bytes(fixed + following)

@@ -16,8 +16,8 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 from holdfast.backends.arrow.rows import IntArray
 from holdfast.spark_integration.transport.blobs import BLOB, BLOB_BYTES, PADDED_ROWS_MAX, read_blob, write_blob
 from holdfast.spark_integration.transport.python_stage import prepared
-from holdfast.spark_integration.transport.routes import routes_of, shards_of
-from holdfast.spark_integration.transport.transport import EVENT_TIME, HASH, ROUTE, EventTime, moments_of, quoted
+from holdfast.spark_integration.transport.routes import ROUTE, routes_of, shards_of
+from holdfast.spark_integration.transport.transport import EVENT_TIME, HASH, EventTime, moments_of, quoted
 
 #: Rows that wait to be sent take no more than this, whatever the number of shards: all may be of one, whose blob then
 #: has that size, and Arrow holds less than 2 GiB in a column of blobs.

@@ -17,6 +17,8 @@ import numpy.typing as npt
 from holdfast.backends.arrow.rows import HashArray
 from holdfast.errors import SchemaMismatchError
 
+#: The column of routes, by which Spark groups.
+ROUTE = "__holdfast_route"
 _SPARK_SEED = 42
 _MODULUS = 1 << 32
 # The constants of murmur3_x86_32 (block, mixing, finalizer), and the inverses of its multipliers.

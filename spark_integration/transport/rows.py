@@ -39,7 +39,8 @@ from pyspark.sql.types import (
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.transport.route_columns import route_column
-from holdfast.spark_integration.transport.transport import ROUTE, EventTime, quoted
+from holdfast.spark_integration.transport.routes import ROUTE
+from holdfast.spark_integration.transport.transport import EventTime, quoted
 
 _AS_THEY_ARE = (BinaryType, DecimalType)
 

@@ -26,7 +26,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, StructField
 
 HASH = "__holdfast_hash"
-ROUTE = "__holdfast_route"
 EVENT_TIME = "__holdfast_event_time"
 
 

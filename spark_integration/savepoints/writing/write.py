@@ -33,7 +33,6 @@ from holdfast.spark_integration.plan.arguments import operator_name
 from holdfast.spark_integration.plan.shuffle_partitions import shuffle_partitions
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
 from holdfast.spark_integration.savepoints.seeding import PARTITIONS
-from holdfast.spark_integration.savepoints.stub_query import NAMED_SOURCES_SETTING
 from holdfast.spark_integration.savepoints.tasks import versions_of
 from holdfast.spark_integration.savepoints.writing.copying import copy_pieces
 from holdfast.spark_integration.savepoints.writing.tables import TableRows, edited_tables, tables_of_frames
@@ -41,7 +40,7 @@ from holdfast.spark_integration.savepoints.writing.task import write_table
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
-from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES
+from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES, NAMED_SOURCES_SETTING
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -1,4 +1,4 @@
-"""``holdfast savepoint create`` and ``holdfast clone`` without Spark make what they make with it."""
+"""``holdfast savepoint create`` and ``restore`` and ``holdfast clone`` without Spark make what they make with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.spark_integration.savepoints.working import SparkTasks
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
-from tests.spark.savepoints.queries import CASES, UNCHECKED, Case, without_spark
+from tests.spark.savepoints.queries import CASES, UNCHECKED, Case, run, saved, state, without_spark
 from tests.spark.savepoints.test_copies import begun, clone, of_spark_and_ours
 from tests.tiers import cases
 
@@ -121,10 +121,8 @@ def files(folder: Path, name: str) -> dict[str, bytes]:
     return {key: data.replace(f"/{name}/".encode(), b"//") for key, data in found.items() if key not in own}
 
 
-@pytest.mark.all
-@pytest.mark.since("4.1")
-def test_state_that_only_spark_reads_starts_spark(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command says so, and the savepoint is made."""
+def spark_of_lab(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Let a command that starts Spark take the test's; return a list that is as long as it did so often."""
     asked: list[object] = []
 
     @contextmanager
@@ -133,12 +131,77 @@ def test_state_that_only_spark_reads_starts_spark(lab: Lab, monkeypatch: pytest.
         yield lab.spark
 
     monkeypatch.setattr(own_spark, "started_spark", started)
+    return asked
+
+
+# In the order in which `make test` takes them: the first one has timers, and is asked for on each version.
+IN_GROUPS = [CASES[2], CASES[1], CASES[0], CASES[6]]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("case", "shards"), cases([(case, shards) for case in IN_GROUPS for shards in (3, None)]), ids=str
+)
+def test_a_query_that_a_command_restores_goes_on_as_the_original(
+    lab: Lab, no_spark: None, case: Case, shards: int | None
+) -> None:
+    """Spark opens the state that it has not written: rows, timers and late rows, micro-batch by micro-batch."""
+    with configured(lab.spark, dict(case.settings)):
+        later = saved(lab, case)
+        for file in later:
+            lab.feed(file)
+        original = run(lab, case)
+        assert len(original) >= len(later)
+        restored_by_command(lab, *(("--shards", shards) if shards else ()))
+        assert run(lab, case, "again", "durable-again") == original
+        assert state(lab, case, "again", "durable-again") == state(lab, case, "query", "durable")
+
+
+@pytest.mark.all
+def test_a_query_that_a_command_rescales_goes_on_as_the_original(lab: Lab, no_spark: None) -> None:
+    """In as many partitions as shards, which Spark keeps from then on."""
+    case = CASES[1]
+    later = begun(lab, case)
+    places = "--to-state-dir", lab.folder / "durable-again", "--checkpoint-location", lab.folder / "again"
+    command("rescale", lab.folder / "query", *places, "--shards", 5)
+    for file in later:
+        lab.feed(file)
+    original = run(lab, case)
+    assert run(lab, case, "again", "durable-again") == original
+    assert state(lab, case, "again", "durable-again") == state(lab, case, "query", "durable")
+    assert {path.name for path in (lab.folder / "again/state/0").iterdir()} == {*"01234", "_metadata"}
+
+
+def restored_by_command(lab: Lab, *options: object) -> Any:
+    places = "--state-dir", lab.folder / "durable-again", "--checkpoint-location", lab.folder / "again"
+    return command("savepoint", "restore", lab.folder / "savepoints", "one", *places, *options)
+
+
+@pytest.mark.all
+def test_state_that_only_spark_writes_starts_spark(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command says so, and the query goes on."""
+    case, asked = CASES[3], spark_of_lab(lab, monkeypatch)
+    with configured(lab.spark, dict(case.settings)):
+        later = saved(lab, case)
+        for file in later:
+            lab.feed(file)
+        original = run(lab, case)
+        lab.configure({"state.dir": str(lab.folder / "durable-again")})
+        done = restored_by_command(lab)
+        assert "starting Spark, which this query's state needs: the state store RocksDBStateStoreP" in done.stderr
+        assert run(lab, case, "again", "durable-again") == original
+    assert len(asked) == 1
+
+
+@pytest.mark.all
+@pytest.mark.since("4.1")
+def test_state_that_only_spark_reads_starts_spark(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command says so, and the savepoint is made."""
+    asked = spark_of_lab(lab, monkeypatch)
     with configured(lab.spark, {"spark.sql.streaming.stateStore.rowChecksum.enabled": "true"}):
         begun(lab, CASES[0])
         places = "--to", lab.folder / "savepoints", "--name", "one", "--state-dir", lab.folder / "durable"
         done = command("savepoint", "create", lab.folder / "query", *places)
-    assert (
-        "starting Spark, because only it can read this query's state: state written with spark.sql.str" in done.stderr
-    )
+    assert "starting Spark, which this query's state needs: state written with spark.sql.streaming.s" in done.stderr
     assert len(asked) == 1
     assert savepoints.read(lab.folder / "savepoints", "one").operators[0].rows

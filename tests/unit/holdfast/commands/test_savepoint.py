@@ -194,7 +194,7 @@ def test_a_restore_of_what_is_not_there_starts_no_spark(
 ) -> None:
     """A misspelt name is found in milliseconds."""
     a_savepoint(target, "one")
-    monkeypatch.delattr("holdfast.commands.savepoint.started_spark")
+    monkeypatch.delattr("holdfast.commands.own_spark.started_spark")
     places = ["--state-dir", str(tmp_path / "state"), "--checkpoint-location", str(tmp_path / "new")]
     with pytest.raises(NotFoundError, match=said):
         invoke("restore", tmp_path, *given, *places)

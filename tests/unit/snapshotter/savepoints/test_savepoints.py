@@ -56,6 +56,17 @@ def test_what_was_stored_is_read(target: ObjectStorage, threads: ThreadPoolExecu
     assert {info.key: info.size_bytes for info in folder.list("") if info.key != KEY} == found.keys
 
 
+def test_a_misspelt_name_is_told_which_is_meant(target: ObjectStorage) -> None:
+    """Of those that are finished; where none is near, the error says how to see them."""
+    a_savepoint(target, "before-upgrade")
+    making(target, "befor-upgrad")
+    for act in (read_savepoint, delete_savepoint):
+        with pytest.raises(NotFoundError, match=r"; did you mean 'before-upgrade'\?, name=before-upgade"):
+            act(target, "before-upgade")
+    with pytest.raises(NotFoundError, match="holdfast savepoint list shows what there is, name=nightly"):
+        read_savepoint(target, "nightly")
+
+
 def test_any_arrow_reader_opens_a_piece(target: ObjectStorage) -> None:
     """That is what makes a savepoint the user's own: no holdfast is needed to read it."""
     piece = a_savepoint(target).operators[0].pieces[0]

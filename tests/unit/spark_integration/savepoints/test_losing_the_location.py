@@ -6,8 +6,7 @@ themselves, which need Spark, are played: all that counts here is what is asked 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,8 @@ from holdfast.errors import ConflictError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.copies import cloning, rescaling
-from holdfast.spark_integration.savepoints import restoring, seeding
+from holdfast.spark_integration.savepoints import restoring, seeding, stub_query
+from holdfast.spark_integration.savepoints.new_query import NewQuery
 from holdfast.spark_integration.savepoints.working import SparkTasks
 from tests.unit.snapshotter.savepoints.sample import a_savepoint
 
@@ -51,10 +51,9 @@ def test_before_the_next_part_of_a_new_query(tmp_path: Path, monkeypatch: pytest
             original.delete(["offsets/0", "commits/0"])
             committed(original, 1)
 
-    @contextmanager
-    def stub(*_: object) -> Iterator[None]:
+    def stub(_: object, __: object, new: NewQuery, operators: object) -> None:
         taken()
-        yield
+        new.require()
 
     def go_on(*arguments: object, **_: object) -> None:
         went_on.append(arguments)
@@ -67,10 +66,10 @@ def test_before_the_next_part_of_a_new_query(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(SparkTasks, "steps", lambda *_: [])
     monkeypatch.setattr(cloning, "_copy_operators", taken)
     monkeypatch.setattr(cloning, "copy_location", go_on)
-    monkeypatch.setattr(rescaling, "create", taken)
-    monkeypatch.setattr(rescaling, "read_savepoint", go_on)
+    monkeypatch.setattr(rescaling, "save", taken)
+    monkeypatch.setattr(rescaling, "restore_into", go_on)
     monkeypatch.setattr(restoring, "plans_of", lambda *_: [])
-    monkeypatch.setattr(restoring, "_stub", stub)
+    monkeypatch.setattr(stub_query, "state_by_stub", stub)
     monkeypatch.setattr(seeding, "seed", go_on)
     spark: Any = SimpleNamespace(conf=SimpleNamespace(getAll={"spark.holdfast.state.dir": str(tmp_path / "durable")}))
     work: dict[str, Callable[[], object]] = {

@@ -30,7 +30,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.snapshotter.version_rows import read_tables
-from holdfast.spark_integration.savepoints import restoring, restoring_shards, saving
+from holdfast.spark_integration.savepoints import restoring, restoring_shards, saving, tasks
 from holdfast.spark_integration.savepoints.restoring_shards import (
     FIRST_VERSION,
     HashRange,
@@ -89,6 +89,7 @@ class Store:
         self.folder = folder
         self.settings = Settings.parse({"spark.holdfast.state.dir": str(folder / "durable")})
         self.threads = ThreadPoolExecutor(4)
+        self.places = str(folder / "durable"), str(folder / "savepoints")
 
     def log(self, storage: ObjectStorage, directory: str, shard: int) -> ObjectCommitLog:
         return ObjectCommitLog(storage, shard_prefix(directory, shard), TABLES, self.threads, self.folder / "home")
@@ -130,7 +131,7 @@ class Store:
         operators = {
             "totals": RestoredOperator(directory, shards, saved.shards, encode_schemas(TABLES), 0, wakes_to_evict=False)
         }
-        restorer = ShardRestorer(self.settings, str(self.folder / "savepoints"), name, operators)
+        restorer = ShardRestorer(self.settings, *self.places, name, operators)
         names = ("operator", "shard", "last", "pieces")
         found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, shards)])
         assert not [row["error"] for row in found if row["error"]]
@@ -210,7 +211,7 @@ def test_a_restore_reads_a_savepoint_about_once(
         read.append(Reading(open_storage(url)))
         return read[-1]
 
-    monkeypatch.setattr(restoring_shards, "storage_at", storage_at)
+    monkeypatch.setattr(tasks, "storage_at", storage_at)
     pointers = store.restore("one", saved, "again", after)
     assert len(store.state("again", after, pointers)["state"]) == len(hashes)
     sizes = [size for storage in read for key, size in storage.read if "operators/" in key]
@@ -285,7 +286,7 @@ def test_a_new_shard_knows_when_its_first_timer_is_due(store: Store) -> None:
     hashes = some_hashes(2)
     saved = store.save("one", "totals", 2, store.write(hashes, 2))
     operators = {"totals": RestoredOperator("again", 5, 2, encode_schemas(TABLES), 0, wakes_to_evict=False)}
-    restorer = ShardRestorer(store.settings, str(store.folder / "savepoints"), "one", operators)
+    restorer = ShardRestorer(store.settings, *store.places, "one", operators)
     names = ("operator", "shard", "last", "pieces")
     found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, 5)])
     of_shard = shards_of(hashes, 5)
@@ -301,7 +302,7 @@ def test_a_damaged_piece_is_an_error_that_names_it(store: Store) -> None:
     with open_storage(str(store.folder / "savepoints")) as savepoints:
         savepoint_folder(savepoints, "one").delete([saved.pieces[0].key])
     operators = {"totals": RestoredOperator("again", 2, 2, encode_schemas(TABLES), 0, wakes_to_evict=False)}
-    restorer = ShardRestorer(store.settings, str(store.folder / "savepoints"), "one", operators)
+    restorer = ShardRestorer(store.settings, *store.places, "one", operators)
     names = ("operator", "shard", "last", "pieces")
     found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, 2)])
     (error,) = [row["error"] for row in found if row["error"]]

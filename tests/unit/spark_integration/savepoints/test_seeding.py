@@ -13,7 +13,16 @@ from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError
 from holdfast.snapshotter.savepoints.manifest import PlannedBatch, SavedQuery, SavedSource
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.savepoints.seeding import begin, finish, forget, moved, partitions_of, pinned, seed
+from holdfast.spark_integration.savepoints.seeding import (
+    begin,
+    finish,
+    forget,
+    moved,
+    partitions_of,
+    pinned,
+    seed,
+    state_of_stub,
+)
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.model.shard_history import TimedStorage
@@ -40,7 +49,8 @@ def seeded(
         open_storage(str(stub)) as old,
         open_storage(str(folder / "savepoints")) as savepoints,
     ):
-        seed(new, old, savepoint_folder(savepoints, "one"), QUERY, pinned(QUERY, None), fresh=fresh, planned=planned)
+        first = state_of_stub(old, new, pinned(QUERY, None))
+        seed(new, first, savepoint_folder(savepoints, "one"), QUERY, fresh=fresh, planned=planned)
     return location
 
 

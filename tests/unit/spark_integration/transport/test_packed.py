@@ -18,8 +18,8 @@ from holdfast.spark_integration.transport import packed as packed_module
 from holdfast.spark_integration.transport.blobs import BLOB, read_blob, write_blob
 from holdfast.spark_integration.transport.output import pack_output, unpack_output
 from holdfast.spark_integration.transport.packed import PackedTransport, pack_rows
-from holdfast.spark_integration.transport.routes import routes_of, shards_of
-from holdfast.spark_integration.transport.transport import EVENT_TIME, HASH, ROUTE
+from holdfast.spark_integration.transport.routes import ROUTE, routes_of, shards_of
+from holdfast.spark_integration.transport.transport import EVENT_TIME, HASH
 from holdfast.testing.state_rows import TYPES, VALUE_TYPES, plain
 
 AT = pa.timestamp("us", "America/New_York")
