@@ -34,6 +34,7 @@ def an_operator(time_mode: TimeMode, shards: int) -> PointerOperator:
     return PointerOperator(GROUP_STATE, TIMEOUT_CONF[time_mode], time_mode, "update", rows)
 
 
+@pytest.mark.all
 @pytest.mark.smoke
 @pytest.mark.parametrize("codec", cases(["lz4", "zstd"]))
 def test_state_is_what_spark_makes_of_the_same_pointers(lab: Lab, codec: str) -> None:
