@@ -15,8 +15,7 @@ What a backend promises
   out to be damaged is a `CorruptionError` that names the file, and is set aside: it is no longer here, so the next
   attempt restores it.
 * **durability**: none of its own; commits are made durable elsewhere before their pointer is used.
-* **concurrency**: any number of views; calls from several threads and, for backends on run files, from
-  several processes, need no lock.
+* **concurrency**: any number of views; calls from several threads and processes need no lock.
 
 Transactions, retention and the choice of the right pointer belong to `holdfast.mvcc`.
 Plug-ins subclass `Backend`, register under the entry point group ``holdfast.backends`` and prove
@@ -111,7 +110,7 @@ class BackendStatistics:
     rows : mapping of str to int
         Rows of the newest version by table; keys that stand in several runs count several times.
     runs : mapping of str to int
-        Runs of the newest version by table; 1 for a backend that has no runs.
+        Runs of the newest version by table; what is no run, as a database, counts as one.
     """
 
     versions: int
@@ -202,8 +201,6 @@ class Backend(ABC):
     contract_version: ClassVar[int]
     #: Whether the files live on a RAM file system and vanish with the executor.
     in_memory: ClassVar[bool] = False
-    #: Whether only one process can open a directory: then the state server does, and workers go through it.
-    has_one_owner: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -234,15 +231,6 @@ class Backend(ABC):
             An option is not known, or its value does not fit.
         """
         return parse_options(name, {}, options)
-
-    @classmethod
-    def most_open(cls, options: Mapping[str, str]) -> int | None:
-        """Return how many shards with these options one process should have open at once; None: any number.
-
-        Beyond it, idle shards of a backend with one owner are closed, the least recently used first, and reopened by
-        their next use. A target, not a limit: shards in use are never closed.
-        """
-        return None
 
     def require_tables(self, runs: Mapping[str, Run]) -> None:
         """Check that `runs`, as `apply` and `load` take them, are of the shard's tables.

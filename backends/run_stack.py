@@ -186,6 +186,32 @@ def merge_over(below: Iterable[Run], writes: Sequence[Run]) -> Iterator[Run]:
     yield from scan_runs([Run(live.schema, live.batch.slice(done))], 0, MAX_HASH)
 
 
+def scan_above(
+    floor: Callable[[int, int], Iterator[Run]], runs: Sequence[Run], first_hash: int, last_hash: int
+) -> Iterator[Run]:
+    """Merge runs over what lies below them, and yield the live rows as `scan_runs` does.
+
+    Parameters
+    ----------
+    floor : callable
+        Scans the live rows below the oldest run, from one hash to another.
+    """
+    start = first_hash
+    for part in _stretches(runs, first_hash, last_hash, FIRST_STRETCH_BYTES):
+        end = max(int(run.hashes[-1]) for run in part)
+        yield from merge_over(floor(start, end), part)
+        start = end + 1
+    if start <= last_hash:
+        yield from floor(start, last_hash)
+
+
+def prefixes_above(below: Iterable[Run], runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
+    """Merge the rows of runs that begin with one of `prefixes` over those that lie below the oldest run."""
+    hashes = np.unique(prefixes.hashes)
+    found = [_taken(run, rows_of(run.hashes, hashes)).with_prefixes(prefixes) for run in runs if len(run)]
+    return merge_over(below, [run for run in found if len(run)])
+
+
 def _rows_up_to(run: Run, below: Run) -> int:
     """Return how many rows of `run` do not come after the last one of `below`."""
     start, end = _places(run.hashes, below.hashes[-1], below.hashes[-1])

@@ -7,9 +7,9 @@ import re
 import click
 import pytest
 
+from holdfast.backends.rocksdb import open_generations
 from holdfast.backends.rocksdb import options as rocksdb
 from holdfast.cli import group
-from holdfast.errors import InvalidArgumentError
 from holdfast.health import failures
 from holdfast.settings import MOST_SHARDS, Settings
 from holdfast.snapshotter import commit_objects, commits, stored_reads
@@ -76,14 +76,9 @@ FIGURES = {
     "docs/backends.md": [
         f"`spark.holdfast.rocksdb.memory` | `{mib(ROCKSDB.memory_bytes)}m` |",
         f"`spark.holdfast.rocksdb.compression` | `{ROCKSDB.compression}` |",
-        f"`spark.holdfast.rocksdb.blockSize` | `{kib(ROCKSDB.block_size_bytes)}k` |",
-        f"`spark.holdfast.rocksdb.bloomBitsPerKey` | `{ROCKSDB.bloom_bits_per_key}` |",
-        f"`spark.holdfast.rocksdb.maxOpenFiles` | `{ROCKSDB.max_open_files}` |",
-        f"`spark.holdfast.rocksdb.writeBufferRatio` | `{ROCKSDB.write_buffer_ratio}` |",
-        f"`spark.holdfast.rocksdb.backgroundJobs` | `{ROCKSDB.background_jobs}` |",
-        f"`spark.holdfast.rocksdb.compactionStyle` | `{ROCKSDB.compaction_style}` |",
         f"that of a commit: {gib(commit_objects.COMMIT_BYTES_MAX)} GiB",
-        f"keeps at least {2 * rocksdb._FILES_MIN} for each shard",
+        f"{mib(rocksdb.MEMORY_BYTES_MIN)}m at least |",
+        f"the {open_generations.MOST_OPEN} databases used last stay open",
     ],
     "docs/configuration.md": [
         f"`spark.holdfast.backend` | `{SETTINGS.backend}` |",
@@ -167,14 +162,3 @@ def test_a_figure_is_the_codes(page: str, sentence: str) -> None:
     """Who changes a constant finds the sentences that speak of it."""
     # As whole words: "50 to a page" does not stand in "150 to a page".
     assert re.search(rf"(?<!\S){re.escape(sentence)}(?!\w)", " ".join(text(page).split()))
-
-
-def test_the_shards_that_stay_open_are_those_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table that users size `spark.holdfast.rocksdb.memory` by, where files are no limit."""
-    monkeypatch.setattr(rocksdb, "_files_of_process", lambda: 1 << 20)
-    page = text("docs/backends.md")
-    for budget in ("298m", "512m", "1g", "2g"):
-        shards = rocksdb.RocksDBOptions.of("rocksdb", {"memory": budget}).most_open_shards
-        assert f"| `{budget}`{', the least' if budget == '298m' else ''} | {shards} |" in page
-    with pytest.raises(InvalidArgumentError):
-        rocksdb.RocksDBOptions.of("rocksdb", {"memory": "297m"})

@@ -46,7 +46,8 @@ ROOMS = {
         "run",
         "base stretched_run",
         "registry run_stack",
-        "rocksdb run_files",
+        "run_files",
+        "rocksdb",
     ),
     "mvcc": ("measures", "transaction", "store"),
     "snapshotter": (
@@ -145,7 +146,6 @@ PLACES = {
     "psycopg": ("spark_integration/sinks/postgres/*", "benches/*", "examples/*"),
     "pyarrow.flight": (
         "spark_integration/client/connection.py",
-        "spark_integration/client/exchange.py",
         "spark_integration/server/service.py",
     ),
     "py4j": ("spark_integration/spark_state/running_query.py",),

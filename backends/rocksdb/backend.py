@@ -1,61 +1,75 @@
-"""The `rocksdb` backend: the state of a shard in RocksDB, for state that is larger than memory.
+"""The `rocksdb` backend: runs as on `filesystem`, above a database where they go when they have gone cold.
 
 ::
 
     <shard directory, 0700>/
-        owner                     locked by the process that has the shard open; holds its number
-        databases/<id>/           one RocksDB each: a lineage of versions; see `holdfast.backends.rocksdb.database`
-        frozen/17-9f3c…/          files of one version that never change, for an upload: links where they can be
-        staging/<id>/             what is being made or taken away
-        set-aside/<id>/           databases that were found damaged
+        versions/17-9f3c…/            as `holdfast.backends.run_files.backend` shows, and so are merges/, staging/, …
+            version                   which runs make it up, and above which generation
+        generations/<id>/             immutable databases: `holdfast.backends.rocksdb.generation`
 
-A version from nothing, or from complete state, begins a database of its own; one made from a base goes into the
-base's database. A database is removed when none of its versions is held.
+    version 17     [aa bb cc]                                 no generation yet
+    moved          [aa bb] = generation 7c                    in the background: both say the same
+    version 18                [cc dd] above 7c                the next commit takes it
 
-Notes
------
-* **one owner**: a shard is open in one process; in Spark that is the state server.
-* **honest**: every block has a checksum, every end of a scan is checked. A damaged database is set aside.
-* **after a disk error** RocksDB refuses writes: the database is closed, and the next call reopens it; then it holds
-  what its marker says.
-* **durability**: see `holdfast.backends.rocksdb.database`.
+A commit writes a run, as on `filesystem`; no server is asked, and no database is written. What all versions have had
+for a while is moved by `maintain`, and a generation says which runs, above which other generation, it replaces. So a
+version that names an older one stays good until it is dropped.
+
+Invariants
+----------
+* **whole**: a generation appears by one rename. A kill before it leaves a folder below ``staging``.
+* **kept**: a generation is locked by whoever reads it, and by a commit until its version is in place. `drop` removes
+  those that nobody has locked, that no version names, and that replace nothing of one.
+* **honest**: RocksDB verifies each block that it reads; every byte is verified when a directory is taken over, and when
+  a file is first frozen. A damaged generation is set aside with all versions that name it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, TypeVar
+from weakref import WeakSet
 
-from holdfast import clock
+from rocksdict import Rdict
+
 from holdfast.backends import local_files
-from holdfast.backends.base import NO_OPTIONS, Backend, BackendStatistics, Pointer, View
+from holdfast.backends.base import NO_OPTIONS, Pointer, View
 from holdfast.backends.frozen_files import FrozenFiles
+from holdfast.backends.local.folder_locks import FolderLock, lock_shared, try_lock_alone
 from holdfast.backends.local_files import StagedFolder
-from holdfast.backends.rocksdb.check import damaged_tables
-from holdfast.backends.rocksdb.closed_database import create_database, read_marker
 from holdfast.backends.rocksdb.errors import damaged
-from holdfast.backends.rocksdb.frozen import FrozenDatabase
-from holdfast.backends.rocksdb.marker import Marker, VersionLabel, reading_frozen
+from holdfast.backends.rocksdb.frozen import FrozenGeneration
+from holdfast.backends.rocksdb.generation import (
+    NOT_WHOLE,
+    GenerationView,
+    broken_file,
+    keep_unwritten,
+    require_whole,
+)
+from holdfast.backends.rocksdb.generation_file import GENERATION, GenerationFile
+from holdfast.backends.rocksdb.moving import make_generation
+from holdfast.backends.rocksdb.open_generations import OPEN, OpenGeneration
 from holdfast.backends.rocksdb.options import RocksDBOptions
-from holdfast.backends.rocksdb.shard_databases import ShardDatabases, make_private
-from holdfast.backends.rocksdb.view import RocksDBView
 from holdfast.backends.run import Run
+from holdfast.backends.run_files.filesystem import FilesystemBackend
+from holdfast.backends.run_files.frozen import FrozenRuns
+from holdfast.backends.run_files.version_file import RunFile, VersionFile
+from holdfast.backends.run_stack import parts_of
 from holdfast.backends.schema import TableSchema
-from holdfast.errors import ConflictError, CorruptionError
+from holdfast.errors import ConflictError, CorruptionError, HoldfastError, NotFoundError
 
-#: A count of rows that takes so much CPU time is kept for so many times as long: it takes at most 1 % of a core.
-LONG_COUNT_NS, KEPT_TIMES = 5_000_000, 100
-_FROZEN = ("*.sst", "MANIFEST-*", "CURRENT")
+_T = TypeVar("_T")
+#: The shards that this process has open: they share what may lie in runs.
+_SHARDS: WeakSet[RocksDBBackend] = WeakSet()
 
 
-class RocksDBBackend(Backend):
+class RocksDBBackend(FilesystemBackend):
     """See the module, and `holdfast.backends.rocksdb.options` for the options."""
 
-    contract_version: ClassVar[int] = 1
-    has_one_owner: ClassVar[bool] = True
+    contract_version = 1
 
     def __init__(
         self,
@@ -66,245 +80,289 @@ class RocksDBBackend(Backend):
         executor_directory: Path | None = None,
     ) -> None:
         super().__init__(directory, tables, new_id, options, executor_directory)
-        self._shard = ShardDatabases(directory, self.tables, new_id, RocksDBOptions.of("rocksdb", options))
-        self._counts = RowCounts()
-        # Table files, by inode and time, whose checksums this process has verified.
-        self._checked: set[tuple[int, int]] = set()
+        self._rocksdb = RocksDBOptions.of("rocksdb", options)
+        self._generations = directory / "generations"
+        # Files of databases, by name and inode, that were whole when this process last froze a version.
+        self._whole: set[tuple[str, int]] = set()
+        _SHARDS.add(self)
 
     @classmethod
     def parse_options(cls, name: str, options: Mapping[str, str]) -> Mapping[str, Any]:
         return vars(RocksDBOptions.of(name, options))
 
-    @classmethod
-    def most_open(cls, options: Mapping[str, str]) -> int:
-        return RocksDBOptions.of("rocksdb", options).most_open_shards
+    # Reading.
 
-    # Versions.
+    def _open_floor(self, version: VersionFile) -> View | None:
+        OPEN.let_go()
+        if version.generation is None:
+            return None
+        folder = self._generations / version.generation
+        with ExitStack() as undo, local_files.reading(folder):
+            lock = undo.enter_context(lock_shared(folder))
+            try:
+                opened = OPEN.open(folder, self.executor_directory, self._rocksdb.cache_bytes, self.new_id)
+                floor = _LockedView(opened, self.tables, lock, self._set_aside_generation)
+            except CorruptionError as exc:
+                raise self._set_aside_generation(version.generation, exc) from exc
+            except NotFoundError as exc:  # nobody takes away what is locked
+                raise self._set_aside_generation(version.generation, damaged(folder / GENERATION, str(exc))) from exc
+            undo.pop_all()
+        return floor
 
-    def view(self, pointer: Pointer) -> RocksDBView:
-        with self._shard.lock:
-            database = self._shard.find(pointer)
-            return RocksDBView(self._shard, database, database.version(pointer))
-
-    def apply(self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
-        self.require_tables(runs)
-        label = VersionLabel(new, properties)
-        database = self._shard.find(base) if base is not None else None
-        self._shard.require_new(new)
-        if base is None or database is None:
-            self._build(label, runs.values())
-        else:
-            with self._shard.closing_if_failed(database):
-                database.apply(base, label, runs)
-
-    def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
-        self.require_tables(runs)
-        if pointer not in self.versions():
-            with suppress(ConflictError):  # another thread was faster
-                self._build(VersionLabel(pointer, properties), runs.values())
+    def _set_aside_generation(self, name: str, found: CorruptionError) -> CorruptionError:
+        """Set a damaged generation aside, and all versions that name it; return the error that names the file."""
+        folder = self._generations / name
+        file = Path(str(found.facts.get("file", folder)))
+        with suppress(HoldfastError):
+            if file == folder:
+                file = broken_file(folder, GenerationFile.read(folder).files) or folder
+        OPEN.close(folder)
+        for pointer in self.versions():
+            with suppress(NotFoundError, CorruptionError):
+                if self._read_version(pointer).generation == name:
+                    self._damaged.set_aside([self._version_folder(pointer)])
+        self._damaged.set_aside([folder])
+        return damaged(file, str(found.facts.get("cause", found)))
 
     @classmethod
     @contextmanager
     def open_frozen(
         cls, pointer: Pointer, tables: Mapping[str, TableSchema], files: FrozenFiles, new_id: Callable[[], str]
     ) -> Iterator[View]:
-        with FrozenDatabase(pointer, tables, files) as view:
+        with FrozenRuns(pointer, tables, files, FrozenGeneration) as view:
             yield view
 
-    def versions(self) -> list[Pointer]:
-        return self._shard.pointers()
+    # Versions.
+
+    @contextmanager
+    def _floored(self, version: VersionFile) -> Iterator[VersionFile]:
+        """Give a version on the newest generation that replaces its bottom; nobody takes that away meanwhile."""
+        with ExitStack() as held:
+            if version.generation is not None:
+                held.enter_context(lock_shared(self._generations / version.generation))
+            names = local_files.list_folder(self._generations)
+            while names:
+                found = self._next_generation(version, names)
+                if found is None:
+                    break
+                name, file = found
+                names.remove(name)
+                with suppress(NotFoundError):  # dropped meanwhile: what it replaces still does
+                    held.enter_context(lock_shared(self._generations / name))
+                    version = file.below(version, name)
+            yield version
+
+    def _next_generation(self, version: VersionFile, names: Iterable[str]) -> tuple[str, GenerationFile] | None:
+        for name in names:
+            with suppress(NotFoundError, CorruptionError):
+                file = GenerationFile.read(self._generations / name)
+                if file.moved and file.replaces(version):
+                    return name, file
+        return None
 
     def drop(self, pointers: Iterable[Pointer]) -> None:
-        going = set(pointers)
-        with self._shard.lock:
-            for database in list(self._shard.open()):
-                database.drop(going)
-                self._shard.discard_unused(database)
-            for pointer in going:
-                self._shard.retire(self._shard.frozen / str(pointer))
+        super().drop(pointers)
+        self._remove_unused()
 
-    def freeze(self, pointer: Pointer) -> list[Path]:
-        """Return immutable local files that together hold the version; opening them needs no others.
+    def _remove_unused(self) -> int:
+        """Remove the generations that no version needs, or may come to need; return how many."""
+        removed = 0
+        names = local_files.list_folder(self._generations)
+        versions = self._read_versions() if names else []
+        for name in names:
+            folder = self._generations / name
+            if not self._is_needed(name, versions):
+                with try_lock_alone(folder) as is_left:
+                    # Again, now that no commit can take it.
+                    if is_left and not self._is_needed(name, self._read_versions()):
+                        self._retire(folder)
+                        removed += 1
+        OPEN.let_go()
+        return removed
 
-        A name alone says nothing: two versions may have different files of one name.
+    def _read_versions(self) -> list[VersionFile]:
+        found = []
+        for pointer in self.versions():
+            with suppress(NotFoundError, CorruptionError):
+                found.append(self._read_version(pointer))
+        return found
+
+    def _is_needed(self, name: str, versions: Iterable[VersionFile]) -> bool:
+        if any(version.generation == name for version in versions):
+            return True
+        try:
+            file = GenerationFile.read(self._generations / name)
+        except (NotFoundError, CorruptionError):
+            return False
+        return any(file.moved and file.replaces(version) for version in versions)
+
+    # Moving.
+
+    def maintain(self, pointer: Pointer) -> int:
+        """Move what all versions have had into the next generation, where that is more than the shard's share.
+
+        Else merge runs, as `filesystem` does. The next commit finds the generation and takes it.
 
         Raises
         ------
         NotFoundError
             The version is not held here.
-        CorruptionError
-            The database is damaged: nothing is frozen.
         """
-        database, folder = self._shard.find(pointer), self._shard.frozen / str(pointer)
-        if not folder.is_dir():
-            with self._shard.closing_if_failed(database), self._stage() as staged:
-                copy = StagedFolder(staged.path / "database", fsync=False)
-                options = self._shard.options(create=False)
-                # Files that are links to the database's own need not be uploaded again.
-                options.set_disable_auto_compactions(True)
-                database.copy(pointer, copy.path, options)
-                self._check_copy(copy.path, pointer)
-                make_private(copy.path)
-                with suppress(ConflictError):  # another thread was faster
-                    copy.publish(folder)
+        return self._move(pointer) or super().maintain(pointer)
+
+    def _move(self, pointer: Pointer) -> int:
+        with self._floored(self._read_version(pointer)) as version:
+            settled = self._settled(version)
+            if sum(file.size_bytes for files in settled.values() for file in files) <= share_bytes(self._rocksdb):
+                return 0
+            folder = self._version_folder(pointer)
+            runs = {t: parts_of(self._reader.open_all(folder, files, t, verify=True)) for t, files in settled.items()}
+            file = GenerationFile()
+            if version.generation is not None:
+                file = self._read_generation(version.generation)
+            moved = {table: [f.id for f in files] for table, files in settled.items()}
+            with self._stage() as staged:
+                self._make_generation(staged, replace(file, base=version.generation, moved=moved), runs)
+                staged.publish(self._generations / self.new_id())
+        return 1
+
+    def _make_generation(self, staged: StagedFolder, file: GenerationFile, runs: Mapping[str, list[Run]]) -> None:
+        base = None if file.base is None else self._generations / file.base
+        try:
+            make_generation(staged, base, file, runs, self.tables, self._rocksdb.compression)
+        except (CorruptionError, NotFoundError) as exc:
+            broken = None if base is None else broken_file(base, file.files)
+            if broken is None:
+                raise
+            raise self._set_aside_generation(str(file.base), damaged(broken, str(exc))) from exc
+
+    def _settled(self, version: VersionFile) -> dict[str, list[RunFile]]:
+        """Return by table the runs at the bottom of a version that all versions have: no commit merges them."""
+        held = [{file.id for file in other.files} for other in self._read_versions()]
+        settled: dict[str, list[RunFile]] = {}
+        for table, files in version.stacks.items():
+            for file in files:
+                if not all(file.id in ids for ids in held):
+                    break
+                settled.setdefault(table, []).append(file)
+        return settled
+
+    # Frozen versions.
+
+    def freeze(self, pointer: Pointer) -> list[Path]:
+        paths = super().freeze(pointer)
+        name = self._read_version(pointer).generation
+        if name is None:
+            return paths
+        folder, file = self._generations / name, self._read_generation(name)
         with local_files.reading(folder):
-            return sorted(folder.iterdir())
+            found = {(each, (folder / each).stat().st_ino) for each in file.files}
+        new = {each for each, _ in found - self._whole}
+        broken = broken_file(folder, {each: noted for each, noted in file.files.items() if each in new})
+        if broken is not None:
+            raise self._set_aside_generation(name, damaged(broken, NOT_WHOLE))
+        self._whole = found
+        return [*paths, folder / GENERATION, *(folder / each for each in file.files)]
 
-    def thaw(self, pointer: Pointer, folder: Path) -> None:
-        with local_files.taken_folder(folder, self._shard.staging, self.new_id(), fsync=True) as staged:
-            if pointer in self.versions():
-                return
-            with local_files.requiring_whole(folder):
-                self._adopt(pointer, staged)
-            with suppress(ConflictError):  # another thread was faster
-                self._shard.add(pointer, staged)
-
-    def _adopt(self, pointer: Pointer, staged: StagedFolder) -> None:
-        """Check a frozen version that another process has made, and make its files ours."""
-        names = local_files.list_folder(staged.path)
-        staged.keep_only({name for name in names if _is_frozen(Path(name))})
-        for name in local_files.list_folder(staged.path):
+    def _adopt_floor(self, version: VersionFile, staged: StagedFolder, held: ExitStack) -> None:
+        if version.generation is None:
+            return
+        file = GenerationFile.read(staged.path)
+        file.require(self.tables, staged.path)
+        names = [GENERATION, *file.files]
+        for name in names:
             staged.adopt(name)
-        with reading_frozen():
-            marker = self._require_marker(staged.path, pointer)
-        marker.require(self.tables, staged.path)
-
-    def maintain(self, pointer: Pointer) -> int:
-        database = self._shard.find(pointer)
-        with self._shard.closing_if_failed(database):
-            return int(database.maintain())
-
-    def statistics(self) -> BackendStatistics:
-        versions = self.versions()
-        rows: dict[str, int] = {}
-        if versions:
-            with self.view(versions[-1]) as view:
-                rows = {table: self._counts.of(table, partial(view.estimate_rows, table)) for table in self.tables}
-        return BackendStatistics(
-            versions=len(versions),
-            local_bytes=local_files.folder_bytes(self._shard.home) + local_files.folder_bytes(self._shard.frozen),
-            rows=rows,
-            runs=dict.fromkeys(rows, 1),
-        )
-
-    # Making databases.
-
-    def _build(self, label: VersionLabel, runs: Iterable[Run]) -> None:
-        """Make a database of complete state."""
-        self._shard.open()
-        with self._stage() as staged:
-            create_database(staged.path, self._shard.options(create=True), label, runs)
-            self._shard.add(label.pointer, staged)
-
-    def _check_copy(self, path: Path, pointer: Pointer) -> None:
-        """Check the files of a copy that were not checked before, and leave only what opening it needs."""
-        tables = {file: _identity(file) for file in path.glob("*.sst")}
-        with self._stage() as staged:
-            broken = damaged_tables([file for file, known in tables.items() if known not in self._checked], staged)
-        if broken:
-            raise damaged(broken[0], "its checksums do not match")
-        self._require_marker(path, pointer)
-        self._checked = {known for known in self._checked if known in tables.values()} | set(tables.values())
-        with local_files.writing(path):
-            for file in path.iterdir():
-                if not _is_frozen(file):
-                    file.unlink()
-
-    def _require_marker(self, path: Path, pointer: Pointer) -> Marker:
-        """Return the marker of a database that nobody has open, if its rows are those of a version, and of no other."""
-        marker = read_marker(path, self._shard.options(create=False))
-        marker.frozen_as(pointer, path)
-        return marker
-
-    def _stage(self) -> AbstractContextManager[StagedFolder]:
-        return local_files.staged_folder(self._shard.staging, self.new_id(), fsync=False)
+        require_whole(staged.path, file.files)
+        target = self._generations / version.generation
+        while True:
+            with self._stage() as database, suppress(ConflictError):
+                for name in names:
+                    database.link(staged.path / name)
+                keep_unwritten(database.path)
+                held.enter_context(lock_shared(database.path))  # it follows the folder
+                database.publish(target)
+                return
+            # Another process has restored it first, or what stands there is damaged.
+            with suppress(NotFoundError):
+                held.enter_context(lock_shared(target))
+                if self._find_damage(version.generation) is None:
+                    return
 
     # Care.
 
     def verify(self) -> list[Path]:
-        """Check all table files, and set the databases aside whose files are damaged; frozen files are made anew.
-
-        Returns
-        -------
-        list of pathlib.Path
-            The damaged files, where they were.
-        """
-        found: list[Path] = []
-        for name in local_files.list_folder(self._shard.frozen):
-            self._shard.retire(self._shard.frozen / name)
-        databases = None
-        while databases is None:
-            try:
-                databases = list(self._shard.open())
-            except CorruptionError as exc:
-                found.append(Path(str(exc.facts["file"])))
-        for database in databases:
-            with self._stage() as staged:
-                broken = damaged_tables(database.table_files(), staged)
-            found += broken
-            if broken and self._shard.abandon(database, damaged(broken[0], "its checksums do not match")):
-                self._shard.put_aside(database.path)
+        """See `RunFilesBackend.verify`; and read every file of the generations."""
+        found = super().verify()
+        for name in local_files.list_folder(self._generations):
+            broken = self._find_damage(name)
+            found += [] if broken is None else [broken]
+        for version in self._read_versions():
+            if version.generation is not None and not (self._generations / version.generation).is_dir():
+                self._damaged.set_aside([self._versions / version.pointer])
+                found.append(self._generations / version.generation)
         return found
 
+    def _find_damage(self, name: str) -> Path | None:
+        """Read every file of a generation; return one that is damaged, the generation having been set aside."""
+        folder = self._generations / name
+        try:
+            broken = broken_file(folder, self._read_generation(name).files)
+        except CorruptionError as exc:
+            return Path(str(exc.facts["file"]))
+        except NotFoundError:
+            return None
+        if broken is not None:
+            self._set_aside_generation(name, damaged(broken, NOT_WHOLE))
+        return broken
+
+    def _read_generation(self, name: str) -> GenerationFile:
+        folder = self._generations / name
+        try:
+            return GenerationFile.read(folder)
+        except (CorruptionError, NotFoundError) as exc:
+            if not folder.is_dir():  # dropped meanwhile
+                raise
+            raise self._set_aside_generation(name, damaged(folder / GENERATION, str(exc))) from exc
+
     def remove_leftovers(self, before_ns: int) -> int:
-        held = {str(pointer) for pointer in self.versions()}
-        frozen = [name for name in local_files.list_folder(self._shard.frozen) if name not in held]
-        for name in frozen:
-            self._shard.retire(self._shard.frozen / name)
-        stale = (local_files.remove_stale_folders(f, before_ns) for f in (self._shard.staging, self._shard.set_aside))
-        return len(frozen) + sum(stale)
+        return super().remove_leftovers(before_ns) + self._remove_unused()
+
+    def _rows_below(self, version: VersionFile) -> Mapping[str, int]:
+        if version.generation is None:
+            return {}
+        with suppress(NotFoundError, CorruptionError):
+            return self._read_generation(version.generation).counts
+        return {}
 
     def close(self) -> None:
-        """Flush and close all databases; views of them are closed too. Closing twice is fine.
-
-        Raises
-        ------
-        UnavailableError
-            The disk failed: what was not on disk before is lost here, and is restored from its commits.
-        """
-        self._shard.close()
+        """Nothing is held open, but for other shards of this process."""
+        _SHARDS.discard(self)
 
 
-class RowCounts:
-    """About how many rows tables have, for metrics: a count that takes long is not made again for a while.
-
-    A few rows are counted, and what was deleted before them is stepped over each time, until RocksDB has compacted it:
-    that may be a million rows, and nobody else reads meanwhile.
-
-    Parameters
-    ----------
-    cpu_ns, monotonic_ns : callable
-        See `holdfast.clock`.
-
-    Notes
-    -----
-    Threads: any.
-    """
+class _LockedView(GenerationView):
+    """The rows of a generation that nobody takes away until the view is closed."""
 
     def __init__(
-        self, cpu_ns: Callable[[], int] = clock.cpu_ns, monotonic_ns: Callable[[], int] = clock.monotonic_ns
+        self,
+        opened: OpenGeneration,
+        tables: Mapping[str, TableSchema],
+        lock: FolderLock,
+        set_aside: Callable[[str, CorruptionError], CorruptionError],
     ) -> None:
-        self._cpu_ns, self._monotonic_ns = cpu_ns, monotonic_ns
-        self._kept: dict[str, tuple[int, int]] = {}
+        super().__init__(opened.folder, opened.database, opened.file, tables)
+        self._lock, self._set_aside = lock, set_aside
 
-    def of(self, table: str, count: Callable[[], int]) -> int:
-        """Return the rows of a table, as `count` does now or has done a moment ago."""
-        until_ns, rows = self._kept.get(table, (0, 0))
-        if self._monotonic_ns() < until_ns:
-            return rows
-        began_ns = self._cpu_ns()
-        rows = count()
-        took_ns = self._cpu_ns() - began_ns
-        if took_ns >= LONG_COUNT_NS:
-            self._kept[table] = self._monotonic_ns() + KEPT_TIMES * took_ns, rows
-        return rows
+    def _read(self, read: Callable[[Rdict], _T]) -> _T:
+        try:
+            return super()._read(read)
+        except CorruptionError as exc:
+            raise self._set_aside(self._folder.name, exc) from exc
+
+    def close(self) -> None:
+        super().close()
+        self._lock.close()
 
 
-def _is_frozen(file: Path) -> bool:
-    return any(file.match(pattern) for pattern in _FROZEN)
-
-
-def _identity(file: Path) -> tuple[int, int]:
-    with local_files.reading(file):
-        found = file.stat()
-    return found.st_ino, found.st_mtime_ns
+def share_bytes(options: RocksDBOptions) -> int:
+    """Return how many bytes of one shard may lie in settled runs: shards of one process share what all may have."""
+    return options.runs_bytes // max(1, len(_SHARDS))

@@ -1,33 +1,29 @@
-"""Reading rows of one version: look-ups, by point reads or by one ordered scan, and scans that end honestly.
+"""Reading rows of a database that does not change: look-ups by point reads or by one ordered scan, and honest ends.
 
-Three facts of rocksdict shape this module:
+Two facts of rocksdict shape this module:
 
-* Iterators read the present, those of a snapshot too; only the read of a single key honours a snapshot. So rows are
-  read as they are now, and then those keys are read again, from the snapshot, that were written since the version:
-  the change log knows them. It is asked after the rows were read and told before rows are written, so reading takes
-  no lock, and a write never waits for a reader.
 * Reading a list of keys lets other threads run meanwhile; iterators do not.
 * An iterator that meets a damaged block ends as if its range had ended; so every end is checked.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from rocksdict import Rdict, ReadOptions, Snapshot
+from rocksdict import Rdict, ReadOptions
 
-from holdfast.backends.arrow.rows import BoolArray, HashArray
+from holdfast.backends.arrow.rows import HashArray
 from holdfast.backends.base import MAX_HASH
 from holdfast.backends.rocksdb.codec.keys import KEY_HEADER_BYTES, decode_keys
 from holdfast.backends.rocksdb.codec.schemas import decode_numbered
 from holdfast.backends.run import Run, TableSchema
 
-#: Keys of one read at the head; also what a look-up by scan gathers at once.
+#: Keys of one read.
 CHUNK_KEYS = 8192
 #: Rows of one run of a scan, and bytes at which a run ends earlier.
 RUN_ROWS, RUN_BYTES = 65536, 32 << 20
@@ -56,7 +52,7 @@ class Rows(NamedTuple):
 
 
 def read_rows(database: Rdict, start: bytes, end: bytes, most: int | None = None, *, fill_cache: bool = True) -> Rows:
-    """Return the first rows of a range of keys as they are now: about `most`, and no more than make up one run.
+    """Return the first rows of a range of keys: about `most`, and no more than make up one run.
 
     Raises
     ------
@@ -95,201 +91,112 @@ def key_range(table_id: int, first_hash: int, last_hash: int) -> tuple[bytes, by
     return table + first_hash.to_bytes(8, "big"), end
 
 
-def scanned(read: Callable[[bytes, bytes, int], Rows], start: bytes, end: bytes) -> Iterator[Rows]:
-    """Yield the rows of a range of keys, few at first; `read` is `TableReader.rows` of a reader."""
-    rest: bytes | None = start
-    most = FIRST_RUN_ROWS
-    while rest is not None:
-        rows = read(rest, end, most)
-        rest, most = rows.rest, min(most * RUN_GROWTH, RUN_ROWS)
-        if rows.keys:
-            yield rows
-
-
-def sought(read: Callable[[list[bytes], bytes | None], tuple[Rows, int]], prefixes: list[bytes]) -> Iterator[Rows]:
-    """Yield the rows that begin with one of some prefixes; `read` is `TableReader.prefixed` of a reader."""
-    start: bytes | None = None
-    while prefixes:
-        rows, done = read(prefixes, start)
-        prefixes, start = prefixes[done:], rows.rest
-        if rows.keys:
-            yield rows
-
-
-class TableReader:
-    """Reads one table of one version.
+def get_rows(
+    database: Rdict, table_id: int, keys: list[bytes], hashes: HashArray, rows_per_hash: float
+) -> list[bytes | None]:
+    """Return the values of `keys`, None where a key is absent.
 
     Parameters
     ----------
-    database : Rdict
-    snapshot : Snapshot
-        The version.
-    table_id : int
-    written_since : callable
-        Returns the keys written since the version, at least those with a hash in a range.
+    keys : list of bytes
+    hashes : numpy.ndarray of uint64
+        Of the same keys, ascending.
+    rows_per_hash : float
+        See `density`.
     """
-
-    def __init__(
-        self, database: Rdict, snapshot: Snapshot, table_id: int, written_since: Callable[[int, int], list[bytes]]
-    ) -> None:
-        self._database = database
-        self._snapshot = snapshot
-        self._id = table_id
-        self._written_since = written_since
-
-    def close(self) -> None:
-        """Let go of the database, whoever still holds the reader."""
-        del self._database, self._snapshot
-
-    def get(self, keys: list[bytes], hashes: HashArray, rows_per_hash: float) -> list[bytes | None]:
-        """Return the values of `keys`, None where a key is absent.
-
-        Parameters
-        ----------
-        keys : list of bytes
-        hashes : numpy.ndarray of uint64
-            Of the same keys, ascending.
-        rows_per_hash : float
-            See `density`.
-        """
-        first, last = int(hashes[0]), int(hashes[-1])
-        if rows_per_hash * (last - first + 1) <= SCAN_ROWS_PER_KEY * len(keys):
-            values = self._get_by_scan(keys, first, last)
-        else:
-            values = get_now(self._database, keys)
-        written = set(self._written_since(first, last))
-        again = [i for i, key in enumerate(keys) if key in written] if written else []
-        for i, value in zip(again, get_each(self._snapshot, [keys[i] for i in again]), strict=True):
-            values[i] = value
-        return values
-
-    def _get_by_scan(self, keys: list[bytes], first_hash: int, last_hash: int) -> list[bytes | None]:
-        found: dict[bytes, bytes] = {}
-        start, end = key_range(self._id, first_hash, last_hash)
-        rest: bytes | None = start
-        while rest is not None:
-            rows = read_rows(self._database, rest, end)
-            found.update(zip(rows.keys, rows.values, strict=True))
-            rest = rows.rest
-        return list(map(found.get, keys))
-
-    def density(self, first_hash: int, last_hash: int) -> float:
-        """Return how many rows there are for each hash in the range, from a sample; hashes are spread evenly."""
-        start, end = key_range(self._id, first_hash, last_hash)
-        sample = _keys(self._database, start, end, _SAMPLE_ROWS)
-        if len(sample) < _SAMPLE_ROWS:
-            return len(sample) / (last_hash - first_hash + 1)
-        return _SAMPLE_ROWS / (_hash(sample[-1]) - first_hash + 1)
-
-    def rows(self, start: bytes, end: bytes, most: int) -> Rows:
-        """Return the first rows of a range of keys, about `most`; they are not kept in the cache."""
-        rows = read_rows(self._database, start, end, most, fill_cache=False)
-        written = self._written_between(start, rows.rest or end)
-        return self._corrected(rows, written) if written else rows
-
-    def prefixed(self, prefixes: list[bytes], start: bytes | None = None) -> tuple[Rows, int]:
-        """Return the rows that begin with one of `prefixes`, as many as make up one run, and of how many it has all.
-
-        Parameters
-        ----------
-        prefixes : list of bytes
-            Ascending, different, of equally many columns.
-        start : bytes, optional
-            Where the rows of the first one go on, as the `Rows.rest` before it says: one prefix may have any number.
-        """
-        start = start or prefixes[0]
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        size = done = 0
-        rest: bytes | None = None
-        found = self._database.iter(_below(bytes([self._id + 1])))
-        for prefix in prefixes:
-            found.seek(max(start, prefix))
-            while found.valid() and (key := found.key()).startswith(prefix):
-                if len(keys) >= RUN_ROWS or size >= RUN_BYTES:
-                    rest = key
-                    break
-                keys.append(key)
-                values.append(found.value())
-                size += len(key) + len(values[-1])
-                found.next()
-            if not found.valid():
-                found.status()
-            if rest is not None:
-                break
-            done += 1
-        rows = Rows(keys, values, rest)
-        begun = prefixes[: done + 1]
-        written = [
-            key
-            for key in self._written_since(_hash(begun[0]), _hash(begun[-1]))
-            if start <= key and (rest is None or key < rest) and key.startswith(begun[bisect_right(begun, key) - 1])
-        ]
-        return (self._corrected(rows, written) if written else rows), done
-
-    def estimate_rows(self) -> int:
-        """Return about how many rows the table has; exact for up to `COUNTED_ROWS`.
-
-        Beyond, it is as if all rows were as dense as the first ones; hashes are spread evenly. Rows that share a hash,
-        as the elements of a list, are taken together: those of the last hash may be cut off, and are left out.
-        """
-        start, end = key_range(self._id, 0, MAX_HASH)
-        most = COUNTED_ROWS
-        sample = _keys(self._database, start, end, most)
-        if len(sample) == most and _whole(sample) < most / 2:
-            most *= FURTHER
-            sample = _keys(self._database, start, end, most)
-        if len(sample) < most:
-            _rest(self._database, start, end, sample)
-            return len(sample)
-        newest = self._database.iter(_below(end))
-        newest.seek_to_last()
-        if not newest.valid():  # damage, or rows that were deleted at this moment
-            newest.status()
-            return len(sample)
-        first, last = _hash(sample[0]), _hash(sample[-1])
-        rows_per_hash = _whole(sample) / max(1, last - first)
-        return max(len(sample), round(rows_per_hash * (_hash(newest.key()) - first + 1)))
-
-    def _written_between(self, start: bytes, end: bytes) -> list[bytes]:
-        last = MAX_HASH if end[:1] != start[:1] else _hash(end)
-        return [key for key in self._written_since(_hash(start), last) if start <= key < end]
-
-    def _corrected(self, rows: Rows, written: list[bytes]) -> Rows:
-        """Return rows with what the snapshot has of the keys that were written since."""
-        values = dict(zip(rows.keys, rows.values, strict=True))
-        for key, value in zip(written, get_each(self._snapshot, written), strict=True):
-            if value is None:
-                values.pop(key, None)
-            else:
-                values[key] = value
-        keys = sorted(values)
-        return Rows(keys, [values[key] for key in keys], rows.rest)
+    first, last = int(hashes[0]), int(hashes[-1])
+    if rows_per_hash * (last - first + 1) > SCAN_ROWS_PER_KEY * len(keys):
+        return database.get(keys)  # type: ignore[arg-type, return-value]
+    found: dict[bytes, bytes] = {}
+    start, end = key_range(table_id, first, last)
+    rest: bytes | None = start
+    while rest is not None:
+        rows = read_rows(database, rest, end)
+        found.update(zip(rows.keys, rows.values, strict=True))
+        rest = rows.rest
+    return list(map(found.get, keys))
 
 
-def get_now(database: Rdict, keys: list[bytes]) -> list[bytes | None]:
-    """Return what a database has now of `keys`, None where a key is absent; other threads run meanwhile."""
-    return database.get(keys)  # type: ignore[arg-type, return-value]
+def density(database: Rdict, table_id: int, first_hash: int, last_hash: int) -> float:
+    """Return how many rows there are for each hash in the range, from a sample; hashes are spread evenly."""
+    start, end = key_range(table_id, first_hash, last_hash)
+    sample = _keys(database, start, end, _SAMPLE_ROWS)
+    if len(sample) < _SAMPLE_ROWS:
+        return len(sample) / (last_hash - first_hash + 1)
+    return _SAMPLE_ROWS / (_hash(sample[-1]) - first_hash + 1)
 
 
-def get_each(snapshot: Snapshot, keys: Iterable[bytes]) -> Iterator[bytes | None]:
-    """Yield the values of `keys` in a snapshot, None where a key is absent."""
-    for key in keys:
-        try:
-            value = snapshot[key]
-        except Exception as exc:
-            if str(exc) != "key not found":
-                raise
-            value = None
-        yield value
+def read_prefixed(database: Rdict, table_id: int, prefixes: list[bytes], start: bytes | None) -> tuple[Rows, int]:
+    """Return the rows that begin with one of `prefixes`, as many as make up one run, and of how many it has all.
+
+    Parameters
+    ----------
+    prefixes : list of bytes
+        Ascending, different, of equally many columns.
+    start : bytes or None
+        Where the rows of the first one go on, as the `Rows.rest` before it says: one prefix may have any number.
+    """
+    start = start or prefixes[0]
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    size = done = 0
+    found = database.iter(_below(bytes([table_id + 1])))
+    for prefix in prefixes:
+        found.seek(max(start, prefix))
+        while found.valid() and (key := found.key()).startswith(prefix):
+            if len(keys) >= RUN_ROWS or size >= RUN_BYTES:
+                return Rows(keys, values, key), done
+            keys.append(key)
+            values.append(found.value())
+            size += len(key) + len(values[-1])
+            found.next()
+        if not found.valid():
+            found.status()
+        done += 1
+    return Rows(keys, values, None), done
+
+
+def estimate_rows(database: Rdict, table_id: int) -> int:
+    """Return about how many rows a table has; exact for up to `COUNTED_ROWS`.
+
+    Beyond, it is as if all rows were as dense as the first ones; hashes are spread evenly. Rows that share a hash,
+    as the elements of a list, are taken together: those of the last hash may be cut off, and are left out.
+    """
+    start, end = key_range(table_id, 0, MAX_HASH)
+    most = COUNTED_ROWS
+    sample = _keys(database, start, end, most)
+    if len(sample) == most and _whole(sample) < most / 2:
+        most *= FURTHER
+        sample = _keys(database, start, end, most)
+    if len(sample) < most:
+        _rest(database, start, end, sample)
+        return len(sample)
+    newest = database.iter(_below(end))
+    newest.seek_to_last()
+    if not newest.valid():
+        newest.status()
+        return len(sample)
+    first, last = _hash(sample[0]), _hash(sample[-1])
+    rows_per_hash = _whole(sample) / max(1, last - first)
+    return max(len(sample), round(rows_per_hash * (_hash(newest.key()) - first + 1)))
+
+
+def scanned(read: Callable[[bytes, bytes, int], tuple[Run, bytes | None]], start: bytes, end: bytes) -> Iterator[Run]:
+    """Yield the rows of a range of keys, few at first; `read` returns about so many as a run, and where it goes on."""
+    rest: bytes | None = start
+    most = FIRST_RUN_ROWS
+    while rest is not None:
+        run, rest = read(rest, end, most)
+        most = min(most * RUN_GROWTH, RUN_ROWS)
+        if len(run):
+            yield run
 
 
 def run_of(schema: TableSchema, rows: Rows, stored: Sequence[pa.Schema]) -> Run:
     """Return rows of one table as a run; `stored` are the value schemas that its rows were written with."""
     hashes, keys = decode_keys(pa.array(rows.keys, pa.large_binary()), schema.key)
     values = decode_numbered(pa.array(rows.values, pa.large_binary()), stored, schema.value)
-    live: BoolArray = np.zeros(len(hashes), np.bool_)
-    columns = [pa.array(hashes), pa.array(live), *keys.columns, *values.columns]
+    columns = [pa.array(hashes), pa.array(np.zeros(len(hashes), np.bool_)), *keys.columns, *values.columns]
     return Run(schema, pa.RecordBatch.from_arrays(columns, schema=schema.columns))
 
 
@@ -299,7 +206,7 @@ def to_list(rows: pa.LargeBinaryArray) -> list[bytes]:
 
 
 def _keys(database: Rdict, start: bytes, end: bytes, most: int) -> list[bytes]:
-    """Return the first keys of a range as they are now; fewer than `most` may be the end of it, or damage."""
+    """Return the first keys of a range; fewer than `most` may be the end of it, or damage."""
     options = _below(end, fill_cache=False)
     return list(islice(database.keys(from_key=start, read_opt=options), most))  # type: ignore[arg-type]
 

@@ -27,8 +27,9 @@ Invariants
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,29 +90,43 @@ class RunFilesBackend(Backend):
                 lock = undo.enter_context(lock_shared(self.directory))
             version = self._read_version(pointer)
             require_declared(version.stacks, self.tables)
+            floor = undo.enter_context(self._open_floor(version) or nullcontext())
             stacks = {t: self._reader.open_all(folder, files, t) for t, files in version.stacks.items()}
             undo.pop_all()
-        return RunFilesView(pointer, self.tables, stacks, version.properties, lock)
+        return RunFilesView(pointer, self.tables, stacks, version.properties, lock, floor)
+
+    def _open_floor(self, version: VersionFile) -> View | None:
+        """Return what lies below the runs of a version; most backends have nothing there."""
+        if version.generation is not None:
+            raise CorruptionError(f"{self._versions / version.pointer} is a version of another backend")
+        return None
 
     def apply(self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
         self.require_tables(runs)
         merges = read_merges(self._merges, self._damaged)
-        with self._stage() as staged:
-            stacks = {} if base is None else self._link_version(base, staged)
+        with self._stage() as staged, self._floored(self._link_version(base, staged)) as below:
+            stacks = dict(below.stacks)
             for table, run in runs.items():
                 stack = use_merges(stacks.get(table, []), merges, staged)
-                stacks[table] = self._push(table, stack, run, staged)
-            version = VersionFile(str(new), stacks, properties)
+                stacks[table] = self._push(table, stack, run, staged, has_floor=below.generation is not None)
+            version = VersionFile(str(new), stacks, properties, below.generation)
             version.write(staged)
             staged.publish(self._version_folder(new))
         self._made = version
 
-    def _push(self, table: str, stack: list[RunFile], run: Run, staged: StagedFolder) -> list[RunFile]:
+    @contextmanager
+    def _floored(self, version: VersionFile) -> Iterator[VersionFile]:
+        """Give a version as a new one begins with it; what lies below its runs stays while the context lasts."""
+        yield version
+
+    def _push(
+        self, table: str, stack: list[RunFile], run: Run, staged: StagedFolder, *, has_floor: bool
+    ) -> list[RunFile]:
         """Return the stack with `run` on top, merged with those below where that is cheap."""
         sizes = [f.size_bytes for f in stack] + [run.size_bytes]
         start = first_to_merge(sizes, COMMIT_MERGE_LIMIT_BYTES)
         below = parts_of(self._reader.open_all(staged.path, stack[start:], table, verify=True))
-        merged = merge_runs([*below, run], drop_deletes=start == 0)
+        merged = merge_runs([*below, run], drop_deletes=start == 0 and not has_floor)
         return stack[:start] + ([self._write_run(table, merged.size_bytes, [merged], staged)] if len(merged) else [])
 
     def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
@@ -167,18 +182,26 @@ class RunFilesBackend(Backend):
         Cost: one read of the files, which are checked as those of a commit are. They are not synced: durable storage
         has them, and who takes the directory over after a power failure verifies it, which finds what was lost.
         """
-        with local_files.taken_folder(folder, self._staging, self.new_id(), fsync=False) as staged:
+        with (
+            local_files.taken_folder(folder, self._staging, self.new_id(), fsync=False) as staged,
+            ExitStack() as held,
+        ):
             if self._is_whole(pointer):
                 return
             self._require_room(0)  # the folder is held already
             with local_files.requiring_whole(folder):
-                self._adopt(pointer, staged)
+                version = VersionFile.read(staged.path, str(pointer))
+                require_declared(version.stacks, self.tables)
+                self._adopt_floor(version, staged, held)
+                self._adopt(version, staged)
             self._put_in_place(pointer, staged)
 
-    def _adopt(self, pointer: Pointer, staged: StagedFolder) -> None:
+    def _adopt_floor(self, version: VersionFile, staged: StagedFolder, held: ExitStack) -> None:
+        """Make what lies below the runs of a frozen version ours; it stays until `held` ends."""
+        self._open_floor(version)
+
+    def _adopt(self, version: VersionFile, staged: StagedFolder) -> None:
         """Check a version that another process has made, and make its files ours."""
-        version = VersionFile.read(staged.path, str(pointer))
-        require_declared(version.stacks, self.tables)
         staged.keep_only({VERSION, *(file.name for file in version.files)})
         staged.adopt(VERSION)
         for table, files in version.stacks.items():
@@ -227,7 +250,8 @@ class RunFilesBackend(Backend):
     def _merge_stack(self, pointer: Pointer, table: str) -> bool:
         merges = read_merges(self._merges, self._damaged)
         with self._stage() as staged:
-            stack = use_merges(self._link_version(pointer, staged)[table], merges, staged)
+            version = self._link_version(pointer, staged)
+            stack = use_merges(version.stacks[table], merges, staged)
             if not needs_merge(stack):
                 return False
             start = first_to_merge([f.size_bytes for f in stack])
@@ -236,7 +260,7 @@ class RunFilesBackend(Backend):
             if not self._has_room(wanted_bytes):
                 return False
             runs = parts_of(self._reader.open_all(staged.path, inputs, table, verify=True))
-            merged = merge_in_stretches(runs, drop_deletes=start == 0)
+            merged = merge_in_stretches(runs, drop_deletes=start == 0 and version.generation is None)
             MergeFile.write(staged, [f.id for f in inputs], self._write_run(table, wanted_bytes, merged, staged))
             staged.publish(self._merges / self.new_id())
         return True
@@ -263,20 +287,29 @@ class RunFilesBackend(Backend):
 
     def statistics(self) -> BackendStatistics:
         versions = self.versions()
-        stacks: Mapping[str, list[RunFile]] = {}
+        newest = VersionFile("", {}, {})
         for pointer in reversed(versions):
             if self._made is not None and self._made.pointer == str(pointer):
-                stacks = self._made.stacks
+                newest = self._made
                 break
             with suppress(NotFoundError, CorruptionError):  # dropped meanwhile, or set aside just now
-                stacks = self._read_version(pointer).stacks
+                newest = self._read_version(pointer)
                 break
+        below = self._rows_below(newest)
+        rows, runs = Counter(below), Counter(dict.fromkeys(below, 1))
+        for table, files in newest.stacks.items():
+            rows[table] += sum(file.rows for file in files)
+            runs[table] += len(files)
         return BackendStatistics(
             versions=len(versions),
             local_bytes=local_files.folder_bytes(self.directory),
-            rows={table: sum(f.rows for f in files) for table, files in stacks.items()},
-            runs={table: len(files) for table, files in stacks.items()},
+            rows=dict(rows),
+            runs=dict(runs),
         )
+
+    def _rows_below(self, version: VersionFile) -> Mapping[str, int]:
+        """Return about how many rows lie below the runs of a version, by table."""
+        return {}
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -294,12 +327,14 @@ class RunFilesBackend(Backend):
     def _version_folder(self, pointer: Pointer) -> Path:
         return self._versions / str(Pointer.parse(str(pointer)))
 
-    def _link_version(self, pointer: Pointer, staged: StagedFolder) -> dict[str, list[RunFile]]:
-        """Link the runs of a version into a staged folder; from here on nobody can take them away."""
+    def _link_version(self, pointer: Pointer | None, staged: StagedFolder) -> VersionFile:
+        """Link the runs of a version, or of none, into a staged folder; from here on nobody can take them away."""
+        if pointer is None:
+            return VersionFile("", {}, {})
         version = self._read_version(pointer)
         for file in version.files:
             staged.link(self._version_folder(pointer) / file.name)
-        return dict(version.stacks)
+        return version
 
     def _held_runs(self) -> set[str]:
         held = set()

@@ -7,7 +7,8 @@ one is small, and brought as a whole.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from holdfast.backends.local.errors import reading
 from holdfast.backends.run import Run, read_stretches
 from holdfast.backends.run_files.version_file import VERSION, RunFile, VersionFile
 from holdfast.backends.run_files.written_run import StretchIndex
-from holdfast.backends.run_stack import look_up, merge_prefixes, scan_runs
+from holdfast.backends.run_stack import look_up, merge_prefixes, prefixes_above, scan_above, scan_runs
 from holdfast.backends.schema import Keys, TableSchema, find_table, require_declared
 from holdfast.errors import CorruptionError
 
@@ -39,6 +40,8 @@ class FrozenRuns(View):
     pointer : Pointer
     tables : mapping of str to TableSchema
     files : FrozenFiles
+    open_floor : callable, optional
+        Opens what lies below the runs.
 
     Raises
     ------
@@ -46,12 +49,23 @@ class FrozenRuns(View):
         The files hold no such version, or cannot be had.
     """
 
-    def __init__(self, pointer: Pointer, tables: Mapping[str, TableSchema], files: FrozenFiles) -> None:
+    def __init__(
+        self,
+        pointer: Pointer,
+        tables: Mapping[str, TableSchema],
+        files: FrozenFiles,
+        open_floor: Callable[[FrozenFiles, Mapping[str, TableSchema]], View] | None = None,
+    ) -> None:
         self._files, self._tables = files, tables
         self._bring(VERSION)
         self._version = VersionFile.read(files.folder, str(pointer))
         require_declared(self._version.stacks, tables)
         self._runs: dict[str, FrozenRun] = {}
+        self._floor: View | None = None
+        if self._version.generation is not None:
+            if open_floor is None:
+                raise CorruptionError(f"{files.folder} holds a version of another backend")
+            self._floor = open_floor(files, tables)
 
     @property
     def properties(self) -> Mapping[str, Any]:
@@ -66,7 +80,11 @@ class FrozenRuns(View):
             # As far as one stretch of each run goes.
             until = min([last_hash, *(run.end_of_stretch(first_hash) for run in stack)])
             found = [part for run in stack for part in run.read(first_hash, until)]
-            yield from (run.projected(schema) for run in scan_runs(found, first_hash, until))
+            if self._floor is None:
+                merged = scan_runs(found, first_hash, until)
+            else:
+                merged = scan_above(partial(self._floor.scan, table), found, first_hash, until)
+            yield from (run.projected(schema) for run in merged)
             first_hash = until + 1
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
@@ -81,11 +99,17 @@ class FrozenRuns(View):
                 np.flatnonzero((prefixes.hashes >= hashes[start]) & (prefixes.hashes <= hashes[end - 1]))
             )
             found = [part for run in stack for part in run.read(first, int(hashes[end - 1]))]
-            yield from (run.projected(schema) for run in merge_prefixes(found, near))
+            if self._floor is None:
+                merged = merge_prefixes(found, near)
+            else:
+                merged = prefixes_above(self._floor.scan_prefix(table, near), found, near)
+            yield from (run.projected(schema) for run in merged)
             start = end
 
     def close(self) -> None:
         self._runs.clear()
+        if self._floor is not None:
+            self._floor.close()
 
     def _stack(self, table: str) -> list[FrozenRun]:
         """Return the runs of a table, oldest first."""

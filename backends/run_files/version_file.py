@@ -71,11 +71,22 @@ class RunFile:
 
 @dataclass(frozen=True)
 class VersionFile:
-    """The content of a version file: its pointer as text, runs by table, oldest first, and properties."""
+    """The content of a version file.
+
+    Attributes
+    ----------
+    pointer : str
+    stacks : mapping of str to list of RunFile
+        Runs by table, oldest first.
+    properties : mapping
+    generation : str or None
+        The name of what lies below the runs, for a backend that has something there.
+    """
 
     pointer: str
     stacks: Mapping[str, list[RunFile]]
     properties: Mapping[str, Any]
+    generation: str | None = None
 
     @property
     def files(self) -> list[RunFile]:
@@ -96,9 +107,11 @@ class VersionFile:
         record = local_files.read_header(path, VERSION)
         with _fields_of(path):
             stacks = {table: [RunFile.decode(file) for file in files] for table, files in record["stacks"].items()}
-            version = cls(record["pointer"], stacks, record["properties"])
+            version = cls(record["pointer"], stacks, record["properties"], record.get("generation"))
             if not isinstance(version.properties, dict):
                 raise TypeError("properties are not an object")
+            if version.generation is not None and not _RUN_ID.fullmatch(version.generation):
+                raise ValueError("not the name of a generation")
         if version.pointer != pointer:
             raise CorruptionError(f"{path} belongs to another version", pointer=version.pointer, wanted=pointer)
         return version
@@ -108,7 +121,8 @@ class VersionFile:
         staged.keep_only({file.name for file in self.files})
         stacks = {table: [asdict(file) for file in files] for table, files in self.stacks.items()}
         header = {"pointer": self.pointer, "stacks": stacks, "properties": dict(self.properties)}
-        staged.write(VERSION, VERSION, header)
+        below = {} if self.generation is None else {"generation": self.generation}
+        staged.write(VERSION, VERSION, header | below)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """A worker's connection to its executor's state server: calls the server, and starts it if none runs.
 
-Backends on run files do not need the server: no micro-batch waits for it or fails without it, since a commit is
-complete before it is announced, and the server catches up at the next announcement. A backend with one owner is used
-through the server (`remote_backend`), so a micro-batch waits until one listens.
+No micro-batch waits for the server or fails without it: a commit is complete before it is announced, and the server
+catches up at the next announcement.
 """
 
 from __future__ import annotations

@@ -56,8 +56,6 @@ _OF_SERVER: Sequence[tuple[str, str, str]] = (
     ("merges", "Merges in the background.", "merged"),
     ("versions_dropped", "Local versions dropped.", "dropped"),
     ("housekeeping_failures", "Failures of the work in the background.", "errors"),
-    ("shards_closed_for_others", "Shards closed since others needed their share of the budget.", "closed_for_others"),
-    ("shards_beyond_budget", "Shards opened though no share of the budget was left.", "beyond_budget"),
 )
 
 _log = logging.getLogger(__name__)

@@ -14,29 +14,15 @@ from holdfast import clock
 from holdfast.backends import local_files
 from holdfast.backends.base import Backend
 from holdfast.backends.local.folder_locks import try_lock_alone
-from holdfast.backends.registry import find_backend
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
 from holdfast.spark_integration.executor.takeover import open_backend
 
 REPLACE_WITHIN_SECONDS = 30.0
 IDLE_AFTER_MS = 10 * 60_000
-WARN_EVERY_MS = 10 * 60_000
 #: Below the executor's directory: shards that are being removed.
 GOING = "going"
 
-_CLOSED_FOR_OTHERS = (
-    "there are more shards here than the %d that the budget of backend %r keeps open: some are closed, and opened "
-    "again by the next micro-batch, which makes it slower. %s"
-)
-_BEYOND_BUDGET = (
-    "more shards are in use at once than the %d that the budget of backend %r keeps open: the state server may take "
-    "more memory and open files than it was given. %s"
-)
-_REMEDY = (
-    "Raise the backend's budget (for rocksdb: spark.holdfast.rocksdb.memory, and ulimit -n), or give the query more "
-    "executors or fewer shards"
-)
 _log = logging.getLogger(__name__)
 
 
@@ -67,11 +53,6 @@ class _Slot:
         self.users = 0
         self.wanted_ms = self.used_ms = 0
 
-    @property
-    def opened_backend(self) -> str | None:
-        """The name of the backend, if it is open."""
-        return self.address.backend if self.backend is not None and self.address is not None else None
-
     def is_other(self, address: ShardAddress) -> bool:
         """Tell whether it is open, but for another definition of the operator, or in a directory that is gone."""
         return self.backend is not None and (
@@ -100,9 +81,6 @@ class OpenShards:
     ----------
     root : pathlib.Path
         The executor's directory.
-    counters : dict of str to int
-        ``closed_for_others``: shards closed because others needed their share of the budget. ``beyond_budget``: shards
-        opened although no share was left, since all others were in use.
 
     Notes
     -----
@@ -113,8 +91,6 @@ class OpenShards:
         self.root = executor_directory
         self._slots: dict[Path, _Slot] = {}
         self._lock = threading.Lock()
-        self._warned_ms: dict[str, int] = {}
-        self.counters = {"closed_for_others": 0, "beyond_budget": 0}
 
     def use(self, address: ShardAddress) -> AbstractContextManager[Backend]:
         """Give the shard's backend, which stays open for the context.
@@ -149,7 +125,6 @@ class OpenShards:
                     _refuse_if_older(announced_ms, slot, address)
                 _close_if_other(slot, address)
                 if slot.backend is None:
-                    self._make_room(address)
                     slot.backend = open_backend(
                         address.backend, directory, address.schemas(), address.backend_options, self.root
                     )
@@ -180,29 +155,6 @@ class OpenShards:
                 slot.holders -= 1
                 if not slot.holders and slot.backend is None:
                     del self._slots[directory]
-
-    def _make_room(self, address: ShardAddress) -> None:
-        """Close idle shards if the budget has no share left for one more."""
-        most = find_backend(address.backend).most_open(address.backend_options)
-        if most is None:
-            return
-        with self._lock:
-            others = [slot for slot in self._slots.values() if slot.opened_backend == address.backend]
-        going = len(others) + 1 - most
-        for slot in sorted(others, key=lambda other: other.used_ms):
-            if going > 0 and _close_if_unused(slot):
-                going -= 1
-                self.counters["closed_for_others"] += 1
-                self._warn("closed", _CLOSED_FOR_OTHERS, most, address.backend)
-        if going > 0:
-            self.counters["beyond_budget"] += 1
-            self._warn("beyond", _BEYOND_BUDGET, most, address.backend)
-
-    def _warn(self, kind: str, message: str, most: int, backend: str) -> None:
-        now_ms = clock.monotonic_ms()
-        if now_ms - self._warned_ms.get(kind, now_ms - WARN_EVERY_MS) >= WARN_EVERY_MS:
-            self._warned_ms[kind] = now_ms
-            _log.warning(message, most, backend, _REMEDY)
 
     def close_unused(self) -> None:
         """Close shards that nobody has used for `IDLE_AFTER_MS`, or whose directory is gone: their query has ended."""
@@ -277,19 +229,6 @@ def _refuse_if_older(announced_ms: int, slot: _Slot, address: ShardAddress) -> N
             "the shard was opened with other tables, options or in another directory meanwhile",
             directory=address.directory,
         )
-
-
-def _close_if_unused(slot: _Slot) -> bool:
-    """Close a shard unless it is being used, opened or closed; return whether it was closed."""
-    if not slot.changed.acquire(blocking=False):  # to wait here while others wait for each other would be for ever
-        return False
-    try:
-        if slot.users or slot.backend is None:
-            return False
-        _close(slot)
-        return True
-    finally:
-        slot.changed.release()
 
 
 def _close(slot: _Slot) -> None:

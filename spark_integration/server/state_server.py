@@ -1,8 +1,7 @@
 """The state server: one process for each executor.
 
-It does what no micro-batch should wait for (`housekeeping`, `snapshotting`), and owns the shards of backends that
-have one owner: workers read and write those through it (`service`, `open_shards`). It may be killed at any
-time: the next task starts another, and what it has lost is restored from durable commits.
+It does what no micro-batch should wait for: `housekeeping`, `snapshotting`. It may be killed at any time: the next task
+starts another, and nothing is lost.
 
 It listens with Arrow Flight on a Unix socket in a directory that only this user can enter. It holds a lock while it
 runs, so that an executor has only one, and ends when its executor does. It also ends where the lock's file or the
@@ -67,7 +66,7 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path, lock: int
     housekeeping = Housekeeping(shards, logs, ShardUse(), forget)
 
     def counters() -> dict[str, int]:
-        return housekeeping.counters | snapshotting.counters | shards.counters
+        return housekeeping.counters | snapshotting.counters
 
     exposition = Exposition(ServerMetrics(batches, counters, snapshotting.ages_ms))
     workers = [
@@ -78,7 +77,7 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path, lock: int
         worker.start()
     server = StateService(
         f"grpc+unix://{socket}",
-        *(shards, housekeeping, snapshotting, logs, batches, exposition, executor_directory),
+        *(housekeeping, snapshotting, logs, batches, exposition),
     )
     os.chmod(socket, 0o600)
     _log.info("serving executor %s from process %d", executor, os.getpid())

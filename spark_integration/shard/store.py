@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast import clock
 from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.registry import find_backend
 from holdfast.errors import InvalidArgumentError, StateLostError
@@ -19,9 +18,7 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
-from holdfast.spark_integration.client.connection import client_of
 from holdfast.spark_integration.client.messages import ShardAddress
-from holdfast.spark_integration.client.remote_backend import RemoteBackend
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.executor.stored_history import require_stored_once
 from holdfast.spark_integration.executor.takeover import open_backend
@@ -153,11 +150,7 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     directory = of_query / name / local_dirs.shard_name(shard, operator.shards, settings.backend, settings.state_dir)
     tables = stored.held
     address = ShardAddress.of(directory, settings.backend, settings.backend_options, tables)
-    backend: Backend
-    if backend_class.has_one_owner:
-        backend = RemoteBackend(client_of(executor_directory), address, tables, clock.new_id)
-    else:
-        backend = open_backend(settings.backend, directory, tables, settings.backend_options, executor_directory)
+    backend = open_backend(settings.backend, directory, tables, settings.backend_options, executor_directory)
     prefix = shard_prefix(name, shard)
     log = None
     if storage is not None:

@@ -1,7 +1,4 @@
-"""A process that stands for an executor, the clients that its workers have, and a backend that has one owner.
-
-The backend is registered by an entry point, as that of another distribution would be: in the server's process too.
-"""
+"""A process that stands for an executor, and the clients that its workers have."""
 
 from __future__ import annotations
 
@@ -17,19 +14,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.clock import new_id
 from holdfast.errors import UnavailableError
 from holdfast.spark_integration.client import launch
 from holdfast.spark_integration.client.connection import StateClient
-from holdfast.spark_integration.client.messages import ShardAddress
-from holdfast.spark_integration.client.remote_backend import RemoteBackend
 from holdfast.spark_integration.executor import local_dirs, server_files
 from holdfast.spark_integration.executor.processes import ProcessId
-from holdfast.testing import MakeBackend
 from tests.ram import place_in_ram
 
 PATIENCE_SECONDS = 30.0
-OWNED = "owned-by-tests"
 
 
 class Executor:
@@ -95,7 +87,6 @@ def started_executors() -> Iterator[StartExecutor]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", temporary)
         patch.setenv("TMPDIR", temporary)
-        _register_owned(Path(temporary) / "plug-ins", patch)
 
         def start(root: Path | None = None) -> Executor:
             executor = Executor(root or Path(temporary) / "root")
@@ -109,24 +100,3 @@ def started_executors() -> Iterator[StartExecutor]:
             for executor in started:
                 executor.close()
             shutil.rmtree(temporary)
-
-
-def _register_owned(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    metadata = folder / "owned_by_tests-1.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: owned-by-tests\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text(
-        f"[holdfast.backends]\n{OWNED} = tests.faults.owned_backend:OwnedBackend\n"
-    )
-    patch.syspath_prepend(folder)
-
-
-def remote_backends(executor: Executor, client: StateClient, backend: str, **options: str) -> MakeBackend:
-    """Return a function that makes a remote backend; directories of tests get places below the executor's."""
-    places: dict[Path, Path] = {}
-
-    def make(directory: Path, tables: Any) -> RemoteBackend:
-        place = places.setdefault(directory, executor.directory / "disk" / new_id() / "operator" / "shard-0000")
-        return RemoteBackend(client, ShardAddress.of(place, backend, options, tables), tables, new_id)
-
-    return make

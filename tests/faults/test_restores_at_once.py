@@ -139,9 +139,8 @@ def test_what_another_has_just_restored_is_not_dropped(
 def test_many_restores_at_once(
     tmp_path: Path, kind: type[Backend], held: int, store_of: StoreOf, pointers: list[Pointer]
 ) -> None:
-    """Workers of a backend on files open the directory each for itself; of one with an owner they share it."""
-    backends = [kind(tmp_path / "shard", TABLES, new_id)]
-    backends += [backends[0] if kind.has_one_owner else kind(tmp_path / "shard", TABLES, new_id) for _ in range(3)]
+    """Each worker opens the directory for itself."""
+    backends = [kind(tmp_path / "shard", TABLES, new_id) for _ in range(4)]
     stores = [store_of(backend) for backend in backends]
     with ThreadPoolExecutor(len(stores)) as threads:
         for _ in repetitions(15, 500):

@@ -23,9 +23,10 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast import clock
+from holdfast.backends import local_files
 from holdfast.backends.base import Pointer
 from holdfast.backends.column_names import ColumnChanges
-from holdfast.backends.rocksdb.marker import Marker, VersionLabel
+from holdfast.backends.rocksdb.generation_file import GENERATION, DatabaseFile, GenerationFile
 from holdfast.backends.run import Run, TableSchema
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import HoldfastError
@@ -224,13 +225,15 @@ def _put_back(directory: Path, pointer: Pointer, good: bytes) -> None:
     (directory / "versions" / str(pointer) / "version").write_bytes(good)
 
 
-def marker(_shard: Shard, chance: random.Random) -> str:
-    """Spoil the marker of a RocksDB database."""
-    label = VersionLabel(Pointer(7, "aa"), {"chain": []})
-    good = Marker(label).with_tables(TABLES.values()).labelled(label, label).encode()
-    data, said = spoiled(good, chance)
-    found = Marker.decode(data, Path("it"))
-    found.require(TABLES, Path("it"))
+def generation(shard: Shard, chance: random.Random) -> str:
+    """Spoil what a generation says of itself."""
+    files = {"CURRENT": DatabaseFile(16, "00" * 16)}
+    good = GenerationFile({}, {"t": 1}, files, "aa", {"t": ["bb", "cc"]}).with_tables(TABLES.values())
+    with local_files.staged_folder(shard.backend.directory / "staging", clock.new_id(), fsync=False) as staged:
+        good.write(staged)
+        data, said = spoiled((staged.path / GENERATION).read_bytes(), chance)
+        (staged.path / GENERATION).write_bytes(data)
+        GenerationFile.read(staged.path).require(TABLES, staged.path)
     return said
 
 
@@ -248,7 +251,7 @@ def main(seed: int, files: int) -> None:
     faulthandler.enable()
     logging.disable()
     outcomes: Counter[str] = Counter()
-    ways: list[Callable[[Shard, random.Random], str]] = [durable, durable, durable, local_file, marker]
+    ways: list[Callable[[Shard, random.Random], str]] = [durable, durable, durable, local_file, generation]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as threads:
         shard = Shard(Path(folder), threads)
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

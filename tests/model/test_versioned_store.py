@@ -9,9 +9,8 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from holdfast.backends import run_stack
 from holdfast.backends.base import Pointer, View
+from holdfast.backends.rocksdb import backend as rocksdb
 from holdfast.backends.run_files import backend as run_files
 from holdfast.errors import ClosedError, NotFoundError, StateLostError
 from holdfast.mvcc import VersionedStore
@@ -55,6 +55,7 @@ class StoreWithoutLog(RuleBasedStateMachine):
         # So small that a handful of rows is a large merge, and a stack grows high.
         patch.setattr(run_files, "COMMIT_MERGE_LIMIT_BYTES", limit_bytes)
         patch.setattr(run_stack, "GROWTH", growth)
+        patch.setattr(rocksdb, "share_bytes", lambda _: limit_bytes)
         self.directory = self.cleanup.enter_context(ram_directory())
         self.ids = itertools.count(1)
         self.model: dict[Pointer, State] = {}
@@ -173,7 +174,6 @@ class StoreWithoutLog(RuleBasedStateMachine):
             assert pointer not in self.model
             self.model[pointer] = attempt.state
             self.last = pointer
-            self.has_committed = True
             self.check(pointer)
         else:
             assert pointer == base
@@ -247,11 +247,11 @@ class StoreWithoutLog(RuleBasedStateMachine):
     def remove_leftovers(self) -> None:
         """However old: whole versions and merges are no leftovers.
 
-        Damaged files are, and frozen files of a version that a database did not keep when it was closed.
+        Damaged files are, and a generation that somebody still read when its last version was dropped.
         """
         before = self.backend.versions()
         removed = self.backend.remove_leftovers(2**63)
-        assert not removed or self.has_log or self.backend.has_one_owner
+        assert not removed or self.has_log or self.backend_name == "rocksdb"
         assert self.backend.versions() == before
 
     @precondition(lambda self: self.model)
@@ -269,31 +269,21 @@ class StoreWithoutLog(RuleBasedStateMachine):
     def reopen(self) -> None:
         """Another process of the executor goes on.
 
-        The first one's transactions too, unless a shard has one owner; but open views end with it.
+        The first one's transactions too; but open views end with it.
         """
         before = self.backend.versions()
         self.close_shard()
         self.open_shard()
-        held = self.backend.versions()
-        if self.backend.has_one_owner:
-            kept = {*before[:1], *([self.last] if self.has_committed else [])} & set(before)
-            assert kept <= set(held) <= set(before), "the oldest version and the present survive a clean close"
-        else:
-            assert held == before
+        assert self.backend.versions() == before
 
     def close_shard(self) -> None:
         while self.views:
             self.close_view()
-        if self.backend.has_one_owner:
-            for attempt in self.open:
-                attempt.transaction.abort()
-            self.open.clear()
         self.backend.close()
 
     def open_shard(self) -> None:
         self.backend = open_backend(self.backend_name, self.directory / "shard", TABLES, self.new_id)
         self.store = VersionedStore(self.backend, self.log)
-        self.has_committed = False
 
 
 class StoreWithLog(StoreWithoutLog):
@@ -319,29 +309,16 @@ class StoreWithLog(StoreWithoutLog):
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def lose_a_file(self, data: st.DataObject) -> None:
-        with self.losses():
-            files = sorted(p for p in (self.directory / "shard").rglob("*") if p.is_file())
-            if files:
-                files[data.draw(st.integers(0, 10_000)) % len(files)].unlink()
+        files = sorted(p for p in (self.directory / "shard").rglob("*") if p.is_file())
+        if files:
+            files[data.draw(st.integers(0, 10_000)) % len(files)].unlink()
 
     @precondition(lambda self: self.model)
     @rule(everything=st.booleans())
     def lose_a_folder(self, everything: bool) -> None:
-        with self.losses():
-            shard = self.directory / "shard"
-            for folder in [shard] if everything else sorted(shard.glob("*/"))[-1:]:
-                shutil.rmtree(folder, ignore_errors=True)
-
-    @contextmanager
-    def losses(self) -> Iterator[None]:
-        """Run files may go at any moment; a database only while it is closed, and whoever opens it verifies it."""
-        if not self.backend.has_one_owner:
-            yield
-            return
-        self.close_shard()
-        yield
-        self.open_shard()
-        self.backend.verify()
+        shard = self.directory / "shard"
+        for folder in [shard] if everything else sorted(shard.glob("*/"))[-1:]:
+            shutil.rmtree(folder, ignore_errors=True)
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())

@@ -17,10 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.clock import new_id
 from holdfast.errors import UnavailableError
 from holdfast.spark_integration.client import launch
-from holdfast.spark_integration.client.remote_backend import RemoteBackend
 from holdfast.spark_integration.executor import server_files
 from holdfast.spark_integration.server import state_server
 from tests.faults.executor_process import (
@@ -114,22 +112,6 @@ def test_it_ends_with_its_executor_and_takes_the_local_state_along(
     assert time.monotonic() - began < 10
     assert not executor.directory.exists()
     assert f"executor {executor.id} has ended" in executor.log
-
-
-@pytest.mark.slow(13)
-def test_it_ends_while_a_worker_has_a_view_open(executor: Executor, shards: Callable[..., Shard]) -> None:
-    """A worker may outlive its executor: the server waits for its call, but not for ever."""
-    client = executor.client()
-    executor.start(client)
-    shard = shards(executor, client)
-    address = shard.commit(0).shard
-    assert shard.pointer is not None
-    with RemoteBackend(executor.client(), address, shard.tables, new_id).view(shard.pointer):
-        assert client.call("statistics")["views"] == 1
-        executor.kill()
-        assert client.launch.process is not None
-        assert client.launch.process.wait(PATIENCE_SECONDS) == 0
-    assert not executor.directory.exists()
 
 
 def test_a_server_of_a_dead_executor_ends_at_once(executor: Executor) -> None:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.spark
 LOCAL_FILES = {
     "memory": "memory/{query}/totals/shard-*/versions/*",
     "filesystem": "disk/{query}/totals/shard-*/versions/*",
-    "rocksdb": "disk/{query}/totals/shard-*/databases/*",
+    "rocksdb": "disk/{query}/totals/shard-*/versions/*",
 }
 
 

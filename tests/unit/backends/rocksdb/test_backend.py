@@ -1,52 +1,188 @@
-"""What the rocksdb backend does beyond the contract: branches, concurrent readers, reopening, changes kept."""
+"""What the rocksdb backend does beyond the contract: runs are moved, generations come and go, memory is shared."""
 
 from __future__ import annotations
 
 import os
 import random
-import shutil
+import resource
+import signal
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast import clock
 from holdfast.backends.base import Pointer, View
-from holdfast.backends.rocksdb import marker as rocksdb_marker
-from holdfast.backends.rocksdb import reads as rocksdb_reads
-from holdfast.backends.rocksdb import view as rocksdb_view
-from holdfast.backends.rocksdb.backend import RocksDBBackend, RowCounts
-from holdfast.backends.rocksdb.database import Database
-from holdfast.errors import ClosedError, CorruptionError, NotFoundError
+from holdfast.backends.local.folder_locks import lock_shared
+from holdfast.backends.rocksdb import backend as rocksdb
+from holdfast.backends.rocksdb import open_generations, reads
+from holdfast.backends.rocksdb.backend import RocksDBBackend
+from holdfast.backends.rocksdb.open_generations import OPEN, READERS, CacheShare, OpenGenerations
+from holdfast.errors import ClosedError, NotFoundError, UnavailableError
 from holdfast.testing.state_rows import (
     COUNTS,
     P1,
     P2,
     P3,
+    TABLES,
     Row,
     contents,
     counts,
+    keys_of,
+    no_counts,
     run_of,
     users,
 )
 from tests.tiers import repetitions
-from tests.unit.backends.rocksdb.shards import (
-    State,
-    check,
-    check_frozen,
-    databases,
-    open_shard,
-)
+
+State = dict[Row, Row]
+NAMES = [f"u{i}" for i in range(40)]
+
+
+@pytest.fixture(autouse=True)
+def everything_cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rocksdb, "share_bytes", lambda _: 0)
+
+
+def open_shard(directory: Path) -> RocksDBBackend:
+    return RocksDBBackend(directory, TABLES, clock.new_id)
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[RocksDBBackend]:
+    with open_shard(tmp_path / "shard") as backend:
+        yield backend
+
+
+def generations(backend: RocksDBBackend) -> list[Path]:
+    return sorted((backend.directory / "generations").glob("*"))
+
+
+def runs_of(backend: RocksDBBackend, pointer: Pointer) -> int:
+    return len(list((backend.directory / "versions" / str(pointer)).glob("*.arrow")))
+
+
+def check(view: View, state: State) -> None:
+    """All ways of reading agree with a dictionary."""
+    assert contents(view, "counts") == state
+    for some in (NAMES, NAMES[::7]):
+        assert users(view, *some) == [state.get((name,)) for name in some]
+    prefixes = keys_of(COUNTS, [(name,) for name in NAMES[::3]])
+    found = {
+        (key,): (value,)
+        for run in view.scan_prefix("counts", prefixes)
+        for key, value in zip(run.keys.column(0).to_pylist(), run.values.column(0).to_pylist(), strict=True)
+    }
+    assert found == {key: value for key, value in state.items() if key[0] in NAMES[::3]}
+
+
+# Moving.
+
+
+def test_what_all_versions_have_is_moved_and_taken_by_the_next_commit(shard: RocksDBBackend) -> None:
+    """The run of the newest version stays: a commit may merge it, and Spark may drop it."""
+    shard.apply(None, P1, counts(("ann", 1), ("bob", 1)), {})
+    shard.apply(P1, P2, counts(("ann", 2)), {})
+    before = {pointer: runs_of(shard, pointer) for pointer in (P1, P2)}
+    shard.drop([P1])
+    assert shard.maintain(P2) == 1
+    assert {P2: runs_of(shard, P2)} == {P2: before[P2]}, "a version never changes"
+    shard.apply(P2, P3, no_counts("bob"), {})
+    assert runs_of(shard, P3) == 1
+    shard.drop([P2])
+    with shard.view(P3) as view:
+        assert contents(view, "counts") == {("ann",): (2,)}
+    assert len(generations(shard)) == 1
+
+
+def test_a_run_that_a_held_version_lacks_stays(shard: RocksDBBackend) -> None:
+    """It may be of an attempt that Spark drops."""
+    shard.apply(None, P1, counts(*((name, 1) for name in NAMES)), {})
+    shard.apply(P1, P2, counts(("ann", 2)), {})
+    shard.apply(P1, Pointer(2, "other"), counts(("ann", 3)), {})
+    shard.maintain(P2)
+    shard.apply(P2, P3, {}, {})
+    with shard.view(P3) as view:
+        assert users(view, "ann", "u1") == [(2,), (1,)]
+    with shard.view(Pointer(2, "other")) as view:
+        assert users(view, "ann", "u1") == [(3,), (1,)]
+    assert runs_of(shard, P3) == 1
+
+
+def test_little_stays_in_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state that is smaller than its share never sees RocksDB."""
+    monkeypatch.undo()
+    with open_shard(tmp_path / "shard") as backend:
+        backend.apply(None, P1, counts(("ann", 1)), {})
+        assert backend.maintain(P1) == 0
+        assert generations(backend) == []
+
+
+def test_shards_of_a_process_share_what_may_lie_in_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget is the executor's, whatever the number of its shards."""
+    monkeypatch.undo()
+    shards = [open_shard(tmp_path / str(n)) for n in range(4)]
+    with_four = rocksdb.share_bytes(shards[0]._rocksdb)
+    for shard in shards[1:]:
+        shard.close()
+    assert rocksdb.share_bytes(shards[0]._rocksdb) == pytest.approx(4 * with_four, abs=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("density", [0.0, 5.0], ids=["point reads", "mixed"])
+@pytest.mark.parametrize("seed", repetitions(2, 40))
+def test_any_branch_of_any_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, density: float) -> None:
+    """Begin anywhere, move, drop, freeze and open again: every version held is exactly what was written."""
+    for name, value in (("SCAN_ROWS_PER_KEY", density), ("RUN_ROWS", 11), ("CHUNK_KEYS", 7)):
+        monkeypatch.setattr(reads, name, value)
+    chance = random.Random(seed)
+    model: dict[Pointer, State] = {}
+    backend = open_shard(tmp_path / "shard")
+    views: list[tuple[View, State]] = []
+    moved = 0
+    for step in range(40):
+        base = chance.choice([*backend.versions(), *backend.versions()[-2:]] or [None])
+        writes, state = random_step(chance, model[base] if base else {})
+        pointer = Pointer(base.version + 1 if base else 1, f"{step:04x}")
+        backend.apply(base, pointer, writes, {"step": step})
+        model[pointer] = state
+        moved += backend.maintain(chance.choice(backend.versions()))
+        if chance.random() < 0.5:
+            views.append((backend.view(seen := chance.choice(backend.versions())), model[seen]))
+        for view, expected in chance.sample(views, min(len(views), 2)):
+            check(view, expected)
+        if not chance.randrange(3):
+            backend.drop(chance.sample(backend.versions(), chance.randrange(len(backend.versions()))))
+            chance.shuffle(views)
+            for view, _ in views[:2]:
+                view.close()
+            del views[:2]
+        if not chance.randrange(8):
+            seen = chance.choice(backend.versions())
+            check_frozen(backend, seen, model[seen])
+            backend.close()
+            backend = open_shard(backend.directory)
+    for view, expected in views:
+        check(view, expected)
+        view.close()
+    for pointer in backend.versions():
+        with backend.view(pointer) as view:
+            check(view, model[pointer])
+    assert moved > 1
+    backend.drop(backend.versions())
+    assert generations(backend) == []
+    backend.close()
 
 
 def random_step(chance: random.Random, state: State) -> tuple[dict[str, Any], State]:
     """Return random writes and deletes, and the state after them."""
     after = dict(state)
     written: list[tuple[Row, Row | None]] = []
-    for name in chance.sample([f"u{i}" for i in range(40)], chance.randrange(25)):
+    for name in chance.sample(NAMES, chance.randrange(25)):
         value = (chance.randrange(1000),) if chance.random() < 0.7 else None
         written.append(((name,), value))
         if value is None:
@@ -56,273 +192,176 @@ def random_step(chance: random.Random, state: State) -> tuple[dict[str, Any], St
     return {"counts": run_of(COUNTS, written)}, after
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("density", [0.0, 5.0], ids=["point reads", "mixed"])
-@pytest.mark.parametrize("seed", repetitions(2, 40))
-def test_any_branch_of_any_version(
-    tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch, seed: int, density: float
-) -> None:
-    """Begin anywhere, drop, freeze, close and open again: every version held is exactly what was written."""
-    monkeypatch.setattr(rocksdb_reads, "SCAN_ROWS_PER_KEY", density)
-    monkeypatch.setattr(rocksdb_view, "_SPARSE_KEYS", 2)
-    chance = random.Random(seed)
-    model: dict[Pointer, State] = {}
-    backend = open_shard(tmp_path / "shard")
-    views: list[tuple[View, State]] = []
-    for step in range(30):
-        base = chance.choice([*backend.versions(), *backend.versions()[-2:]] or [None])
-        writes, state = random_step(chance, model[base] if base else {})
-        pointer = Pointer(base.version + 1 if base else 1, f"{step:04x}")
-        if base or not chance.randrange(3):
-            backend.apply(base, pointer, writes, {"step": step})
-            model[pointer] = state
-        if not backend.versions():
-            continue
-        if chance.random() < 0.8:
-            views.append((backend.view(seen := chance.choice(backend.versions())), model[seen]))
-        for view, expected in chance.sample(views, min(len(views), 2)):
-            check(view, expected)
-        if not chance.randrange(4):
-            backend.drop(chance.sample(backend.versions(), chance.randrange(len(backend.versions()))))
-            chance.shuffle(views)
-            for view, _ in views[:1]:
-                view.close()
-            del views[:1]
-        if not chance.randrange(8):
-            check_frozen(backend, chance.choice(backend.versions()), model)
-            backend, views = reopened(backend, model), []
-    for view, expected in views:
-        check(view, expected)
-    backend.close()
+def check_frozen(backend: RocksDBBackend, pointer: Pointer, state: State) -> None:
+    home = backend.directory.parent / f"copy-{clock.new_id()}"
+    (home / "frozen").mkdir(parents=True)
+    for file in backend.freeze(pointer):
+        os.link(file, home / "frozen" / file.name)
+    with open_shard(home / "shard") as copy:
+        copy.thaw(pointer, home / "frozen")
+        with copy.view(pointer) as view:
+            check(view, state)
 
 
-def reopened(backend: RocksDBBackend, model: dict[Pointer, State]) -> RocksDBBackend:
-    before = backend.versions()
-    backend.close()
-    backend = open_shard(backend.directory)
-    assert set(backend.versions()) <= set(before)
-    assert before[0] in backend.versions()
-    for pointer in backend.versions():
-        with backend.view(pointer) as view:
-            check(view, model[pointer])
-    return backend
+# Generations that come and go.
 
 
-@pytest.mark.slow(1)
-def test_readers_see_their_version_while_others_write(shard: RocksDBBackend, small: None) -> None:
-    """Reading takes no lock that a write waits for, so a read may run while rows change under it, forth and back."""
-    names = [f"u{i}" for i in range(40)]
-    shard.apply(None, P1, counts(*((name, 0) for name in names)), {})
-    shard.apply(P1, P2, counts(*((name, 1) for name in names[::2])), {})
-    expected: dict[Pointer, State] = {
-        P1: {(name,): (0,) for name in names},
-        P2: {(name,): (1 - i % 2,) for i, name in enumerate(names)},
-    }
-    stop = threading.Event()
-
-    def read(pointer: Pointer) -> int:
-        done = 0
-        with shard.view(pointer) as view:
-            while not stop.is_set():
-                check(view, expected[pointer])
-                done += 1
-        return done
-
-    with ThreadPoolExecutor(4) as executor:
-        reads = [executor.submit(read, pointer) for pointer in (P1, P2, P1, P2)]
-        for step in range(3, repetitions(40, 400).stop):
-            base = (P1, P2)[step % 2]
-            shard.apply(base, Pointer(step, "w"), counts(*((name, step) for name in names[step % 5 :: 2])), {})
-            shard.drop([Pointer(step - 2, "w")])
-        stop.set()
-        assert all(read.result() > 1 for read in reads)
+def moved_shard(backend: RocksDBBackend) -> Pointer:
+    """Make one version, which is a generation and nothing else."""
+    backend.load(P1, counts(*((name, i) for i, name in enumerate(NAMES))), {})
+    backend.maintain(P1)
+    backend.apply(P1, P2, {}, {})
+    backend.drop([P1])
+    return P2
 
 
-def test_attempts_at_once_make_versions_side_by_side(shard: RocksDBBackend) -> None:
-    """Zombie tasks: two threads apply to one base."""
-    shard.apply(None, P1, counts(("ann", 1)), {})
-    with ThreadPoolExecutor(4) as executor:
-        pointers = [Pointer(2, f"{i}") for i in range(20)]
-        list(executor.map(lambda p: shard.apply(P1, p, counts(("ann", int(p.commit_id))), {}), pointers))
-        list(executor.map(lambda i: shard.load(P3, counts(("bob", 3)), {}), range(4)))
-    for pointer in pointers:
-        with shard.view(pointer) as view:
-            assert contents(view, "counts") == {("ann",): (int(pointer.commit_id),)}
-    assert len(databases(shard)) == 2
-
-
-def test_a_view_ends_with_its_backend(tmp_path: Path) -> None:
-    """Whatever is still open: the directory can be opened again at once, and old views say that they are closed."""
-    backend = open_shard(tmp_path / "shard")
-    backend.apply(None, P1, counts(*((f"u{i}", i) for i in range(40))), {})
-    view = backend.view(P1)
-    unfinished = view.scan("counts")
-    next(unfinished)
-    backend.close()
-    backend.close()
-    for use in (
-        lambda: users(view, "u1"),
-        lambda: list(view.scan("counts")),
-        lambda: backend.view(P1),
-        backend.versions,
-    ):
-        with pytest.raises(ClosedError):
-            use()
+def test_a_generation_stays_while_it_is_read_or_taken(shard: RocksDBBackend) -> None:
+    """And goes with the next clean-up after that: local disk holds what is needed."""
+    pointer = moved_shard(shard)
+    (folder,) = generations(shard)
+    view = shard.view(pointer)
+    with lock_shared(folder):  # as a commit has it
+        shard.drop([pointer])
+        view_of = dict(contents(view, "counts"))
+    assert view_of == {(name,): (i,) for i, name in enumerate(NAMES)}
+    assert generations(shard) == [folder]
     view.close()
-    with open_shard(tmp_path / "shard") as backend:
-        assert backend.versions() == [P1]
-
-
-def test_a_database_goes_with_its_last_version_or_view(shard: RocksDBBackend) -> None:
-    """Local disk holds what is needed: a restored version begins a new database, the old one goes."""
-    shard.apply(None, P1, counts(("ann", 1)), {})
-    shard.load(P2, counts(("bob", 2)), {})
-    (shard.directory / "databases").stat()
-    assert len(databases(shard)) == 2
-    view = shard.view(P1)
-    shard.drop([P1])
-    assert len(databases(shard)) == 2
-    assert contents(view, "counts") == {("ann",): (1,)}
-    view.close()
-    assert len(databases(shard)) == 1
-    shard.drop([P2])
-    assert databases(shard) == []
+    shard.remove_leftovers(0)
+    assert generations(shard) == []
     assert os.listdir(shard.directory / "staging") == []
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda shard: shard.apply(P1, P2, counts(("bob", 2)), {}),
-        lambda shard: shard.freeze(P1),
-        lambda shard: shard.maintain(P1),
-    ],
-    ids=["apply", "freeze", "maintain"],
-)
-def test_a_version_that_is_dropped_while_a_call_begins_is_not_there(
-    shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch, use: Callable[[RocksDBBackend], object]
-) -> None:
-    """Its database goes with it; who hears that a database was closed would expect the version from the next one."""
-    find = shard._shard.find
-
-    def find_too_early(pointer: Pointer) -> Database:
-        found = find(pointer)
-        shard.drop([pointer])
-        return found
-
-    shard.apply(None, P1, counts(("ann", 1)), {})
-    monkeypatch.setattr(shard._shard, "find", find_too_early)
-    with pytest.raises(NotFoundError, match="no such version"):
-        use(shard)
-    assert databases(shard) == []
-
-
-@pytest.mark.slow(2)
-def test_opening_and_closing_leaks_nothing(tmp_path: Path) -> None:
-    """A state server lives for months: descriptors, threads and log files of RocksDB stay bounded."""
-
-    def cycle() -> None:
-        with open_shard(tmp_path / "shard") as backend:
-            newest = max(backend.versions(), default=None)
-            new = Pointer(newest.version + 1 if newest else 1, "a")
-            backend.apply(newest, new, counts(("ann", new.version)), {})
-            backend.drop([p for p in backend.versions() if p != new])
-            backend.view(new)
-            backend.freeze(new)
-
-    def used() -> list[int]:
-        """Return the fewest descriptors and threads of half a second: RocksDB's own hold a file for a moment."""
-        seen = []
-        for _ in range(50):
-            seen.append([len(os.listdir(f"/proc/self/{kind}")) for kind in ("fd", "task")])
-            time.sleep(0.01)
-        return [min(numbers) for numbers in zip(*seen, strict=True)]
-
-    def cycled(cycles: Iterable[int]) -> int:
-        """Return the most files that were there after a cycle: compaction makes and removes some."""
-        most = 0
-        for _ in cycles:
-            cycle()
-            most = max(most, len([*tmp_path.rglob("*")]))
-        return most
-
-    files, before = cycled(range(8)), used()
-    assert cycled(repetitions(15, 1000)) < files + 8  # a compaction that is late leaves four
-    assert used() == before
-
-
-def test_frozen_files_are_made_once_and_shared(shard: RocksDBBackend) -> None:
-    """An upload of the next version needs only what changed: unchanged tables are the same files, by inode."""
-    shard.apply(None, P1, counts(*((f"u{i}", i) for i in range(1000))), {})
-    first = shard.freeze(P1)
-    shard.apply(P1, P2, counts(("u1", -1)), {})
-    second = shard.freeze(P2)
-    assert shard.freeze(P1) == first
-    assert shard.freeze(P2) == second
-    inodes = [{file.stat().st_ino for file in files if file.suffix == ".sst"} for files in (first, second)]
-    assert inodes[0] < inodes[1]
-    shard.drop([P1])
-    assert not any(file.exists() for file in first)
-    assert all(file.exists() for file in second)
-    assert all(path.stat().st_mode & 0o077 == 0 for path in (*second, second[0].parent))
-
-
-def test_what_one_thread_finds_damaged_is_damage_to_all(shard: RocksDBBackend) -> None:
-    """A snapshot finds it while a micro-batch reads: whose call begins again after damage, and after nothing else."""
-    shard.apply(None, P1, counts(*((f"user {i}", i) for i in range(2000))), {})
-    view = shard.view(P1)
-    (table,) = databases(shard)[0].glob("*.sst")
-    with table.open("r+b") as file:
-        file.seek(5000)
-        file.write(bytes(100))
-    with pytest.raises(CorruptionError) as found:
-        shard.freeze(P1)
-    with pytest.raises(CorruptionError, match="damaged and was set aside"):
-        users(view, "user 1")
+def test_a_version_whose_generation_is_gone_is_not_there(shard: RocksDBBackend) -> None:
+    """Somebody has cleaned the directory: an error, never an empty state."""
+    pointer = moved_shard(shard)
+    (folder,) = generations(shard)
+    os.rename(folder, shard.directory.parent / "elsewhere")
+    for ask in (shard.view, shard.freeze, lambda p: shard.apply(p, P3, {}, {})):
+        with pytest.raises(NotFoundError):
+            ask(pointer)
+    assert shard.verify() == [folder]
     assert shard.versions() == []
-    assert Path(str(found.value.facts["file"])).name == table.name
 
 
-def test_a_frozen_version_brings_no_other(tmp_path: Path) -> None:
-    """A database that was closed holds two versions; of one that comes as frozen, nobody has asked for the other."""
-    with open_shard(tmp_path / "one") as one:
-        one.apply(None, P1, counts(("ann", 1)), {})
-        one.apply(P1, P2, counts(("ann", 2)), {})
-    (closed,) = databases(one)
-    shutil.copytree(closed, tmp_path / "frozen")
-    with open_shard(tmp_path / "other") as other:
-        with pytest.raises(CorruptionError, match="its marker names another version"):
-            other.thaw(P2, tmp_path / "frozen")
-        assert other.versions() == []
+def test_many_move_and_commit_at_once(shard: RocksDBBackend) -> None:
+    """The state server moves while workers commit and drop: none loses what it builds on."""
+    stop = threading.Event()
+    base, expected = moved_shard(shard), {(name,): (i,) for i, name in enumerate(NAMES)}
+
+    def care() -> int:
+        done = 0
+        while not stop.is_set():
+            for pointer in shard.versions():
+                try:
+                    done += shard.maintain(pointer)
+                except NotFoundError:
+                    continue
+            shard.remove_leftovers(0)
+        return done
+
+    with ThreadPoolExecutor(2) as threads:
+        working = [threads.submit(care) for _ in range(2)]
+        try:
+            for step in range(3, repetitions(40, 400).stop):
+                new, name = Pointer(step, "w"), NAMES[step % 7]
+                shard.apply(base, new, counts((name, step)), {})
+                expected[name,] = (step,)
+                with shard.view(new) as view:
+                    assert contents(view, "counts") == expected
+                shard.drop([base])
+                base = new
+        finally:
+            stop.set()
+        assert sum(each.result() for each in working) > 0
 
 
-def test_schemas_are_compared_once(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by each read and write: a table that has changed often has hundreds of them."""
-    compared = []
-    monkeypatch.setattr(rocksdb_marker, "require_readable", lambda *_, **__: compared.append(1))
-    shard.apply(None, P1, counts(("ann", 1)), {})
-    for base, new in ((P1, P2), (P2, P3)):
-        shard.apply(base, new, counts(("bob", 2)), {})
-        with shard.view(new) as view:
-            assert contents(view, "counts") == {("ann",): (1,), ("bob",): (2,)}
-    assert len(compared) == 1
+def test_tables_that_did_not_change_are_the_same_files(shard: RocksDBBackend) -> None:
+    """An upload of the next generation sends what is new: by inode, as snapshots know files."""
+    pointer = moved_shard(shard)
+    first = {file.stat().st_ino for file in shard.freeze(pointer) if file.suffix == ".sst"}
+    shard.apply(pointer, P3, {"members": run_of(TABLES["members"], [((b"x",), ())])}, {})
+    shard.drop([pointer])
+    shard.maintain(P3)
+    last = Pointer(4, "x")
+    shard.apply(P3, last, {}, {})
+    second = {file.stat().st_ino for file in shard.freeze(last) if file.suffix == ".sst"}
+    assert first
+    assert first < second
 
 
-def test_a_count_of_rows_that_takes_long_is_kept_for_a_while() -> None:
-    """Deleted rows that are not compacted yet are stepped over: a million at the head of a table take a second."""
-    now_ns, counted = [0], [0]
+# Processes, memory and disks.
 
-    def count(takes_ns: int) -> int:
-        now_ns[0] += takes_ns
-        counted[0] += 1
-        return counted[0]
 
-    counts_of = RowCounts(lambda: now_ns[0], lambda: now_ns[0])
-    short = [counts_of.of("counts", lambda: count(1_000_000)) for _ in range(3)]
-    assert short == [1, 2, 3], "a short one is made each time"
-    found = []
-    for _ in range(100):
-        found.append(counts_of.of("pairs", lambda: count(600_000_000)))
-        now_ns[0] += 1_000_000_000
-    assert found == [4] * 60 + [5] * 40, "once a minute, with a micro-batch a second"
-    assert counts_of.of("counts", lambda: count(1)) == 6, "of this table only"
+def test_caches_of_an_executor_are_shared_out_among_its_processes(tmp_path: Path) -> None:
+    """What one process may have follows from how many live; one that has ended is not counted."""
+    first = CacheShare(tmp_path / READERS, "first")
+    first.share_out(64 << 20)
+    assert first._size_bytes == 64 << 20
+    second = CacheShare(tmp_path / READERS, "second")
+    for share in (first, second):
+        share.share_out(64 << 20)
+        assert share._size_bytes == 32 << 20
+    second.close()
+    (tmp_path / READERS / "third").mkdir()  # of a process that was killed
+    first.share_out(64 << 20)
+    assert first._size_bytes == 64 << 20
+    assert os.listdir(tmp_path / READERS) == ["first"]
+
+
+def test_few_generations_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor with hundreds of shards: the most recently used ones do."""
+    monkeypatch.setattr(open_generations, "MOST_OPEN", 3)
+    monkeypatch.setattr(rocksdb, "OPEN", opened := OpenGenerations())
+    shards = [open_shard(tmp_path / str(n)) for n in range(5)]
+    for shard in [*shards, *shards]:
+        pointer = max(shard.versions(), default=None) or moved_shard(shard)
+        with shard.view(pointer) as view:
+            assert len(contents(view, "counts")) == len(NAMES)
+    assert len(opened._open) == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_opens_its_own(shard: RocksDBBackend) -> None:
+    """Spark's daemon forks its workers: a view of the parent says so, a new one works."""
+    pointer = moved_shard(shard)
+    view = shard.view(pointer)
+    assert users(view, "u1") == [(1,)]
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        try:
+            users(view, "u1")
+        except ClosedError:
+            with shard.view(pointer) as own:
+                os._exit(users(own, "u2") == [(2,)])
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert users(view, "u3") == [(3,)]
+    view.close()
+    OPEN.let_go()
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file may grow beyond a few blocks: the kernel refuses writes as it does on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_stops_a_move_and_nothing_else(shard: RocksDBBackend) -> None:
+    """The version stays as it was, nothing is left behind, and when there is room the move is done."""
+    rows = [(os.urandom(16).hex(), 1) for _ in range(20_000)]
+    shard.load(P1, counts(*rows), {})
+    with full_disk(), pytest.raises(UnavailableError, match=r"no space left.*free space"):
+        shard.maintain(P1)
+    assert generations(shard) == []
+    assert os.listdir(shard.directory / "staging") == []
+    assert shard.maintain(P1) == 1
+    shard.apply(P1, P2, {}, {})
+    with shard.view(P2) as view:
+        assert len(contents(view, "counts")) == len(rows)

@@ -9,13 +9,9 @@ from pathlib import Path
 import pyarrow.flight as flight
 import pytest
 
-from holdfast import clock
-from holdfast.spark_integration.client import remote_backend
 from holdfast.spark_integration.client.connection import StateClient
-from holdfast.spark_integration.client.messages import ServerLostError, ShardAddress
-from holdfast.spark_integration.client.remote_backend import RemoteBackend
+from holdfast.spark_integration.client.messages import ServerLostError
 from holdfast.spark_integration.executor import server_files
-from holdfast.testing.state_rows import TABLES
 
 
 class Slow(flight.FlightServerBase):
@@ -53,17 +49,3 @@ def test_only_what_is_answered_at_once_tells_that_a_server_hangs(client: StateCl
     with pytest.raises(ServerLostError):
         client.call(action, timeout_seconds=0.3)
     assert client.has_just_timed_out is hangs
-
-
-@pytest.mark.slow(0.5)
-def test_a_metric_is_not_waited_for(
-    slow: Slow, client: StateClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The size of a shard is asked for in each call of it, by nobody but metrics."""
-    monkeypatch.setattr(remote_backend, "STATISTICS_TIMEOUT_SECONDS", 0.3, raising=False)
-    slow.prompt = {"ping"}
-    address = ShardAddress.of(tmp_path / "shard", "rocksdb", {}, TABLES)
-    backend = RemoteBackend(client, address, TABLES, clock.new_id)
-    with pytest.raises(ServerLostError):
-        backend.statistics()
-    assert not client.has_just_timed_out

@@ -71,8 +71,7 @@ def test_its_lock_never_looks_old(directory: Path, lock: int) -> None:
 def test_it_ends_where_another_server_may_run_beside_it(directory: Path, lock: int) -> None:
     """A program that cleans /tmp by age takes the lock's file after ten days: nobody writes to it.
 
-    The other server could open no shard of rocksdb that this one has open, and each would let go, as no longer used,
-    what is announced to the other.
+    Each of two would let go, as no longer used, what is announced to the other.
     """
 
     def lose_the_lock() -> None:

@@ -1,0 +1,217 @@
+"""A generation: an immutable RocksDB database below the runs of some versions, and how it is read.
+
+::
+
+    generations/<id>/
+        generation                its tables, files, and what it replaces: `holdfast.backends.rocksdb.generation_file`
+        000012.sst, …             sorted rows; those that the generation before has, too, are the same files
+        MANIFEST-000005, CURRENT  RocksDB's list of these
+        rocksdict-config.json     a link to /dev/null: rocksdict writes this file whenever it opens a database
+
+Nobody writes to it once it is published, so any process opens it read-only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from rocksdict import Rdict
+
+from holdfast.backends.arrow.rows import HashArray, from_columns, take
+from holdfast.backends.base import MAX_HASH, Found, View
+from holdfast.backends.evolution import project
+from holdfast.backends.local.page_cache import MappedFile
+from holdfast.backends.local_files import reading, writing
+from holdfast.backends.rocksdb import reads
+from holdfast.backends.rocksdb.codec.keys import encode_keys
+from holdfast.backends.rocksdb.codec.schemas import decode_numbered
+from holdfast.backends.rocksdb.errors import damaged, rocksdb_errors
+from holdfast.backends.rocksdb.generation_file import DatabaseFile, GenerationFile, StoredTable
+from holdfast.backends.rocksdb.reads import Rows, key_range, run_of, to_list
+from holdfast.backends.run import Run
+from holdfast.backends.schema import Keys, TableSchema, find_table
+from holdfast.errors import ClosedError, NotFoundError
+
+#: A scan is cheaper than seeking prefixes while it meets at most so many rows for each.
+SCAN_ROWS_PER_PREFIX = 10
+# So few keys are read one by one, whatever lies between them.
+_SPARSE_KEYS = 64
+#: What rocksdict writes beside the data, and nobody reads: options are given.
+SETTINGS = "rocksdict-config.json"
+NOT_WHOLE = "it is missing, or its bytes are not those that were written"
+_T = TypeVar("_T")
+
+
+class GenerationView(View):
+    """The rows of a generation.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Where it lies.
+    database : Rdict
+        Opened there.
+    file : GenerationFile
+    tables : mapping of str to TableSchema
+        The shard's tables.
+
+    Raises
+    ------
+    SchemaMismatchError
+        It holds others.
+    """
+
+    def __init__(self, folder: Path, database: Rdict, file: GenerationFile, tables: Mapping[str, TableSchema]) -> None:
+        file.require(tables, folder)
+        self._folder, self._file, self._tables = folder, file, tables
+        self._database: Rdict | None = database
+        self._process = os.getpid()
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """None of its own: those of a version stand in its file."""
+        return {}
+
+    def get(self, table: str, keys: Keys) -> Found:
+        schema, stored = self._table(table)
+        if stored is None or not len(keys):
+            nothing = project(from_columns([], pa.schema([]), len(keys)), schema.value)
+            return Found(np.zeros(len(keys), np.bool_), nothing)
+        order = None if keys.is_sorted else np.argsort(keys.hashes, kind="stable")
+        keys = keys if order is None else keys.take(order)
+        found = self._get_sorted(schema, stored, encode_keys(stored.id, keys.hashes, keys.columns), keys.hashes)
+        if order is None:
+            return found
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        return Found(found.exists[place], take(found.values, place))
+
+    def _get_sorted(self, schema: TableSchema, stored: StoredTable, keys: pa.Array, hashes: HashArray) -> Found:
+        """Look encoded keys up whose hashes ascend."""
+        first, last = int(hashes[0]), int(hashes[-1])
+
+        def read(database: Rdict) -> Found:
+            rows_per_hash = np.inf
+            if len(hashes) > _SPARSE_KEYS:
+                rows_per_hash = reads.density(database, stored.id, first, last)
+            parts = []
+            for start in range(0, len(hashes), reads.CHUNK_KEYS):
+                chunk = slice(start, start + reads.CHUNK_KEYS)
+                wanted = to_list(keys.slice(start, reads.CHUNK_KEYS))
+                found = reads.get_rows(database, stored.id, wanted, hashes[chunk], rows_per_hash)
+                parts.append(pa.array(found, pa.large_binary()))
+            rows = pa.concat_arrays(parts)
+            values = decode_numbered(rows, stored.values, schema.value)
+            return Found(rows.is_valid().to_numpy(zero_copy_only=False), values)
+
+        return self._read(read)
+
+    def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
+        schema, stored = self._table(table)
+        if stored is None:
+            return iter(())
+
+        def read(start: bytes, end: bytes, most: int) -> tuple[Run, bytes | None]:
+            def rows_of(database: Rdict) -> tuple[Run, bytes | None]:
+                rows = reads.read_rows(database, start, end, most, fill_cache=False)
+                return run_of(schema, rows, stored.values), rows.rest
+
+            return self._read(rows_of)
+
+        return reads.scanned(read, *key_range(stored.id, first_hash, last_hash))
+
+    def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
+        schema, stored = self._table(table)
+        if stored is None or not len(prefixes):
+            return iter(())
+        if self._is_dense(stored, prefixes):
+            return super().scan_prefix(table, prefixes)
+        encoded = encode_keys(stored.id, prefixes.hashes, prefixes.columns)
+        return self._seek(schema, stored, sorted(set(to_list(encoded))))
+
+    def _is_dense(self, stored: StoredTable, prefixes: Keys) -> bool:
+        """Tell whether reading all from the first to the last of some prefixes costs less than seeking each."""
+        first, last = int(prefixes.hashes.min()), int(prefixes.hashes.max())
+        rows_per_hash = self._read(lambda database: reads.density(database, stored.id, first, last))
+        return rows_per_hash * (last - first + 1) <= SCAN_ROWS_PER_PREFIX * len(prefixes)
+
+    def _seek(self, schema: TableSchema, stored: StoredTable, prefixes: list[bytes]) -> Iterator[Run]:
+        start: bytes | None = None
+        while prefixes:
+
+            def read(
+                database: Rdict, prefixes: list[bytes] = prefixes, start: bytes | None = start
+            ) -> tuple[Run, Rows, int]:
+                rows, done = reads.read_prefixed(database, stored.id, prefixes, start)
+                return run_of(schema, rows, stored.values), rows, done
+
+            run, rows, done = self._read(read)
+            prefixes, start = prefixes[done:], rows.rest
+            if len(run):
+                yield run
+
+    def close(self) -> None:
+        self._database = None
+
+    def _read(self, read: Callable[[Rdict], _T]) -> _T:
+        """Return what is read from the open database."""
+        with rocksdb_errors(self._folder):
+            return read(self._open())
+
+    def _open(self) -> Rdict:
+        if self._database is None:
+            raise ClosedError("the view was closed: open a new one")
+        if os.getpid() != self._process:
+            raise ClosedError("a view cannot be used after a fork: open one in the new process")
+        return self._database
+
+    def _table(self, table: str) -> tuple[TableSchema, StoredTable | None]:
+        """Return a table's schema, and how it is stored where it was ever written."""
+        self._open()
+        return find_table(self._tables, table), self._file.tables.get(table)
+
+
+def keep_unwritten(folder: Path) -> None:
+    """Have rocksdict's own file, which it writes whenever it opens a database, written to nowhere."""
+    with writing(folder):
+        (folder / SETTINGS).symlink_to(os.devnull)
+
+
+def note_file(path: Path) -> DatabaseFile:
+    """Read a file of a database and return what tells it from any other.
+
+    Raises
+    ------
+    NotFoundError
+        It is not there, or empty.
+    """
+    with reading(path):
+        if not path.stat().st_size:
+            raise NotFoundError(f"{path} is empty")
+        data = memoryview(MappedFile(path).data)
+    return DatabaseFile(len(data), xxhash.xxh3_128_hexdigest(data))
+
+
+def broken_file(folder: Path, files: Mapping[str, DatabaseFile]) -> Path | None:
+    """Read files of a database, and return the first that is not what it was; None if all are."""
+    for name, noted in sorted(files.items()):
+        try:
+            if note_file(folder / name) == noted:
+                continue
+        except NotFoundError:
+            pass
+        return folder / name
+    return None
+
+
+def require_whole(folder: Path, files: Mapping[str, DatabaseFile]) -> None:
+    """Read files of a database; raise `CorruptionError` where one is not what it was."""
+    broken = broken_file(folder, files)
+    if broken is not None:
+        raise damaged(broken, NOT_WHOLE)
