@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
-from psycopg import conninfo, pq, sql
+from psycopg import conninfo, errors, pq, sql
 
 from holdfast import clock
 from holdfast.backends.options import did_you_mean
@@ -110,6 +110,11 @@ class Connection(psycopg.Connection[Any]):
         except _SilentError:
             self.close()  # What it was doing goes on for the server, perhaps: nobody may use it any more.
             raise
+        except psycopg.OperationalError as exc:
+            if not self.broken or exc.sqlstate is not None:
+                raise
+            # libpq loses a server's last words if it sends something after them, as a driver does that was frozen.
+            raise errors.AdminShutdown(str(exc)) from None
 
     def _until_silent(self, waiting: Generator[Any, int, Any]) -> Generator[Any, int, Any]:
         """Forward psycopg's waits and their outcome: 0 after a moment of silence."""

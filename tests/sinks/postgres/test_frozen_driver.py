@@ -116,19 +116,20 @@ def test_a_start_ends_that_of_the_query_that_it_replaces(may_refuse: Case) -> No
         assert _woken(process) == 0
 
 
-@pytest.mark.parametrize("connects", [False, True], ids=["at work", "connecting"])
+@pytest.mark.parametrize("how", ["at work", "connecting", "unheard"])
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("step", ["open", "leftovers", "confirm", "commit", "abort"])
 def test_a_driver_whose_session_is_ended_does_the_same_again(
-    updating: Case, step: str, times: int, connects: bool, monkeypatch: pytest.MonkeyPatch
+    updating: Case, step: str, times: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An older driver that wakes up in its start takes the newer one for older, and ends what that has open.
 
-    So may a third one, and wherever the session is: the server knows its name before it has its settings.
+    So may a third one, and wherever the session is: the server knows its name before it has its settings. Who was
+    frozen and sends something when it wakes, does not hear why.
     """
     updating.open()
     handle, run, ended = updating.prepared(("a", 1)), Link.run, []
-    if connects:
+    if how == "connecting":
         connecting.close_idle()
 
     def end_it(link: Link, *given: Any) -> Any:
@@ -136,6 +137,8 @@ def test_a_driver_whose_session_is_ended_does_the_same_again(
         if len(ended) == times:
             monkeypatch.setattr(Link, "run", run)
         updating.sql(f"SELECT pg_terminate_backend({link.connection.info.backend_pid}, 10000)")
+        if how == "unheard":
+            os.read(link.connection.fileno(), 1 << 16)
         return run(link, *given)
 
     monkeypatch.setattr(Link, "run", end_it)
