@@ -5,7 +5,6 @@ the repository become plain text, and its pictures are left out.
 """
 
 import re
-import tomllib
 from pathlib import Path
 
 from setuptools import setup
@@ -17,14 +16,15 @@ LINK = re.compile(r"(!?)\[([^\]]+)\]\((?!\w+:|#)([^)\s]+)\)")
 
 def long_description() -> str:
     """Return README as PyPI shall show it."""
-    source = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"].get("Source")
+    # Read without tomllib, which Python 3.10 lacks: pip runs this before it says which Python it needs.
+    source = re.search(r'^Source = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     (version,) = re.findall(r'^VERSION = "(.*)"$', (ROOT / "holdfast/distribution.py").read_text(), re.MULTILINE)
 
     def absolute(link: re.Match[str]) -> str:
         picture, text, path = link.groups()
         if source is None:
             return "" if picture else text
-        return f"{picture}[{text}]({source}/{'raw' if picture else 'blob'}/v{version}/{path})"
+        return f"{picture}[{text}]({source[1]}/{'raw' if picture else 'blob'}/v{version}/{path})"
 
     return LINK.sub(absolute, (ROOT / "README.md").read_text())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
@@ -55,3 +56,14 @@ def test_the_long_description_renders_and_its_links_lead_somewhere(published: bo
     assert (f"{SOURCE}/raw/v{VERSION}/docs/throughput.svg" in ours) == published
     for link in ours:
         assert (ROOT / link.split(f"/v{VERSION}/")[1]).exists(), link
+
+
+def test_a_python_that_is_too_old_gets_as_far_as_its_version() -> None:
+    """pip builds the metadata before it compares versions: Python 3.10, which has no tomllib, got a traceback."""
+    program = (
+        "import runpy, sys, setuptools.compat.py310\n"
+        "sys.modules['tomllib'] = None\n"
+        "sys.argv = ['setup.py', '--name']\n"
+        "runpy.run_path('setup.py', run_name='__main__')"
+    )
+    assert run(sys.executable, "-W", "ignore", "-c", program, cwd=ROOT).split()[-1] == "holdfast-spark"
