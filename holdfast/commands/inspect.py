@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -45,8 +46,9 @@ def inspect(
 ) -> None:
     """Show how queries are, and what state they keep.
 
-    Lists operators with their tables, sizes and failures. Costs one listing, and one small request for each operator,
-    sink and failure shown (at most 20 failures), and for each operator at most 32 for the sizes of snapshots.
+    Lists operators with their tables, sizes and failures. The exit status is 1 if a query is failing. Costs one
+    listing, and one small request for each operator, sink and failure shown (at most 20 failures), and for each
+    operator at most 32 for the sizes of snapshots.
     """
     with opened(url, options, operator) as target:
         found = [(o, _record(target, o.name)) for o in target.listing.operators.values()]
@@ -60,16 +62,18 @@ def inspect(
             queries = [asdict(health) for health in healths]
             unknown = len(target.listing.unknown)
             target.show({"queries": queries, "operators": operators, "sinks": sinks, "unknown_objects": unknown})
-            return
-        for health in healths:
-            _show_health(target, health)
-        for listing, record in found:
-            _show(target, listing, record, committed.get(listing.name))
-            if with_shards:
-                _show_shards(target, listing)
-        _show_sinks(target)
-        if target.listing.unknown:
-            target.console.print(f"{len(target.listing.unknown):,} objects outside operators are not holdfast's")
+        else:
+            for health in healths:
+                _show_health(target, health)
+            for listing, record in found:
+                _show(target, listing, record, committed.get(listing.name))
+                if with_shards:
+                    _show_shards(target, listing)
+            _show_sinks(target)
+            if target.listing.unknown:
+                target.console.print(f"{len(target.listing.unknown):,} objects outside operators are not holdfast's")
+    if any(health.state == "failing" for health in healths):
+        sys.exit(1)
 
 
 def _record(target: Target, name: str) -> OperatorRecord | HoldfastError:

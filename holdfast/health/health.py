@@ -120,10 +120,11 @@ def _takes(pace: Pace, signs: Signs) -> Figure:
     if not pace.between_ms:
         return Figure(name, duration(pace.takes_ms), "from plan to commit, in Spark's log")
     share = min(pace.takes_ms / pace.between_ms, 1)
-    value = f"{duration(pace.takes_ms)} of {duration(pace.between_ms)}"
-    rest = (
-        "they follow each other without rest" if share >= 0.9 else f"it rests {round((1 - share) * 100)} % of the time"
-    )
+    if share >= 0.9:
+        known_from = "from plan to commit, in Spark's log; they follow each other without rest"
+        return Figure(name, duration(pace.takes_ms), known_from)
+    value = f"{duration(pace.takes_ms)} of every {duration(pace.between_ms)}"
+    rest = f"it rests {round((1 - share) * 100)} % of the time"
     return Figure(name, value, f"from plan to commit, and to the next plan, in Spark's log; {rest}")
 
 

@@ -245,11 +245,8 @@ def _behind(found: list[tuple[int, OperatorSurvey]]) -> Answer:
         all_in = "Each shard's newest snapshot covers all its commit objects."
         return Answer(question, "No", all_in if is_any else "Nothing is stored yet that needs a snapshot.", "good")
     shard, lag_ms = int(operator.objects.shards[at]), int(operator.objects.lag_ms[at])
-    commits = f"{counted(most, 'commit')} in {duration(lag_ms)}"
-    if operator.objects.snapshot_ms[at]:
-        far = f"{commits} since the snapshot of {operator.name} {shard}"
-    else:
-        far = f"{commits} of {operator.name} {shard}, which has no snapshot yet"
+    since = "since the newest snapshot" if operator.objects.snapshot_ms[at] else "and no snapshot yet"
+    far = f"{counted(most, 'commit')} in {duration(lag_ms)} {since}: {operator.name} {shard}"
     behind = sum(int((o.objects.lag > _LAG_BEHIND).sum()) for _, o in found)
     if behind:
         answer = f"Yes, {count(behind)} shard{'' if behind == 1 else 's'}"

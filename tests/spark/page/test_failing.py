@@ -24,9 +24,10 @@ def refuse_large(batch: holdfast.ShardBatch) -> pa.Table:
     return count_and_sum(batch)
 
 
-def queries(lab: Lab) -> dict[str, Any]:
-    """Return what the command says of the one query, by its location."""
-    (found,) = document("inspect", lab.folder / "durable", "--checkpoint-location", lab.folder / "query")["queries"]
+def inspected(lab: Lab, status: int = 0) -> dict[str, Any]:
+    """Return what the command says of the one query, by its location, and end with as exit status."""
+    location = lab.folder / "query"
+    (found,) = document("inspect", lab.folder / "durable", "--checkpoint-location", location, status=status)["queries"]
     return found
 
 
@@ -44,7 +45,7 @@ def test_a_failed_micro_batch_is_seen_until_it_is_committed(lab: Lab) -> None:
         lab.feed(rows)
     with pytest.raises(StreamingQueryException):
         lab.run(lab.totals(func=refuse_large))
-    failing = queries(lab)
+    failing = inspected(lab, status=1)
     assert (failing["state"], failing["why"]) == (
         "failing",
         "Micro-batch 1 failed and has not been committed since.",
@@ -58,13 +59,13 @@ def test_a_failed_micro_batch_is_seen_until_it_is_committed(lab: Lab) -> None:
     shard = int(failing["failure"]["shard"][-4:])
     assert "ValueError: 13 is no amount" in seen(lab, f"0/totals/shard/{shard}")
     lab.run(lab.totals())
-    going = queries(lab)
+    going = inspected(lab)
     assert (going["state"], going["committed"], going["failure"]) == ("running", 2, None)
     assert going["why"].startswith("Micro-batch 2 was committed")
     shown = seen(lab)
     assert "Running since" in shown
     assert "13 is no amount" not in shown
-    assert "Rows a second unknown" not in shown
+    assert "Rows a second: unknown" not in shown
     shown = run("inspect", lab.folder / "durable", "--checkpoint-location", lab.folder / "query").stdout
     assert "is running since" in shown
     assert "13 is no amount" not in shown

@@ -82,7 +82,7 @@ def test_inspect_shows_what_fails_in_the_background(root: Path, shard: ShardHist
     for n in (1, 2):
         troubles.tell("snapshot", UnavailableError("the disk of [red]moon[/] is full"), n, "host-2", 0)
     troubles.tell("clean-up", CorruptionError("commits/7-aa is missing"), 9, "host-3", 0)
-    (operator,) = document("inspect", root)["operators"]
+    (operator,) = document("inspect", root, status=1)["operators"]
     assert operator["shards"][0]["commits_since_snapshot"] == 7
     told = {t["what"]: (t["in_a_row"], t["host"], t["error"]) for t in operator["troubles"]}
     assert told == {
@@ -94,7 +94,7 @@ def test_inspect_shows_what_fails_in_the_background(root: Path, shard: ShardHist
     assert "the disk of [red]moon[/] is full" in shown
     assert "at most 7 commits since a shard's newest snapshot" in shown
     storage.put(f"{shard.prefix}/troubles/snapshot-00000000", b"no stored file")
-    (operator,) = document("inspect", root)["operators"]
+    (operator,) = document("inspect", root, status=1)["operators"]
     assert any("not a whole holdfast file" in t["error"] for t in operator["troubles"])
 
 

@@ -243,7 +243,7 @@ def test_figures_say_what_they_are_known_from() -> None:
     """How often, how long against the next start, from Spark's log; rows, from the servers of this machine."""
     found = figures(Signs(log=tuple(log(NOW - 5 * S)), measured=live([7, 5_000, 3_000, 4_000])))
     assert found["Micro-batches a minute"] == ("6.0", "the last 20 without a pause, in Spark's log")
-    assert found["A micro-batch takes"][0] == "2 s of 10 s"
+    assert found["A micro-batch takes"][0] == "2 s of every 10 s"
     assert "it rests 80 % of the time" in found["A micro-batch takes"][1]
     assert found["Rows a second"][0] == "400"  # the newest may be at work
     assert found["Input left"][0] == "unknown"

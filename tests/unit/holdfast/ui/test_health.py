@@ -36,7 +36,7 @@ WHY = {
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("state", in_four_states.STATES)
 def test_each_page_begins_with_how_the_query_is(open_page: OpenPage, tmp_path: Path, state: str) -> None:
-    """State, since when and why; the command says the same."""
+    """State, since when and why; the command says the same, and ends with 1 if the query is failing."""
     root = in_four_states.make(tmp_path, state)
     page = open_page(root)
     for view in ("", "0/totals/", "0/totals/shard/2", "0/totals/rows", "0/totals/upkeep"):
@@ -45,10 +45,20 @@ def test_each_page_begins_with_how_the_query_is(open_page: OpenPage, tmp_path: P
         assert (f"{state.capitalize()} since 20" in shown) == (view in ("", "0/totals/"))
         assert re.search(WHY[state], shown)
         assert len(re.findall(rf'class="health (line )?{state}"', page.get(f"/{TOKEN}/{view}").text)) == 1
-    assert re.search(f"query query-1 is {state} since", run("inspect", root).stdout)
-    (query,) = document("inspect", root)["queries"]
+    told, status = run("inspect", root), int(state == "failing")
+    assert re.search(f"query query-1 is {state} since", told.stdout)
+    assert told.exit_code == status
+    (query,) = document("inspect", root, status=status)["queries"]
     assert (query["query_id"], query["state"]) == ("query-1", state)
     assert re.search(WHY[state], query["why"])
+
+
+def test_figures_that_are_unknown_for_one_reason_take_one_line(open_page: OpenPage, tmp_path: Path) -> None:
+    """Four times "unknown" in large letters filled the card of each query whose location was not given."""
+    root = in_four_states.make(tmp_path, "running")
+    shown = text(open_page(root))
+    assert "Micro-batches a minute, A micro-batch takes: unknown; pass the query&#39;s checkpointLocation, too" in shown
+    assert "<dl>" not in open_page(root).get(f"/{TOKEN}/").text.partition("Which operator is big?")[0]
 
 
 @pytest.mark.slow(0.5)
@@ -93,9 +103,9 @@ def test_where_there_is_no_snapshot_none_is_spoken_of(open_page: OpenPage, tmp_p
         ShardHistory(storage).grow(None, 8)
     page = open_page(tmp_path)
     shown = text(page)
-    assert re.search(r"At most 8 commits in \d+ m?s of totals 3, which has no snapshot yet", shown)
+    assert re.search(r"At most 8 commits in \d+ m?s and no snapshot yet: totals 3", shown)
     assert "8 commits, no snapshot yet" in shown
-    assert "since the snapshot" not in shown
+    assert "since the newest snapshot" not in shown
     assert "8 commits, and no snapshot yet" in text(page, "0/totals/shard/3")
     shown = run("inspect", tmp_path, "--shards").stdout
     assert "at most 8 commits and no snapshot yet: totals/shard-0003" in shown
@@ -113,7 +123,7 @@ def test_one_commit_after_a_snapshot_is_one(open_page: OpenPage, tmp_path: Path)
         ShardHistory(storage, ids=99).commit(made[-1])
     page = open_page(tmp_path)
     assert "1 commit since the newest snapshot" in text(page, "0/totals/shard/3")
-    assert "since the snapshot of totals 3" in text(page)
+    assert "since the newest snapshot: totals 3" in text(page)
 
 
 @pytest.mark.slow(0.5)
@@ -156,7 +166,7 @@ def test_a_damaged_record_is_a_failing_query(open_page: OpenPage, tmp_path: Path
     root = in_four_states.make(tmp_path / "state", "running")
     (root / "totals/operator").write_bytes(b"no record")
     assert "Failing The record of totals cannot be read." in text(open_page(root))
-    (query,) = document("inspect", root)["queries"]
+    (query,) = document("inspect", root, status=1)["queries"]
     assert query["state"] == "failing"
 
 
@@ -176,21 +186,12 @@ def test_operators_of_one_query_share_a_card(open_page: OpenPage, sample: Path, 
 def test_the_command_reads_the_pace_in_sparks_log(tmp_path: Path) -> None:
     """Of the query's location, which may be none, or another query's."""
     root = in_four_states.make(tmp_path / "state", "running")
-    location = tmp_path / "query"
-    for folder in ("offsets", "commits"):
-        (location / folder).mkdir(parents=True)
-    (location / "metadata").write_text('{"id": "query-1"}')
-    now_s = clock.now_ms() / 1000
-    for number in range(6):
-        for folder, after_s in (("offsets", 0), ("commits", 2)):
-            path = location / folder / str(number)
-            path.write_text("v1\n{}")
-            os.utime(path, (now_s - 60 + 10 * number + after_s,) * 2)
+    location = in_four_states.log(tmp_path / "query", clock.now_ms() - 10_000, range(6))
     (query,) = document("inspect", root, "--checkpoint-location", location)["queries"]
     figures = {one["name"]: one["value"] for one in query["figures"]}
     assert query["state"] == "running"
     assert figures["Micro-batches a minute"] == "6.0"
-    assert figures["A micro-batch takes"] in ("2 s of 10 s", "2 s of 9 s", "1 s of 10 s", "1 s of 9 s")
+    assert figures["A micro-batch takes"] in ("2 s of every 10 s", "1 s of every 10 s")
     assert "checkpointLocation, too" in run("inspect", root).stdout
     (location / "metadata").write_text('{"id": "query-2"}')
     refused = run("inspect", root, "--checkpoint-location", location)
