@@ -34,16 +34,3 @@ def make(root: Path, state: str, shards: int = 4) -> Path:
     driver = {"stopped": ENDED, "stale": None}.get(state, THIS)
     claim(root, seen_ms, started_ms=seen_ms - 7_200_000, driver=driver)
     return root
-
-
-def log(location: Path, planned_ms: int, batches: range) -> Path:
-    """Write Spark's log of micro-batches that took two of every ten seconds, the last one planned at a time."""
-    for folder in ("offsets", "commits"):
-        (location / folder).mkdir(parents=True)
-    (location / "metadata").write_text('{"id": "query-1"}')
-    for number in batches:
-        for folder, after_s in (("offsets", 0), ("commits", 2)):
-            path = location / folder / str(number)
-            path.write_text("v1\n{}")
-            os.utime(path, (planned_ms / 1000 - 10 * (batches[-1] - number) + after_s,) * 2)
-    return location

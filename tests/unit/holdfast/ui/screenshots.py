@@ -16,9 +16,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import Browser
-
-from holdfast import clock
 from tests.browser import PHONE, chromium, shown
 from tests.unit.holdfast.health import in_four_states
 from tests.unit.holdfast.ui.serving import served
@@ -44,26 +41,17 @@ def take(flights: Path, to: Path) -> None:
 
 
 def take_states(to: Path) -> None:
-    """Take each page of a query in each state, on a desktop and a phone; the first one without its location, too."""
+    """Take each page of a query in each state, on a desktop and a phone."""
     to.mkdir(parents=True, exist_ok=True)
     views = {"overview": "", "operator": "0/totals/", "shard": "0/totals/shard/2", "rows": "0/totals/rows"}
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
         for state in in_four_states.STATES:
-            root = in_four_states.make(Path(folder) / state, state, 24)
-            seen_ms = clock.now_ms() - (67 * in_four_states.DAY_MS if state == "stale" else 40_000)
-            location = in_four_states.log(Path(folder) / f"{state}-query", seen_ms, range(22, 42))
-            with served(root, location) as address:
-                _take_views(browser, address, views, f"{to}/{state}")
-            with served(root) as address:
-                _take_views(browser, address, {"without-location": ""}, f"{to}/{state}")
-
-
-def _take_views(browser: Browser, address: str, views: dict[str, str], to: str) -> None:
-    for name, view in views.items():
-        for width, scheme in ((1120, "light"), (PHONE, "dark")):
-            with shown(browser, address + view, width, scheme) as it:
-                it.page.set_viewport_size({"width": width, "height": 540 if width > PHONE else 760})
-                it.page.screenshot(path=f"{to}-{name}-{width}.png")
+            with served(in_four_states.make(Path(folder) / state, state, 24)) as address:
+                for name, view in views.items():
+                    for width, scheme in ((1120, "light"), (PHONE, "dark")):
+                        with shown(browser, address + view, width, scheme) as it:
+                            it.page.set_viewport_size({"width": width, "height": 540 if width > PHONE else 760})
+                            it.page.screenshot(path=to / f"{state}-{name}-{width}.png")
 
 
 if __name__ == "__main__":
