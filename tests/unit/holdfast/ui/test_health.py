@@ -57,7 +57,7 @@ def test_figures_that_are_unknown_for_one_reason_take_one_line(open_page: OpenPa
     """Four times "unknown" in large letters filled the card of each query whose location was not given."""
     root = in_four_states.make(tmp_path, "running")
     shown = text(open_page(root))
-    assert "Micro-batches a minute, A micro-batch takes: unknown; pass the query&#39;s checkpointLocation, too" in shown
+    assert "Micro-batches a minute, A micro-batch takes: unknown; to know it, pass" in shown
     assert "<dl>" not in open_page(root).get(f"/{TOKEN}/").text.partition("Which operator is big?")[0]
 
 
