@@ -183,7 +183,8 @@ def test_a_watermark_without_delay_finds_duplicates_too(lab: Lab) -> None:
 def test_the_operators_of_the_guide_are_defined(lab: Lab) -> None:
     """What docs/operators.md shows first."""
     lab.feed([("a", 1)])
-    df = lab.source().selectExpr("key as id", "key as user", "timestamp_millis(v) as at", "v as delay")
+    keys = [f"key as `{name}`" for name in ("id", "user", "item", "order")]
+    df = lab.source().selectExpr(*keys, "timestamp_millis(v) as at", "v as delay", "v as price")
     names: dict[str, Any] = {"df": df, "holdfast": holdfast}
     block = block_with("docs/operators.md", "dropDuplicatesWithinWatermark")
     for line in filter(None, block.splitlines()):
