@@ -21,6 +21,7 @@ from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, P
 from holdfast.spark_integration.operators.aggregates import Aggregate
 from holdfast.spark_integration.operators.deduplicating import deduplicated, deduplicated_within_watermark, duration_us
 from holdfast.spark_integration.operators.defining import aggregated, by_key, checked_mode
+from holdfast.spark_integration.operators.joining import JoinableStream
 from holdfast.spark_integration.operators.ranked import latest_rows, top_rows
 from holdfast.spark_integration.operators.windows import SessionStream, WindowedStream, windowed
 from holdfast.spark_integration.plan.arguments import declared_struct, operator_name, require_accepted_by_spark
@@ -87,7 +88,7 @@ _SPARKS_AGGREGATES = ("count", "sum", "avg", "mean", "min", "max")
 
 
 @dataclass(frozen=True)
-class StatefulStream:
+class StatefulStream(JoinableStream):
     """A DataFrame about to be grouped; see `stream`."""
 
     df: DataFrame

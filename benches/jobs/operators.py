@@ -2,12 +2,15 @@
 
 A micro-batch is ten seconds of event time, and the watermark four seconds behind it.
 
-=========  ============================================================================================
-`dedup`    each id twice, within a micro-batch; an id is forgotten after four seconds
-`window`   windows of ten seconds, about as many keys as rows
-`session`  a gap of five seconds, as many possible keys as rows
-`agg`      a count and a sum for each of so many possible keys
-=========  ============================================================================================
+===========  ==========================================================================================
+`dedup`      each id twice, within a micro-batch; an id is forgotten after four seconds
+`window`     windows of ten seconds, about as many keys as rows
+`session`    a gap of five seconds, as many possible keys as rows
+`agg`        a count and a sum for each of so many possible keys
+`join`       half of the rows with the other half, two seconds apart at most, as many possible keys
+`left_join`  the same, where each row of one half comes out
+`full_join`  the same, where each row comes out
+===========  ==========================================================================================
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from holdfast.benches.jobs.job import FIRST_SECOND, StreamingJob, option
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-OPERATORS = ("dedup", "window", "session", "agg")
+OPERATORS = ("dedup", "window", "session", "agg", "join", "left_join", "full_join")
+#: Spark's name for each join.
+_HOW = {"join": "inner", "left_join": "left", "full_join": "full"}
 _BATCH_MS = 10_000
 
 
@@ -34,7 +39,7 @@ class Operators(StreamingJob):
 
     operator: str = option("window", "which operator", click.Choice(OPERATORS))
     rows: int = option(10_000, "rows of a micro-batch")
-    keys: int = option(200_000, "possible keys of session and agg")
+    keys: int = option(200_000, "possible keys of session, agg and joins")
     batches: int = option(16, "micro-batches of a run")
     warmup: int = option(8, "first of these, which are not counted")
 
@@ -56,6 +61,9 @@ class Operators(StreamingJob):
         """Return the operator on holdfast."""
         import holdfast
 
+        if self.operator in _HOW:
+            left, right = map(holdfast.stream, self._halves(frame))
+            return left.join(right, on="key", within="2 seconds", how=_HOW[self.operator])
         events, n = holdfast.stream(frame), holdfast.count()
         if self.operator == "dedup":
             return events.dropDuplicatesWithinWatermark(["key"])
@@ -69,6 +77,12 @@ class Operators(StreamingJob):
         """Return Spark's own."""
         from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+        if self.operator in _HOW:
+            left, right = self._halves(frame)
+            near = "at >= other_at - interval 2 seconds AND at <= other_at + interval 2 seconds"
+            joined = left.join(right.withColumnRenamed("key", "k"), F.expr(f"key = k AND {near}"), _HOW[self.operator])
+            key = F.coalesce("key", "k") if self.operator == "full_join" else F.col("key")
+            return joined.select(key.alias("key"), "at", "v", "other_at", "w")
         n = F.count("*").alias("n")
         if self.operator == "dedup":
             return frame.dropDuplicatesWithinWatermark(["key"])
@@ -77,3 +91,9 @@ class Operators(StreamingJob):
         if self.operator == "session":
             return frame.groupBy("key", F.session_window("at", "5 seconds")).agg(n)
         return frame.groupBy("key").agg(n, F.sum("v").alias("total"))
+
+    @staticmethod
+    def _halves(frame: DataFrame) -> tuple[DataFrame, DataFrame]:
+        """Return the rows with even and with odd numbers."""
+        other = frame.where("v % 2 = 1").withColumnsRenamed({"at": "other_at", "v": "w"})
+        return frame.where("v % 2 = 0"), other

@@ -22,7 +22,7 @@ states of sessions that grow together are reduced alike, all keys at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -31,9 +31,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.backends.arrow.rows import RowOrder, one_chunk, storage_type
-from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.operators.decimals import divided
+from holdfast.backends.schema import NEW_QUERY, TableSchema
+from holdfast.errors import InvalidArgumentError, SchemaMismatchError
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.vectorised.arrays import without_views
+from holdfast.spark_integration.vectorised.decimals import divided
 from holdfast.spark_integration.vectorised.groups import Groups
 
 _INDEX = pa.int64()
@@ -349,3 +351,22 @@ def _parts(
         parts.append((accumulator, [one_chunk(column) for column in states.columns[start:end]]))
         start = end
     return parts
+
+
+def require_same_aggregates(stored: StoredTables, declared: Mapping[str, TableSchema]) -> None:
+    """Check that each column is computed as in all runs that have declared it, which stored columns say themselves.
+
+    Raises
+    ------
+    SchemaMismatchError
+        One is not.
+    """
+    for table in declared.keys() & stored.live.keys():
+        before = computations(stored.live[table].value)
+        for column, now in computations(declared[table].value).items():
+            if before.get(column, now) != now:
+                raise SchemaMismatchError(
+                    f"column {column} was computed by another aggregate: give the new one another name, {NEW_QUERY}",
+                    stored=before[column],
+                    defined=now,
+                )

@@ -23,12 +23,18 @@ from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.spark_integration.operators.accumulators import Accumulator, lifted, reduced, results, state_types
+from holdfast.spark_integration.operators.accumulators import (
+    Accumulator,
+    lifted,
+    reduced,
+    require_same_aggregates,
+    results,
+    state_types,
+)
 from holdfast.spark_integration.operators.ends import Ends, microseconds, timestamps
-from holdfast.spark_integration.operators.restarting import require_same_aggregates, require_same_operator
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.spark_types import conform_output
-from holdfast.spark_integration.tables.restarting import require_readable_tables
+from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_operator
 from holdfast.spark_integration.vectorised.arrays import seen
 
 #: The key column of a window, and the column of the rows that says when it ends.

@@ -22,7 +22,7 @@ from holdfast.spark_integration.plan.session import checked_settings, rows_each
 from holdfast.spark_integration.spark_types import WATERMARK_METADATA, arrow_schema, types_of_keys
 from holdfast.spark_integration.transport.output import output_of_tables
 
-_NO_DURATION = "ttl is a duration of weeks, days or shorter units, and longer than nothing, such as '1 day'"
+_NO_DURATION = "is a duration of weeks, days or shorter units, and longer than nothing, such as '1 day'"
 
 
 def deduplicated(df: DataFrame, subset: Sequence[str] | None, ttl: str | None, name: str) -> DataFrame:
@@ -89,7 +89,7 @@ def deduplicated_within_watermark(df: DataFrame, subset: Sequence[str] | None, n
     return _planned(df, subset, delay_ms * 1000, Deduplication, name)
 
 
-def duration_us(df: DataFrame, given: object) -> int:
+def duration_us(df: DataFrame, given: object, argument: str = "ttl") -> int:
     """Return a duration such as ``1 day`` in microseconds, as Spark reads it.
 
     Raises
@@ -98,8 +98,8 @@ def duration_us(df: DataFrame, given: object) -> int:
         It is none, or not longer than nothing.
     """
     if not isinstance(given, str):
-        raise InvalidArgumentError(_NO_DURATION, ttl=repr(given))
+        raise InvalidArgumentError(f"{argument} {_NO_DURATION}", given=repr(given))
     try:
         return after_1970(df.sparkSession, F.window("t", given), "end")
     except (AnalysisException, IllegalArgumentException) as exc:
-        raise InvalidArgumentError(_NO_DURATION, ttl=repr(given)) from exc
+        raise InvalidArgumentError(f"{argument} {_NO_DURATION}", given=repr(given)) from exc

@@ -29,10 +29,9 @@ from holdfast.backends.run import TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.operators.ends import UNTIL, Ends, Ttl, forget_rows, microseconds, until_us
-from holdfast.spark_integration.operators.restarting import require_same_operator
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.spark_types import conform_output
-from holdfast.spark_integration.tables.restarting import require_readable_tables
+from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_operator
 
 _LONG_AGO = np.iinfo(np.int64).min
 

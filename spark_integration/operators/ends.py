@@ -135,6 +135,11 @@ def microseconds(column: pa.Array | pa.ChunkedArray) -> IntArray:
     return numbers
 
 
+def microseconds_or_0(column: pa.Array) -> IntArray:
+    """Return a column of timestamps in microseconds, 0 where it is null."""
+    return microseconds(column.fill_null(pa.scalar(0, pa.int64()).cast(column.type)))
+
+
 def timestamps(numbers: np.ndarray, t: pa.DataType) -> pa.Array:
     """Return microseconds as a column of timestamps."""
     return pa.array(numbers).view(pa.timestamp("us", t.tz))

@@ -29,20 +29,26 @@ from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.spark_integration.operators.accumulators import Accumulator, lifted, reduced, results, state_types
+from holdfast.spark_integration.operators.accumulators import (
+    Accumulator,
+    lifted,
+    reduced,
+    require_same_aggregates,
+    results,
+    state_types,
+)
 from holdfast.spark_integration.operators.aggregation import (
     WINDOW_END,
     WINDOW_START,
     into_window,
     shown_keys,
 )
-from holdfast.spark_integration.operators.ends import Ends, microseconds, timestamps
-from holdfast.spark_integration.operators.restarting import require_same_aggregates, require_same_operator
+from holdfast.spark_integration.operators.ends import Ends, microseconds, microseconds_or_0, timestamps
 from holdfast.spark_integration.processor.state.variable_tables import SEVERAL
 from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
-from holdfast.spark_integration.tables.restarting import require_readable_tables
+from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_operator
 
 #: The last key column, and the first value column.
 SESSION_START, SESSION_END = "session_start", "session_end"
@@ -148,7 +154,7 @@ class Sessions:
         gone: list[Keys] = []
         for keys in over.slabs():
             found = transaction.get(SEVERAL, keys)
-            end_us = np.where(found.exists, _microseconds_or_0(found.values.column(0)), 0)
+            end_us = np.where(found.exists, microseconds_or_0(found.values.column(0)), 0)
             ended = np.flatnonzero(found.exists & ~ends.go_on(keys, end_us))
             gone.append(keys.take(ended))
             yield self._shown(gone[-1], pa.Table.from_batches([take(found.values, ended)]), batch.operator)
@@ -159,10 +165,6 @@ class Sessions:
         into_window(columns, self.column, microseconds(sessions.column(SESSION_END)))
         columns |= results(self.accumulators, sessions.drop_columns([SESSION_END]))
         return conform_output(pa.table(columns), self.output_types, operator)
-
-
-def _microseconds_or_0(column: pa.Array) -> IntArray:
-    return microseconds(column.fill_null(pa.scalar(0, pa.int64()).cast(column.type)))
 
 
 @dataclass(frozen=True)

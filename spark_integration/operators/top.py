@@ -39,12 +39,11 @@ from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.operators.aggregation import shown_keys
 from holdfast.spark_integration.operators.ends import FOR_EVER, UNTIL, Ends, Ttl, forget_rows, until_us, with_until
-from holdfast.spark_integration.operators.restarting import require_same_operator
 from holdfast.spark_integration.processor.state.variable_tables import SEVERAL
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
-from holdfast.spark_integration.tables.restarting import require_readable_tables
+from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_operator
 from holdfast.spark_integration.vectorised.ranking import Ranking
 
 #: The last key column, from 1 on; shown with lists.

@@ -44,6 +44,29 @@ def require_same_api(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
         )
 
 
+def require_same_operator(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Check that state is opened by the operator that wrote it, with the same windows or ranking.
+
+    Parameters
+    ----------
+    stored, now : mapping of str to str
+        What an operator lets nobody change: of the run that began, and of this one.
+
+    Raises
+    ------
+    SchemaMismatchError
+        It is not.
+    """
+    require_same_api(stored, now)
+    for name, value in now.items():
+        if stored.get(name, value) != value:
+            raise SchemaMismatchError(
+                f"the {name} has changed, and stored rows are of the old one: set it back, {NEW_QUERY}",
+                stored=stored[name],
+                defined=value,
+            )
+
+
 def _kind(configuration: Mapping[str, str]) -> str:
     if "operator" in configuration:
         return configuration["operator"]

@@ -22,6 +22,12 @@ KINDS: tuple[Kind, ...] = ("value", "list", "map")
 SEQUENCE, ENTRY = "seq", "entry."
 #: The table of an operator that keeps several rows a key, by the last key column: of sessions, by their start.
 SEVERAL = "s.state"
+#: The tables of a join, whose rows stand under their key, their time and a number.
+JOINED_LEFT, JOINED_RIGHT = "j.left", "j.right"
+#: The table of the right side of an as-of join, which has one row for each key and time.
+LATEST_RIGHT = "s.right"
+#: By the beginning of a table's name, how many key columns of their own its rows have behind those of the group.
+_OWN_KEYS = {"s.": 1, "j.": 2}
 
 
 def table_of(kind: Kind, name: str) -> str:
@@ -30,8 +36,8 @@ def table_of(kind: Kind, name: str) -> str:
 
 
 def tables_called(name: str) -> tuple[str, ...]:
-    """Return the tables that users may mean by a name: that one, one of a processor's variable, one of sessions."""
-    return name, *(table_of(kind, name) for kind in KINDS), f"s.{name}"
+    """Return the tables that users may mean by a name: that one, one of a processor's variable or of an operator."""
+    return name, *(table_of(kind, name) for kind in KINDS), *(f"{start}{name}" for start in _OWN_KEYS)
 
 
 def is_of_elements(table: str) -> bool:
@@ -75,11 +81,11 @@ def grouping_columns(tables: Mapping[str, TableSchema], name: str) -> tuple[str,
     Parameters
     ----------
     tables : mapping of str to TableSchema
-        All that the operator has: those of lists, maps, sessions and timers have key columns of their own, others none.
+        All that the operator has: some have key columns of their own, as those of lists, maps and timers, others none.
     """
     names = tables[name].key.names
-    if name == SEVERAL:
-        return tuple(names[:-1])
+    if own := _OWN_KEYS.get(name[:2]):
+        return tuple(names[:-own])
     plain = [schema.key.names for table, schema in tables.items() if table != TIMERS and not _has_own_keys(table)]
     if plain:
         shortest = min(plain, key=len)

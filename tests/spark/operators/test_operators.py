@@ -183,9 +183,11 @@ def test_a_watermark_without_delay_finds_duplicates_too(lab: Lab) -> None:
 def test_the_operators_of_the_guide_are_defined(lab: Lab) -> None:
     """What docs/operators.md shows first."""
     lab.feed([("a", 1)])
-    keys = [f"key as `{name}`" for name in ("id", "user", "item", "order")]
-    df = lab.source().selectExpr(*keys, "timestamp_millis(v) as at", "v as delay", "v as price")
-    names: dict[str, Any] = {"df": df, "holdfast": holdfast}
+    at, keys = "timestamp_millis(v) as at", [f"key as `{name}`" for name in ("id", "user", "item", "order", "currency")]
+    df = lab.source().selectExpr(*keys, at, "v as delay", "v as price")
+    payments = lab.source().selectExpr(keys[3], "timestamp_millis(v) as paid").withWatermark("paid", "10 minutes")
+    rates = lab.source().selectExpr(keys[4], at, "v as rate").withWatermark("at", "10 minutes")
+    names: dict[str, Any] = {"df": df, "holdfast": holdfast, "payments": payments, "rates": rates}
     block = block_with("docs/operators.md", "dropDuplicatesWithinWatermark")
     for line in filter(None, block.splitlines()):
         frame = eval(line, names) if not line.startswith("events =") else exec(line, names)  # the document is ours

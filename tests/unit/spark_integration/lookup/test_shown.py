@@ -27,6 +27,8 @@ def table(name: str, keys: str, values: str = "v") -> TableSchema:
         [table("m.one", "a b entry.id"), table("m.other", "a b entry.day")],
         [table("timers", "a b due_ms", "")],
         [table("m.seen", "a b entry.id"), table("timers", "a b due_ms", "")],
+        [table("s.state", "a b session_start")],
+        [table("j.left", "a b at number"), table("j.right", "a b paid number")],
     ],
     ids=lambda tables: " ".join(one.name for one in tables),
 )

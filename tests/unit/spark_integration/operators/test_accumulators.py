@@ -27,7 +27,7 @@ from holdfast.spark_integration.operators.accumulators import (
     reduced,
     results,
 )
-from holdfast.spark_integration.operators.decimals import divided
+from holdfast.spark_integration.vectorised.decimals import divided
 
 
 def _valid(rows: list[Any]) -> list[Any]:

@@ -1,0 +1,331 @@
+"""Turns ``join`` and ``asof_join`` into definitions.
+
+::
+
+    left  ─▶ keys, time, columns, nulls ─┐
+                                         ├─▶ union ─▶ shards ─▶ keys, columns of both
+    right ─▶ keys, time, nulls, columns ─┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import DataType, StructField, StructType, TimestampType
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.hosts.group_state import GroupStateHost
+from holdfast.spark_integration.operators.deduplicating import duration_us
+from holdfast.spark_integration.operators.joins import AT, IS_LEFT, AsofJoin, Join, Side, Sides
+from holdfast.spark_integration.plan.arguments import operator_name
+from holdfast.spark_integration.plan.definition import Definition, KeyedRows
+from holdfast.spark_integration.plan.event_time import event_time_of, without_watermark
+from holdfast.spark_integration.plan.grouping_keys import Key, resolve_keys
+from holdfast.spark_integration.plan.session import checked_settings, name_folding, rows_each
+from holdfast.spark_integration.processor.state.variable_tables import JOINED_LEFT, JOINED_RIGHT, LATEST_RIGHT
+from holdfast.spark_integration.shard.operator import ShardFunction
+from holdfast.spark_integration.spark_types import arrow_schema, types_of_keys
+from holdfast.spark_integration.transport.output import output_of_tables
+from holdfast.spark_integration.transport.transport import quoted
+
+How = Literal["inner", "left", "right", "full"]
+#: Spark's names for them, without underscores.
+_HOW: dict[str, How] = {
+    "inner": "inner",
+    "left": "left",
+    "leftouter": "left",
+    "right": "right",
+    "rightouter": "right",
+    "full": "full",
+    "fullouter": "full",
+    "outer": "full",
+}
+
+
+@dataclass(frozen=True)
+class _Input:
+    """One of the two inputs.
+
+    Attributes
+    ----------
+    df : DataFrame
+    keys : list of StructField
+    time : StructField
+        The column of its watermark.
+    """
+
+    df: DataFrame
+    keys: list[StructField]
+    time: StructField
+
+    @property
+    def columns(self) -> list[StructField]:
+        """Those beside the keys, in their order."""
+        keys = [key.name for key in self.keys]
+        return [field for field in self.df.schema if field.name not in keys]
+
+    @property
+    def values(self) -> list[StructField]:
+        """Those beside the keys and the time."""
+        return [field for field in self.columns if field.name != self.time.name]
+
+    @property
+    def own(self) -> list[Column]:
+        """The values as they travel in rows of this side."""
+        return [quoted(field.name) for field in self.values]
+
+    @property
+    def nulls(self) -> list[Column]:
+        """What stands in their place in rows of the other side."""
+        return [F.lit(None).cast(field.dataType).alias(field.name) for field in self.values]
+
+    def side(self, table: str, key_types: pa.Schema, **rules: bool) -> Side:
+        """Return it as the shards know it, with further attributes of `Side`."""
+        time, *values = arrow_schema(StructType([self.time, *self.values]), "the input of a join")
+        return Side(table, key_types, time, pa.schema(values), **rules)
+
+    def carried(self, left: list[Column], right: list[Column], mark: dict[str, Any], *, is_left: bool) -> DataFrame:
+        """Return its rows as they travel: beside the columns of one side, nulls in the other's."""
+        at = quoted(self.time.name).alias(AT, metadata=mark)
+        keys = [quoted(key.name) for key in self.keys]
+        return self.df.select(*keys, F.lit(is_left).alias(IS_LEFT), at, *left, *right)
+
+
+def joined(left: DataFrame, right: DataFrame, on: str | Sequence[str], within: str, how: str, name: str) -> DataFrame:
+    """Define ``join``.
+
+    Raises
+    ------
+    AnalysisException, PySparkTypeError
+        No such key, or something that is none.
+    InvalidArgumentError
+        Not two streams with watermarks, keys of different types, a name that both have, no such `how`, no duration; or
+        a setting is wrong.
+    """
+    kind = _HOW.get(str(how).lower().replace("_", ""))
+    if kind is None:
+        raise InvalidArgumentError("how must be 'inner', 'left', 'right' or 'full'", how=repr(how))
+    one, other = _inputs(left, right, on)
+    _require_joinable(one, other, other.columns)
+    within_us = duration_us(left, within, "within")
+    output = without_watermark(_output(one, other.columns, other.keys if kind == "right" else one.keys, kind))
+    key_types = types_of_keys(one.keys)
+    sides = Sides(
+        key_types,
+        one.side(JOINED_LEFT, key_types, notes_matches=kind in ("left", "full")),
+        other.side(JOINED_RIGHT, key_types, notes_matches=kind in ("right", "full")),
+        arrow_schema(output, "the output", keep_not_null=True),
+    )
+    return _planned(one, other, Join(sides, within_us), output, name)
+
+
+def asof_joined(
+    left: DataFrame, right: DataFrame, on: str | Sequence[str], by: str, tolerance: str, name: str
+) -> DataFrame:
+    """Define ``asof_join``; raises as `joined`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        `by` is not the column of both sides' watermarks.
+    """
+    one, other = _inputs(left, right, on)
+    if not one.time.name == other.time.name == by:
+        raise InvalidArgumentError(
+            "by names the column that has the watermark on both sides: rename one, as in "
+            f"holdfast.stream(df.withColumnRenamed({other.time.name!r}, {by!r}))",
+            by=repr(by),
+            left=one.time.name,
+            right=other.time.name,
+        )
+    _require_joinable(one, other, other.values)
+    tolerance_us = duration_us(left, tolerance, "tolerance")
+    output = without_watermark(_output(one, other.values, one.keys, "left"))
+    key_types = types_of_keys(one.keys)
+    sides = Sides(
+        key_types,
+        one.side(JOINED_LEFT, key_types),
+        other.side(LATEST_RIGHT, key_types, is_numbered=False),
+        arrow_schema(output, "the output", keep_not_null=True),
+    )
+    return _planned(one, other, AsofJoin(sides, tolerance_us), output, name)
+
+
+def _planned(left: _Input, right: _Input, function: ShardFunction, output: StructType, name: str) -> DataFrame:
+    settings = checked_settings(left.df, stacklevel=4)
+    rows = _union(left, right)
+    return Definition(
+        rows=KeyedRows(rows, [Key(rows.schema[k.name], quoted(k.name), k.name) for k in left.keys], function),
+        name=operator_name(None, name),
+        output=output_of_tables(output, rows_each(left.df), settings.transport),
+        host=GroupStateHost("append", "EventTimeTimeout"),
+        # Where Spark drops late rows, one by one, every event time would need a blob of its own.
+        transport=None,
+        settings=settings,
+    ).plan()
+
+
+def _inputs(left: DataFrame, right: DataFrame, on: str | Sequence[str]) -> tuple[_Input, _Input]:
+    names = [on] if isinstance(on, str) else list(on)
+    return _input(left, names, "left"), _input(right, names, "right")
+
+
+def _input(df: DataFrame, names: list[str], which: str) -> _Input:
+    event_time = event_time_of(df) if df.isStreaming else None
+    if event_time is None or not isinstance(event_time.dataType, TimestampType):
+        raise InvalidArgumentError(
+            f"the {which} side of a join must be a stream with a watermark on a timestamp, by which rows are near each "
+            "other, and over: df.withWatermark('at', '10 minutes'). Others are joined by Spark's own df.join",
+            watermark=None if event_time is None else f"{event_time.name} {event_time.dataType.simpleString()}",
+        )
+    if any(not isinstance(name, str) for name in names):
+        raise InvalidArgumentError("on takes the names of columns that both sides have", on=names)
+    keys = [key.field for key in resolve_keys(df, names).keys]
+    if event_time.name in [key.name for key in keys]:
+        raise InvalidArgumentError(
+            "the time of a join is compared by within, and cannot be a key, too: leave it out of on",
+            on=names,
+            time=event_time.name,
+        )
+    return _Input(df, keys, event_time)
+
+
+def _require_joinable(left: _Input, right: _Input, shown: list[StructField]) -> None:
+    """Check keys, and the columns that the output shows."""
+    for one, other in zip(left.keys, right.keys, strict=True):
+        if (one.name, _plain(one.dataType)) != (other.name, _plain(other.dataType)):
+            raise InvalidArgumentError(
+                "a key must have the same name and type on both sides: rename or cast one of them",
+                left=f"{one.name} {_plain(one.dataType)}",
+                right=f"{other.name} {_plain(other.dataType)}",
+            )
+    fold = name_folding(left.df)
+    names = [fold(field.name) for field in (*left.keys, *left.columns, *shown)]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise InvalidArgumentError(
+            "the output would have two columns of one name: drop or rename one, as in "
+            "holdfast.stream(df.withColumnRenamed('at', 'paid_at'))",
+            repeated=repeated,
+        )
+
+
+def _plain(t: DataType) -> str:
+    return t.simpleString()
+
+
+def _output(left: _Input, right: list[StructField], keys: list[StructField], kind: How) -> StructType:
+    """Return the columns that Spark's join has, too: keys, those of the left side, those of the right."""
+    columns = [
+        *((key, kind == "full") for key in keys),
+        *((field, kind in ("right", "full")) for field in left.columns),
+        *((field, kind in ("left", "full")) for field in right),
+    ]
+    return StructType([StructField(f.name, f.dataType, f.nullable or alone, f.metadata) for f, alone in columns])
+
+
+def _union(left: _Input, right: _Input) -> DataFrame:
+    """Return the rows of both sides, whose times have one watermark."""
+    mark = dict(left.time.metadata or {})
+    rows = left.carried(left.own, right.nulls, mark, is_left=True)
+    return rows.unionByName(right.carried(left.nulls, right.own, mark, is_left=False))
+
+
+@dataclass(frozen=True)
+class JoinableStream:
+    """A DataFrame that can be joined with another; see `holdfast.stream`."""
+
+    df: DataFrame
+
+    def join(
+        self, other: JoinableStream, on: str | Sequence[str], within: str, how: str = "inner", name: str = "join"
+    ) -> DataFrame:
+        """Join with another stream on equal keys and near times, as ``DataFrame.join`` does with such a condition.
+
+        Parameters
+        ----------
+        other : JoinableStream
+            The right side. Both sides need a watermark, and no column but the keys may be called alike.
+        on : str or list of str
+            The columns to be equal, which both sides have. As in SQL, null equals nothing.
+        within : str
+            How far apart the times of two rows may lie at most, such as ``"10 minutes"``: the times in the columns
+            that have the watermarks.
+        how : {"inner", "left", "right", "full"}
+            Which rows come out, beside nulls, if nothing came near them: none, those of one side, or all. They come
+            once the watermark has passed their time by `within`. Spark's other names of these will do, too.
+        name : str
+            Name of the operator, which identifies its state for good. Unique in a query.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            The keys, the left side's columns and those of the right side; without a watermark. Start the query in
+            append mode.
+
+        Raises
+        ------
+        AnalysisException, PySparkTypeError
+            No such key, or something that is none.
+        InvalidArgumentError
+            A side is no stream with a watermark, keys have different types, both sides have a column of one name,
+            `within` is no duration, or a setting is wrong; nothing has run.
+
+        Examples
+        --------
+        >>> orders, payments = holdfast.stream(orders_df), holdfast.stream(payments_df)
+        >>> orders.join(payments, on="order", within="10 minutes", how="left")
+        """
+        return joined(self.df, _stream_of(other), on, within, how, name)
+
+    def asof_join(
+        self, other: JoinableStream, on: str | Sequence[str], by: str, tolerance: str, name: str = "asof_join"
+    ) -> DataFrame:
+        """Put beside each row the other stream's latest row at or before its time, as ``pandas.merge_asof`` does.
+
+        Parameters
+        ----------
+        other : JoinableStream
+            The right side. Both sides need a watermark, and no column but those of `on` and `by` may be called alike.
+        on : str or list of str
+            The columns to be equal, which both sides have. As in SQL, null equals nothing.
+        by : str
+            The column of the times, which has the watermark on both sides.
+        tolerance : str
+            How much older the right side's row may be at most, such as ``"1 hour"``.
+        name : str
+            Name of the operator, which identifies its state for good. Unique in a query.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            The keys, the left side's columns and those of the right side, null where there is no such row; without a
+            watermark. Start the query in append mode: a row comes once the watermark has reached its time.
+
+        Raises
+        ------
+        AnalysisException, PySparkTypeError
+            No such key, or something that is none.
+        InvalidArgumentError
+            As of `join`, or `by` is not the column of both watermarks; nothing has run.
+
+        Examples
+        --------
+        >>> payments, rates = holdfast.stream(payments_df), holdfast.stream(rates_df)
+        >>> payments.asof_join(rates, on="currency", by="at", tolerance="1 hour")
+        """
+        return asof_joined(self.df, _stream_of(other), on, by, tolerance, name)
+
+
+def _stream_of(other: object) -> DataFrame:
+    """Return the right side of a join."""
+    if not isinstance(other, JoinableStream):
+        raise InvalidArgumentError(
+            "a join takes another stream: join(holdfast.stream(other), on=…)", given=type(other).__name__
+        )
+    return other.df

@@ -1,0 +1,450 @@
+"""Joins of two streams.
+
+``join(…, within=…)``: rows that have one key, and times near each other::
+
+    left    ──────────●──────────────▶ time     a row waits for those of the other side that may come near it: until
+    right        [────┴────)                    the watermark has passed its time by more than `within`
+                 └ within ┘
+
+    j.left                                     j.right
+    order   at      number   amount            order   paid    number   method   matched
+    7       09:00   …        12.5              7       09:03   …        "card"   true
+
+State has the rows that wait. `matched` is kept for a side whose rows come out alone if none of the other side has come.
+
+``asof_join(…)``: each row of the left side beside the right one's latest row at or before its time::
+
+    left    ─────────────●──▶ time      a row waits until the watermark has reached its time: until then older rows of
+    right   ──●──●─────●───●─           the right side may come. One of these waits until `tolerance` after its time
+                       └─┘
+
+    j.left                                     s.right
+    currency   at      number   amount         currency   at      rate
+    "EUR"      09:00   …        12.5           "EUR"      08:58   1.1
+
+Of several rows of the right side with one key and time, the last to come replaces the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast import clock
+from holdfast.backends.arrow.rows import (
+    BoolArray,
+    IntArray,
+    from_columns,
+    order_rows,
+    storage_type,
+    take,
+    take_rows,
+    to_bools,
+)
+from holdfast.backends.column_names import ColumnChanges
+from holdfast.backends.run import Keys, TableSchema
+from holdfast.mvcc import Transaction
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
+from holdfast.spark_integration.operators.aggregation import shown_keys
+from holdfast.spark_integration.operators.ends import Ends, Over, due_of, microseconds, microseconds_or_0
+from holdfast.spark_integration.processor.state.variable_tables import free_name
+from holdfast.spark_integration.shard.operator import ShardInput
+from holdfast.spark_integration.spark_types import conform_output
+from holdfast.spark_integration.tables.entry_rows import EntryRows
+from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_operator
+from holdfast.spark_integration.vectorised.arrays import without_views
+from holdfast.spark_integration.vectorised.nearness import KeyedTimes, Near
+
+#: Columns of the rows: of which side each is, and its time.
+IS_LEFT, AT = "__holdfast_is_left", "__holdfast_at"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two streams.
+
+    Attributes
+    ----------
+    table : str
+    key_types : pyarrow.Schema
+    time : pyarrow.Field
+    value_types : pyarrow.Schema
+        Of the columns beside key and time.
+    is_numbered : bool
+        Whether all rows of one key and time are kept; else the last to come.
+    notes_matches : bool
+        Whether state says of each row if one of the other side has come near it, in its last column.
+    """
+
+    table: str
+    key_types: pa.Schema
+    time: pa.Field
+    value_types: pa.Schema
+    is_numbered: bool = True
+    notes_matches: bool = False
+
+    @cached_property
+    def state(self) -> TableSchema:
+        """The table of its rows that wait."""
+        names = pa.schema([*self.key_types, self.time, *self.value_types])
+        number = [pa.field(free_name("number", names), pa.int64())] if self.is_numbered else []
+        matched = [pa.field(free_name("matched", names), pa.bool_())] if self.notes_matches else []
+        key, value = [*self.key_types, self.time, *number], [*self.value_types, *matched]
+        return TableSchema.of(self.table, pa.schema(key), pa.schema(value))
+
+    @cached_property
+    def types(self) -> pa.Schema:
+        """Its columns, without the key."""
+        return pa.schema([self.time, *self.value_types])
+
+
+@dataclass
+class SideRows:
+    """Rows of one side in a call.
+
+    Attributes
+    ----------
+    side : Side
+    key : numpy.ndarray of int64, shape (n,)
+        Which of the call's keys each has.
+    at : pyarrow.Array, shape (n,)
+    values : pyarrow.RecordBatch, shape (n, columns of state)
+    can_match : numpy.ndarray of int64
+        Those that have a time, and no null in the key: as in SQL, such a key equals none.
+    has_matched : numpy.ndarray of bool, shape (n,)
+        To be set where one of the other side is near.
+    """
+
+    side: Side
+    key: IntArray
+    at: pa.Array
+    values: pa.RecordBatch
+    can_match: IntArray
+    has_matched: BoolArray
+
+    @cached_property
+    def at_us(self) -> IntArray:
+        """The times, 0 where there is none."""
+        return microseconds_or_0(self.at)
+
+    @property
+    def times(self) -> KeyedTimes:
+        """Of those that can match others."""
+        return KeyedTimes(self.key[self.can_match], self.at_us[self.can_match])
+
+    def shown(self, rows: IntArray) -> list[pa.Array]:
+        """Return the columns of some rows."""
+        return [self.at.take(pa.array(rows)), *take(self.values, rows).columns]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Both streams.
+
+    Attributes
+    ----------
+    key_types : pyarrow.Schema
+    left, right : Side
+    output_types : pyarrow.Schema
+    """
+
+    key_types: pa.Schema
+    left: Side
+    right: Side
+    output_types: pa.Schema
+
+    @cached_property
+    def grouping(self) -> TableSchema:
+        """The key, by which rows reach their shard."""
+        return self.left.state.prefix(len(self.key_types))
+
+    @cached_property
+    def _index_key(self) -> pa.Schema:
+        """The key of a row of either side, and which."""
+        own = {"at": self.left.time.type, "number": pa.int64(), "is_left": pa.bool_()}
+        return pa.schema([*self.key_types, *((free_name(name, self.key_types), t) for name, t in own.items())])
+
+    def tables(self) -> Mapping[str, TableSchema]:
+        """Return the tables of state."""
+        return {side.table: side.state for side in (self.left, self.right)} | dict(Ends.tables(self._index_key))
+
+    def rows_of(self, batch: ShardInput) -> tuple[Keys, SideRows, SideRows]:
+        """Return the keys of a call, each once, and the rows of both sides."""
+        every_key = batch.keys(self.grouping)
+        order = order_rows(every_key.hashes, every_key.columns)
+        keys = every_key.take(order.rows[order.first])
+        batch.counts.keys += len(keys)
+        of_row = np.empty(len(every_key), np.int64)
+        of_row[order.rows] = np.cumsum(order.first) - 1
+        is_whole = ~np.logical_or.reduce([to_bools(column.is_null()) for column in keys.columns.columns])
+        is_left = to_bools(batch.rows.column(IS_LEFT))
+        found = []
+        for side, rows in ((self.left, np.flatnonzero(is_left)), (self.right, np.flatnonzero(~is_left))):
+            own = take_rows(batch.rows.select([AT, *side.value_types.names]).to_batches(), rows)
+            at = _stored(own.select([AT]), pa.schema([side.time.with_name(AT)])).column(0)
+            values = _stored(own.drop_columns([AT]), side.value_types)
+            can_match = np.flatnonzero(is_whole[of_row[rows]] & to_bools(at.is_valid()))
+            found.append(SideRows(side, of_row[rows], at, values, can_match, np.zeros(len(rows), np.bool_)))
+        return keys, found[0], found[1]
+
+    def keep(
+        self, new: SideRows, keys: Keys, rows: IntArray, end_us: IntArray, transaction: Transaction, ends: Ends
+    ) -> None:
+        """Let some rows wait, given the call's keys, each until its end."""
+        if not len(rows):
+            return
+        grouping, n = keys.take(new.key[rows]), len(rows)
+        of_time = [*grouping.columns.columns, new.at.take(pa.array(rows))]
+        numbers = pa.array((int(clock.new_id(), 16) >> 2) + np.arange(n)) if new.side.is_numbered else None
+        own = of_time if numbers is None else [*of_time, numbers]
+        stored = Keys(grouping.hashes, from_columns(own, new.side.state.key, n))
+        self.put(new.side, stored, take(new.values, rows).columns, new.has_matched[rows], transaction)
+        (index,) = Ends.tables(self._index_key).values()
+        of_side = [pa.nulls(n, pa.int64()) if numbers is None else numbers, pa.repeat(new.side is self.left, n)]
+        ends.add(Keys(grouping.hashes, from_columns([*of_time, *of_side], index.key, n)), end_us)
+
+    def put(
+        self, side: Side, keys: Keys, values: list[pa.Array], has_matched: BoolArray, transaction: Transaction
+    ) -> None:
+        """Write rows of one side, given their whole keys and their columns."""
+        columns = [*values, pa.array(has_matched)] if side.notes_matches else values
+        transaction.put(side.table, keys, from_columns(columns, side.state.value, len(keys)))
+
+    def by_side(self, over: Keys) -> tuple[Keys, Keys]:
+        """Return the whole keys of the left side's rows and of the right side's, given entries of the index."""
+        is_left = to_bools(over.columns.columns[-1])
+        own = [(self.left, over.take(np.flatnonzero(is_left))), (self.right, over.take(np.flatnonzero(~is_left)))]
+        left, right = (
+            Keys(keys.hashes, from_columns(keys.columns.columns[: len(side.state.key)], side.state.key, len(keys)))
+            for side, keys in own
+        )
+        return left, right
+
+    def grouping_of(self, keys: Keys) -> Keys:
+        """Return the keys by which rows are grouped, given their whole keys."""
+        columns = keys.columns.columns[: len(self.key_types)]
+        return Keys(keys.hashes, from_columns(columns, self.grouping.key, len(keys)))
+
+    def time_of(self, keys: Keys) -> pa.Array:
+        """Return the times of rows, given their whole keys."""
+        return keys.columns.column(len(self.key_types))
+
+    def shown(self, keys: Keys, columns: Mapping[str, list[pa.Array]], operator: str) -> pa.RecordBatch:
+        """Return rows of the output.
+
+        Parameters
+        ----------
+        keys : Keys, shape (n,)
+            As rows are grouped.
+        columns : mapping of str to list of pyarrow.Array
+            By table of the side, its time and its columns, and perhaps more; nulls where there are none.
+        """
+        shown = shown_keys(keys, self.key_types)
+        for side in (self.right, self.left):  # a name that both have is the left's
+            nulls = [pa.nulls(len(keys), field.type) for field in side.types]
+            shown |= dict(zip(side.types.names, columns.get(side.table, nulls), strict=False))
+        output = {name: shown[name] for name in self.output_types.names}
+        return conform_output(pa.table(output), self.output_types, operator)
+
+
+def _stored(rows: pa.Table, types: pa.Schema) -> pa.RecordBatch:
+    """Return rows in the types in which they are stored."""
+    columns = [without_views(rows.column(field.name)) for field in types]
+    stored = [column.cast(storage_type(field.type)) for column, field in zip(columns, types, strict=True)]
+    schema = pa.schema([pa.field(field.name, storage_type(field.type)) for field in types])
+    return from_columns(stored, schema, rows.num_rows)
+
+
+#: A row of time t may match one of the watermark's time, so it is over a millisecond after t + within, as in Spark.
+BEYOND_MS = 1
+
+
+@dataclass(frozen=True)
+class Join:
+    """The `ShardFunction` of a join.
+
+    Attributes
+    ----------
+    sides : Sides
+        Of which those note matches whose rows come out alone.
+    within_us : int
+    """
+
+    sides: Sides
+    within_us: int
+
+    def tables(self) -> Mapping[str, TableSchema]:
+        return self.sides.tables()
+
+    def changes(self) -> Mapping[str, ColumnChanges]:
+        return {}
+
+    def configuration(self) -> Mapping[str, str]:
+        left, right = self.sides.left.notes_matches, self.sides.right.notes_matches
+        how = ("full" if right else "left") if left else ("right" if right else "inner")
+        return {"operator": "join", "kind of join": how, "join's within": f"{self.within_us} microseconds"}
+
+    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
+        require_same_operator(configuration, self.configuration())
+        require_readable_tables(stored, self.tables())
+
+    def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
+        ends = Ends(transaction, batch.times)
+        if batch.rows.num_rows:
+            yield from _Call(self, batch, transaction, ends).output()
+        over = ends.take_over()
+        if over is not None:
+            batch.counts.timers_due += len(over.keys)
+            for side, keys in zip((self.sides.left, self.sides.right), self.sides.by_side(over.keys), strict=True):
+                if side.notes_matches:
+                    yield from self._alone(side, keys, transaction, batch.operator)
+                transaction.delete(side.table, keys)
+        return ends.earliest_ms()
+
+    def _alone(self, side: Side, keys: Keys, transaction: Transaction, operator: str) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that nothing has come near."""
+        for slab in Over(keys).slabs():
+            found = transaction.get(side.table, slab)
+            rows = np.flatnonzero(found.exists & ~to_bools(found.values.columns[-1]))
+            alone, values = slab.take(rows), take(found.values, rows).columns
+            columns = {side.table: [self.sides.time_of(alone), *values]}
+            yield self.sides.shown(self.sides.grouping_of(alone), columns, operator)
+
+
+class _Call:
+    """The rows of one call: they match each other and those that wait, and wait themselves."""
+
+    def __init__(self, join: Join, batch: ShardInput, transaction: Transaction, ends: Ends) -> None:
+        self._join, self._sides = join, join.sides
+        self._batch = batch
+        self._transaction = transaction
+        self._ends = ends
+        self._keys, self._left, self._right = join.sides.rows_of(batch)
+
+    def output(self) -> Iterator[pa.RecordBatch]:
+        near_left, near_right = (Near(new.times, self._join.within_us) for new in (self._left, self._right))
+        yield from self._matched(self._left, self._right, near_right)
+        yield from self._matched_waiting(self._sides.left, self._right, near_right)
+        yield from self._matched_waiting(self._sides.right, self._left, near_left)
+        for new in (self._left, self._right):
+            yield from self._kept(new)
+
+    def _matched_waiting(self, side: Side, new: SideRows, near: Near) -> Iterator[pa.RecordBatch]:
+        entries = EntryRows(self._transaction, side.state, len(self._sides.key_types), None)
+        asked = np.unique(new.key[new.can_match])
+        for some in entries.scan(self._keys.take(asked)):
+            every, has_matched = np.arange(len(some)), np.zeros(len(some), np.bool_)
+            waiting = SideRows(side, asked[some.places], some.own_keys.column(0), some.values, every, has_matched)
+            yield from self._matched(waiting, new, near)
+            if side.notes_matches:
+                first = np.flatnonzero(has_matched & ~to_bools(some.values.columns[-1]))
+                keys = entries.keys_of(self._keys.take(waiting.key[first]), take(some.own_keys, first))
+                values = take(some.values, first).columns[:-1]
+                self._sides.put(side, keys, values, has_matched[first], self._transaction)
+
+    def _matched(self, rows: SideRows, new: SideRows, near: Near) -> Iterator[pa.RecordBatch]:
+        """Yield each of `rows` beside each of `new` that it is near."""
+        for of_rows, of_new in near.pairs(rows.times):
+            row, other = rows.can_match[of_rows], new.can_match[of_new]
+            rows.has_matched[row] = True
+            new.has_matched[other] = True
+            columns = {rows.side.table: rows.shown(row), new.side.table: new.shown(other)}
+            yield self._sides.shown(self._keys.take(rows.key[row]), columns, self._batch.operator)
+
+    def _kept(self, new: SideRows) -> Iterator[pa.RecordBatch]:
+        """Let rows wait; yield those that nothing can come near and nothing has, if they come out alone."""
+        end_us = new.at_us + self._join.within_us + BEYOND_MS * 1000
+        waits = to_bools(new.at.is_valid()) & (due_of(end_us) >= (self._batch.times.watermark_ms or 0))
+        if new.side.notes_matches:
+            alone = np.flatnonzero(~waits & ~new.has_matched)
+            keys = self._keys.take(new.key[alone])
+            yield self._sides.shown(keys, {new.side.table: new.shown(alone)}, self._batch.operator)
+            rows = np.flatnonzero(waits)
+        else:
+            rows = new.can_match[waits[new.can_match]]
+        self._sides.keep(new, self._keys, rows, end_us[rows], self._transaction, self._ends)
+
+
+@dataclass(frozen=True)
+class AsofJoin:
+    """The `ShardFunction` of an as-of join, whose output has the left side's time only.
+
+    Attributes
+    ----------
+    sides : Sides
+        Of which the right one is not numbered.
+    tolerance_us : int
+    """
+
+    sides: Sides
+    tolerance_us: int
+
+    def tables(self) -> Mapping[str, TableSchema]:
+        return self.sides.tables()
+
+    def changes(self) -> Mapping[str, ColumnChanges]:
+        return {}
+
+    def configuration(self) -> Mapping[str, str]:
+        # Not the tolerance: rows of the right side that are stored have their ends.
+        return {"operator": "asof_join"}
+
+    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
+        require_same_operator(configuration, self.configuration())
+        require_readable_tables(stored, self.tables())
+
+    def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
+        ends = Ends(transaction, batch.times)
+        if batch.rows.num_rows:
+            yield self._kept(batch, transaction, ends)
+        over = ends.take_over()
+        if over is not None:
+            batch.counts.timers_due += len(over.keys)
+            left, right = self.sides.by_side(over.keys)
+            for slab in Over(left).slabs():
+                yield self._matched(slab, transaction, batch.operator)
+            transaction.delete(self.sides.left.table, left)
+            transaction.delete(self.sides.right.table, right)
+        return ends.earliest_ms()
+
+    def _kept(self, batch: ShardInput, transaction: Transaction, ends: Ends) -> pa.RecordBatch:
+        """Let rows wait that can match; return those of the left side that cannot."""
+        keys, left, right = self.sides.rows_of(batch)
+        for new, wait_us in ((left, 0), (right, self.tolerance_us)):
+            rows = new.can_match
+            self.sides.keep(new, keys, rows, new.at_us[rows] + wait_us, transaction, ends)
+        alone = np.setdiff1d(np.arange(len(left.key)), left.can_match)
+        return self.sides.shown(keys.take(left.key[alone]), {left.side.table: left.shown(alone)}, batch.operator)
+
+    def _matched(self, left: Keys, transaction: Transaction, operator: str) -> pa.RecordBatch:
+        """Return rows of the left side, each beside the one of the right side that is the latest at its time."""
+        grouping = self.sides.grouping_of(left)
+        order = order_rows(grouping.hashes, grouping.columns)
+        key = np.empty(len(left), np.int64)
+        key[order.rows] = np.cumsum(order.first) - 1
+        keys = grouping.take(order.rows[order.first])
+        rows = KeyedTimes(key, microseconds(self.sides.time_of(left)))
+        best = np.full(len(left), np.iinfo(np.int64).min)
+        pieces: list[pa.RecordBatch] = []
+        place, at_place = np.full(len(left), -1), 0  # of the best row, in all pieces
+        for some in EntryRows(transaction, self.sides.right.state, len(keys.columns.columns), None).scan(keys):
+            asked = np.flatnonzero(np.isin(rows.key, some.places))
+            of_piece = KeyedTimes(some.places, microseconds(some.own_keys.column(0)))
+            found = Near(of_piece, self.tolerance_us).latest(rows.take(asked))
+            is_better = (found >= 0) & (of_piece.at[found] > best[asked])
+            asked, found = asked[is_better], found[is_better]
+            best[asked], place[asked] = of_piece.at[found], at_place + np.arange(len(found))
+            pieces.append(take(some.values, found))
+            at_place += len(found)
+        values = transaction.get(self.sides.left.table, left).values
+        picked = pa.array(place, mask=place < 0)
+        taken = pa.Table.from_batches(pieces, self.sides.right.state.value).combine_chunks().take(picked)
+        columns = {
+            self.sides.left.table: [self.sides.time_of(left), *values.columns],
+            self.sides.right.table: [pa.nulls(len(left), self.sides.right.time.type), *taken.columns],
+        }
+        return self.sides.shown(grouping, columns, operator)
