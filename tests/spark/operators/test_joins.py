@@ -139,7 +139,7 @@ def test_an_as_of_join_finds_what_a_search_in_all_rows_finds(lab: Lab) -> None:
         ({"how": "cross"}, InvalidArgumentError, "how must be.*cross"),
         ({"within": "soon"}, InvalidArgumentError, "within is a duration.*soon"),
         ({"on": "nope"}, AnalysisException, "nope"),
-        ({"on": ["user", "at"]}, AnalysisException, "at"),
+        ({"on": ["user", "at"]}, InvalidArgumentError, "cannot be a key"),
         ({"on": "s"}, AnalysisException, "s"),
         ({"name": "a/b"}, InvalidArgumentError, "cannot name"),
         ({"on": "user"}, InvalidArgumentError, "two columns of one name.*item"),
