@@ -350,7 +350,8 @@ def _stand_in_order(rows: IntArray, new_hash: BoolArray, keys: pa.RecordBatch) -
         undecided = undecided & ~to_bools(pc.less(before, after))
         if not undecided.any():
             return True
-        if not _values_equal(before, after)[undecided].all():
+        places = pa.array(np.flatnonzero(undecided))
+        if not _values_equal(before.take(places), after.take(places)).all():
             return False
     return True
 

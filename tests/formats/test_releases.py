@@ -195,7 +195,7 @@ def test_a_failure_that_a_newer_release_reported_is_shown(root: Path, storage: O
     good = path.read_bytes()
     for changed, text in said.items():
         path.write_bytes(changed(good))
-        (operator,) = document("inspect", root)["operators"]
+        (operator,) = document("inspect", root, status=1)["operators"]
         (trouble,) = operator["troubles"]
         assert text in trouble["error"]
 

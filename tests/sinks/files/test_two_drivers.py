@@ -27,9 +27,9 @@ from holdfast.spark_integration.sinks.writing import write_rows
 from tests.model.sink_target import CrashingStorage
 from tests.model.turns import Turns
 from tests.sink_drivers import SCHEMA, Driver, World, judge, length, restored, saved, stand_still_anywhere
-from tests.tiers import ALL
+from tests.tiers import ALL, cases
 
-SINKS = ["parquet", "append", "upsert"]
+SINKS = cases(["upsert", "parquet", "append"], quick=2)
 
 
 class FileWorld(World):
@@ -99,7 +99,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("make", SINKS, indirect=True)
 def test_a_driver_that_stands_still_anywhere(make: Callable[[], FileWorld]) -> None:
     """One stands still before any of its requests, another one starts and stands still, and the first one wakes."""
-    stand_still_anywhere(make, first_every=1 if ALL else 5, second_every=5 if ALL else 17)
+    stand_still_anywhere(make, first_every=1 if ALL else 9, second_every=5 if ALL else 23)
 
 
 @pytest.mark.slow(10)
@@ -129,8 +129,8 @@ def test_two_that_commit_one_decision(make: Callable[[], FileWorld]) -> None:
 def test_a_query_that_stands_still_anywhere_is_saved_and_restored(make: Callable[[], FileWorld]) -> None:
     """The restored one continues the sink and is killed at some time; the saved one wakes, and shows nothing more."""
     steps = length(make())
-    for first in range(steps // 3, steps, 1 if ALL else 5):
-        for second in range(1, steps, 5 if ALL else 17):
+    for first in range(steps // 3, steps, 1 if ALL else 9):
+        for second in range(1, steps, 5 if ALL else 23):
             with make() as world:
                 old = Driver(world, "old")
                 old.go(first)

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
 from tests.spark.conftest import Lab
-from tests.tiers import cases
+from tests.tiers import ALL, cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -116,7 +116,12 @@ def source(lab: Lab, delay: str | None = "20 minutes") -> DataFrame:
 
 
 def compare(
-    lab: Lab, seed: int, ours: Callable[[], DataFrame], spark: Callable[[], DataFrame], mode: str, files: int = 4
+    lab: Lab,
+    seed: int,
+    ours: Callable[[], DataFrame],
+    spark: Callable[[], DataFrame],
+    mode: str,
+    files: int = 4 if ALL else 2,
 ) -> list[list[Any]]:
     """Run both over some files, restart, and run them over more; they show the same rows in the same micro-batches."""
     chance = random.Random(seed)

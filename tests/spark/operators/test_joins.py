@@ -16,13 +16,14 @@ import holdfast
 from holdfast.errors import InvalidArgumentError
 from tests.spark.conftest import Lab
 from tests.spark.operators.test_equal_to_spark import NOON, SCHEMA, SEEDS, TYPES, compare, feed, source
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 pytestmark = pytest.mark.spark
 
-HOW = ["inner", "left", "right", "full"]
+HOW = cases(["left", "inner", "right", "full"])
 KEYS = ["user", "item"]
 
 
@@ -78,6 +79,7 @@ def test_joins(lab: Lab, how: str, seed: int) -> None:
     assert any(row["paid"] is None for row in rows) == (how in ("left", "full"))
 
 
+@pytest.mark.all
 def test_a_row_without_time_comes_out_at_once(lab: Lab) -> None:
     """It can meet none, so that nothing is to be waited for; Spark's join never shows it."""
     feed(lab, random.Random(3), 2)
@@ -170,6 +172,7 @@ def test_sides_that_do_not_fit_are_refused(lab: Lab) -> None:
         left.asof_join(holdfast.stream(payments(lab)), on=KEYS, by="at", tolerance="1 hour")
 
 
+@pytest.mark.all
 def test_state_is_read_from_outside(lab: Lab) -> None:
     """Under the columns' names; of a key the rows of both sides."""
     feed(lab, random.Random(4), 2)

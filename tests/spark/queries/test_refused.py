@@ -210,7 +210,7 @@ def test_settings(lab: Lab, setting: str, value: str, expected: str) -> None:
         ({"memory.limit": "lots"}, r"spark\.holdfast\.memory\.limit cannot be 'lots'.*512m"),
         ({"memroy.limit": "2g"}, r"unknown setting.*did you mean 'spark\.holdfast\.memory\.limit'"),
         ({"backend": "filesystem", "filesystem.limit": "2g"}, r"backend 'filesystem' has no options"),
-        ({"backend": "rocksdb", "rocksdb.blocksize": "8k"}, r"did you mean spark\.holdfast\.rocksdb\.blockSize"),
+        ({"backend": "rocksdb", "rocksdb.compresion": "lz4"}, r"did you mean spark\.holdfast\.rocksdb\.compression"),
         ({"backend": "rocksdb", "rocksdb.compression": "zip"}, r"compression cannot be 'zip'.*lz4"),
         ({"backend": "rocksdb", "rocksdb.memory": "1m"}, r"spark\.holdfast\.rocksdb\.memory is too small.*set it to"),
         ({"backend": "half_done"}, r"'half_done' lacks methods of the contract: apply, close, .*view; add them"),

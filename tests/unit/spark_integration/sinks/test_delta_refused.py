@@ -111,7 +111,7 @@ def test_who_loses_to_other_writers_for_long_is_told_what_they_did(url: str, mon
         write_deltalake(url, pa.table([[0], ["other"]], schema=SCHEMA), mode="append")
 
     monkeypatch.setattr(commits.TableCommits, "_require_place", overtaken)
-    with pytest.raises(UnavailableError, match=r"were faster.*concurrent transactions added new data"):
+    with pytest.raises(UnavailableError, match=r"other writers won.*concurrent transactions added new data"):
         writer.sink.commit(writer.query, 0, [handle])
 
 
