@@ -18,6 +18,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.run_files.backend import RunFilesBackend
 from holdfast.backends.run_files.filesystem import FilesystemBackend
 from holdfast.backends.run_files.memory import MemoryBackend
+from holdfast.backends.run_files.version_file import RunFile
 from holdfast.errors import NotFoundError, UnavailableError
 from holdfast.testing.state_rows import TABLES, contents, counts, users
 from tests.faults.elsewhere import finish, run_elsewhere
@@ -169,7 +170,13 @@ def test_a_directory_that_vanishes_while_it_is_written(
     first, second = Pointer(1, "aa"), Pointer(2, "bb")
     backend.apply(None, first, counts(("ann", 1)), {})
     push = backend._push
-    monkeypatch.setattr(backend, "_push", lambda *args: [push(*args), shutil.rmtree(tmp_path / "shard" / "staging")][0])
+
+    def push_and_vanish(*args: Any, **kwargs: Any) -> list[RunFile]:
+        pushed = push(*args, **kwargs)
+        shutil.rmtree(tmp_path / "shard" / "staging")
+        return pushed
+
+    monkeypatch.setattr(backend, "_push", push_and_vanish)
     with pytest.raises(UnavailableError, match=r"vanished.*local\.dir"):
         backend.apply(first, second, counts(("ann", 2)), {})
     monkeypatch.undo()
