@@ -27,11 +27,6 @@ def monotonic_ns() -> int:
     return time.monotonic_ns()
 
 
-def cpu_ns() -> int:
-    """Return the CPU time of the calling thread in nanoseconds: what its work takes, whatever else runs meanwhile."""
-    return time.thread_time_ns()
-
-
 def sleep_ms(milliseconds: int) -> None:
     """Put the calling thread to sleep."""
     time.sleep(milliseconds / 1000)

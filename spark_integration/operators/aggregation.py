@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from holdfast.backends.arrow.rows import IntArray, RowOrder, one_chunk, order_rows, take
+from holdfast.backends.arrow.rows import IntArray, RowOrder, one_chunk, take
 from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
@@ -31,7 +31,7 @@ from holdfast.spark_integration.operators.accumulators import (
     results,
     state_types,
 )
-from holdfast.spark_integration.operators.ends import Ends, microseconds, timestamps
+from holdfast.spark_integration.operators.ends import Ends, microseconds, slabs, timestamps
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_operator
@@ -119,9 +119,7 @@ class Aggregation:
 
     def _with_rows(self, batch: ShardInput, transaction: Transaction, ends: Ends | None) -> tuple[Keys, pa.Table]:
         """Add the rows to the state of their keys; return both."""
-        every_key = batch.keys(self._state)
-        order = order_rows(every_key.hashes, every_key.columns)
-        keys = every_key.take(order.rows[order.first])
+        keys, order = batch.distinct_keys(self._state)
         found = transaction.get(STATE_TABLE, keys)
         stored = pa.Table.from_batches([take(found.values, np.flatnonzero(found.exists))])
         parts = pa.concat_tables([lifted(self.accumulators, batch.rows), stored])
@@ -134,15 +132,14 @@ class Aggregation:
 
     def _over(self, ends: Ends, batch: ShardInput, transaction: Transaction) -> Iterator[pa.RecordBatch]:
         """Remove the windows that are over; yield them where the output has them then."""
-        over = ends.take_over()
+        over = ends.take_over(batch.counts)
         if over is None:
             return
-        batch.counts.timers_due += len(over.keys)
         if self.emits == "append":
-            for keys in over.slabs():
+            for keys in slabs(over):
                 states = pa.Table.from_batches([transaction.get(STATE_TABLE, keys).values])
                 yield self._shown(keys, states, batch.operator)
-        transaction.delete(STATE_TABLE, over.keys)
+        transaction.delete(STATE_TABLE, over)
 
     def _ends_of(self, keys: Keys) -> IntArray:
         assert self.window is not None

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow.rows import IntArray, RowOrder, one_chunk, order_rows, take_rows
+from holdfast.backends.arrow.rows import IntArray, RowOrder, one_chunk, take_rows
 from holdfast.backends.base import Found
 from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import TableSchema
@@ -88,9 +88,7 @@ class Deduplication:
 
     def _with_rows(self, batch: ShardInput, transaction: Transaction, ends: Ends | None) -> Iterator[pa.RecordBatch]:
         """Remember the keys of the rows, and yield the rows that are the first of theirs."""
-        every_key = batch.keys(self._state)
-        order = order_rows(every_key.hashes, every_key.columns)
-        keys = every_key.take(order.rows[order.first])
+        keys, order = batch.distinct_keys(self._state)
         batch.counts.keys += len(keys)
         found = transaction.get(STATE_TABLE, keys)
         key, rows = self._first_rows(batch, order, found)
@@ -130,10 +128,9 @@ class Deduplication:
 
     def _forget(self, ends: Ends, batch: ShardInput, transaction: Transaction) -> None:
         """Remove the keys whose time is up."""
-        over = ends.take_over()
+        over = ends.take_over(batch.counts)
         if over is not None:
-            batch.counts.timers_due += len(over.keys)
-            transaction.delete(STATE_TABLE, over.keys)
+            transaction.delete(STATE_TABLE, over)
 
 
 class DeduplicationByTime(Deduplication):

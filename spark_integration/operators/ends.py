@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from holdfast.backends.arrow.rows import BoolArray, IntArray, one_chunk
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.shard.operator import STATE_TABLE, BatchTimes, ShardInput
+from holdfast.spark_integration.shard.operator import STATE_TABLE, BatchTimes, CallCounts, ShardInput
 from holdfast.spark_integration.tables.key_timers import TIMERS_BY_DUE
 from holdfast.spark_integration.tables.timers import Timers, timers_schema
 from holdfast.spark_integration.transport.transport import moments_of
@@ -43,22 +43,10 @@ FOR_EVER = np.iinfo(np.int64).max
 _AT_ONCE = 65_536
 
 
-@dataclass(frozen=True)
-class Over:
-    """Rows that stand in the index at a time that has come.
-
-    Attributes
-    ----------
-    keys : Keys, shape (n,)
-        Of the rows.
-    """
-
-    keys: Keys
-
-    def slabs(self) -> Iterator[Keys]:
-        """Yield them, so many at once as should be looked up together; write when all are looked up."""
-        for start in range(0, len(self.keys), _AT_ONCE):
-            yield self.keys.take(np.arange(start, min(start + _AT_ONCE, len(self.keys))))
+def slabs(keys: Keys) -> Iterator[Keys]:
+    """Yield keys, as many at a time as should be looked up together; write when all are looked up."""
+    for start in range(0, len(keys), _AT_ONCE):
+        yield keys.take(np.arange(start, min(start + _AT_ONCE, len(keys))))
 
 
 class Ends:
@@ -108,14 +96,15 @@ class Ends:
         self.add(keys.take(rows), end_us[rows])
         return lives
 
-    def take_over(self) -> Over | None:
-        """Take what stands before the clock out of the index, earliest first; None where nothing does."""
+    def take_over(self, counts: CallCounts) -> Keys | None:
+        """Take the rows that are over out of the index, earliest first, and count them; None where none is."""
         if self._earliest_ms is None or self._now_ms is None or self._now_ms <= self._earliest_ms:
             return None
         due = list(self._index.due(self._earliest_ms, self._now_ms, _AT_ONCE))
-        over = Over(Keys.concat([some.keys for some in due])) if due else None
+        over = Keys.concat([some.keys for some in due]) if due else None
         if over is not None:
-            self._index.remove(over.keys, np.concatenate([some.due_ms for some in due]))
+            self._index.remove(over, np.concatenate([some.due_ms for some in due]))
+            counts.timers_due += len(over)
         self._earliest_ms = self._index.earliest(self._now_ms)
         return over
 
@@ -192,12 +181,11 @@ def with_until(value_types: pa.Schema, ttl: Ttl | None) -> pa.Schema:
 
 def forget_rows(ends: Ends, batch: ShardInput, transaction: Transaction) -> None:
     """Remove the keys whose time is up from a table with one row for each; those that have moved on stay."""
-    over = ends.take_over()
+    over = ends.take_over(batch.counts)
     if over is None:
         return
-    batch.counts.timers_due += len(over.keys)
     gone = []
-    for keys in over.slabs():
+    for keys in slabs(over):
         found = transaction.get(STATE_TABLE, keys)
         until = np.where(found.exists, until_us(found.values.column(UNTIL.name)), 0)
         gone.append(keys.take(np.flatnonzero(~ends.go_on(keys, until))))

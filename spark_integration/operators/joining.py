@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import DataType, StructField, StructType, TimestampType
+from pyspark.sql.types import StructField, StructType, TimestampType
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.hosts.group_state import GroupStateHost
@@ -198,11 +198,12 @@ def _input(df: DataFrame, names: list[str], which: str) -> _Input:
 def _require_joinable(left: _Input, right: _Input, shown: list[StructField]) -> None:
     """Check keys, and the columns that the output shows."""
     for one, other in zip(left.keys, right.keys, strict=True):
-        if (one.name, _plain(one.dataType)) != (other.name, _plain(other.dataType)):
+        types = one.dataType.simpleString(), other.dataType.simpleString()
+        if (one.name, types[0]) != (other.name, types[1]):
             raise InvalidArgumentError(
                 "a key must have the same name and type on both sides: rename or cast one of them",
-                left=f"{one.name} {_plain(one.dataType)}",
-                right=f"{other.name} {_plain(other.dataType)}",
+                left=f"{one.name} {types[0]}",
+                right=f"{other.name} {types[1]}",
             )
     fold = name_folding(left.df)
     names = [fold(field.name) for field in (*left.keys, *left.columns, *shown)]
@@ -213,10 +214,6 @@ def _require_joinable(left: _Input, right: _Input, shown: list[StructField]) -> 
             "holdfast.stream(df.withColumnRenamed('at', 'paid_at'))",
             repeated=repeated,
         )
-
-
-def _plain(t: DataType) -> str:
-    return t.simpleString()
 
 
 def _output(left: _Input, right: list[StructField], keys: list[StructField], kind: How) -> StructType:

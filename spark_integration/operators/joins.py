@@ -50,7 +50,7 @@ from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.operators.aggregation import shown_keys
-from holdfast.spark_integration.operators.ends import Ends, Over, due_of, microseconds, microseconds_or_0
+from holdfast.spark_integration.operators.ends import Ends, due_of, microseconds, microseconds_or_0, slabs
 from holdfast.spark_integration.processor.state.variable_tables import free_name
 from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.spark_types import conform_output
@@ -174,12 +174,9 @@ class Sides:
 
     def rows_of(self, batch: ShardInput) -> tuple[Keys, SideRows, SideRows]:
         """Return the keys of a call, each once, and the rows of both sides."""
-        every_key = batch.keys(self.grouping)
-        order = order_rows(every_key.hashes, every_key.columns)
-        keys = every_key.take(order.rows[order.first])
+        keys, order = batch.distinct_keys(self.grouping)
         batch.counts.keys += len(keys)
-        of_row = np.empty(len(every_key), np.int64)
-        of_row[order.rows] = np.cumsum(order.first) - 1
+        of_row = order.key_of_row
         is_whole = ~np.logical_or.reduce([to_bools(column.is_null()) for column in keys.columns.columns])
         is_left = to_bools(batch.rows.column(IS_LEFT))
         found = []
@@ -296,10 +293,9 @@ class Join:
         ends = Ends(transaction, batch.times)
         if batch.rows.num_rows:
             yield from _Call(self, batch, transaction, ends).output()
-        over = ends.take_over()
+        over = ends.take_over(batch.counts)
         if over is not None:
-            batch.counts.timers_due += len(over.keys)
-            for side, keys in zip((self.sides.left, self.sides.right), self.sides.by_side(over.keys), strict=True):
+            for side, keys in zip((self.sides.left, self.sides.right), self.sides.by_side(over), strict=True):
                 if side.notes_matches:
                     yield from self._alone(side, keys, transaction, batch.operator)
                 transaction.delete(side.table, keys)
@@ -307,7 +303,7 @@ class Join:
 
     def _alone(self, side: Side, keys: Keys, transaction: Transaction, operator: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows that nothing has come near."""
-        for slab in Over(keys).slabs():
+        for slab in slabs(keys):
             found = transaction.get(side.table, slab)
             rows = np.flatnonzero(found.exists & ~to_bools(found.values.columns[-1]))
             alone, values = slab.take(rows), take(found.values, rows).columns
@@ -401,11 +397,10 @@ class AsofJoin:
         ends = Ends(transaction, batch.times)
         if batch.rows.num_rows:
             yield self._kept(batch, transaction, ends)
-        over = ends.take_over()
+        over = ends.take_over(batch.counts)
         if over is not None:
-            batch.counts.timers_due += len(over.keys)
-            left, right = self.sides.by_side(over.keys)
-            for slab in Over(left).slabs():
+            left, right = self.sides.by_side(over)
+            for slab in slabs(left):
                 yield self._matched(slab, transaction, batch.operator)
             transaction.delete(self.sides.left.table, left)
             transaction.delete(self.sides.right.table, right)
@@ -424,10 +419,8 @@ class AsofJoin:
         """Return rows of the left side, each beside the one of the right side that is the latest at its time."""
         grouping = self.sides.grouping_of(left)
         order = order_rows(grouping.hashes, grouping.columns)
-        key = np.empty(len(left), np.int64)
-        key[order.rows] = np.cumsum(order.first) - 1
         keys = grouping.take(order.rows[order.first])
-        rows = KeyedTimes(key, microseconds(self.sides.time_of(left)))
+        rows = KeyedTimes(order.key_of_row, microseconds(self.sides.time_of(left)))
         best = np.full(len(left), np.iinfo(np.int64).min)
         pieces: list[pa.RecordBatch] = []
         place, at_place = np.full(len(left), -1), 0  # of the best row, in all pieces

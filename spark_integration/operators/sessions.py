@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.backends.arrow.rows import BoolArray, IntArray, RowOrder, order_rows, take
+from holdfast.backends.arrow.rows import BoolArray, IntArray, RowOrder, take
 from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
@@ -43,7 +43,7 @@ from holdfast.spark_integration.operators.aggregation import (
     into_window,
     shown_keys,
 )
-from holdfast.spark_integration.operators.ends import Ends, microseconds, microseconds_or_0, timestamps
+from holdfast.spark_integration.operators.ends import Ends, microseconds, microseconds_or_0, slabs, timestamps
 from holdfast.spark_integration.processor.state.variable_tables import SEVERAL
 from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.spark_types import conform_output
@@ -113,9 +113,8 @@ class Sessions:
 
     def _with_rows(self, batch: ShardInput, transaction: Transaction, ends: Ends) -> tuple[Keys, pa.Table]:
         """Merge the rows into the sessions of their keys; return the sessions that have changed."""
-        every_key = batch.keys(self._grouping)
-        by_key = order_rows(every_key.hashes, every_key.columns)
-        keys, of_row = every_key.take(by_key.rows[by_key.first]), by_key.key_of_row
+        keys, by_key = batch.distinct_keys(self._grouping)
+        of_row = by_key.key_of_row
         entries = EntryRows(transaction, self._state, len(self._grouping.key), None)
         row_start, row_end = microseconds(batch.rows[WINDOW_START]), microseconds(batch.rows[WINDOW_END])
         stored = _Merged.of(of_row, row_start, row_end, len(of_row)).touching(entries.scan(keys))
@@ -147,12 +146,11 @@ class Sessions:
 
     def _over(self, ends: Ends, batch: ShardInput, transaction: Transaction) -> Iterator[pa.RecordBatch]:
         """Remove and yield the sessions that are over; those that have grown meanwhile wait for their new end."""
-        over = ends.take_over()
+        over = ends.take_over(batch.counts)
         if over is None:
             return
-        batch.counts.timers_due += len(over.keys)
         gone: list[Keys] = []
-        for keys in over.slabs():
+        for keys in slabs(over):
             found = transaction.get(SEVERAL, keys)
             end_us = np.where(found.exists, microseconds_or_0(found.values.column(0)), 0)
             ended = np.flatnonzero(found.exists & ~ends.go_on(keys, end_us))

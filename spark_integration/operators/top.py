@@ -38,7 +38,16 @@ from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.operators.aggregation import shown_keys
-from holdfast.spark_integration.operators.ends import FOR_EVER, UNTIL, Ends, Ttl, forget_rows, until_us, with_until
+from holdfast.spark_integration.operators.ends import (
+    FOR_EVER,
+    UNTIL,
+    Ends,
+    Ttl,
+    forget_rows,
+    slabs,
+    until_us,
+    with_until,
+)
 from holdfast.spark_integration.processor.state.variable_tables import SEVERAL
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.spark_types import conform_output
@@ -114,9 +123,7 @@ class Top:
         self, batch: ShardInput, transaction: Transaction, entries: EntryRows, ends: Ends | None
     ) -> Iterator[pa.RecordBatch]:
         """Rank the rows among the stored ones of their keys; yield what has changed."""
-        every_key = batch.keys(self._grouping)
-        by_key = order_rows(every_key.hashes, every_key.columns)
-        keys = every_key.take(by_key.rows[by_key.first])
+        keys, by_key = batch.distinct_keys(self._grouping)
         batch.counts.keys += len(keys)
         stored = _Listed.of(entries.scan(keys), self._state)
         key = np.concatenate([stored.key, by_key.key_of_row])  # of equal rows, a stored one stands first
@@ -178,11 +185,10 @@ class Top:
 
 def _forget_lists(ends: Ends, entries: EntryRows, batch: ShardInput) -> None:
     """Remove the lists whose time is up."""
-    over = ends.take_over()
+    over = ends.take_over(batch.counts)
     if over is None:
         return
-    batch.counts.timers_due += len(over.keys)
-    for keys in over.slabs():
+    for keys in slabs(over):
         order = order_rows(keys.hashes, keys.columns)
         each = keys.take(order.rows[order.first])
         until = np.zeros(len(each), np.int64)
@@ -282,9 +288,7 @@ class Latest:
 
     def _with_rows(self, batch: ShardInput, transaction: Transaction, ends: Ends | None) -> Iterator[pa.RecordBatch]:
         """Store and yield the rows that are newer than the stored ones."""
-        every_key = batch.keys(self._state)
-        by_key = order_rows(every_key.hashes, every_key.columns)
-        keys = every_key.take(by_key.rows[by_key.first])
+        keys, by_key = batch.distinct_keys(self._state)
         batch.counts.keys += len(keys)
         found = transaction.get(STATE_TABLE, keys)
         stored = np.flatnonzero(found.exists)

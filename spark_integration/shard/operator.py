@@ -14,7 +14,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from holdfast.backends.arrow.rows import IntArray, take_rows
+from holdfast.backends.arrow.rows import IntArray, RowOrder, order_rows, take_rows
 from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
@@ -111,6 +111,12 @@ class ShardInput:
     def keys(self, schema: TableSchema) -> Keys:
         """Return each row's key for look-ups in a table: normalised, in storage types."""
         return Keys.of(schema, self.hashes.to_numpy(), self.shown_keys)
+
+    def distinct_keys(self, schema: TableSchema) -> tuple[Keys, RowOrder]:
+        """Return each key once, as `keys` does, and the order of the rows by key."""
+        every_key = self.keys(schema)
+        order = order_rows(every_key.hashes, every_key.columns)
+        return every_key.take(order.rows[order.first]), order
 
     def keys_shown_at(self, rows: IntArray) -> pa.Table:
         """Return the keys of some rows, as Spark gave them."""
