@@ -1,1 +1,1 @@
-"""A worker's way to the state server: connection, messages, columns, the remote backend."""
+"""A worker's way to the state server: connection, messages, columns."""
