@@ -109,7 +109,7 @@ def arrow_schema(schema: StructType, what: str, *, keep_not_null: bool = False) 
 
 
 def sent_schema(schema: StructType, what: str) -> pa.Schema:
-    """Return the Arrow schema in which Spark sends the rows of a function, columns that nobody can keep among them.
+    """Return the Arrow schema in which Spark sends a function its rows, including columns that state cannot hold.
 
     Raises
     ------
@@ -242,7 +242,7 @@ def require_utf8(rows: pa.Table | pa.RecordBatch, what: str, who: str = "Python 
 
 
 def owned(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return a column in memory of its own: Arrow's arrays may lie over numpy's, which their owner goes on changing."""
+    """Copy a column into memory of its own: Arrow arrays may share numpy memory that its owner still changes."""
     whole = one_chunk(column)
     return pa.concat_arrays([whole, whole.slice(0, 0)])
 

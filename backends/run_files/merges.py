@@ -18,7 +18,7 @@ from holdfast.errors import CorruptionError, NotFoundError
 
 
 def needs_merge(stack: Sequence[RunFile]) -> bool:
-    """Tell whether there is something to merge; where there is not, earlier merges leave nothing to merge either."""
+    """Tell whether there is something to merge; if not, earlier merges have left nothing either."""
     return bool(stack) and first_to_merge([file.size_bytes for file in stack]) < len(stack) - 1
 
 

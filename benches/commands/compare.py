@@ -32,7 +32,7 @@ def compare(base: Path, new: Path, threshold: float, as_json: bool) -> None:
     """Say what became faster or slower from BASE to NEW, and what is noise.
 
     Both are directories of `holdfast bench run`, or single documents. The exit status is 1 if something became slower
-    by more than --threshold, beyond what differs from run to run; 2 if the two cannot be compared.
+    by more than --threshold, beyond noise; 2 if the two cannot be compared.
     """
     before, after = read(base), read(new)
     verdicts = compare_all(before, after, threshold / 100)

@@ -80,7 +80,7 @@ def run(
     listing: bool,
     **shape: Any,
 ) -> None:
-    """Measure suites of questions into a directory; the same command goes on where it was stopped.
+    """Measure suites of questions into a directory; after a stop, the same command continues.
 
     --quick says which backend suits your own load: --keys, --rows-per-batch, --value-bytes, --shards and
     --store-latency-ms describe it. Ctrl-C stops cleanly. The exit status is 1 if a measurement failed.

@@ -44,7 +44,7 @@ def rescale(
     """Make a new query with another number of shards.
 
     LOCATION is the query's checkpointLocation. The query may be running; it does not change. The new one begins
-    at micro-batch 1, where the other one is. This process rescales; with --conf, or where only Spark can write its
+    at micro-batch 1, where the other stands. This process rescales; with --conf, or if only Spark can write its
     part, Spark does. If the command is stopped, run it again.
     """
     state_dir = state_dir_of(original, state_dir, options)
@@ -83,7 +83,7 @@ def clone(
 ) -> None:
     """Copy a query, to run a second one beside it.
 
-    LOCATION is the checkpointLocation of the query, which may be running and is not changed. The clone has its
+    LOCATION is the query's checkpointLocation. The query may be running; it does not change. The clone has its
     own id and continues the micro-batch numbers. State of Spark's own operators is copied, too. Give the clone its own
     sinks: it runs beside the original, so it cannot continue them. This process copies; with --conf, Spark does. If the
     command is stopped, run it again.

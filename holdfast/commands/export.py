@@ -64,8 +64,8 @@ def export(
     """Write a table of state as Parquet, CSV or Delta.
 
     LOCATION is a savepoint: its directory, a slash, and its name; or a query's checkpointLocation, and the query may be
-    running. Parquet and CSV are written by this process, a shard after the other; a Delta table, and whatever is
-    exported with --conf, by Spark.
+    running. This process writes Parquet and CSV, one shard after the other; Spark writes a Delta table, and whatever is
+    exported with --conf.
     """
     what = _Exported(location, operator, table, columns, batch_id)
     if is_of_query(context, options):
@@ -76,7 +76,7 @@ def export(
         state_dir = state_dir_of(location, state_dir, options)
     elif batch_id is not None:
         raise InvalidArgumentError(
-            "--batch needs a query: a savepoint is of one micro-batch",
+            "--batch needs a query: a savepoint holds one micro-batch",
             location=location,
         )
     else:
@@ -137,7 +137,7 @@ class _Exported:
 
 
 def is_of_query(context: click.Context, options: Mapping[str, str]) -> bool:
-    """Tell whether LOCATION is that of a query, not a savepoint: the variable may be set for other commands."""
+    """Tell whether LOCATION is a query's, not a savepoint's: the variable may be set for other commands."""
     if context.get_parameter_source("state_dir") is ParameterSource.COMMANDLINE:
         return True
     try:

@@ -82,7 +82,7 @@ def get(
 ) -> None:
     """Show what a key holds.
 
-    That is its rows in all state tables, when they expire, and its timers. LOCATION is the query's checkpointLocation;
+    Its rows in all state tables, when they expire, and its timers. LOCATION is the query's checkpointLocation;
     the query may be running. A key is user=ann for each column that OPERATOR is grouped by, or JSON: '{"user": null}'.
     Reads only what holds the key. The exit status is 1 if the key holds nothing.
     """

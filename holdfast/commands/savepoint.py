@@ -54,7 +54,7 @@ PARTITIONS = click.option(
     "--partitions",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Shuffle partitions. Default: --shards, else as before.",
+    help="Shuffle partitions. Default: --shards, else the savepoint's.",
 )
 CONTINUE_SINKS = click.option(
     "--continue-sinks",
@@ -112,13 +112,11 @@ def create(
     "--shards",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Shards per operator. Default: as many as in the savepoint.",
+    help="Shards per operator. Default: the savepoint's.",
 )
 @PARTITIONS
 @RENAME
-@click.option(
-    "--skip", multiple=True, metavar="OPERATOR", help="An operator that the new query no longer has; repeatable."
-)
+@click.option("--skip", multiple=True, metavar="OPERATOR", help="An operator that the new query lacks; repeatable.")
 @click.option("--reset", multiple=True, metavar="OPERATOR", help="An operator that begins without state; repeatable.")
 @click.option(
     "--sources",
@@ -191,7 +189,7 @@ def list_(url: str, options: dict[str, str], as_json: bool) -> None:
     found = savepoints.listed(url, options)
     if not found:
         raise NotFoundError(
-            "no savepoint is here: check the URL, which is the directory of savepoints that --to named", url=url
+            "there is no savepoint here: check the URL, which is the directory of savepoints that --to named", url=url
         )
     if as_json:
         click.echo(json.dumps({"savepoints": [_listed(one) for one in found]}, indent=2))

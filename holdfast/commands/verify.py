@@ -29,7 +29,7 @@ def verify(url: str, operator: str | None, options: dict[str, str], as_json: boo
     """Read everything in a state directory and compare checksums.
 
     Names each damaged or missing object, the versions that are lost with it, and those that are restored around it,
-    from an older snapshot and the commits since. The exit status is 1 if any object is.
+    from an older snapshot and the commits since. The exit status is 1 if there is one.
     """
     with opened(url, options, operator) as target:
         damages = [

@@ -17,7 +17,7 @@ from holdfast.spark_integration.shard.operator import BatchTimes, ShardFunction,
 
 
 class EmbeddedShard:
-    """The newest version of a shard, and when it is to be called; one that fails leaves no trace.
+    """The newest version of a shard, and when to call it next; a failed call leaves no trace.
 
     Parameters
     ----------

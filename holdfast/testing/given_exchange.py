@@ -1,4 +1,4 @@
-"""What a tested processor takes and returns, as it is: for tests that say nothing about the types of rows."""
+"""Passes a tested processor's rows through unconverted: for tests that declare no types."""
 
 from __future__ import annotations
 

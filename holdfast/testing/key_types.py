@@ -60,7 +60,7 @@ class GroupingColumns:
 
     @classmethod
     def of_key(cls, key: Any) -> GroupingColumns:
-        """Return the columns of which a key has the values; None is taken for a string.
+        """Return the columns of a key with these values; None counts as a string.
 
         Raises
         ------

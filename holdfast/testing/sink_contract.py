@@ -265,7 +265,7 @@ class SinkContract(SinkKills):
                 sink.commit(self.query, 1, [handle])
 
     def test_found_by_the_query_that_replaces_the_dead_one(self, sink: TwoPhaseSink) -> None:
-        """Who goes on with another query's results first ends what that one has left, by that one's id."""
+        """A query that replaces another first ends what the other prepared, by the other's id."""
         sink.open(self.query, self.schema())
         first = self.write_batch(sink, 0)
         lost = self.prepared(sink, self.attempt(1), self.rows(ROWS, seed=1))

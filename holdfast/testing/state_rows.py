@@ -117,7 +117,7 @@ def plain(value: Any) -> Any:
 
 
 def contents(view: View, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> dict[Row, Row]:
-    """Return what a scan yields, as a dictionary; fails where it is not ascending or repeats a key."""
+    """Return a scan's rows as a dictionary; fails unless they ascend without repeating a key."""
     found: dict[Row, Row] = {}
     last = first_hash
     for run in view.scan(table, first_hash, last_hash):

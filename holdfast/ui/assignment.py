@@ -59,7 +59,7 @@ class Assignment:
             return self._opened[home.place]
 
     def leave(self) -> None:
-        """Close the query: its location is not that of this query any more."""
+        """Close the query: its location holds another one now."""
         with self._lock:
             self._is_left = True
             opened = list(self._opened.values())
@@ -121,7 +121,7 @@ def assign(
 
 
 def _named(location: str, told: Dated[Pointers] | HoldfastError) -> Mapping[str, str] | Awaited:
-    """Return the directories that a query's pointers name, with the query of each, or why there are none."""
+    """Return the directories that a query's pointers name, with the query of each, or the reason for none."""
     error = told if isinstance(told, HoldfastError) else told.error
     if error is not None:
         return Awaited(location, str(error), is_wrong=True)

@@ -59,8 +59,8 @@ def ui(
     """Show state as a web page, read-only, on this machine.
 
     LOCATION is a state directory, as in spark.holdfast.state.dir, or the checkpointLocation of a query whose
-    state lies in such a directory: name both to see rows and keys, and to go back in time. Queries may be running, and
-    what is still empty is shown once a query has committed to it.
+    state lies in such a directory: name both to see rows and keys, and to go back in time. Queries may be running;
+    an empty directory shows once a query commits to it.
     """
     with ExitStack() as stack:
         requests, surveys = (

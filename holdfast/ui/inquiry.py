@@ -45,7 +45,7 @@ class Patience:
 
     @classmethod
     def of_a_view(cls) -> Patience:
-        """Return that of a view which begins now."""
+        """Return the patience of a view that begins now."""
         return cls(PATIENCE_S)
 
     @property
@@ -119,12 +119,12 @@ class Inquiry(Generic[_T]):
 
     @property
     def known(self) -> _T | None:
-        """What was said last, however old it is; None before the first answer."""
+        """The last answer, however old; None before the first."""
         with self._lock:
             return self._latest.found if self._latest else None
 
     def begin(self) -> tuple[Future[None], float]:
-        """Ask, unless somebody does, or the last answer is young; return how that ends, and how long to wait for it."""
+        """Ask, unless a call is under way or the last answer is young; return the outcome, and how long to wait."""
         with self._lock:
             now_ms = self._monotonic_ms()
             if self._asked is None or (self._asked.done() and now_ms >= self._due_ms):

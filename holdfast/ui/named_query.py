@@ -127,7 +127,7 @@ class NamedQuery:
                 self._close()
 
     def leave(self) -> None:
-        """Close it, as soon as nobody reads it."""
+        """Close the query once its last reader has left."""
         with self._lock:
             is_last = not self._is_left and not self._readers
             self._is_left = True
@@ -141,7 +141,7 @@ class NamedQuery:
         self._surveys.submit(self._stored.close)  # which waits for requests that others have given up
 
     def _pointers(self, stored: StoredQuery) -> Pointers:
-        """Ask what is new: pointers are in many small files, and are those of a micro-batch for good."""
+        """Read only new pointers: they lie in many small files, and never change."""
         found, known = Pointers(tuple(stored.times()), {}), self.pointers.known
         if not found.batches:
             return found

@@ -141,7 +141,7 @@ class Site:
 
 
 def looks_at_once(locations: int) -> int:
-    """Return the number of threads that ask locations, enough if none of them answers."""
+    """Return the number of threads that ask locations: enough even if no location answers."""
     # Of each location what it holds; of each query its pointers, its progress, and where it lies in each directory.
     return (locations + 1) ** 2
 

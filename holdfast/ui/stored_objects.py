@@ -61,7 +61,7 @@ class StoredObjects:
         return len(self.kind)
 
     def of_kind(self, *kinds: int) -> NDArray[np.bool_]:
-        """Return which rows are of some kinds."""
+        """Return a mask of the rows of these kinds."""
         return np.isin(self.kind, kinds)
 
     @cached_property
@@ -102,7 +102,7 @@ class StoredObjects:
 
     @cached_property
     def lag_ms(self) -> Column:
-        """Of each shard the time between its newest snapshot, or its first commit, and its newest commit."""
+        """Each shard's time from its newest snapshot, or its first commit, to its newest commit."""
         far = np.iinfo(np.int64).max
         first = np.full(len(self.shards), far)
         commits = self.kind == COMMIT

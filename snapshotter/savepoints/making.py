@@ -60,7 +60,7 @@ class Making:
             listed = self.folder.list("")
         except ConflictError as exc:
             raise ConflictError(
-                "somebody else has made a savepoint of this name meanwhile: make it again, under another name",
+                "another process has made a savepoint of this name meanwhile: use another name",
                 name=name,
             ) from exc
         except UnavailableError as exc:
@@ -78,7 +78,7 @@ class Making:
         missing = next((key for key, size_bytes in sizes.items() if found.get(key) != size_bytes), None)
         if missing is not None:
             raise ConflictError(
-                "somebody else has deleted this savepoint while it was made, or has made one of its name: make it "
+                "another process has deleted this savepoint meanwhile, or made one of its name: make it "
                 "again, under another name",
                 name=self.folder.prefix,
                 missing=missing,

@@ -112,7 +112,7 @@ class StateClient:
 
     @property
     def has_just_timed_out(self) -> bool:
-        """Whether a call that a living server answers at once timed out a moment ago: the next one would, too."""
+        """Whether the server has just failed to answer a quick call in time: the next one would wait in vain."""
         return self._timed_out_ms is not None and clock.monotonic_ms() - self._timed_out_ms < START_AGAIN_AFTER_MS
 
     def require_server(self, within_seconds: float = START_WITHIN_SECONDS) -> None:

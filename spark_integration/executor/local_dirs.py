@@ -175,7 +175,7 @@ def process_directory(root: Path, name: str) -> Path:
 
 
 def process_of(directory: Path) -> ProcessId | None:
-    """Return the executor or process that owns a directory; None if nobody does."""
+    """Return the executor or process that owns a directory, or None."""
     return ProcessId.parse(directory.name.partition(".")[0].removeprefix(_EXECUTOR))
 
 

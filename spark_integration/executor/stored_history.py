@@ -1,4 +1,4 @@
-"""Checks that the state directory knows a shard's history, before the shard goes on with local copies of it.
+"""Checks that the state directory knows a shard's history before the shard continues from local copies.
 
 ::
 

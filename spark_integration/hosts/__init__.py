@@ -1,1 +1,1 @@
-"""Spark's own operators, of which each shard is one group: they keep its pointer, and call it."""
+"""Spark's own operators: each shard is one of their groups; they keep its pointer, and call it."""

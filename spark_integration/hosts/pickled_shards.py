@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 
 class Shards(Protocol):
-    """Calls the shards of one partition, each of which is one group of Spark's."""
+    """Calls the shards of one partition; each is a Spark group."""
 
     def open(self, handle: StatefulProcessorHandle, pointer: ValueState) -> None:
         """Begin, in a worker."""

@@ -174,7 +174,7 @@ class _KeyCalls:
         return finished(self._output, self._operator)
 
     def close(self) -> int | None:
-        """Remove state that has expired, and return when the shard is to be called at the latest."""
+        """Remove expired state, and return when the shard must be called at the latest."""
         found = [self._timeouts.earliest(self._fired_before_ms)]
         if self._expiry is not None:
             self._expiry.evict(self._transaction)

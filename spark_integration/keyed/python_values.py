@@ -185,7 +185,7 @@ def _build(values: Sequence[Any], data_type: DataType, arrow_type: pa.DataType) 
 
 
 def _tell_of_repeated_hour(values: Iterable[dt.datetime | None]) -> None:
-    """Warn of ambiguous local times, of which Spark silently takes one."""
+    """Warn of ambiguous local times: Spark silently takes one of the two."""
     for value in values:
         # At either end of Python's calendar it may have no number.
         if value is not None and value.tzinfo is None and dt.MINYEAR < value.year < dt.MAXYEAR:

@@ -1,4 +1,4 @@
-"""Tables as users see them: key columns, then value columns, under names that nobody mixes up."""
+"""Tables as users see them: key columns, then value columns, under distinct names."""
 
 from __future__ import annotations
 

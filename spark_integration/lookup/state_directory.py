@@ -109,7 +109,7 @@ def _require_state_of(storage: ObjectStorage, query_id: str, row: PointerRow) ->
 
 
 def require_no_state_directory(location: ObjectStorage) -> None:
-    """Raise InvalidArgumentError where somebody has taken a state directory for a checkpoint location."""
+    """Raise InvalidArgumentError if the location is a state directory, not a checkpoint location."""
     try:
         records = [info.key for info in location.list("") if _IS_RECORD.fullmatch(info.key)]
         found = [find_operator(location, key.removesuffix("/operator")) for key in sorted(records)]

@@ -107,7 +107,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Sum:
-    """The sum of integers, floats or decimals; null where there is none.
+    """The sum of integers, floats or decimals; null without values.
 
     Attributes
     ----------

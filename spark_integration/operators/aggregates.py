@@ -74,7 +74,7 @@ class Aggregate:
 
 
 def count(column: str | Column = "*") -> Aggregate:
-    """Count rows or, given a column, those where it is not null: bigint, never null.
+    """Count rows or, given a column, its non-null values: bigint, never null.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def count(column: str | Column = "*") -> Aggregate:
 
 
 def sum(column: str | Column) -> Aggregate:  # noqa: A001 - Spark's name
-    """Add up numbers: integers as bigint, floats as double, decimals with ten digits more; null where there is none.
+    """Add up numbers: integers as bigint, floats as double, decimals with ten digits more; null without values.
 
     Notes
     -----
@@ -101,7 +101,7 @@ def sum(column: str | Column) -> Aggregate:  # noqa: A001 - Spark's name
 
 
 def mean(column: str | Column) -> Aggregate:
-    """Average numbers as double, decimals with four places more; null where there is none. Also called `avg`."""
+    """Average numbers as double, decimals with four places more; null without values. Also called `avg`."""
 
     def make(name: str, of: str, taken: DataType, returned: DataType) -> Accumulator:
         _require_number("mean", taken)
@@ -115,22 +115,22 @@ avg = mean
 
 
 def min(column: str | Column) -> Aggregate:  # noqa: A001 - Spark's name
-    """Return the smallest value; NaN is the largest number; null where there is none."""
+    """Return the smallest value; NaN is the largest number; null without values."""
     return _extreme(F.min, column, "min")
 
 
 def max(column: str | Column) -> Aggregate:  # noqa: A001 - Spark's name
-    """Return the largest value; NaN is the largest number; null where there is none."""
+    """Return the largest value; NaN is the largest number; null without values."""
     return _extreme(F.max, column, "max")
 
 
 def any(column: str | Column) -> Aggregate:  # noqa: A001 - SQL's name
-    """Tell whether a boolean is true anywhere, as Spark's ``bool_or``; null where there is none."""
+    """Tell whether any boolean is true, as Spark's ``bool_or``; null without values."""
     return _extreme(F.bool_or, column, "max")
 
 
 def all(column: str | Column) -> Aggregate:  # noqa: A001 - SQL's name
-    """Tell whether a boolean is true everywhere, as Spark's ``bool_and``; null where there is none."""
+    """Tell whether all booleans are true, as Spark's ``bool_and``; null without values."""
     return _extreme(F.bool_and, column, "min")
 
 

@@ -176,7 +176,7 @@ def with_stored(order: RowOrder, exists: np.ndarray) -> RowOrder:
 
 
 def shown_keys(keys: Keys, types: pa.Schema) -> dict[str, pa.Array]:
-    """Return keys as the output has them, by column."""
+    """Return the output's key columns, by name."""
     shown = seen(keys.columns, types, "key column")
     return dict(zip(shown.schema.names, shown.columns, strict=True))
 

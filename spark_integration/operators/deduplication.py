@@ -87,7 +87,7 @@ class Deduplication:
         return self.ttl.next_call_ms(ends)
 
     def _with_rows(self, batch: ShardInput, transaction: Transaction, ends: Ends | None) -> Iterator[pa.RecordBatch]:
-        """Remember the keys of the rows, and yield the rows that are the first of theirs."""
+        """Remember the rows' keys, and yield the first row of each new key."""
         keys, order = batch.distinct_keys(self._state)
         batch.counts.keys += len(keys)
         found = transaction.get(STATE_TABLE, keys)

@@ -109,7 +109,7 @@ class Ends:
         return over
 
     def earliest_ms(self) -> int | None:
-        """Return when the shard is to be called at the latest; None for never."""
+        """Return when the shard must be called at the latest; None for never."""
         return self._earliest_ms
 
 
@@ -165,7 +165,7 @@ class Ttl:
         return Ends.by_calls(transaction, times) if self.event_time is None else Ends(transaction, times)
 
     def next_call_ms(self, ends: Ends) -> int | None:
-        """Return when the shard is to be called though it has no rows; None for never."""
+        """Return when the shard must be called even without rows; None for never."""
         return None if self.event_time is None else ends.earliest_ms()
 
 

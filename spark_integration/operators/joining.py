@@ -217,7 +217,7 @@ def _require_joinable(left: _Input, right: _Input, shown: list[StructField]) -> 
 
 
 def _output(left: _Input, right: list[StructField], keys: list[StructField], kind: How) -> StructType:
-    """Return the columns that Spark's join has, too: keys, those of the left side, those of the right."""
+    """Return the columns of Spark's join: the keys, the left side's, the right side's."""
     columns = [
         *((key, kind == "full") for key in keys),
         *((field, kind in ("right", "full")) for field in left.columns),

@@ -407,7 +407,7 @@ class AsofJoin:
         return ends.earliest_ms()
 
     def _kept(self, batch: ShardInput, transaction: Transaction, ends: Ends) -> pa.RecordBatch:
-        """Let rows wait that can match; return those of the left side that cannot."""
+        """Let rows that can match wait; return the left rows that cannot."""
         keys, left, right = self.sides.rows_of(batch)
         for new, wait_us in ((left, 0), (right, self.tolerance_us)):
             rows = new.can_match

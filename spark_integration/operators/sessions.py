@@ -192,7 +192,7 @@ class _Merged:
 
     @classmethod
     def of(cls, key: IntArray, start: IntArray, end: IntArray, rows: int) -> _Merged:
-        """Merge parts that touch or overlap, of which the first so many are rows."""
+        """Merge parts that touch or overlap; the first ones are rows."""
         is_stored = np.arange(len(key)) >= rows
         # Of one start, what was stored comes first, so that it is seen to be there.
         order = np.lexsort((~is_stored, start, key))

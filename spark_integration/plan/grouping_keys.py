@@ -33,7 +33,7 @@ class Key:
 
     @property
     def is_expression(self) -> bool:
-        """Whether an extra column, beside those of the input, carries the key."""
+        """Whether an extra column, besides the input's, carries the key."""
         return self.column.startswith(_KEY_EXPRESSION)
 
 

@@ -128,7 +128,7 @@ class FrameExchange:
 
 
 class _ProcessorFrames(OutputFrames):
-    """Takes frames by Spark's rules for processors, of which its worker converts each by itself, as it is yielded.
+    """Takes frames by Spark's rules for processors: its worker converts each frame by itself, as it is yielded.
 
     So a frame, or a list in it, may be changed later and yielded again, booleans are numbers where these are declared,
     and there may be more columns than are needed.

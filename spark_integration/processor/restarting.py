@@ -101,7 +101,7 @@ def require_same_kind(variable: StateVariable, stored: StoredTables) -> None:
 
 
 def require_readable_values(variable: StateVariable, declared: TableSchema, stored: StoredTables) -> None:
-    """Check that what is stored of a variable can be read as it is declared now.
+    """Check that a variable's stored values can be read as its new declaration says.
 
     Raises
     ------

@@ -328,7 +328,7 @@ class _Calls:
         return finished(self._output, self._operator)
 
     def close(self) -> int | None:
-        """Close the processor, remove what has expired, and return when the shard is to be called at the latest."""
+        """Close the processor, remove expired state, and return when the shard must be called at the latest."""
         self._in_phase(TIMER_PROCESSED)
         if self._step.is_streaming:
             self._attributes.warn_of_changes()

@@ -23,7 +23,7 @@ Sources = Literal["saved", "fresh"]
 
 @dataclass(frozen=True)
 class Changes:
-    """What is to be otherwise in a restored query; see `holdfast.savepoints.restore`.
+    """How a restored query differs from its savepoint; see `holdfast.savepoints.restore`.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ def require_counts(**counts: int | None) -> None:
 
 
 def require_comment(comment: object) -> None:
-    """Check what is to be shown with a savepoint.
+    """Check a savepoint's comment.
 
     Raises
     ------

@@ -75,7 +75,7 @@ class Side:
 
 
 def facts_that_differ(before: Savepoint, after: Savepoint) -> list[str]:
-    """Return in words how two savepoints differ besides their state."""
+    """Return, in words, how two savepoints differ apart from their state."""
     names = [{operator.name for operator in one.operators} for one in (before, after)]
     lines = [f"operator {name} is only in {before.name}" for name in sorted(names[0] - names[1])]
     lines += [f"operator {name} is only in {after.name}" for name in sorted(names[1] - names[0])]

@@ -109,7 +109,7 @@ def migrations_of(operator: SavedOperator, given: Any) -> dict[str, Migration]:
             )
         given = {tables[0]: given}
     if not isinstance(given, Mapping) or not all(callable(function) for function in given.values()):
-        raise InvalidArgumentError("migrate has a function for an operator, or functions by table", given=given)
+        raise InvalidArgumentError("migrate takes one function for an operator, or functions by table", given=given)
     found = {}
     for name, function in given.items():
         table = next((t for t in tables_called(name) if t in tables), None)

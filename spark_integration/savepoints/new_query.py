@@ -96,7 +96,7 @@ class NewQuery:
         declare_origin(self.storage, origin)
 
     def require(self) -> None:
-        """Raise `ConflictError` if somebody else has taken the location: what is written there would be theirs."""
+        """Raise `ConflictError` if another process has taken the location: what we write there would be its own."""
         seeding.require_mine(self.location, self.query_id)
 
     def finish(self) -> None:
@@ -118,7 +118,7 @@ def new_query(
     checkpoint_location: str | Path,
     state_dir: str | Path | None = None,
 ) -> Iterator[NewQuery]:
-    """Begin a query in an empty checkpoint location, or in one that somebody has left who was stopped.
+    """Begin a query in an empty checkpoint location, or in one left by a process that was stopped.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def shards_to_set(state_dir: str, options: Mapping[str, object], query_id: str) 
 
 
 def _may_leave_tasks(error: BaseException) -> bool:
-    """Tell whether tasks may go on after an error, and write: Spark does not wait for those of a job that it ends."""
+    """Tell whether tasks may still write after an error: Spark does not wait for the tasks of a job that it ends."""
     from pyspark.errors import PySparkException
 
     cause: BaseException | None = error

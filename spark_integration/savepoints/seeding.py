@@ -1,4 +1,4 @@
-"""Makes a checkpoint location of Spark's from which a new query goes on with saved state and positions.
+"""Makes a checkpoint location from which a new query continues with saved state and positions.
 
 ::
 
@@ -124,12 +124,12 @@ def forget(location: ObjectStorage, stopped: Iterable[str]) -> None:
 
 
 def is_mine(location: ObjectStorage, query_id: str) -> bool:
-    """Tell whether nobody else has taken a location meanwhile."""
+    """Tell whether this process still owns a location."""
     return _marks(info.key for info in location.list("")) == {query_id}
 
 
 def withdraw(location: ObjectStorage) -> None:
-    """Let no query start from a location that nobody else has taken."""
+    """Keep queries from starting from a location that this process still owns."""
     location.delete(["metadata"])
 
 

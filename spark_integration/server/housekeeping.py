@@ -142,7 +142,7 @@ class Housekeeping:
         self._forget_elsewhere(directory)
 
     def statistics(self) -> dict[str, Any]:
-        """Return counters, and by shard directory its statistics, or why there are none."""
+        """Return counters, and each shard directory's statistics, or the reason for having none."""
         shards: dict[str, Any] = {}
         for directory, message in list(self._known.items()):
             if os.path.exists(directory):

@@ -61,7 +61,7 @@ class _Slot:
 
 
 def _identity(directory: Path) -> tuple[int, int] | None:
-    """Return what tells a directory from a later one of the same name; None if there is none."""
+    """Return a directory's identity, which a later one of the same name does not share; None if it is absent."""
     try:
         found = os.stat(directory)
     except OSError:
@@ -209,7 +209,7 @@ class OpenShards:
 
 
 def _close_if_other(slot: _Slot, address: ShardAddress) -> None:
-    """Close a shard that is open for something else, once nobody uses it."""
+    """Close a shard that is open for something else, once it is unused."""
     if slot.is_other(address) and not slot.changed.wait_for(
         lambda: not slot.users or not slot.is_other(address), REPLACE_WITHIN_SECONDS
     ):
@@ -223,7 +223,7 @@ def _close_if_other(slot: _Slot, address: ShardAddress) -> None:
 
 
 def _refuse_if_older(announced_ms: int, slot: _Slot, address: ShardAddress) -> None:
-    """Raise `NotFoundError` where a shard is open for something else that was wanted since the announcement."""
+    """Raise `NotFoundError` if a later request opened the shard for something else."""
     if slot.is_other(address) and slot.wanted_ms >= announced_ms:
         raise NotFoundError(
             "the shard was opened with other tables, options or in another directory meanwhile",

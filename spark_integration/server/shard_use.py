@@ -57,7 +57,7 @@ class _Operator:
     shards: OrderedDict[str, int] = field(default_factory=OrderedDict)
 
     def add(self, shards: Iterable[Path]) -> None:
-        """Count shards that are not known as called last."""
+        """Count shards whose last call is unknown as called now."""
         for path in shards:
             self.shards.setdefault(str(path), self.calls)
 

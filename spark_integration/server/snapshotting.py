@@ -343,7 +343,7 @@ def _held(lock: threading.Lock, message: Committed) -> Iterator[None]:
     """Hold a shard's lock for the context; raise `UnavailableError` where its snapshot takes too long to wait for."""
     if not lock.acquire(timeout=BUSY_SECONDS):
         raise UnavailableError(
-            f"another snapshot of this shard has been written for more than {BUSY_SECONDS:.0f} s: the storage is slow, "
+            f"another snapshot of this shard has taken more than {BUSY_SECONDS:.0f} s so far: the storage is slow, "
             "or does not answer",
             shard=message.prefix,
         )

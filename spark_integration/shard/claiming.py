@@ -149,7 +149,7 @@ def origin_once(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
 
 
 def require_clone_once(storage: ObjectStorage, query_id: str, state_id: str, directory: str) -> None:
-    """Check that a query may go on with the state of another id; looked up once per process.
+    """Check that a query may continue from another id's state; looked up once per process.
 
     Parameters
     ----------

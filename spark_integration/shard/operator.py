@@ -133,10 +133,10 @@ class ShardFunction(Protocol):
         """Return by table the columns that the user drops and renames; of no effect where that is done."""
 
     def configuration(self) -> Mapping[str, str]:
-        """Return what nobody may change at a restart; kept in the operator's record."""
+        """Return what no restart may change; kept in the operator's record."""
 
     def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
-        """Check that the operator can go on with state of an earlier run.
+        """Check that the operator can continue from an earlier run's state.
 
         Parameters
         ----------

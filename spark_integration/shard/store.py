@@ -46,7 +46,7 @@ class ShardStore:
 
     @property
     def operator_directory(self) -> str | None:
-        """The name of the operator's directory below the state directory; None without one."""
+        """The operator's directory below the state directory; None without a state directory."""
         return None if self.record is None else self.record.operator
 
     def begin(self, pointer: Pointer | None, version: int | None) -> Transaction:
@@ -100,7 +100,7 @@ class ShardStore:
             )
 
     def require_stored(self, pointer: Pointer, lineage: Lineage | None) -> None:
-        """Check that the state directory knows the version that the shard goes on from; see `require_stored_once`."""
+        """Check that the state directory knows the shard's base version; see `require_stored_once`."""
         if self.log is not None and self.record is not None and lineage is not None:
             require_stored_once(self.log, self.record, pointer, lineage)
 

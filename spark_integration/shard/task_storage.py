@@ -26,7 +26,7 @@ def storage_options(settings: Settings) -> dict[str, str]:
 
 
 def session_values(names: Collection[str]) -> dict[str, str]:
-    """Return those of ``spark.holdfast.storage.*`` that the session of this task has; none outside a task."""
+    """Return the ``spark.holdfast.storage.*`` settings of this task's session; none outside a task."""
     context = TaskContext.get()
     values = {}
     for name in names:
@@ -37,7 +37,7 @@ def session_values(names: Collection[str]) -> dict[str, str]:
 
 
 def local_dir_of_session() -> str | None:
-    """Return ``spark.holdfast.local.dir`` as the session of this task has it; None where it is not set."""
+    """Return this task's ``spark.holdfast.local.dir``, or None."""
     context = TaskContext.get()
     value = context.getLocalProperty(f"{PREFIX}local.dir") if context else None
     return value or None

@@ -79,7 +79,7 @@ class SourceOptions:
             )
         if not directory:
             raise InvalidArgumentError(
-                f"a sink needs a place for its decisions: give the option {STATE_DIR}, best with all others "
+                f"a sink needs a place for its decisions: give the option {STATE_DIR}, preferably with all others "
                 "through .options(**holdfast.sinks.source_options(spark, sink))",
                 sink=sink.name,
             )

@@ -214,7 +214,7 @@ class Coordinator:
         return replace(self._query, was_shown=-1 if has_opened else None)
 
     def _open(self, found: Entry, query: SinkQuery, schema: pa.Schema) -> int | None:
-        """Open the target, which may still be that of a query whose place the log gives to this one."""
+        """Open the target, which may still belong to the query that this one replaces."""
         before = [*found.ending, found.query_id] if found.continues else []
         others = [query_id for query_id in before if query_id not in (query.query_id, query.replaces)]
         for query_id in others:
@@ -500,7 +500,7 @@ class Coordinator:
             self._abort_still_left(past, query_id)
 
     def _compare(self, batch_id: int, decision: Entry | None, shown: int | None) -> None:
-        """Refuse to go on where Spark, the decisions and the target tell different stories."""
+        """Raise if Spark, the decisions and the target disagree."""
         if shown is None:
             return
         newest = _batch(decision) if decision else -1

@@ -197,7 +197,7 @@ def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepar
 
 
 def drop_frame(frame: DataFrame) -> int:
-    """Evaluate a micro-batch whose rows nobody wants, for its operators' sake; return how many it has."""
+    """Evaluate a micro-batch for its operators' state alone, and drop its rows; return their number."""
     counted = numbered(frame).mapInArrow(_counted, "rows long").collect()
     return sum(row.rows for row in counted)
 

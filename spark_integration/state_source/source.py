@@ -98,7 +98,7 @@ class TableReader(DataSourceReader):
         self._shown = shown
 
     def __getstate__(self) -> dict[str, object]:
-        """Return what travels: each task gets its part besides."""
+        """Return the state to pickle; each task also gets its part."""
         return {**self.__dict__, "_parts": []}
 
     def partitions(self) -> list[InputPartition]:
@@ -116,7 +116,7 @@ class TableReader(DataSourceReader):
 
 
 class FilteringReader(TableReader):
-    """The same, where Spark may hand filters over: on the shard, and on all columns of the key.
+    """The same, but Spark may push down filters: on the shard, and on all key columns.
 
     Only if a read's options say so: Spark up to 4.3 keeps the partitions that one filter leaves, and reads no others
     for another filter of the same DataFrame in one plan, or for none.

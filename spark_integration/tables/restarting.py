@@ -61,7 +61,7 @@ def require_same_operator(stored: Mapping[str, str], now: Mapping[str, str]) -> 
     for name, value in now.items():
         if stored.get(name, value) != value:
             raise SchemaMismatchError(
-                f"the {name} has changed, and stored rows are of the old one: set it back, {NEW_QUERY}",
+                f"the {name} has changed, and stored rows belong to the old one: set it back, {NEW_QUERY}",
                 stored=stored[name],
                 defined=value,
             )

@@ -33,7 +33,7 @@ def array_of(values: Any, what: str, keys: int | None) -> pa.Array:
 
 
 def without_views(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array, its text and bytes not in views, of which Arrow takes no rows."""
+    """Return a column as one array, without string views, whose rows Arrow cannot take."""
     whole = one_chunk(column)
     return whole.cast(storage_type(whole.type)) if _has_views(whole.type) else whole
 

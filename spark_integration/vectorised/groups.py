@@ -44,7 +44,7 @@ class Groups:
         return len(self._starts) + self._empty
 
     def with_empty(self, keys: int) -> Groups:
-        """Return the same groups, and behind them those of so many keys that have no rows."""
+        """Return these groups, followed by `keys` groups without rows."""
         return Groups(self._rows, self._ordered, self._empty + keys)
 
     @property
@@ -66,7 +66,7 @@ class Groups:
         return index
 
     def count(self, column: str | pa.Array | None = None) -> pa.Array:
-        """Count each key's rows or, given a column, those where it is not null; int64."""
+        """Count each key's rows or, given a column, its non-null values; int64."""
         counts = self._ends() - self._starts if column is None else self._count_valid(self._column(column))
         return pa.array(np.concatenate([counts, np.zeros(self._empty, np.int64)]))
 
@@ -119,7 +119,7 @@ class Groups:
         return self._for_all(self._column(column).take(pa.array(self._picked(order_by, last=True))))
 
     def collect(self, column: str | pa.Array) -> pa.Array:
-        """List each key's values, by arrival, without nulls; an empty list where there is none."""
+        """List each key's non-null values by arrival; an empty list for a key without any."""
         return self._listed(self._column(column), self._order)
 
     def top(self, column: str | pa.Array, n: int, order_by: str | pa.Array | None = None) -> pa.Array:

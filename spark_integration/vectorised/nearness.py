@@ -71,7 +71,7 @@ class Near:
             yield other, self._order[end[other] - (so_far[other] - pair)]
 
     def latest(self, others: KeyedTimes) -> IntArray:
-        """Return for each of `others` the latest row at or before its time, if it is near; -1 where there is none."""
+        """Return, for each of `others`, the latest near row at or before its time, or -1."""
         if not len(self._order):
             return np.full(len(others), -1)
         rank = np.searchsorted(self._times, others.at, side="right")

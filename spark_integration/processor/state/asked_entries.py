@@ -57,7 +57,7 @@ class AskedEntries:
         self._takes_more = False
 
     def of(self, at: int, user_key: State) -> Asked | None:
-        """Return an entry that covers key `at`, looked up if that may pay; None where whole maps are to be fetched."""
+        """Return an entry that covers key `at`, looked up if that may pay; None if whole maps should be fetched."""
         asked = self._asked.get(user_key)
         if asked is not None and asked.first <= at < asked.end:
             return asked

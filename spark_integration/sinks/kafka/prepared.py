@@ -86,7 +86,7 @@ def is_spare(cluster: Cluster, one: Prepared) -> bool:
 
 
 def commit(cluster: Cluster, one: Prepared) -> bool:
-    """Commit; False if the transaction has ended otherwise."""
+    """Commit; return False if the transaction was aborted or lost."""
     request = requests.end_txn(*one, commit=True)
     code = cluster.ask_coordinator(one.transactional_id, request, lambda answer: answer)
     if code and code not in error_codes.ENDED_OTHERWISE:

@@ -277,7 +277,7 @@ def _end_sessions(link: Link, application: str, which: str = "") -> None:
 
 
 def end_prepared(link: Link, how: str, part: Part) -> bool:
-    """Commit or roll back a prepared transaction; False if somebody else has ended it since we looked."""
+    """Commit or roll back a prepared transaction; False if another session has ended it since we looked."""
     try:
         link.run(sql.SQL(how + " PREPARED {}").format(sql.Literal(part.name)))
     except errors.UndefinedObject:

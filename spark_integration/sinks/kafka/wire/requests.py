@@ -206,7 +206,7 @@ def broker_setting(node: str, setting: str) -> Request[tuple[int, str | None]]:
 
 
 def commit_mark(group: str, mark: Mark) -> Request[int]:
-    """Ask to keep an offset and a text for a group that nobody is a member of: the code."""
+    """Ask to store an offset and a text for a group without members; return the error code."""
     topics = [(mark.topic, [(0, mark.offset, mark.text)])]
     body = encoded("s i s q [(s [(i q s)])]", group, -1, "", _KEEP_MS, topics)
 

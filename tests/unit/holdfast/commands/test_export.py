@@ -85,7 +85,7 @@ def test_a_savepoint_is_exported_without_spark(tmp_path: Path) -> None:
         exported(*where, "--to", str(tmp_path / "csv"))
     with pytest.raises(NotFoundError, match="did you mean 'shard'"):
         exported(*where, "--to", str(tmp_path / "new"), "--columns", "shrd")
-    with pytest.raises(InvalidArgumentError, match="a savepoint is of one micro-batch"):
+    with pytest.raises(InvalidArgumentError, match="a savepoint holds one micro-batch"):
         exported(*where, "--to", str(tmp_path / "new"), "--batch", "7")
     piece = next((tmp_path / "savepoints/one/operators/totals/state").iterdir())
     piece.write_bytes(piece.read_bytes()[:-1])

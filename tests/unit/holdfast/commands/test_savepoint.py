@@ -61,7 +61,7 @@ def test_a_directory_without_savepoints_is_said_to_be_none(
     """Misspelt, or one of something else: an empty table would pass for a directory without savepoints yet."""
     target.put("notes/text", b"?")
     for url in (tmp_path, tmp_path / "misspelt"):
-        with pytest.raises(NotFoundError, match="no savepoint is here: check the URL"):
+        with pytest.raises(NotFoundError, match="there is no savepoint here: check the URL"):
             invoke("list", url, *how)
 
 
