@@ -47,8 +47,10 @@ def parse_options(
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that looks most like `name`, for an error to suggest; None where none does."""
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
+    """Return the known name that looks most like `name`, in any case, to suggest in an error; None where none does."""
+    by_lower = {each.lower(): each for each in sorted(known)}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return by_lower[near[0]] if near else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

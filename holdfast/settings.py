@@ -27,6 +27,9 @@ APPLICATION = "spark.app.id"
 #: Of an operator. Each is a row of Spark's state, and part of every task's plan.
 MOST_SHARDS = 1 << 16
 
+# Settings by the names that they had.
+_RENAMED = {"checkpoint.dir": "state.dir"}
+
 Transport = Literal["packed", "rows"]
 TimeoutRule = Literal["documented", "spark"]
 
@@ -52,8 +55,15 @@ def _directory(value: str) -> str:
     return text
 
 
+def _whole(value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError("it must be a whole number") from None
+
+
 def _count(value: str) -> int:
-    number = int(value)
+    number = _whole(value)
     if number < 1:
         raise ValueError("it must be at least 1")
     return number
@@ -74,7 +84,7 @@ def _carried_bytes(value: str) -> int:
 
 
 def _port(value: str) -> int:
-    number = int(value)
+    number = _whole(value)
     if not 1024 <= number <= 65535:
         raise ValueError("it must be a port from 1024 to 65535")
     return number
@@ -250,7 +260,7 @@ def _unknown(full_key: str, known: Mapping[str, object], backends: Collection[st
     head, _, rest = key.partition(".")
     begins_a_setting = any(name.startswith(f"{head}.") for name in known)
     near_head = None if begins_a_setting else nearest_name(head, ["storage", "sink", *backends])
-    near = f"{near_head}.{rest}" if rest and near_head else nearest_name(key, known)
+    near = _RENAMED.get(key) or (f"{near_head}.{rest}" if rest and near_head else nearest_name(key, known))
     names = ", ".join([*(PREFIX + name for name in known), *(f"{PREFIX}{name}.*" for name in backends)])
     hint = f"did you mean {PREFIX + near!r}?" if near else f"known are {names} and {STORAGE_PREFIX}*"
     return InvalidArgumentError(f"unknown setting {full_key!r}: {hint}")

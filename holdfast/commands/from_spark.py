@@ -10,7 +10,10 @@ from holdfast import savepoints
 from holdfast.commands.own_spark import CONF, started_spark
 from holdfast.commands.target import batch_option, on_storage
 from holdfast.errors import InvalidArgumentError
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.shard.timeout import TimeoutConf
+from holdfast.spark_integration.spark_state.query_location import QueryLocation
 
 
 @click.command("from-spark")
@@ -59,6 +62,8 @@ def from_spark(
     applyInPandasWithState, transformWithState or transformWithStateInPandas: docs/migrate.md.
     """
     names = _names(operators)
+    with open_storage(checkpoint_location, parse_storage_options(options)) as storage:
+        QueryLocation(storage).query_id()  # of what is no location: Spark would first start for half a minute
     with started_spark(None, options, conf) as spark:
         made = savepoints.from_spark(
             spark,

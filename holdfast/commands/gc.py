@@ -80,13 +80,15 @@ def gc(
     grace_ms = grace_hours * _HOUR_MS
     if not math.isfinite(grace_ms):
         raise InvalidArgumentError("--grace must be a number of hours", given=grace_hours)
-    if not (dry_run or yes or (sys.stdin.isatty() and not as_json)):
-        raise InvalidArgumentError("cannot ask for confirmation here: pass --yes to delete, or --dry-run to preview")
     with opened(url, options, operator) as target:
         if not target.listing.operators:
             raise NotFoundError(
                 "the directory holds only sink decisions, which queries delete by themselves",
                 storage=target.storage.url,
+            )
+        if not (dry_run or yes or (sys.stdin.isatty() and not as_json)):
+            raise InvalidArgumentError(
+                "cannot ask for confirmation here: pass --yes to delete, or --dry-run to preview"
             )
         now_ms = store_time_ms(PrefixedStorage(target.storage, next(iter(target.listing.operators))))
         before_ms = now_ms - int(grace_ms)

@@ -240,7 +240,7 @@ def tell_of_other_sinks(configuration: Mapping[str, str], sink: str) -> None:
     names = {key.removeprefix(SINK_PREFIX).partition(".")[0] for key in configuration if key.startswith(SINK_PREFIX)}
     others = sorted(names - _defined)
     if sink in names:
-        others = [name for name in others if nearest_name(name.lower(), [sink.lower()])]
+        others = [name for name in others if nearest_name(name, [sink])]
     for name in others:
         _log.warning(
             "%s%s.* is set, but no sink of this name is defined so far: did you mean %r? Nothing reads it until one is",

@@ -59,6 +59,7 @@ def test_built_in_and_plugged_in_backends_are_found(register: object) -> None:
     ("name", "message"),
     [
         ("memroy", "did you mean 'memory'.*known are .*memory"),
+        ("RocksDB", "did you mean 'rocksdb'"),
         ("twice", "several distributions.*uninstall"),
         ("absent", "cannot be loaded from 'no_such_module:X'"),
         ("attribute", "cannot be loaded from 'a_plugin:Nothing'"),

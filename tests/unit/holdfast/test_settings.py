@@ -104,6 +104,8 @@ def test_sizes_are_written_as_spark_writes_them(text: str, size_bytes: int) -> N
         ("spark.holdfast.state.directory", "spark.holdfast.state.dir"),
         ("spark.holdfast.snapshot.maxcommits", "spark.holdfast.snapshot.maxCommits"),
         ("spark.holdfast.Shards", "spark.holdfast.shards"),
+        ("spark.holdfast.SHARDS", "spark.holdfast.shards"),
+        ("spark.holdfast.checkpoint.dir", "spark.holdfast.state.dir"),
         ("spark.holdfast.storge.secret", "spark.holdfast.storage.secret"),
     ],
 )
@@ -145,11 +147,12 @@ def test_a_key_like_no_other_gets_the_list() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
-        ("shards", "many", "invalid literal"),
+        ("shards", "four", "a whole number"),
         ("shards", "0", "at least 1"),
-        ("shards", "2.5", "invalid literal"),
+        ("shards", "2.5", "a whole number"),
         ("shards", "65537", "at most 65,536"),
         ("snapshot.maxCommits", "-1", "at least 1"),
+        ("metrics.port", "http", "a whole number"),
         ("snapshot.upload.bandwidth", "0", "512m or 2g"),
         ("snapshot.maxBytes", "many", "512m or 2g"),
         ("snapshot.intervalSeconds", "0", "at least 1"),

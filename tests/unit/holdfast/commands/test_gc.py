@@ -95,6 +95,14 @@ def test_gc_asks_nobody_who_is_not_there(root: Path, shard: ShardHistory) -> Non
     assert shard
 
 
+def test_gc_of_a_checkpoint_location_says_so_before_it_asks(tmp_path: Path) -> None:
+    """Whoever passed --yes then would only learn that this is no state directory."""
+    (tmp_path / "metadata").write_text('{"id": "a-query"}')
+    result = run("gc", tmp_path)
+    assert isinstance(result.exception, InvalidArgumentError)
+    assert "checkpointLocation of a query" in str(result.exception)
+
+
 def test_gc_leaves_alone_what_is_young_or_not_its_own(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
     """T38: other folders, a savepoint, shards that the operator does not have, names that nearly are ours."""
     strangers = [

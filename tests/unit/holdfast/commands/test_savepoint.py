@@ -200,6 +200,15 @@ def test_a_restore_of_what_is_not_there_starts_no_spark(
         invoke("restore", tmp_path, *given, *places)
 
 
+def test_a_location_that_is_not_there_starts_no_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a query on Spark's own operators, too: a misspelt path is found in milliseconds."""
+    monkeypatch.delattr("holdfast.commands.from_spark.started_spark")
+    named = ["--to", str(tmp_path), "--name", "one", "--operator", "totals"]
+    found = CliRunner().invoke(savepoint, ["from-spark", str(tmp_path / "nowhere"), *named])
+    assert isinstance(found.exception, InvalidArgumentError)
+    assert "lacks the file metadata" in str(found.exception)
+
+
 def test_diff_takes_savepoints_by_their_places(target: ObjectStorage, tmp_path: Path) -> None:
     """``holdfast diff`` of two savepoints is what ``holdfast savepoint diff`` says, also of two directories."""
     a_savepoint(target, "one")

@@ -280,3 +280,12 @@ def test_rare_micro_batches_are_one_in_so_long() -> None:
     """An hourly trigger is no 0.0 a minute."""
     found = figures(Signs(log=tuple(log(NOW - MIN, every_ms=HOUR))))
     assert found["Micro-batches a minute"][0] == "one in 1 h"
+
+
+def test_what_passed_between_a_restore_and_the_first_start_is_no_part_of_the_pace() -> None:
+    """A restored location has one micro-batch from before any start: nobody knows a rhythm yet."""
+    begun = run(NOW - 20 * S, NOW - 9 * S, 8)
+    times = (BatchTimes(7, NOW - 3 * HOUR, NOW - 3 * HOUR), BatchTimes(8, NOW - 15 * S, NOW - 12 * S))
+    unknown = ("unknown", "fewer than two consecutive ones are known")
+    assert figures(Signs((begun,), log=times))["Micro-batches a minute"] == unknown
+    assert judge(Signs((begun,), log=times), NOW + HOUR).state == "stale"
