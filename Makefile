@@ -77,7 +77,7 @@ test-long: $(STAMP) ## every case, many times; stops at the first failure [PART=
 
 record: $(STAMP) ## ask Spark's own operators again what tests/recorded says that they answer [SPARK= ARGS=tests/spark/parity]
 	HOLDFAST_TEST_TIER=all HOLDFAST_TEST_RECORD=1 $(BIN)/pytest -p no:benchmark --timeout 1800 \
-	    $(or $(ARGS),tests/spark/parity tests/spark/processors)
+	    $(or $(ARGS),$(addprefix tests/spark/,operators/test_equal_to_spark.py operators/test_joins.py parity processors))
 
 smoke: $(STAMP) ## the few tests that tell whether a version of Spark or Python works: demo, kill, drop-in [SPARK= PYTHON= ARGS=]
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m smoke $(ARGS)

@@ -10,8 +10,8 @@ To a question Spark answers the same each time. ``make record`` asks it, and wri
 
 ``make test`` compares with that, and fails where there is no answer or the digest is another. ``make test-all`` asks
 Spark again, and fails where it does not say what is recorded. While answers are recorded, tests hold them against what
-they expect, as always: if one of a module fails, nothing of that module is written. A version of Spark of which
-nothing is recorded is asked itself.
+they expect, as always: if one of a module fails, nothing of that module is written. A module of which nothing
+is recorded for a version of Spark asks it itself.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Questions:
         """Return what an engine of Spark answers, or raise its error: as recorded, unless this run is to ask it."""
         self._asked[engine] = number = self._asked.get(engine, 0) + 1
         question = f"{self.name} {engine} {number}"
-        if FOLDER.is_dir() and not ALL:
+        if self.book.path.exists() and not ALL:
             return self.book.answer(question, self.digest).given()
         try:
             batches = ask()
@@ -187,5 +187,5 @@ class Questions:
     def _heard(self, question: str, answer: Answer) -> None:
         if RECORDS:
             self.book.new[question] = self.digest, answer
-        elif FOLDER.is_dir():
+        elif self.book.path.exists():
             assert answer == self.book.answer(question, self.digest), f"{question!r}: not what is recorded"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 # Scenarios are in these, but for the modules that run them; how that is done does not change what Spark answers.
-_FOLDERS = ("tests.spark.parity.", "tests.spark.processors.")
+_FOLDERS = ("tests.spark.operators.", "tests.spark.parity.", "tests.spark.processors.")
 _MACHINERY = {"tests.spark.parity.engines", "tests.spark.processors.engines", "tests.spark.processors.ways"}
 
 
