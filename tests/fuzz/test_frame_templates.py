@@ -111,7 +111,7 @@ def test_constructed_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     from_template = count_calls(monkeypatch)
     drawn = 0
 
-    @settings(max_examples=examples(2_000, 4_000, 100_000), suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(500, 4_000, 100_000), suppress_health_check=list(HealthCheck))
     @given(calls, OPTIONS, st.lists(st.sampled_from(USES), max_size=2))
     def run(call: Any, option: tuple[str, Any], uses: list[Callable[[pd.DataFrame], Any]]) -> None:
         nonlocal drawn
@@ -176,7 +176,7 @@ def sources(draw: Any) -> tuple[pd.DataFrame, list[int]]:
     return pd.concat(columns, axis=1), sizes
 
 
-@settings(max_examples=examples(500, 1_000, 30_000), suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150, 1_000, 30_000), suppress_health_check=list(HealthCheck))
 @given(sources(), OPTIONS, st.lists(st.sampled_from(USES), max_size=2))
 def test_input_frames(
     source: tuple[pd.DataFrame, list[int]], option: tuple[str, Any], uses: list[Callable[[pd.DataFrame], Any]]

@@ -306,7 +306,7 @@ class Mirror(RuleBasedStateMachine):
         self.on_all_sides(lambda side: side.lose(share))
 
 
-_settings = settings(max_examples=examples(6, 12, 100), stateful_step_count=50 if LONG else 20, deadline=None)
+_settings = settings(max_examples=examples(4, 12, 100), stateful_step_count=50 if LONG else 20, deadline=None)
 
 
 @pytest.mark.slow

@@ -301,7 +301,7 @@ def _no_columns() -> pa.RecordBatch:
     return pa.RecordBatch.from_struct_array(marker)
 
 
-_settings = settings(max_examples=examples(12, 25, 400), stateful_step_count=30, deadline=None)
+_settings = settings(max_examples=examples(6, 25, 400), stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def test_a_driver_that_stands_still_anywhere(has_mark: bool) -> None:
     """One stands still before any of its requests, another one starts and stands still, and the first one wakes."""
     with world(has_mark=has_mark) as alone:
         steps = length(alone)
-    for first, second in itertools.product(range(steps), range(1, steps, 1 if ALL else 3)):
+    for first, second in itertools.product(range(0, steps, 1 if ALL else 2), range(1, steps, 1 if ALL else 5)):
         with world(has_mark=has_mark) as found:
             one = Driver(found, "one")
             one.go(first)
@@ -72,7 +72,7 @@ def test_a_driver_that_is_killed_while_another_one_stands_still(has_mark: bool) 
     """So the third one finds what both have left, one of which wakes when all is over."""
     with world(has_mark=has_mark) as alone:
         steps = length(alone)
-    for first, second in itertools.product(range(0, steps, 1 if ALL else 2), range(1, steps, 1 if ALL else 4)):
+    for first, second in itertools.product(range(0, steps, 1 if ALL else 3), range(1, steps, 1 if ALL else 5)):
         with world(has_mark=has_mark) as found:
             one, other = Driver(found, "one"), None
             one.go(first)

@@ -81,7 +81,7 @@ def regressions(base: Measured, new: Measured) -> list[tuple[str, str]]:
     return [(one.measurement, one.name) for one in compare(base, new, 0.05) if one.regression]
 
 
-SEEDS = repetitions(quick=20, long=1000)
+SEEDS = repetitions(quick=10, long=1000)
 MEASUREMENTS = 4
 
 

@@ -96,7 +96,7 @@ def refresh(batch: ShardBatch) -> None:
 def test_a_row_written_in_every_micro_batch_moves_once_in_its_time_to_live(shard: OperatorShard) -> None:
     """What a refresh costs: nothing in the index, until the time there has come."""
     seen = set()
-    for now in range(0, 3 * TTL_MS, 10):
+    for now in range(0, 3 * TTL_MS, 30):
         shard.run(["ann"], now, refresh)
         (entry,) = shard.stored("state.expiring")
         assert entry["user"] == "ann"
@@ -104,7 +104,7 @@ def test_a_row_written_in_every_micro_batch_moves_once_in_its_time_to_live(shard
         assert shard.earliest_ms > now
         seen.add(shard.earliest_ms)
     assert len(seen) == 3
-    assert shard.run(["ann"], 3 * TTL_MS, counts_of) == {"ann": 300}
+    assert shard.run(["ann"], 3 * TTL_MS, counts_of) == {"ann": 100}
 
 
 @pytest.mark.all
