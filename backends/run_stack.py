@@ -284,19 +284,38 @@ def merge_prefixes(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
 
     Notes
     -----
-    Cost: two binary searches for each hash and run, and reading the rows of these hashes.
+    Cost: two binary searches for each hash and run, and reading the rows of these hashes. Memory: as of
+    `merge_in_stretches`, however many rows a prefix has; those of one with very many come run by run.
     """
     if not len(prefixes):
         return
     prefixes = prefixes.take(np.argsort(prefixes.hashes))
     for part in _stretches(runs, int(prefixes.hashes[0]), int(prefixes.hashes[-1])):
-        ends = (min(run.hashes[0] for run in part), max(run.hashes[-1] for run in part))
-        near = prefixes.take(np.arange(*_places(prefixes.hashes, *ends)))
-        hashes = np.unique(near.hashes)
-        found = [_taken(run, rows_of(run.hashes, hashes)).with_prefixes(near) for run in part] if len(near) else []
-        merged = merge_runs(found, drop_deletes=True) if any(len(run) for run in found) else None
-        if merged is not None and len(merged):
-            yield merged
+        last = max(run.ends[1] for run in part)
+        crowd = _slices(part, last, last) if _size_bytes(part) > STRETCH_BYTES else []
+        if _size_bytes(crowd) > STRETCH_BYTES:
+            # All rows of a key with very many are never held at once.
+            yield from _begun_with(_slices(part, 0, last - 1) if last else [], prefixes)
+            near = prefixes.take(np.arange(*_places(prefixes.hashes, last, last)))
+            found = (run.with_prefixes(near) for run in (_scan_crowd(crowd) if len(near) else ()))
+            yield from (run for run in found if len(run))
+        else:
+            yield from _begun_with(part, prefixes)
+
+
+def _begun_with(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
+    """Yield the live rows that begin with one of `prefixes`, which are sorted."""
+    if not runs:
+        return
+    ends = (min(run.ends[0] for run in runs), max(run.ends[1] for run in runs))
+    near = prefixes.take(np.arange(*_places(prefixes.hashes, *ends)))
+    hashes = np.unique(near.hashes)
+    found = [_taken(run, rows_of(run.hashes, hashes)).with_prefixes(near) for run in runs] if len(near) else []
+    yield from _live([run for run in found if len(run)])
+
+
+def _size_bytes(runs: Iterable[Run]) -> int:
+    return sum(run.size_bytes for run in runs)
 
 
 def _places(hashes: HashArray, first: int, last: int) -> tuple[int, int]:
@@ -331,7 +350,7 @@ def _slices(runs: Iterable[Run], first_hash: int, last_hash: int) -> list[Run]:
 
 def _last_hash(runs: Sequence[Run], size_bytes: int) -> int | None:
     """Return the hash at which a stretch of the first rows ends; None where all of them make one stretch."""
-    if sum(run.size_bytes for run in runs) <= size_bytes:
+    if _size_bytes(runs) <= size_bytes:
         return None
     ends = []
     for run in runs:

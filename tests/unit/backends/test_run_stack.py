@@ -17,8 +17,8 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.run import Run, merge_runs
 from holdfast.backends.run_files import backend as run_files
 from holdfast.backends.run_files.memory import MemoryBackend
-from holdfast.backends.run_stack import GROWTH, first_to_merge, look_up, merge_in_stretches, merge_over
-from holdfast.testing.state_rows import COUNTS, TABLES, Row, contents, counts, keys_of, no_counts, run_of, users
+from holdfast.backends.run_stack import GROWTH, first_to_merge, look_up, merge_in_stretches, merge_over, merge_prefixes
+from holdfast.testing.state_rows import COUNTS, PAIRS, TABLES, Row, contents, counts, keys_of, no_counts, run_of, users
 
 sizes = st.lists(st.integers(0, 10_000), min_size=1, max_size=12)
 
@@ -106,6 +106,30 @@ def test_stretches_grow_from_small_to_large(monkeypatch: pytest.MonkeyPatch) -> 
     assert (
         np.concatenate([run.hashes for run in found]).tolist() == merge_runs(runs, drop_deletes=False).hashes.tolist()
     )
+
+
+@pytest.mark.parametrize("crowd", [7, 2**64 - 1, 0])
+def test_all_rows_of_a_prefix_are_never_held_at_once(monkeypatch: pytest.MonkeyPatch, crowd: int) -> None:
+    """However many it has: they come in pieces, each row once, the newest of it, and none that is deleted."""
+    monkeypatch.setattr(run_stack, "STRETCH_BYTES", 200_000)
+    small = [h for h in (3, 7, 9) if h != crowd]
+
+    def run(names: range, note: str | None) -> Run:
+        rows: list[tuple[Row, Row | None]] = [((1, 0.0, str(i)), note and (note, None)) for i in names]
+        others: list[tuple[Row, Row | None]] = [((h, 0.0, "a"), (note, None)) for h in small]
+        return run_of(PAIRS, [*rows, *others], [*[crowd] * len(rows), *small])
+
+    runs = [run(range(20_000), "old"), run(range(5_000, 12_000), None), run(range(11_000, 21_000), "new")]
+    assert sum(part.size_bytes for part in runs) > 5 * 200_000
+    wanted = keys_of(PAIRS.prefix(1), [(1,), (9,)], [crowd, 9])
+    found = list(merge_prefixes(runs, wanted))
+    assert max(part.size_bytes for part in found) < 2 * 200_000
+    assert not any(part.deleted.any() for part in found)
+    rows = [row for part in found for row in zip(*[c.to_pylist() for c in part.keys.columns], strict=True)]
+    notes = [note for part in found for note in part.values.column(0).to_pylist()]
+    expected = {(1, 0.0, str(i)): "old" if i < 5_000 else "new" for i in [*range(5_000), *range(11_000, 21_000)]}
+    assert len(rows) == len(set(rows))
+    assert dict(zip(rows, notes, strict=True)) == expected | {(9, 0.0, "a"): "new"}
 
 
 few_hashes = st.sampled_from([0, 1, 2, 2**63, 2**64 - 1])
