@@ -140,7 +140,7 @@ def _holds(held: pa.DataType, stored: pa.DataType) -> bool:
 
 
 def _wider(stored: pa.DataType, declared: pa.DataType, *, exact: bool = False) -> pa.DataType | None:
-    """Return the type that holds values of both; None where a stored value cannot be read as it is declared."""
+    """Return the type that holds values of both; None if stored values do not fit the declared type."""
     if stored.equals(declared):
         return stored
     if pa.types.is_struct(stored) and pa.types.is_struct(declared):

@@ -47,7 +47,7 @@ def parse_options(
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that looks most like `name`, in any case, to suggest in an error; None where none does."""
+    """Return the known name most like `name`, in any case, for an error to suggest, or None."""
     by_lower = {each.lower(): each for each in sorted(known)}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return by_lower[near[0]] if near else None

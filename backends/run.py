@@ -85,7 +85,7 @@ class Run:
         keys : Keys
             Any order, duplicates allowed.
         values : pyarrow.RecordBatch or None
-            Row i is the value of key i, in storage types; None where all rows are deletes.
+            Row i is the value of key i, in storage types; None if all rows are deletes.
         deleted : numpy.ndarray of bool, optional
             True where the key is deleted; its value is ignored and stored as null.
         """
@@ -197,14 +197,14 @@ class Run:
         return Run(self.schema, self.batch.slice(start, end - start))
 
     def chunks(self, rows: int, size_bytes: int) -> Iterator[Run]:
-        """Yield the run in consecutive chunks of at most so many rows and, on the average, bytes; nothing is copied."""
+        """Yield the run in consecutive chunks, limited in rows and in average bytes, without copying."""
         if size_bytes < self.size_bytes:
             rows = max(1, min(rows, size_bytes * len(self) // self.size_bytes))
         for start in range(0, len(self), rows):
             yield Run(self.schema, self.batch.slice(start, rows))
 
     def stretches(self, size_bytes: int) -> Iterator[Run]:
-        """Yield the run in consecutive stretches of about so many bytes, none of which ends among rows of one hash."""
+        """Yield the run in consecutive stretches of about that many bytes; none ends among rows of one hash."""
         rows = max(1, len(self) * size_bytes // max(1, self.size_bytes))
         start = 0
         while start < len(self):

@@ -349,7 +349,7 @@ def _slices(runs: Iterable[Run], first_hash: int, last_hash: int) -> list[Run]:
 
 
 def _last_hash(runs: Sequence[Run], size_bytes: int) -> int | None:
-    """Return the hash at which a stretch of the first rows ends; None where all of them make one stretch."""
+    """Return the hash at which a stretch of the first rows ends; None if all rows make one stretch."""
     if _size_bytes(runs) <= size_bytes:
         return None
     ends = []

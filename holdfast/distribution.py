@@ -28,7 +28,7 @@ def pip_install(extra: str) -> str:
 
 
 def refuse_old_spark(exc: ImportError) -> None:
-    """Say that PySpark is too old, where that is why something of it is missing.
+    """Say that PySpark is too old, if that explains a missing name.
 
     Raises
     ------

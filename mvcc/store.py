@@ -98,7 +98,7 @@ class PendingCommit:
     properties : mapping
         What to keep with the new version; known before the commit is durable.
     done : concurrent.futures.Future or None
-        The upload; None where the query's pointer carries the commit.
+        The upload; None if the query's pointer carries the commit.
     size_bytes : int
         Of the commit, as it is stored or carried.
     """

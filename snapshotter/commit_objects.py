@@ -70,7 +70,7 @@ class Commit:
         return replace(self, sections={})
 
     def run_of(self, schema: TableSchema) -> Run | None:
-        """Return the rows of a table; None where the commit wrote none."""
+        """Return the rows of a table; None if the commit wrote none."""
         section = self.sections.get(schema.name)
         if section is None:
             return None

@@ -92,7 +92,7 @@ class Fence:
         return self._folder.get(key_of(number))
 
     def take(self, number: int, data: Buffer) -> list[int]:
-        """Put the object of a number; return all numbers, of which it is the last.
+        """Put the object of a number; return all numbers, this one last.
 
         Parameters
         ----------
@@ -165,5 +165,5 @@ def key_of(number: int) -> str:
 
 
 def number_of(key: str) -> int | None:
-    """Return the number that a key below a fence's folder stands for; None if it is no such key."""
+    """Return the number of a key below a fence's folder; None for any other key."""
     return int(key) or None if _NUMBER.fullmatch(key) else None

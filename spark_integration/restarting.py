@@ -286,7 +286,7 @@ def _terminated() -> Iterator[Sequence[int]]:
     try:
         yield asked
     finally:
-        # None where it was not Python that had set it.
+        # None if it was not Python that had set it.
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 

@@ -81,7 +81,7 @@ def _reading(source: str, table: str) -> Iterator[None]:
 
 
 def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None) -> list[pa.RecordBatch]:
-    """Return the batches of a stream, every value of which can be read without harm.
+    """Return a stream's batches, whose values are all safe to read.
 
     Parameters
     ----------

@@ -229,7 +229,7 @@ def cast(column: pa.Array, t: pa.DataType) -> pa.Array:
 
 
 def _has_fractions(t: pa.DataType) -> bool:
-    """Tell whether a column has numbers of which Arrow casts some without a word to others."""
+    """Tell whether a column has numbers that Arrow silently casts to others."""
     if pa.types.is_dictionary(t):
         return _has_fractions(t.value_type)
     is_one = pa.types.is_floating(t) or pa.types.is_decimal(t)

@@ -70,7 +70,7 @@ def lock_shared(folder: Path) -> FolderLock:
 
 @contextmanager
 def try_lock_alone(folder: Path) -> Iterator[bool]:
-    """Lock a folder alone while the context lasts; False where anybody has locked it, or it is no folder any more."""
+    """Take an exclusive lock on a folder for the context; False if it is locked or gone."""
     try:
         descriptor = os.open(folder, _OPEN)
     except OSError:

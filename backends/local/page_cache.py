@@ -86,7 +86,7 @@ class MappedFile:
             np.frombuffer(self.data, np.uint8)[::_FAULT_BYTES].max()
 
     def are_cached(self, places: IntArray) -> bool:
-        """Tell whether the bytes at some places, of which it looks at a few, can be read without waiting."""
+        """Tell, from a sample, whether the bytes at some places can be read without waiting."""
         if not hasattr(os, "RWF_NOWAIT"):
             return True
         byte = bytearray(1)

@@ -134,7 +134,7 @@ def map_stored_file(path: Path, kind: str, note: FileNote, *, verify: bool = Fal
 
 
 def sealed_inode(path: Path, note: FileNote) -> int | None:
-    """Return the inode of a file that nobody has written to since it was sealed; None where somebody has.
+    """Return the inode of a sealed file; None if it was written to since.
 
     Raises
     ------

@@ -199,7 +199,7 @@ class RocksDBBackend(FilesystemBackend):
     # Moving.
 
     def maintain(self, pointer: Pointer) -> int:
-        """Move what all versions have had into the next generation, where that is more than the shard's share.
+        """Move what all versions share into the next generation, if it exceeds the shard's share of memory.
 
         Else merge runs, as `filesystem` does. The next commit finds the generation and takes it.
 

@@ -55,7 +55,7 @@ def rocksdb_errors(path: Path) -> Iterator[None]:
 
 
 def is_full(text: str) -> bool:
-    """Return whether the text of an exception says that there is no room for what RocksDB writes."""
+    """Tell whether an exception's text says that the disk is full."""
     return _FULL.search(text) is not None
 
 

@@ -147,7 +147,7 @@ def _merged(runs: Sequence[Run], schema: TableSchema, *, is_first: bool) -> Iter
 
 
 def _write_tables(folder: Path, options: Options, file: GenerationFile, rows: Mapping[str, Iterator[Run]]) -> list[str]:
-    """Write ascending rows as sorted tables, none of which overlaps another; return their paths."""
+    """Write ascending rows as sorted tables without overlap; return their paths."""
     paths: list[str] = []
     writer: SstFileWriter | None = None
     for name in sorted(rows, key=lambda name: file.tables[name].id):

@@ -43,7 +43,7 @@ class Rows(NamedTuple):
     ----------
     keys, values : list of bytes
     rest : bytes or None
-        Where the range goes on; None where it has no more rows.
+        Where the range goes on; None if it has no more rows.
     """
 
     keys: list[bytes]
@@ -94,7 +94,7 @@ def key_range(table_id: int, first_hash: int, last_hash: int) -> tuple[bytes, by
 def get_rows(
     database: Rdict, table_id: int, keys: list[bytes], hashes: HashArray, rows_per_hash: float
 ) -> list[bytes | None]:
-    """Return the values of `keys`, None where a key is absent.
+    """Return the values of `keys`, None if a key is absent.
 
     Parameters
     ----------

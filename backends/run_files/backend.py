@@ -359,8 +359,8 @@ class RunFilesBackend(Backend):
         return RunFile(run_id, note.size_bytes, written.size_bytes, written.rows, note.digest, note.modified_ns)
 
     def _require_room(self, wanted_bytes: int) -> None:
-        """Raise `UnavailableError` where so many more bytes may not be written."""
+        """Raise `UnavailableError` if the shard may not write that many more bytes."""
 
     def _has_room(self, wanted_bytes: int) -> bool:
-        """Tell whether a merge may write so many bytes now; else it waits."""
+        """Tell whether a merge may write that many bytes now; else it waits."""
         return True

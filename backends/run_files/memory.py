@@ -74,7 +74,7 @@ class MemoryBackend(RunFilesBackend):
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """Note what the shard holds after something was written or freed, where anybody wants to know."""
+        """Note what the shard holds after a write or a removal, if usage is kept."""
         try:
             yield
         finally:
@@ -100,6 +100,6 @@ class MemoryBackend(RunFilesBackend):
         return self._limit_bytes is None or self._is_below(self._limit_bytes, wanted_bytes)
 
     def _is_below(self, limit_bytes: int, wanted_bytes: int) -> bool:
-        """Tell whether so many more bytes are within the limit, as far as is noted."""
+        """Tell whether that many more bytes fit within the limit, by the notes."""
         usage = self._usage
         return (usage.note(wanted_bytes) if usage.is_kept() else usage.recount(wanted_bytes)) <= limit_bytes

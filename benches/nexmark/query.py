@@ -58,7 +58,7 @@ class Query:
     then : callable, optional
         What stands behind the operator.
     on_spark : callable, optional
-        From events to the result by operators of Spark's own; None where a stream in SQL cannot say it. Then the
+        From events to the result by operators of Spark's own; None if a stream in SQL cannot say it. Then the
         processor runs in Spark's ``transformWithState``.
     spark_mode : {"append", "update"}
         Of `on_spark`.

@@ -108,7 +108,7 @@ class TimeLeft:
         return sum(self._to_do.values()) * self._measured_s / self._expected_s
 
 
-#: Told of a step before its run (None, ""); and after it, with the seconds that it took, None where it was left out,
+#: Told of a step before its run (None, ""); and after it, with the seconds that it took, None if it was left out,
 #: and what became of it in a few words.
 Tell = Callable[[Step, float | None, str], None]
 

@@ -91,7 +91,7 @@ def export(
 
 @dataclass(frozen=True)
 class _Exported:
-    """The table that is exported: of a query, where a state directory is known, else of a savepoint."""
+    """The exported table: a query's if a state directory is known, else a savepoint's."""
 
     location: str
     operator: str | None

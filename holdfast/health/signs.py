@@ -39,9 +39,9 @@ class Run:
     seen_ms : int
         When it showed last that it was at work, by the store's clock.
     batch_id : int or None
-        At which micro-batch it was then; None where that is not known.
+        At which micro-batch it was then; None if that is not known.
     has_ended : bool or None
-        Whether its driver has; None where that cannot be seen from this machine.
+        Whether its driver has; None if that cannot be seen from this machine.
     """
 
     run_id: str
@@ -62,7 +62,7 @@ class Signs:
     stored_ms : int
         When an operator stored a commit or snapshot last; 0 where none has.
     log : tuple of BatchTimes or None
-        The micro-batches that Spark retains, ascending; None where the query's location is not known.
+        The micro-batches that Spark retains, ascending; None if the query's location is not known.
     measured : tuple of OperatorBatch
         The last micro-batches that state servers on this machine remember, newest first.
     reports : tuple of Report
@@ -129,7 +129,7 @@ class OperatorSigns:
         As in `Signs`.
     reports : tuple of Report
     claim : Claim or None
-        The newest; None where there is none, or it cannot be read.
+        The newest; None if there is none, or it cannot be read.
     is_lost : bool
         Whether its record cannot be read.
     """
@@ -171,7 +171,7 @@ def signs_of(
     operators : sequence of OperatorSigns
         At least one.
     log : sequence of BatchTimes or None
-        What Spark's log says; None where the query's location is not known.
+        What Spark's log says; None if the query's location is not known.
     live : iterable of RecentBatch
         What state servers on this machine remember, of whatever query.
     """

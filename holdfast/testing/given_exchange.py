@@ -25,9 +25,9 @@ class GivenExchange:
     typed : Exchange
         For keys, and for what the test does declare.
     pieces : sequence or None
-        What ``handleInputRows`` iterates over, one for each row of the micro-batch; None where rows are typed.
+        What ``handleInputRows`` iterates over, one for each row of the micro-batch; None if rows are typed.
     kept : KeptOutput or None
-        None where output is typed.
+        None if output is typed.
     """
 
     typed: Exchange

@@ -70,7 +70,7 @@ class GroupingColumns:
         return cls(StructType([StructField(f"_{at}", _type_of(value)) for at, value in enumerate(_values(key), 1)]))
 
     def rows(self, key: Any, n: int) -> pa.Table:
-        """Return so many rows with this key.
+        """Return `n` rows with this key.
 
         Raises
         ------

@@ -178,7 +178,7 @@ class PandasWithStateTester:
             return self._values(transaction).get(self._keys_of(key))[0]
 
     def peekTimeout(self, key: Any) -> int | None:
-        """Return when the timeout of a key is due, in milliseconds since 1970; None where it has none."""
+        """Return when a key's timeout is due, in milliseconds since 1970, or None."""
         if self._step.timeout_conf == "NoTimeout":
             return None
         with self._shard.begin() as transaction:

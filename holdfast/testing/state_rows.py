@@ -132,7 +132,7 @@ def contents(view: View, table: str, first_hash: int = 0, last_hash: int = MAX_H
 
 
 def answers(view: View, table: str, keys: Keys) -> list[Row | None]:
-    """Return what a look-up finds: a tuple of values, or None where the key is absent."""
+    """Return what a look-up finds: a tuple of values, or None if the key is absent."""
     found = view.get(table, keys)
     assert found.values.num_rows == len(found.exists) == len(keys)
     rows = [plain([c[i].as_py() for c in found.values.columns]) for i in range(len(keys))]

@@ -180,7 +180,7 @@ class StorageContract:
             storage.get("absent", 0)
 
     def test_ranges(self, storage: ObjectStorage) -> None:
-        """Any bytes of an object can be had without the others; what it does not have is no end of file."""
+        """Any range of an object can be read alone; a range beyond its end is an error."""
         data = bytes(range(256)) * 4096
         storage.put("a/b", data)
         for start, end in ((0, 1), (255, 258), (len(data) - 1, len(data)), (0, len(data)), (70_000, 900_000)):

@@ -67,7 +67,7 @@ class Assignment:
             one.leave()
 
     def pointers(self, homes: Sequence[Directory]) -> Inquiry[Pointers] | None:
-        """Return what is asked for the pointers; None where that is not needed, or useless."""
+        """Return the inquiry for the pointers; None if needless or useless."""
         return None if self._belongs is not None or not homes else self.in_directory(homes[0]).pointers
 
     def places(

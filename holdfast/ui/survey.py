@@ -64,7 +64,7 @@ class OperatorSurvey:
 
     @property
     def of_query(self) -> str:
-        """The query that owns it or, where its record is damaged, that claimed it last; empty where nothing tells."""
+        """The query that owns it or, if its record is damaged, that claimed it last; empty if unknown."""
         return self.query_id or self.signs.claimed_by
 
     @property

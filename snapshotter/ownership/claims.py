@@ -97,7 +97,7 @@ class Claims:
     me : Claim
         As this run would claim; whatever its number.
     lives : callable
-        Tells whether a process lives, and may give one that is ending a moment; None where that cannot be known.
+        Tells whether a process lives, and may give one that is ending a moment; None if that cannot be known.
     monotonic_ms, new_id : callable, optional
         As in `holdfast.clock`.
 
@@ -180,7 +180,7 @@ class Claims:
         return self._place(kept, tenure.claim)
 
     def _place(self, found: Callable[[Claim | None, Sequence[Beside]], Tenure | None], known: Claim | None) -> Tenure:
-        """Return the place that a run has by the newest claim or, where it has none, by a claim of its own after it."""
+        """Return a run's place by the newest claim or, without one, by a claim of its own after it."""
         for _ in looks(self._fence.url):
             newest, besides = self._look(known)
             tenure = found(newest, besides)

@@ -85,7 +85,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class ShardTimes:
-    """When a shard was called, and is to be called again.
+    """When a shard was called, and must be called again.
 
     Attributes
     ----------
@@ -226,7 +226,7 @@ class SavedOperator:
 
 
 def unnamed(number: int, taken: Collection[str]) -> str:
-    """Return a name for an operator of which only Spark's number is known, distinct from these names."""
+    """Return a name, distinct from these, for an operator known only by Spark's number."""
     name = f"unnamed-{number}"
     while name in taken:
         name += "-"

@@ -121,7 +121,7 @@ class Listed:
     objects, size_bytes : int
         That lie there.
     savepoint : Savepoint or None
-        None where it is unfinished, or damaged.
+        None if it is unfinished, or damaged.
     damage : str
         What is wrong with its manifest; empty if nothing is.
     """

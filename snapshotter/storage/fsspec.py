@@ -180,7 +180,7 @@ class FsspecStorage(ObjectStorage):
             ]
 
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
-        """Remove temporary files, where there can be some; see `ObjectStorage.abort_unfinished_uploads`."""
+        """Remove temporary files, if the store makes any; see `ObjectStorage.abort_unfinished_uploads`."""
         check_folder(prefix)
         if not self._renames:
             return 0
@@ -232,7 +232,7 @@ class FsspecStorage(ObjectStorage):
         data = memoryview(fs.cat_file(path, start=0, end=first + 1))
         if data.nbytes > first:
             fs.invalidate_cache()
-            size_bytes = fs.size(path)  # None where it is not known
+            size_bytes = fs.size(path)  # None if it is not known
             require_size(max(size_bytes or 0, data.nbytes), limit_bytes, key, self.url)
             data = memoryview(fs.cat_file(path, start=0, end=(size_bytes or limit_bytes) + 1))
             require_size(data.nbytes, limit_bytes, key, self.url)
@@ -315,7 +315,7 @@ def _held_in(fs: Any, folder: str) -> list[Mapping[str, Any]]:
 
 
 def _is_absence(exc: OSError) -> bool:
-    """Tell whether an error means that there is no such file; some, as SMB's, say so by errno alone."""
+    """Tell whether an error means that a file is absent; some, such as SMB's, say so by errno alone."""
     return isinstance(exc, (FileNotFoundError, IsADirectoryError, NotADirectoryError)) or exc.errno in _ABSENT
 
 

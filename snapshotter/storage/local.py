@@ -367,7 +367,7 @@ def _remove_temporaries(at: int, before_ms: int) -> int:
 
 
 def _remove_object(name: str, at: int) -> None:
-    """Remove a file; a folder of that name is no object."""
+    """Remove a file; a folder of that name does not count."""
     try:
         os.unlink(name, dir_fd=at)
     except (IsADirectoryError, PermissionError):

@@ -229,7 +229,7 @@ class ObjectStorage(ABC):
         """
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
-        """Return the bytes from `start` to `end` of an object that has so many.
+        """Return the bytes from `start` to `end` of an object that has them.
 
         Parameters
         ----------

@@ -10,7 +10,7 @@ from dataclasses import asdict, astuple, dataclass, fields, replace
 
 @dataclass(frozen=True)
 class CallMeasures:
-    """The measurements of one call of a shard; None where unknown.
+    """The measurements of one call of a shard; None if unknown.
 
     Attributes
     ----------

@@ -65,7 +65,7 @@ def field(message: Message, name: str, kind: type[_Kind]) -> _Kind:
 
 
 def pointer_field(message: Message, name: str) -> Pointer | None:
-    """Return the pointer that a field holds as text; None where it is null."""
+    """Return the pointer that a field holds as text; None if it is null."""
     return None if message.get(name) is None else Pointer.parse(field(message, name, str))
 
 
@@ -151,7 +151,7 @@ class MeasuredBatch:
     Attributes
     ----------
     batch_id : int or None
-        None where Spark does not tell.
+        None if Spark does not tell.
     batch_ms : int
         When the micro-batch was planned: the same in every attempt at it.
     values : mapping of str to int or None

@@ -34,7 +34,7 @@ class RecentBatch:
     executor : str
         The name of the executor's directory.
     batch_id : int or None
-        None where Spark does not tell.
+        None if Spark does not tell.
     batch_ms : int
         When it was planned, in ms since 1970.
     shards : int

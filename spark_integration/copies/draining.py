@@ -128,7 +128,7 @@ def _copy(logs: ObjectStorage, copied: ObjectStorage) -> None:
 
 
 def _undrained(copied: ObjectStorage) -> LoggedBatch | None:
-    """Return the micro-batch before the last one, once that is done; else plan what is to be run next."""
+    """Return the micro-batch before the last one, once that is done; else plan the next one."""
     copy = QueryLocation(copied)
     last = copy.batch()
     if (copy.newest_planned() or 0) > last.batch_id:

@@ -27,7 +27,7 @@ class RowChange:
     key : dict
         Its key columns.
     before, after : dict or None
-        Its value columns; None where it has no row.
+        Its value columns; None if it has no row.
     """
 
     kind: str

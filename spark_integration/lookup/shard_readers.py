@@ -91,7 +91,7 @@ class ShardReaders:
     def first_rows(
         self, directory: str, row: PointerRow, stored: StoredTables, table: TableSchema, first_hash: int, most: int
     ) -> list[Run]:
-        """Return rows from a hash on, ascending by it: at least so many, if there are."""
+        """Return at least `most` rows from a hash on, if there are as many, ascending by hash."""
         with self._reader(directory, row, stored) as reader:
             try:
                 return _taken(reader.scan(_at(row), table.name, first_hash), stored, table, most)

@@ -134,7 +134,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Mean:
-    """The average; null where there is no value.
+    """The average; null without values.
 
     Attributes
     ----------

@@ -150,7 +150,7 @@ def variance(column: str | Column) -> Aggregate:
 
 
 def var_pop(column: str | Column) -> Aggregate:
-    """Return the population variance as double; null where there is no value."""
+    """Return the population variance as double; null without values."""
     return _moments(F.var_pop, column, is_sample=False, is_root=False)
 
 
@@ -160,7 +160,7 @@ def stddev(column: str | Column) -> Aggregate:
 
 
 def stddev_pop(column: str | Column) -> Aggregate:
-    """Return the population standard deviation as double; null where there is no value."""
+    """Return the population standard deviation as double; null without values."""
     return _moments(F.stddev_pop, column, is_sample=False, is_root=True)
 
 

@@ -182,6 +182,6 @@ def shown_keys(keys: Keys, types: pa.Schema) -> dict[str, pa.Array]:
 
 
 def into_window(columns: dict[str, pa.Array], name: str, end_us: IntArray) -> None:
-    """Make the last column, where windows start, a window as Spark has it: a struct of its start and its end."""
+    """Turn the last column, the windows' starts, into Spark's windows: structs of start and end."""
     start = one_chunk(columns.popitem()[1])
     columns[name] = pa.StructArray.from_arrays([start, timestamps(end_us, start.type)], ["start", "end"])

@@ -77,7 +77,7 @@ class Ends:
         return {TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
 
     def add(self, keys: Keys, end_us: IntArray) -> None:
-        """Enter rows, each of which ends at its time, in microseconds since 1970."""
+        """Enter rows that end at these times, in microseconds since 1970."""
         if len(keys):
             due_ms = due_of(end_us)
             self._index.add(keys, due_ms)
@@ -97,7 +97,7 @@ class Ends:
         return lives
 
     def take_over(self, counts: CallCounts) -> Keys | None:
-        """Take the rows that are over out of the index, earliest first, and count them; None where none is."""
+        """Take the rows that are over out of the index, earliest first, and count them; None without any."""
         if self._earliest_ms is None or self._now_ms is None or self._now_ms <= self._earliest_ms:
             return None
         due = list(self._index.due(self._earliest_ms, self._now_ms, _AT_ONCE))

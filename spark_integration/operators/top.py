@@ -252,7 +252,7 @@ class Latest:
     ranking : Ranking
         In which the newest row of a key stands first.
     ttl : Ttl or None
-        None where keys are remembered for ever.
+        None if keys are remembered for ever.
     """
 
     key_types: pa.Schema

@@ -103,7 +103,7 @@ def declaration_of(processor: PickledProcessor, time_mode: TimeMode, parse: Pars
 
 
 class _NoStates:
-    """Behind the handle on the driver: there is no state to use, and none to drop."""
+    """Stands behind the handle on the driver, which has no state."""
 
     def open(self, variable: StateVariable) -> _Unusable:
         return _Unusable(variable)
@@ -113,7 +113,7 @@ class _NoStates:
 
 
 class _Unusable:
-    """The state of a variable on the driver, where each method of it fails."""
+    """A variable's state on the driver: each method fails."""
 
     def __init__(self, variable: StateVariable) -> None:
         self._variable = variable

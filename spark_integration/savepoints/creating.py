@@ -244,7 +244,7 @@ class _Saving:
     name: str
 
     def of_batch(self, batch_id: int | None, found: Callable[[LoggedBatch], _Found]) -> tuple[LoggedBatch, _Found]:
-        """Return a committed micro-batch and what is found of it; of the last one, where the query moves on, twice.
+        """Return a committed micro-batch and its state; if the query moves on from the last one, try twice.
 
         Raises
         ------

@@ -187,7 +187,7 @@ def _no_state_directory(location: ObjectStorage) -> Iterator[None]:
 
 
 def shards_to_set(state_dir: str, options: Mapping[str, object], query_id: str) -> int | None:
-    """Return how many shards a session must set for a query that was made; None where its operators' names say it.
+    """Return the number of shards that a session must set for a new query; None if its operators' names tell it.
 
     A query is defined before Spark says which one it is, so its operators have as many shards as the record under their
     name says, which may be another query's.

@@ -153,7 +153,7 @@ def reported(
     log : ObjectCommitLog or None
         Of the shard; None without durable storage, which leaves nowhere to report.
     batch_id : int or None
-        The micro-batch; None where Spark does not tell.
+        The micro-batch; None if Spark does not tell.
     now_ms : callable
         As in `holdfast.clock`.
     """

@@ -304,7 +304,7 @@ class _Watch:
     Attributes
     ----------
     lineage : Lineage or None
-        Of the version that the call reads; None where there is none, or no durable storage.
+        Of the version that the call reads; None if there is none, or no durable storage.
     """
 
     lineage: Lineage | None = None

@@ -65,7 +65,7 @@ class EntryRows:
     grouping : int
         How many of its key columns are the grouping key.
     expiry : Expiry or None
-        None where entries stay until they are deleted.
+        None if entries stay until they are deleted.
 
     Notes
     -----

@@ -114,12 +114,12 @@ class Expiry:
     ----------
     table : str
     ttl_ms : int or None
-        How long a row lives after it was last written; more than 0. None where only rows of earlier runs expire.
+        How long a row lives after it was last written; more than 0. None if only rows of earlier runs expire.
     now_ms : int
         Of the micro-batch; in event time the watermark. A row has expired once ``expires_ms <= now_ms``, as in Spark's
         ``transformWithState``.
     evicted_until_ms : int or None
-        All rows that had expired by then are gone; None where nobody knows.
+        All rows that had expired by then are gone; None if nobody knows.
     """
 
     def __init__(self, table: str, ttl_ms: int | None, now_ms: int, evicted_until_ms: int | None) -> None:

@@ -157,7 +157,7 @@ def unconsented(
     latest : TableSchema
         As the last run declared it.
     within : str or None
-        What to call the table in ``stateChanges``; None where there is only one.
+        What to call the table in ``stateChanges``; None if there is only one.
     only_fitting : bool
         Whether columns may be new as others are left out, unless one could have been renamed to the other.
     """

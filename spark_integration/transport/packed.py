@@ -39,7 +39,7 @@ class PackedTransport:
     event_time : EventTime or None
         Its newest value travels beside each blob. If Spark filters rows by it, each blob holds rows of one event time.
     rows_each : int or None
-        Maximum rows of a batch in which Spark hands over what arrives; None where its bytes are not to be bounded.
+        Maximum rows of a batch in which Spark hands over what arrives; None if its bytes are not to be bounded.
     """
 
     shards: int

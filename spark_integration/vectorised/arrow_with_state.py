@@ -143,7 +143,7 @@ class ArrowWithState:
         return call.earliest_ms()
 
     def _times(self, batch: ShardInput, groups: Groups) -> KeyTimes | None:
-        """Return the event times of each key's rows, where a table counts by them."""
+        """Return the event times of each key's rows, if a table's TTL counts by them."""
         if self.event_time is None or all(state.clock != "EventTime" for state in self.states.values()):
             return None
         at = one_chunk(moments_of(batch.rows.column(self.event_time))).cast(pa.int64())
@@ -229,11 +229,11 @@ class _Call:
             self._timers = KeyTimers(transaction, clock, earliest_ms, is_exact=not self._waking)
 
     def fire(self) -> DueTimers | None:
-        """Remove the timers that are due, and return them; None where there is none."""
+        """Remove and return the due timers, or None."""
         return None if self._timers is None else self._timers.fire(self._due_before_ms)
 
     def shard_timers(self, keys: Keys, due_ms: IntArray) -> ShardTimers | None:
-        """Return the timers as these keys see them; None where the operator has none."""
+        """Return the timers as these keys see them; None if the operator has none."""
         return None if self._timers is None else ShardTimers(self._timers, keys, due_ms)
 
     def states(self, keys: Keys, times: KeyTimes | None) -> dict[str, ShardState]:

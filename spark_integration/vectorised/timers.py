@@ -34,7 +34,7 @@ class ShardTimers:
 
     @property
     def due_ms(self) -> pa.Array:
-        """When the timer was due that brought the key into this micro-batch; null where none did; int64, (keys,)."""
+        """When the timer that brought each key into this micro-batch was due, or null; int64, (keys,)."""
         return _shown(self._due_ms)
 
     def get(self) -> pa.Array:

@@ -55,7 +55,7 @@ class Slot(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """A leaf of n rows: shape (n,) or None where nothing is null; shape (n, width); arrays of n binaries."""
+    """A leaf of n rows: shape (n,) or None if nothing is null; shape (n, width); arrays of n binaries."""
 
     nulls: BoolArray | None
     fixed: ByteArray

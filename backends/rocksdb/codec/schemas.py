@@ -20,7 +20,7 @@ _HEAD = 1
 
 
 def decode_numbered(rows: pa.Array, schemas: Sequence[pa.Schema], wanted: pa.Schema) -> pa.RecordBatch:
-    """Return value columns of rows, each of which begins with the number of its schema.
+    """Return the value columns of rows that begin with their schema's number.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What an author supplies for the contract of a sink, and the steps of which its tests are made."""
+"""What an author supplies for the contract of a sink, and the steps of its tests."""
 
 from __future__ import annotations
 

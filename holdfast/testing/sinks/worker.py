@@ -117,7 +117,7 @@ class SinkWorker:
 
 
 def kill_after(worker: SinkWorker, delay_ms: int, step: str, *arguments: object) -> None:
-    """Begin a step, and kill the worker so many milliseconds later: before, in the middle of or after it."""
+    """Begin a step, and kill the worker after a delay: before, during or after the step."""
     worker.start(step, *arguments)
     clock.sleep_ms(delay_ms)
     worker.kill()

@@ -67,7 +67,7 @@ class GrowthReader:
         self._size_of = sizes.snapshot_bytes
 
     def growth(self, operator: OperatorSurvey) -> Growth | None:
-        """Return how an operator has grown; None where no snapshot tells.
+        """Return how an operator has grown; None if no snapshot tells.
 
         Raises
         ------

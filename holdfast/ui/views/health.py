@@ -64,7 +64,7 @@ def card_of(
     patience: Patience,
     now_ms: int,
 ) -> Card | None:
-    """Return how the query of an operator is; None where nothing says which that is. Raises as `cards`."""
+    """Return the health of an operator's query; None if the query is unknown. Raises as `cards`."""
     of_query = {name: one for name, one in survey.operators.items() if one.of_query == operator.of_query}
     found = cards(directory, Survey(of_query, (), 0, ()), live, patience, now_ms)
     return found[0] if found else None

@@ -77,7 +77,7 @@ class Step:
 
 @dataclass(frozen=True)
 class KeyTable:
-    """What a key holds in a table, and held before: newest first, where it changed."""
+    """What a key holds in a table, and held before: its changes, newest first."""
 
     name: str
     columns: list[tuple[str, bool]]
@@ -100,11 +100,11 @@ class RowsView:
     grouping : tuple of str
         The columns by which a key is looked up; none where that is not known.
     found : list of KeyTable or None
-        The rows of the key, by table; None where none is looked up.
+        The rows of the key, by table; None if none is looked up.
     is_whole : bool
         Whether all that is retained of the key is shown.
     rows : ShownTable or None
-        Of the shard; None where a key is looked up, or no shard has rows.
+        Of the shard; None if a key is looked up, or no shard has rows.
     shard : int or None
         The shard of these rows.
     searched : int
@@ -222,7 +222,7 @@ def _of_shard(
     Returns
     -------
     tuple
-        The rows; behind which row the shard goes on, None where it ends; how many rows the filter has seen.
+        The rows; behind which row the shard goes on, None if it ends; how many rows the filter has seen.
     """
     wanted, limit = asked.contains.casefold(), _READ_AT_ONCE if asked.contains else ROWS_MAX
     while True:

@@ -18,7 +18,7 @@ _FIRST_KEYS, _GROWTH = 16, 8
 
 @dataclass(frozen=True)
 class Asked:
-    """An entry's values in the maps of consecutive keys of a slab; None where it is absent."""
+    """An entry's values in the maps of consecutive keys of a slab; None if it is absent."""
 
     first: int
     values: list[State | None]

@@ -21,7 +21,7 @@ class ProcessorValueState(ValueState):
     transaction : Transaction
     table : str
     expiry : Expiry or None
-        None where values stay until they are cleared.
+        None if values stay until they are cleared.
     rows : StateRows
     slab : Slab
     """

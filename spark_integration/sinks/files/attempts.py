@@ -135,7 +135,7 @@ class PreparedAttempt:
     digest : str
         XXH3-128 of what the notes say of the files.
     files : tuple of DataFile or None
-        None where only the notes tell them.
+        None if only the notes tell them.
     """
 
     attempt: str
