@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, GroupedData
-from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
@@ -23,7 +22,7 @@ from holdfast.spark_integration.operators.deduplicating import deduplicated, ded
 from holdfast.spark_integration.operators.defining import aggregated, by_key, checked_mode
 from holdfast.spark_integration.operators.joining import JoinableStream
 from holdfast.spark_integration.operators.ranked import latest_rows, top_rows
-from holdfast.spark_integration.operators.windows import SessionStream, WindowedStream, windowed
+from holdfast.spark_integration.operators.windows import SessionStream, WindowedStream, by_sessions, windowed
 from holdfast.spark_integration.plan.arguments import declared_struct, operator_name, require_accepted_by_spark
 from holdfast.spark_integration.plan.definition import Definition, KeyedRows
 from holdfast.spark_integration.plan.event_time import (
@@ -302,12 +301,17 @@ class GroupedStream:
         -------
         SessionStream
 
+        Raises
+        ------
+        InvalidArgumentError
+            The gap is no duration, or not longer than nothing.
+
         Examples
         --------
         >>> visits = holdfast.stream(df.withWatermark("at", "10 minutes")).groupBy("user").session("at", "30 minutes")
         >>> visits.agg(n=holdfast.count(), first=holdfast.min("at"))
         """
-        return SessionStream(self.df, self.grouping, F.session_window(timeColumn, gap))
+        return by_sessions(self.df, self.grouping, timeColumn, gap)
 
     def top(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.operators.aggregates import Aggregate
 from holdfast.spark_integration.operators.defining import aggregated, by_session, by_window, checked_mode
 from holdfast.spark_integration.plan.grouping_keys import Grouping
@@ -115,6 +116,24 @@ def windowed(
     )
     definition = f"length_us={length_us}, slide_us={slide_us}, start_us={start_us}"
     return WindowedStream(df, grouping, window, length_us, definition)
+
+
+def by_sessions(df: DataFrame, grouping: Grouping, timeColumn: str | Column, gap: str | Column) -> SessionStream:
+    """Group by sessions; parameters are those of Spark's `session_window`, which looks at the gap row by row.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The gap is no duration, or not longer than nothing: Spark would fail in a micro-batch, or drop all rows.
+    """
+    if isinstance(gap, str):
+        end = F.lit("1970-01-01 00:00:00 UTC").cast("timestamp") + F.lit(gap).try_cast("interval")
+        [[end_us]] = df.sparkSession.sql("SELECT * FROM VALUES (1) AS one(n)").select(F.unix_micros(end)).collect()
+        if end_us is None or end_us <= 0:
+            raise InvalidArgumentError(
+                "gap must be a duration longer than nothing, such as '5 minutes'", given=repr(gap)
+            )
+    return SessionStream(df, grouping, F.session_window(timeColumn, gap))
 
 
 def after_1970(session: SparkSession, window: Column, part: str) -> int:

@@ -92,10 +92,10 @@ def test_a_query_goes_on_from_a_savepoint(lab: Lab, name: str) -> None:
     def shown(query: str) -> list[list[Any]]:
         return [sorted(map(canonical, rows), key=repr) for rows in lab.run(frame(), query, mode) if rows]
 
-    feed(lab, chance, 3)
+    feed(lab, chance, 2)
     shown("query")
     savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
-    feed(lab, chance, 4)
+    feed(lab, chance, 2)
     expected = shown("query")
     lab.configure({"state.dir": str(lab.folder / "again-state"), "backend": "rocksdb"})
     savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "again", shards=3)
@@ -105,7 +105,7 @@ def test_a_query_goes_on_from_a_savepoint(lab: Lab, name: str) -> None:
 
 def test_state_is_read_from_outside(lab: Lab) -> None:
     """Under the columns' names, by key as well: also of sessions, of which a key has several."""
-    feed(lab, random.Random(4), 3)
+    feed(lab, random.Random(4), 1)
     lab.run(OPERATORS["session"][0](source(lab)), "sessions", "append")
     lab.run(OPERATORS["window"][0](source(lab)), "windows", "append")
     windows = holdfast.read_state(lab.spark, lab.folder / "windows", "window").to_pylist()
@@ -213,6 +213,9 @@ def test_the_operators_of_the_guide_are_defined(lab: Lab) -> None:
             "use groupBy(.*).window",
         ),
         (lambda s: s.groupBy("user").window("at", "1 parsec"), AnalysisException, "parsec"),
+        (lambda s: s.groupBy("user").session("at", "0 seconds"), InvalidArgumentError, "longer than nothing"),
+        (lambda s: s.groupBy("user").session("at", "-1 minute"), InvalidArgumentError, "longer than nothing"),
+        (lambda s: s.groupBy("user").session("at", "1 parsec"), InvalidArgumentError, "longer than nothing.*parsec"),
         (lambda s: s.dropDuplicates(["nope"]), AnalysisException, "nope"),
         (lambda s: s.groupBy("user").top(0, by="x"), InvalidArgumentError, "a number of rows"),
         (lambda s: s.groupBy("user").top(3, by="nope"), AnalysisException, "nope"),
