@@ -19,10 +19,13 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 # As many processes as tests/conftest.py says; which tests stay together and which begin, tests/parts.py says.
 SIDE_BY_SIDE := --numprocesses auto --dist loadfile --no-loadscope-reorder -p no:benchmark
 
+# What `make check` runs.
+HOUSE_RULES := $(addprefix tests/,test_pages.py test_source_tree.py test_tidy.py)
+
 # Neither Spark nor a server nor anything slow, no injected faults, no histories by chance, and nothing of `make check`;
 # what is left out whole is not imported.
 FAST := -m 'not slow and not spark and not cluster and not s3 and not hdfs and not kafka and not postgres' \
-        $(addprefix --ignore=tests/,cluster faults fuzz model packaging sinks soak spark storages test_pages.py test_source_tree.py test_tidy.py)
+        $(addprefix --ignore=,$(addprefix tests/,cluster faults fuzz model packaging sinks soak spark storages) $(HOUSE_RULES))
 
 # From nothing (-E), and strict: what is read from an earlier run's pages would not be checked.
 SITE := $(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning -c docs/site -d build/docs-read
@@ -64,7 +67,7 @@ postgres: $(STAMP) ## a local PostgreSQL to try the sink on, until Ctrl-C [ARGS=
 	@$(BIN)/python -m tests.servers postgres $(ARGS)
 
 test: $(if $(ARGS),,prepare) $(STAMP) ## every promise once, in ten minutes; only the Spark tests with SPARK=4.0.5 [SPARK= PYTHON= ARGS=]
-	$(BIN)/pytest $(SIDE_BY_SIDE) $(if $(SPARK),-m 'spark or cluster or smoke') $(ARGS)
+	$(BIN)/pytest $(SIDE_BY_SIDE) $(if $(SPARK),-m 'spark or cluster or smoke') $(or $(ARGS),$(addprefix --ignore=,$(HOUSE_RULES)))
 
 test-fast: $(STAMP) ## of these what needs neither Spark nor servers, in one minute [ARGS=]
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(FAST) $(ARGS)
@@ -90,7 +93,7 @@ check: $(STAMP) types links ## format, lint, types, links, house rules
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	MYPYPATH=build/types $(BIN)/mypy -p holdfast -p holdfast_parquet $(addprefix -p ,$(notdir $(wildcard found_by_spark/*)))
-	$(BIN)/pytest --quiet tests/test_tidy.py tests/test_source_tree.py tests/test_pages.py
+	$(BIN)/pytest --quiet $(HOUSE_RULES)
 
 # Packages as links, as an installation would make them: type checkers do not follow package-dir mappings.
 types:
