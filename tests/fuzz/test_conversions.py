@@ -68,7 +68,7 @@ def test_a_frame_becomes_what_spark_makes_of_it(frame_format: FrameFormat) -> No
     assert not wrong
 
 
-@pytest.mark.parametrize("seed", repetitions(20, 600))
+@pytest.mark.parametrize("seed", repetitions(10, 600))
 def test_keys_returned_together_become_what_spark_makes_of_each(seed: int) -> None:
     """No key's frame changes what becomes of another's: as on Spark where it calls each key in a micro-batch alone."""
     chance = random.Random(seed)
@@ -88,7 +88,7 @@ def test_keys_returned_together_become_what_spark_makes_of_each(seed: int) -> No
     assert is_same(ours, pa.concat_arrays(rows)), (data_type, [frame["x"] for [frame] in returned])
 
 
-@pytest.mark.parametrize("seed", repetitions(20, 300))
+@pytest.mark.parametrize("seed", repetitions(10, 300))
 def test_frames_of_one_dtype_become_what_spark_makes_of_them_together(seed: int) -> None:
     """Where Spark's worker gathers the frames of several keys, and need not change their dtypes."""
     chance = random.Random(seed)

@@ -138,7 +138,7 @@ def _fits(total: Any, data_type: pa.DataType) -> bool:
         return bool(abs(total).scaleb(data_type.scale) < 10**38)
 
 
-@pytest.mark.parametrize("seed", repetitions(40, 1000))
+@pytest.mark.parametrize("seed", repetitions(20, 1000))
 def test_reductions(seed: int) -> None:
     """Some thirty reductions for each seed: every one of every type that it takes."""
     rows = Rows(random.Random(seed))
@@ -168,7 +168,7 @@ def test_reductions(seed: int) -> None:
                     groups.sum(name)
 
 
-@pytest.mark.parametrize("seed", repetitions(40, 1000))
+@pytest.mark.parametrize("seed", repetitions(20, 1000))
 def test_first_and_last_by_another_column(seed: int) -> None:
     """Null is last for the first and first for the last; among equals the first, or the last, that arrived."""
     chance = random.Random(seed)

@@ -67,7 +67,7 @@ def values_of(batch: pa.RecordBatch) -> list[Any]:
     return list(zip(*(exact(column) for column in batch.columns), strict=True))
 
 
-@pytest.mark.parametrize("seed", repetitions(4, 200))
+@pytest.mark.parametrize("seed", repetitions(2, 200))
 def test_whatever_is_put_is_restored_bit_by_bit(seed: int, ram_path: Path) -> None:
     """Text that is not UTF-8, NaN of any bits, dates that Python does not know, at any depth, in keys and values."""
     written = Written(random.Random(seed))

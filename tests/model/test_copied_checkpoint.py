@@ -55,7 +55,7 @@ def copied(chance: random.Random, *, is_beside: bool) -> int:
     return took
 
 
-@pytest.mark.parametrize("seed", repetitions(4, 60))
+@pytest.mark.parametrize("seed", repetitions(2, 60))
 def test_a_copy_beside_the_query_takes_nothing_from_it(seed: int) -> None:
     assert copied(random.Random(seed), is_beside=True) == 0
 
