@@ -44,7 +44,7 @@ from holdfast.backends.schema import Keys, TableSchema, find_table
 from holdfast.errors import InvalidArgumentError, NotFoundError
 
 #: Version of this seam. A backend states the one that it was built for; another one is refused.
-CONTRACT_VERSION = 1
+CONTRACT_VERSION = 2
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 MAX_HASH = int(np.iinfo(np.uint64).max)
 _POINTER = re.compile(r"(0|[1-9][0-9]{0,18})-([0-9A-Za-z]{1,64})")

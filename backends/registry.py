@@ -66,13 +66,13 @@ def _load(name: str, point: str) -> type[Backend]:
         raise InvalidArgumentError(f"backend {name!r} cannot be loaded from {point!r}: {exc}") from exc
     if not (isinstance(found, type) and issubclass(found, Backend)):
         raise InvalidArgumentError(f"backend {name!r} is not a subclass of Backend: {point!r}")
+    built_for = getattr(found, "contract_version", None)
     lacking = sorted(getattr(found, "__abstractmethods__", ()))
-    if lacking:
+    if lacking and built_for in (None, CONTRACT_VERSION):
         raise InvalidArgumentError(
             f"backend {name!r} lacks methods of the contract: {', '.join(lacking)}; add them to the class",
             registered=point,
         )
-    built_for = getattr(found, "contract_version", None)
     if built_for != CONTRACT_VERSION:
         raise InvalidArgumentError(
             f"backend {name!r} was built for another version of the backend contract: install a matching release, "

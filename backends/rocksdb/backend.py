@@ -26,12 +26,12 @@ Invariants
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from rocksdict import Rdict
 
@@ -49,7 +49,7 @@ from holdfast.backends.rocksdb.generation import (
     keep_unwritten,
     require_whole,
 )
-from holdfast.backends.rocksdb.generation_file import GENERATION, GenerationFile
+from holdfast.backends.rocksdb.generation_file import GENERATION, GenerationFile, known_generation
 from holdfast.backends.rocksdb.moving import make_generation
 from holdfast.backends.rocksdb.open_generations import OPEN, OpenGeneration
 from holdfast.backends.rocksdb.options import RocksDBOptions
@@ -62,14 +62,12 @@ from holdfast.backends.schema import TableSchema
 from holdfast.errors import ConflictError, CorruptionError, HoldfastError, NotFoundError
 
 _T = TypeVar("_T")
-#: The shards that this process has open: they share what may lie in runs.
-_SHARDS: WeakSet[RocksDBBackend] = WeakSet()
 
 
 class RocksDBBackend(FilesystemBackend):
     """See the module, and `holdfast.backends.rocksdb.options` for the options."""
 
-    contract_version = 1
+    contract_version = 2
 
     def __init__(
         self,
@@ -84,7 +82,6 @@ class RocksDBBackend(FilesystemBackend):
         self._generations = directory / "generations"
         # Files of databases, by name and inode, that were whole when this process last froze a version.
         self._whole: set[tuple[str, int]] = set()
-        _SHARDS.add(self)
 
     @classmethod
     def parse_options(cls, name: str, options: Mapping[str, str]) -> Mapping[str, Any]:
@@ -155,7 +152,7 @@ class RocksDBBackend(FilesystemBackend):
     def _next_generation(self, version: VersionFile, names: Iterable[str]) -> tuple[str, GenerationFile] | None:
         for name in names:
             with suppress(NotFoundError, CorruptionError):
-                file = GenerationFile.read(self._generations / name)
+                file = known_generation(self._generations / name)
                 if file.moved and file.replaces(version):
                     return name, file
         return None
@@ -191,12 +188,24 @@ class RocksDBBackend(FilesystemBackend):
         if any(version.generation == name for version in versions):
             return True
         try:
-            file = GenerationFile.read(self._generations / name)
+            file = known_generation(self._generations / name)
         except (NotFoundError, CorruptionError):
             return False
         return any(file.moved and file.replaces(version) for version in versions)
 
     # Moving.
+
+    def _commit_merge_limit_bytes(self) -> int:
+        # What commits rewrite again and again is never settled, so never moved.
+        return min(super()._commit_merge_limit_bytes(), self.share_bytes() // 2)
+
+    def share_bytes(self) -> int:
+        """Return how many bytes of the shard may lie in runs: the shards of an executor share what all may have."""
+        shards = 1
+        if self.directory.is_relative_to(self.executor_directory):  # else it is being taken over
+            pattern = "/".join("*" * len(self.directory.relative_to(self.executor_directory).parts))
+            shards = max(1, len(glob.glob(pattern, root_dir=self.executor_directory)))
+        return self._rocksdb.runs_bytes // shards
 
     def maintain(self, pointer: Pointer) -> int:
         """Move what all versions share into the next generation, if it exceeds the shard's share of memory.
@@ -213,7 +222,7 @@ class RocksDBBackend(FilesystemBackend):
     def _move(self, pointer: Pointer) -> int:
         with self._floored(self._read_version(pointer)) as version:
             settled = self._settled(version)
-            if sum(file.size_bytes for files in settled.values() for file in files) <= share_bytes(self._rocksdb):
+            if sum(file.size_bytes for files in settled.values() for file in files) <= self.share_bytes():
                 return 0
             folder = self._version_folder(pointer)
             runs = {t: parts_of(self._reader.open_all(folder, files, t, verify=True)) for t, files in settled.items()}
@@ -331,12 +340,8 @@ class RocksDBBackend(FilesystemBackend):
         if version.generation is None:
             return {}
         with suppress(NotFoundError, CorruptionError):
-            return self._read_generation(version.generation).counts
+            return known_generation(self._generations / version.generation).counts
         return {}
-
-    def close(self) -> None:
-        """Nothing is held open, but for other shards of this process."""
-        _SHARDS.discard(self)
 
 
 class _LockedView(GenerationView):
@@ -361,8 +366,3 @@ class _LockedView(GenerationView):
     def close(self) -> None:
         super().close()
         self._lock.close()
-
-
-def share_bytes(options: RocksDBOptions) -> int:
-    """Return how many bytes of one shard may lie in settled runs: shards of one process share what all may have."""
-    return options.runs_bytes // max(1, len(_SHARDS))

@@ -14,10 +14,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -37,6 +38,8 @@ ROWS_FORMAT = 1
 _TABLE_IDS_MAX = 254  # the first byte of a key; 255 bounds the tables
 #: Value schemas of a table: their number is the first byte of a row.
 SCHEMAS_MAX = 255
+#: Files that a process remembers.
+MOST_KNOWN = 256
 _FILE_NAME = re.compile(r"[0-9]{1,20}\.sst|MANIFEST-[0-9]{1,20}|CURRENT")
 
 
@@ -206,3 +209,22 @@ class GenerationFile:
             return cls(tables, dict(header["counts"]), files, header["base"], moved)
         except (KeyError, TypeError, ValueError, AttributeError, OSError, pa.ArrowException) as exc:
             raise CorruptionError(f"{path} is not a file that this release of holdfast reads: {exc!r}") from exc
+
+
+def known_generation(folder: Path) -> GenerationFile:
+    """Return the file of a generation's folder, which is read once in a process, and again if somebody writes to it.
+
+    Raises
+    ------
+    NotFoundError, CorruptionError
+        See `GenerationFile.read`.
+    """
+    path = folder / GENERATION
+    with local_files.reading(path):
+        found = os.stat(path)
+    return _read_once(folder, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(MOST_KNOWN)
+def _read_once(folder: Path, *_: int) -> GenerationFile:
+    return GenerationFile.read(folder)

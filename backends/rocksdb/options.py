@@ -6,7 +6,8 @@ Set as ``spark.holdfast.rocksdb.<option>``:
 option             default    meaning
 =================  =========  ==========================================================================
 memory             512m       what an executor gives to state: half of it to runs that are not moved into
-                              databases yet, half to the block caches of all its processes; 16m at least
+                              databases yet, beside those of the last micro-batches, half to the block caches
+                              of all its processes; 16m at least
 compression        lz4        none, lz4, snappy; zstd: lz4, and zstd at the bottom level, smaller by 7 %, slower
 =================  =========  ==========================================================================
 

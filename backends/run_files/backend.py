@@ -124,10 +124,14 @@ class RunFilesBackend(Backend):
     ) -> list[RunFile]:
         """Return the stack with `run` on top, merged with those below where that is cheap."""
         sizes = [f.size_bytes for f in stack] + [run.size_bytes]
-        start = first_to_merge(sizes, COMMIT_MERGE_LIMIT_BYTES)
+        start = first_to_merge(sizes, self._commit_merge_limit_bytes())
         below = parts_of(self._reader.open_all(staged.path, stack[start:], table, verify=True))
         merged = merge_runs([*below, run], drop_deletes=start == 0 and not has_floor)
         return stack[:start] + ([self._write_run(table, merged.size_bytes, [merged], staged)] if len(merged) else [])
+
+    def _commit_merge_limit_bytes(self) -> int:
+        """Return how much a commit merges; more is left to the background."""
+        return COMMIT_MERGE_LIMIT_BYTES
 
     def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
         self.require_tables(runs)

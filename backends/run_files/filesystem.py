@@ -20,7 +20,7 @@ class FilesystemBackend(RunFilesBackend):
     verifies every byte, and restores what was lost.
     """
 
-    contract_version = 1
+    contract_version = 2
 
     def _must_sync(self) -> bool:
         return not os.path.exists(self.directory / DURABLE)

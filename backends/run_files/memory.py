@@ -27,7 +27,7 @@ class MemoryBackend(RunFilesBackend):
     what they write.
     """
 
-    contract_version = 1
+    contract_version = 2
     in_memory = True
 
     def __init__(

@@ -7,9 +7,11 @@ import shutil
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import click
@@ -19,7 +21,10 @@ import pyarrow as pa
 from holdfast import clock
 from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.block_io import write_at
+from holdfast.backends.local_files import DURABLE
 from holdfast.backends.registry import find_backend
+from holdfast.backends.run_files.kept_runs import KEPT
+from holdfast.backends.schema import Keys
 from holdfast.benches.instruments.measured import Measured, Places, StoreWatch
 from holdfast.benches.instruments.object_store import ObjectStore
 from holdfast.benches.jobs.job import StoreJob, option, server_of_environment
@@ -31,6 +36,9 @@ from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorag
 from holdfast.snapshotter.storage.opening import open_storage
 
 FULL_BYTES, NEW_BYTES, RESTORE_MS = "bytes of a snapshot", "bytes sent for it", "restore, ms"
+#: Keys of a micro-batch of a few, and of a look-up of which nothing is in memory.
+FEW_KEYS, COLD_KEYS = 1_000, 10_000
+FEW, COLD_MS = f"get and commit {FEW_KEYS:,}", f"get {COLD_KEYS:,}, nothing in memory, ms"
 #: Parts of a micro-batch of `Restore`.
 RESTORE, PLAIN_DOWNLOAD = "restore", "plain download"
 _THREADS = 8
@@ -123,7 +131,8 @@ class Restore(ShardJob):
 class Size(ShardJob):
     """Micro-batches on a state of some size, its snapshot and its restore.
 
-    A micro-batch is its look-up and its commit: what merges is another process below a state server.
+    A micro-batch is its look-up and its commit: what merges is another process below a state server. Commits are
+    durable elsewhere, so local files need not be. After each there is one of a few keys, which does not count.
     """
 
     name = "size"
@@ -132,23 +141,32 @@ class Size(ShardJob):
     keys: int = option(1_000_000, "keys in the state")
 
     def _run(self, shard: Shard, watch: StoreWatch, places: Places) -> dict[str, float]:
+        (shard.backend.directory / DURABLE).touch()
         pointer = shard.fill(self.keys, in_order=True)
         pa.default_memory_pool().release_unused()
         for _ in range(self.batches):
             watch.begin()
-            numbers = np.unique(shard.chance.integers(0, self.keys, self.rows))
+            numbers = shard.some_numbers(self.keys, self.rows)
             keys = keys_of(shard.table, numbers)
-            with watch.part("get", counts=True), shard.store.read_at(pointer) as view:
-                view.get(TABLE, keys)
+            with watch.part("get", counts=True):
+                shard.look_up(pointer, keys)
             with watch.part("commit", counts=True):
                 pointer = shard.commit(shard.store, pointer, numbers)
             with watch.part("maintain"):
                 shard.backend.maintain(pointer)
+            few = shard.some_numbers(self.keys, FEW_KEYS)
+            few_keys = keys_of(shard.table, few)
+            with watch.part(FEW):
+                shard.look_up(pointer, few_keys)
+                pointer = shard.commit(shard.store, pointer, few)
             watch.look(shard.backend.statistics().local_bytes)
+        measured = {}
+        if not shard.backend.in_memory:
+            measured[COLD_MS] = shard.cold_ms(pointer, shard.some_numbers(self.keys, COLD_KEYS))
         _, manifest = shard.log.write_snapshot(shard.backend, pointer)
         pointer = shard.commit(shard.store, pointer, np.arange(1))
         shard.lose_local_state()
-        return {FULL_BYTES: manifest.stored_bytes, RESTORE_MS: shard.restore_ms(pointer, self.keys)}
+        return measured | {FULL_BYTES: manifest.stored_bytes, RESTORE_MS: shard.restore_ms(pointer, self.keys)}
 
 
 class Shard:
@@ -180,6 +198,26 @@ class Shard:
             committed = transaction.commit()
         assert committed is not None
         return committed
+
+    def some_numbers(self, keys: int, most: int) -> np.ndarray:
+        """Return the numbers of about `most` of the keys, drawn evenly."""
+        return np.unique(self.chance.integers(0, keys, most))
+
+    def look_up(self, pointer: Pointer, keys: Keys) -> None:
+        """Look keys up, as a shard call does."""
+        with self.store.read_at(pointer) as view:
+            view.get(TABLE, keys)
+
+    def cold_ms(self, pointer: Pointer, numbers: np.ndarray) -> float:
+        """Return what a look-up takes in a process that has read nothing, in files of which nothing is in memory."""
+        KEPT.forget()
+        for path in self._home.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+            return fresh.submit(_look_up_ms, self._open_backend, self._home, pointer, numbers).result()
 
     def fill(self, keys: int, *, in_order: bool = False) -> Pointer:
         """Write all keys, and let the backend put them in order; nothing becomes durable.
@@ -235,9 +273,7 @@ def _shard(job: ShardJob, backend_name: str, options: Mapping[str, str], places:
     home = (places.memory if kind.in_memory else places.disk) / "shard-0000"
     url = job.state_dir and f"{job.state_dir.rstrip('/')}/{places.disk.parent.name}"
     with ThreadPoolExecutor(_THREADS) as executor, open_storage(url or str(places.disk / "durable")) as storage:
-
-        def open_backend(directory: Path) -> Backend:
-            return kind(directory, tables, clock.new_id, dict(options))
+        open_backend = partial(kind, tables=tables, new_id=clock.new_id, options=dict(options))
 
         def open_log(directory: Path) -> ObjectCommitLog:
             return ObjectCommitLog(storage, _SHARD, tables, executor, directory, backend_name)
@@ -259,6 +295,17 @@ def _serving(serves: bool) -> Iterator[None]:
     with ObjectStore() as store:
         os.environ |= store.environment
         yield
+
+
+def _look_up_ms(open_backend: Callable[[Path], Backend], home: Path, pointer: Pointer, numbers: np.ndarray) -> float:
+    with open_backend(home) as backend:
+        keys = keys_of(backend.tables[TABLE], numbers)
+
+        def look_up() -> None:
+            with backend.view(pointer) as view:
+                view.get(TABLE, keys)
+
+        return timed_ms(look_up)
 
 
 def timed_ms(work: Callable[[], object]) -> float:

@@ -54,7 +54,7 @@ class TestRocksDBBackendInLayers(BackendContract):
 
     @pytest.fixture(autouse=True)
     def no_share(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(rocksdb, "share_bytes", lambda _: 0)
+        monkeypatch.setattr(rocksdb.RocksDBBackend, "share_bytes", lambda _: 0)
 
     @pytest.fixture
     def make_backend(self) -> MakeBackend:

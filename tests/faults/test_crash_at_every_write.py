@@ -29,7 +29,7 @@ from tests.tiers import LONG, cases
 def work(backend_name: str, folder: Path) -> None:
     """The victim; tells each pointer as the query would keep it, in a file outside of `folder`."""
     run_files.COMMIT_MERGE_LIMIT_BYTES = 0
-    rocksdb.share_bytes = lambda _: 0
+    rocksdb.RocksDBBackend.share_bytes = lambda _: 0
     pointers: dict[int, Pointer] = {}
     told = os.open(f"{folder}.told", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     with commit_log(folder, backend_name) as log:

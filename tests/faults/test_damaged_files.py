@@ -62,7 +62,7 @@ def shard(request: pytest.FixtureRequest, ram_path: Path, monkeypatch: pytest.Mo
     """Make a shard with several versions, merges and frozen files, closed cleanly or as a kill leaves it."""
     backend_name, end = request.param
     monkeypatch.setattr("holdfast.backends.run_files.backend.COMMIT_MERGE_LIMIT_BYTES", 0)
-    monkeypatch.setattr("holdfast.backends.rocksdb.backend.share_bytes", lambda _: 0)
+    monkeypatch.setattr("holdfast.backends.rocksdb.backend.RocksDBBackend.share_bytes", lambda _: 0)
     pointers: dict[int, Pointer] = {}
     with commit_log(ram_path, backend_name) as log:
         with open_backend(backend_name, ram_path / "shard", TABLES) as backend:

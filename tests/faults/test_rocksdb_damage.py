@@ -51,7 +51,7 @@ BEFORE = Pointer(1, "before")
 
 @pytest.fixture(autouse=True)
 def everything_cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rocksdb, "share_bytes", lambda _: 0)
+    monkeypatch.setattr(rocksdb.RocksDBBackend, "share_bytes", lambda _: 0)
 
 
 def open_shard(directory: Path, tables: dict[str, TableSchema] = TABLES) -> RocksDBBackend:

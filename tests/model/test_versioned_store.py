@@ -55,7 +55,7 @@ class StoreWithoutLog(RuleBasedStateMachine):
         # So small that a handful of rows is a large merge, and a stack grows high.
         patch.setattr(run_files, "COMMIT_MERGE_LIMIT_BYTES", limit_bytes)
         patch.setattr(run_stack, "GROWTH", growth)
-        patch.setattr(rocksdb, "share_bytes", lambda _: limit_bytes)
+        patch.setattr(rocksdb.RocksDBBackend, "share_bytes", lambda _: limit_bytes)
         self.directory = self.cleanup.enter_context(ram_directory())
         self.ids = itertools.count(1)
         self.model: dict[Pointer, State] = {}

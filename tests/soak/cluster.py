@@ -21,6 +21,7 @@ from sys import getsizeof
 from typing import Any
 
 from holdfast.backends.base import Pointer
+from holdfast.backends.registry import find_backend
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
@@ -159,6 +160,7 @@ class Query:
     policy: SnapshotPolicy
     retained_versions: int
     carried_bytes: int
+    backend: str
     keys: int = 60
     batch_id: int = 0
     token: str = ""
@@ -170,16 +172,17 @@ class Query:
         """Run a shard's call of the current micro-batch on an executor."""
         self.storage = self.storage or self.place.open(str(self.place.path), {})
         remembered = self.rows.get(shard)
-        operator = executor.directory / "memory" / f"query-{self.name}" / "totals"
+        shards = local_dirs.shards_directory(executor.directory, in_memory=find_backend(self.backend).in_memory)
+        operator = shards / f"query-{self.name}" / "totals"
         note = local_dirs.private_directory(operator / local_dirs.RUNS) / f"run-{self.batch_id // 500}"
         note.touch()
-        directory = operator / local_dirs.shard_name(shard, self.shards, "memory", str(self.place.path))
-        address = ShardAddress.of(directory, "memory", {}, TABLES)
-        backend = open_backend("memory", directory, TABLES, {}, executor.directory)
+        directory = operator / local_dirs.shard_name(shard, self.shards, self.backend, str(self.place.path))
+        address = ShardAddress.of(directory, self.backend, {}, TABLES)
+        backend = open_backend(self.backend, directory, TABLES, {}, executor.directory)
         prefix = f"{self.name}/shard-{shard:04d}"
         carried = {} if remembered is None else dict(remembered[1])
         log = ObjectCommitLog(
-            *(self.storage, prefix, TABLES, threads, directory, "memory", self.carried_bytes, carried),
+            *(self.storage, prefix, TABLES, threads, directory, self.backend, self.carried_bytes, carried),
             now_ms=self.place.clock,
         )
         store = VersionedStore(backend, log)
@@ -214,9 +217,9 @@ class Query:
             assert self.storage is not None
             home = local_dirs.private_directory(directory / f"check-{self.name}-{shard}")
             log = ObjectCommitLog(
-                *(self.storage, f"{self.name}/shard-{shard:04d}", TABLES, threads, home, "memory", 0, dict(carried))
+                *(self.storage, f"{self.name}/shard-{shard:04d}", TABLES, threads, home, self.backend, 0, dict(carried))
             )
-            store = VersionedStore(open_backend("memory", home, TABLES, {}, directory), log)
+            store = VersionedStore(open_backend(self.backend, home, TABLES, {}, directory), log)
             with store.read_at(pointer) as view:
                 found = {key[0]: value[0] for key, value in contents(view, "counts").items()}
             assert found == self.state[shard], (self.name, shard)
@@ -284,7 +287,7 @@ class Sample:
             requests=place.requests.total(),
             calls=calls,
             storages=place.opened,
-            copies=sum(len(list(e.directory.glob(f"memory/query-{query.name}/*/shard-*"))) for e in executors),
+            copies=sum(len(list(e.directory.glob(f"*/query-{query.name}/*/shard-*"))) for e in executors),
         )
 
 

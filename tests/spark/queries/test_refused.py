@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
 from holdfast.backends import registry
-from holdfast.backends.base import Backend
+from holdfast.backends.base import CONTRACT_VERSION, Backend
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from tests.spark.conftest import OUTPUT, STATE, Lab, count_and_sum
@@ -30,7 +30,7 @@ CANARY = "CANARY+secret/0123456789"
 class HalfDone(Backend):
     """A plug-in whose author is not finished."""
 
-    contract_version = 1
+    contract_version = CONTRACT_VERSION
 
 
 class Older(MemoryBackend):

@@ -21,10 +21,12 @@ class Unfinished(Backend):
     """A plug-in that forgot something."""
 
 
-class Older(MemoryBackend):
-    """A plug-in for another release."""
+class Older(Backend):
+    """A plug-in for another release, which had other methods."""
 
-    contract_version = 0
+    contract_version = 1
+    has_one_owner = True
+    most_open = 64
 
 
 class Unstated(RunFilesBackend):
@@ -65,7 +67,7 @@ def test_built_in_and_plugged_in_backends_are_found(register: object) -> None:
         ("attribute", "cannot be loaded from 'a_plugin:Nothing'"),
         ("function", "not a subclass of Backend"),
         ("unfinished", "lacks methods of the contract: apply, close, .*view; add"),
-        ("older", "another version of the backend contract.*built_for=0 wanted=1"),
+        ("older", "another version of the backend contract.*built_for=1 wanted=2"),
         ("unstated", "class sets contract_version, built_for=None"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from holdfast.backends.registry import backend_names
 from holdfast.benches.instruments.measured import Places
 from holdfast.benches.jobs.by_name import read_job
-from holdfast.benches.jobs.shard import FULL_BYTES, RESTORE_MS, Size
+from holdfast.benches.jobs.shard import COLD_MS, FEW, FULL_BYTES, RESTORE_MS, Size
 from holdfast.benches.runs.by_name import ENGINES
 from holdfast.benches.runs.paired import Entry, run_engine
 from holdfast.benches.suites.measurement import Measurement, Profile, Shape
@@ -72,9 +72,10 @@ def test_size_is_measured_on_every_backend(backend: str, tmp_path: Path) -> None
     job = Size(rows=50, keys=3000, batches=4, warmup=1)
     found = job.measure(backend, {}, Places(tmp_path, tmp_path))
     assert len(found.batch_ms) == 4
-    assert set(found.phases_ms[0]) == {"get", "commit", "maintain"}
+    assert set(found.phases_ms[0]) == {"get", "commit", "maintain", FEW}
     assert found.storage[FULL_BYTES] / len(job.counted) > 3000 * 50, "half of each value is letters by chance"
     assert found.storage[RESTORE_MS] > 0
+    assert (found.storage.get(COLD_MS, 0) > 0) == (backend != "memory"), "what is in RAM is never cold"
     assert found.state_bytes["local_final"] > 3000 * 50
     assert not [path for path in (tmp_path / "durable").rglob("*") if path.is_file()]
 

@@ -78,7 +78,7 @@ class ParquetBackend(Backend):
     ``spark.holdfast.parquet.compression`` is one of zstd (the default), snappy, lz4 and none.
     """
 
-    contract_version = 1
+    contract_version = 2
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ NAMES = [f"u{i}" for i in range(40)]
 
 @pytest.fixture(autouse=True)
 def everything_cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rocksdb, "share_bytes", lambda _: 0)
+    monkeypatch.setattr(rocksdb.RocksDBBackend, "share_bytes", lambda _: 0)
 
 
 def open_shard(directory: Path) -> RocksDBBackend:
@@ -122,14 +123,38 @@ def test_little_stays_in_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert generations(backend) == []
 
 
-def test_shards_of_a_process_share_what_may_lie_in_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The budget is the executor's, whatever the number of its shards."""
+def test_shards_of_an_executor_share_what_may_lie_in_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget is the executor's, whatever the number of its shards, and whichever of its processes asks."""
     monkeypatch.undo()
-    shards = [open_shard(tmp_path / str(n)) for n in range(4)]
-    with_four = rocksdb.share_bytes(shards[0]._rocksdb)
+    operator = tmp_path / "disk" / "query" / "totals"
+    shards = [RocksDBBackend(operator / str(n), TABLES, clock.new_id, {}, tmp_path) for n in range(4)]
+    with_four = shards[0].share_bytes()
+    assert with_four == 64 << 20
     for shard in shards[1:]:
-        shard.close()
-    assert rocksdb.share_bytes(shards[0]._rocksdb) == pytest.approx(4 * with_four, abs=4)
+        shutil.rmtree(shard.directory)
+    assert shards[0].share_bytes() == 4 * with_four
+
+
+def test_commits_that_rewrite_all_of_a_shard_leave_something_to_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the newest commit has just merged cannot be moved: without an end to that, runs grow beyond the budget."""
+    limit_bytes = 20_000
+    monkeypatch.setattr(RocksDBBackend, "share_bytes", lambda _: limit_bytes)
+    accepted, written, floors = None, [(f"user {i}", i) for i in range(1000)], set()
+    with open_shard(tmp_path / "shard") as backend:
+        for version in range(1, 9):
+            new = Pointer(version, "w")
+            backend.apply(accepted, new, counts(*written), {})
+            backend.drop([held for held in backend.versions() if held not in (accepted, new)])
+            backend.maintain(new)
+            accepted = new
+            floors.add(backend._read_version(new).generation)
+        assert len(floors) > 3
+        runs = backend._read_version(new).files
+        assert sum(file.size_bytes for file in runs) < limit_bytes + 3 * counts(*written)["counts"].size_bytes
+        with backend.view(new) as view:
+            assert len(contents(view, "counts")) == len(written)
 
 
 @pytest.mark.slow

@@ -217,7 +217,7 @@ def test_a_lineage_survives_json() -> None:
 @pytest.mark.slow(1)
 def test_what_lies_in_a_generation_is_sent_once(shard_of: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot of the versions above it has their runs, and the same files below."""
-    monkeypatch.setattr("holdfast.backends.rocksdb.backend.share_bytes", lambda _: 0)
+    monkeypatch.setattr("holdfast.backends.rocksdb.backend.RocksDBBackend.share_bytes", lambda _: 0)
     one = shard_of("rocksdb")
     pointer = one.write(None, range(20_000), 0)
     assert one.backend.maintain(pointer) == 1
