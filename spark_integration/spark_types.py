@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.errors import ParseException
@@ -35,6 +36,8 @@ from holdfast.backends.arrow.values import cast, null_where_none_may_be
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 
 WATERMARK_METADATA = "spark.watermarkDelayMs"
+#: In place of Spark's mark, at times that Spark's own operators would take for late.
+_DELAY_METADATA, _HELD_BACK_METADATA = "holdfast.watermarkDelayMs", "holdfast.heldBackMs"
 
 # As Spark exchanges them with Python. Written out, since Spark's own conversion is not public and changes
 # its parameters from release to release.
@@ -66,6 +69,49 @@ _HINTS = {
     "collated": "group by lower(column), or by the column collated as UTF8_BINARY",
     "type": "cast it to a type that Arrow carries, such as string or bigint",
 }
+
+
+class Watermark(NamedTuple):
+    """The mark of a column of event times.
+
+    Attributes
+    ----------
+    delay_ms : int
+        How far the watermark is behind the newest row.
+    held_back_ms : int
+        How much older than the watermark a row may be without being late: a join shows a row of long ago when another
+        comes near it, and the operators behind it wait for that.
+    """
+
+    delay_ms: int
+    held_back_ms: int = 0
+
+    @classmethod
+    def of(cls, field: StructField) -> Watermark | None:
+        """Return the mark of a column; None if it has none."""
+        metadata = field.metadata or {}
+        if WATERMARK_METADATA in metadata:
+            return cls(int(metadata[WATERMARK_METADATA]))
+        if _DELAY_METADATA in metadata:
+            return cls(int(metadata[_DELAY_METADATA]), int(metadata[_HELD_BACK_METADATA]))
+        return None
+
+    def later(self, ms: int) -> Watermark:
+        """Return the mark of rows that come so much later."""
+        return self._replace(held_back_ms=self.held_back_ms + ms)
+
+    @property
+    def metadata(self) -> dict[str, int]:
+        """The mark as Spark keeps it: its own, unless Spark's operators, which wait for nobody, would drop rows."""
+        if not self.held_back_ms:
+            return {WATERMARK_METADATA: self.delay_ms}
+        return {_DELAY_METADATA: self.delay_ms, _HELD_BACK_METADATA: self.held_back_ms}
+
+    @staticmethod
+    def removed(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return a column's metadata without its mark."""
+        marks = (WATERMARK_METADATA, _DELAY_METADATA, _HELD_BACK_METADATA)
+        return {name: value for name, value in (metadata or {}).items() if name not in marks}
 
 
 def parse_struct(schema: StructType | str, what: str) -> StructType:

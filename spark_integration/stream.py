@@ -19,10 +19,17 @@ from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.operators.aggregates import Aggregate
 from holdfast.spark_integration.operators.deduplicating import deduplicated, deduplicated_within_watermark, duration_us
-from holdfast.spark_integration.operators.defining import aggregated, by_key, checked_mode
+from holdfast.spark_integration.operators.defining import (
+    SessionStream,
+    WindowedStream,
+    aggregated,
+    by_key,
+    by_sessions,
+    checked_mode,
+    windowed,
+)
 from holdfast.spark_integration.operators.joining import JoinableStream
 from holdfast.spark_integration.operators.ranked import latest_rows, top_rows
-from holdfast.spark_integration.operators.windows import SessionStream, WindowedStream, by_sessions, windowed
 from holdfast.spark_integration.plan.arguments import declared_struct, operator_name, require_accepted_by_spark
 from holdfast.spark_integration.plan.definition import Definition, KeyedRows
 from holdfast.spark_integration.plan.event_time import (
@@ -139,7 +146,7 @@ class StatefulStream(JoinableStream):
         Returns
         -------
         pyspark.sql.DataFrame
-            The input's columns; without a watermark. Start the query in append mode.
+            The input's columns. Start the query in append mode.
 
         Raises
         ------
@@ -169,7 +176,7 @@ class StatefulStream(JoinableStream):
         Returns
         -------
         pyspark.sql.DataFrame
-            The input's columns; without a watermark. Start the query in append mode.
+            The input's columns. Start the query in append mode.
 
         Raises
         ------
@@ -238,7 +245,7 @@ class GroupedStream:
         Returns
         -------
         pyspark.sql.DataFrame
-            The keys and the aggregates, in Spark's types; without a watermark.
+            The keys and the aggregates, in Spark's types.
 
         Raises
         ------
@@ -348,7 +355,7 @@ class GroupedStream:
         Returns
         -------
         pyspark.sql.DataFrame
-            The keys, ``place`` or ``change_type``, and the other columns of the input; without a watermark.
+            The keys, ``place`` or ``change_type``, and the other columns of the input.
 
         Raises
         ------
@@ -383,7 +390,7 @@ class GroupedStream:
         Returns
         -------
         pyspark.sql.DataFrame
-            The keys whose row is another than before: these, and the other columns of the input; without a watermark.
+            The keys whose row is another than before: these, and the other columns of the input.
 
         Raises
         ------

@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.backends.arrow.rows import IntArray, RowOrder, one_chunk, take
-from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
@@ -32,9 +31,9 @@ from holdfast.spark_integration.operators.accumulators import (
     state_types,
 )
 from holdfast.spark_integration.operators.ends import Ends, microseconds, slabs, timestamps
+from holdfast.spark_integration.operators.function import OperatorFunction
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.spark_types import conform_output
-from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_operator
 from holdfast.spark_integration.vectorised.arrays import seen
 
 #: The key column of a window, and the column of the rows that says when it ends.
@@ -63,7 +62,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Aggregation:
+class Aggregation(OperatorFunction):
     """The `ShardFunction` of aggregates by key.
 
     Attributes
@@ -94,16 +93,11 @@ class Aggregation:
     def tables(self) -> Mapping[str, TableSchema]:
         return {STATE_TABLE: self._state, **(Ends.tables(self.key_types) if self._has_ends else {})}
 
-    def changes(self) -> Mapping[str, ColumnChanges]:
-        return {}
-
     def configuration(self) -> Mapping[str, str]:
         return {"operator": "agg"} if self.window is None else {"operator": "window", "window": self.window.definition}
 
-    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
-        require_same_operator(configuration, self.configuration())
+    def require_same_columns(self, stored: StoredTables) -> None:
         require_same_aggregates(stored, self.tables())
-        require_readable_tables(stored, self.tables())
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         ends = Ends(transaction, batch.times) if self._has_ends else None

@@ -24,20 +24,18 @@ import pyarrow.compute as pc
 
 from holdfast.backends.arrow.rows import IntArray, RowOrder, one_chunk, take_rows
 from holdfast.backends.base import Found
-from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.operators.ends import UNTIL, Ends, Ttl, forget_rows, microseconds, until_us
+from holdfast.spark_integration.operators.function import OperatorFunction
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.spark_types import conform_output
-from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_operator
 
 _LONG_AGO = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
-class Deduplication:
+class Deduplication(OperatorFunction):
     """The `ShardFunction` of deduplication as Spark has it, and of that in processing time.
 
     Attributes
@@ -62,15 +60,8 @@ class Deduplication:
     def tables(self) -> Mapping[str, TableSchema]:
         return {STATE_TABLE: self._state, **Ends.tables(self.key_types)}
 
-    def changes(self) -> Mapping[str, ColumnChanges]:
-        return {}
-
     def configuration(self) -> Mapping[str, str]:
         return {"operator": "dropDuplicates", "clock of ttl": "none" if self.ttl is None else self.ttl.clock}
-
-    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
-        require_same_operator(configuration, self.configuration())
-        require_readable_tables(stored, self.tables())
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         ends = None if self.ttl is None else self.ttl.ends(transaction, batch.times)

@@ -1,4 +1,4 @@
-"""Turns ``agg`` into a definition.
+"""Turns ``agg`` into a definition, alone or behind ``window(…)`` and ``session(…)``.
 
 Spark resolves it as its own aggregation, which gives the output's schema, and computes keys, windows and arguments
 before the shuffle::
@@ -10,30 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructField, StructType
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.hosts.group_state import GroupStateHost
 from holdfast.spark_integration.operators.accumulators import Accumulator
 from holdfast.spark_integration.operators.aggregates import Aggregate
 from holdfast.spark_integration.operators.aggregation import WINDOW_END, WINDOW_START, Aggregation, Window
 from holdfast.spark_integration.operators.sessions import SESSION_START, Sessions
-from holdfast.spark_integration.plan.arguments import operator_name
-from holdfast.spark_integration.plan.definition import Definition, KeyedRows
-from holdfast.spark_integration.plan.event_time import event_time_of, without_watermark
+from holdfast.spark_integration.plan.definition import KeyedRows
+from holdfast.spark_integration.plan.event_time import event_time_of
 from holdfast.spark_integration.plan.grouping_keys import Grouping, Key
-from holdfast.spark_integration.plan.session import checked_settings, rows_each
-from holdfast.spark_integration.shard.operator import ShardFunction
-from holdfast.spark_integration.spark_types import WATERMARK_METADATA, arrow_schema, types_of_keys
-from holdfast.spark_integration.transport.output import output_of_tables
+from holdfast.spark_integration.plan.operator_plan import BEHIND_ANOTHER, Mode, operator_plan
+from holdfast.spark_integration.spark_types import Watermark, arrow_schema, types_of_keys
 from holdfast.spark_integration.transport.transport import quoted
 
-Mode = Literal["append", "update"]
 _ARGUMENT, _WINDOW = "__holdfast_argument_", "__holdfast_window"
 #: What Spark marks a column with that it has made of `window` or `session_window`.
 _WINDOW_MARKS = ("spark.timeWindow", "spark.sessionWindow")
@@ -60,9 +55,9 @@ class Aggregated:
     output: StructType
 
     @property
-    def has_watermark(self) -> bool:
+    def is_timed(self) -> bool:
         """Whether windows are over some time."""
-        return event_time_of(self.df) is not None
+        return self.df.isStreaming and event_time_of(self.df) is not None
 
     def key_types(self, *more: str) -> pa.Schema:
         """Return the types of the keys and, behind them, of other columns of `df`."""
@@ -118,7 +113,7 @@ def aggregated(
 
 def _require_plain(field: StructField) -> None:
     metadata = field.metadata or {}
-    if any(mark in metadata for mark in _WINDOW_MARKS) or WATERMARK_METADATA in metadata:
+    if any(mark in metadata for mark in _WINDOW_MARKS) or Watermark.of(field) is not None:
         raise InvalidArgumentError(
             "state grouped by event time would never be over: use groupBy(…).window('at', '1 hour').agg(…) or "
             "groupBy(…).session('at', '5 minutes').agg(…)",
@@ -159,8 +154,8 @@ def _carried(
     if window is None:
         return df.select(*keys, *arguments.values()), taken
     made = df.select(*keys, *arguments.values(), window.alias(_WINDOW))
-    metadata = made.schema[_WINDOW].metadata or {}
-    mark = {k: v for k, v in metadata.items() if k == WATERMARK_METADATA}
+    watermark = Watermark.of(made.schema[_WINDOW])
+    mark: dict[str, Any] = {} if watermark is None else {**watermark.metadata}
     others = [quoted(name) for name in made.columns[:-1]]
     start, end = (F.col(_WINDOW).getField(part) for part in ("start", "end"))
     return made.select(*others, start.alias(WINDOW_START), end.alias(WINDOW_END, metadata=mark)), taken
@@ -197,7 +192,7 @@ def by_key(found: Aggregated, mode: Mode, name: str) -> DataFrame:
             "outputMode='update', or groupBy(…).window(…)"
         )
     function = Aggregation(found.key_types(), found.accumulators, found.output_types, mode, None)
-    return planned(found, found.keys, function, mode, name)
+    return operator_plan(KeyedRows(found.df, found.keys, function), found.output, mode, name, is_timed=False)
 
 
 def by_window(found: Aggregated, length_us: int, definition: str, mode: Mode, name: str) -> DataFrame:
@@ -208,18 +203,18 @@ def by_window(found: Aggregated, length_us: int, definition: str, mode: Mode, na
     InvalidArgumentError
         The mode is append and there is no watermark, or a setting is wrong.
     """
-    if mode == "append" and found.df.isStreaming and not found.has_watermark:
+    if mode == "append" and found.df.isStreaming and not found.is_timed:
         raise InvalidArgumentError(
             "append mode shows windows once they are over, which takes a watermark on their time column: "
-            "df.withWatermark('at', '10 seconds'); or use outputMode='update'"
+            f"df.withWatermark('at', '10 seconds'); or use outputMode='update'{BEHIND_ANOTHER}"
         )
     start = found.df.schema[WINDOW_START]
     column = found.output.fields[len(found.keys)].name
-    window = Window(column, length_us, definition, found.has_watermark and found.df.isStreaming)
+    window = Window(column, length_us, definition, found.is_timed)
     emits: Mode = mode if found.df.isStreaming else "update"
     function = Aggregation(found.key_types(WINDOW_START), found.accumulators, found.output_types, emits, window)
     keys = [*found.keys, Key(start, quoted(WINDOW_START), WINDOW_START)]
-    return planned(found, keys, function, mode, name)
+    return operator_plan(KeyedRows(found.df, keys, function), found.output, mode, name, is_timed=found.is_timed)
 
 
 def by_session(found: Aggregated, name: str) -> DataFrame:
@@ -230,10 +225,10 @@ def by_session(found: Aggregated, name: str) -> DataFrame:
     InvalidArgumentError
         There is no watermark, or a setting is wrong.
     """
-    if found.df.isStreaming and not found.has_watermark:
+    if found.df.isStreaming and not found.is_timed:
         raise InvalidArgumentError(
             "sessions are shown once they are over, which takes a watermark on their time column: "
-            "df.withWatermark('at', '10 seconds')"
+            f"df.withWatermark('at', '10 seconds'){BEHIND_ANOTHER}"
         )
     start = found.df.schema[WINDOW_START]
     named_start = StructField(SESSION_START, start.dataType)
@@ -246,19 +241,141 @@ def by_session(found: Aggregated, name: str) -> DataFrame:
         found.output.fields[len(found.keys)].name,
         found.df.isStreaming,
     )
-    return planned(found, found.keys, function, "append", name)
+    rows = KeyedRows(found.df, found.keys, function)
+    return operator_plan(rows, found.output, "append", name, is_timed=found.is_timed)
 
 
-def planned(found: Aggregated, keys: list[Key], function: ShardFunction, mode: Mode, name: str) -> DataFrame:
-    """Return the DataFrame of an aggregation's output."""
-    settings = checked_settings(found.df, stacklevel=4)
-    is_timed = found.has_watermark and found.df.isStreaming
-    return Definition(
-        rows=KeyedRows(found.df, keys, function),
-        name=operator_name(None, name),
-        output=output_of_tables(without_watermark(found.output), rows_each(found.df), settings.transport),
-        host=GroupStateHost(mode, "EventTimeTimeout" if is_timed else "NoTimeout"),
-        # Where Spark drops late rows, one by one, every event time would need a blob of its own.
-        transport=None if is_timed else "packed",
-        settings=settings,
-    ).plan()
+@dataclass(frozen=True)
+class WindowedStream:
+    """A DataFrame grouped by key and by windows of time; see `GroupedStream.window`."""
+
+    df: DataFrame
+    grouping: Grouping
+    window: Column
+    length_us: int
+    definition: str
+
+    def agg(
+        self,
+        *aggregates: Aggregate,
+        outputMode: str = "append",
+        name: str = "window",
+        **named: Aggregate,
+    ) -> DataFrame:
+        """Aggregate each key's rows of each window, as ``groupBy(…, F.window(…)).agg(…)`` does.
+
+        Parameters
+        ----------
+        *aggregates : Aggregate
+            With Spark's names, such as ``max(delay)``, or those that `Aggregate.alias` has given.
+        outputMode : {"append", "update"}
+            Show a window once, when the watermark has passed its end; or whenever it changes. The query must be started
+            in the same mode.
+        name : str
+            Name of the operator, which identifies its state for good. Unique in a query.
+        **named : Aggregate
+            By column.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            The keys, ``window`` with ``start`` and ``end``, and the aggregates, in Spark's types.
+
+        Raises
+        ------
+        AnalysisException
+            As of Spark's own aggregation: no such column, or one of a wrong type.
+        InvalidArgumentError
+            No aggregate, append mode without a watermark, or a wrong name, mode or setting; nothing has run.
+        """
+        mode = checked_mode(outputMode)
+        found = aggregated(self.df, self.grouping, self.window, aggregates, named)
+        return by_window(found, self.length_us, self.definition, mode, name)
+
+
+@dataclass(frozen=True)
+class SessionStream:
+    """A DataFrame grouped by key and by sessions; see `GroupedStream.session`."""
+
+    df: DataFrame
+    grouping: Grouping
+    session: Column
+
+    def agg(self, *aggregates: Aggregate, name: str = "session", **named: Aggregate) -> DataFrame:
+        """Aggregate each key's sessions, as ``groupBy(…, F.session_window(…)).agg(…)`` does, in append mode.
+
+        Parameters
+        ----------
+        *aggregates : Aggregate
+            With Spark's names, such as ``max(delay)``, or those that `Aggregate.alias` has given.
+        name : str
+            Name of the operator, which identifies its state for good. Unique in a query.
+        **named : Aggregate
+            By column.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            The keys, ``session_window`` with ``start`` and ``end``, and the aggregates, in Spark's types. A
+            session is shown once, when the watermark has passed its end.
+
+        Raises
+        ------
+        AnalysisException
+            As of Spark's own aggregation: no such column, or one of a wrong type.
+        InvalidArgumentError
+            No aggregate, no watermark, or a wrong name or setting; nothing has run.
+        """
+        return by_session(aggregated(self.df, self.grouping, self.session, aggregates, named), name)
+
+
+def windowed(
+    df: DataFrame,
+    grouping: Grouping,
+    timeColumn: str | Column,
+    windowDuration: str,
+    slideDuration: str | None,
+    startTime: str | None,
+) -> WindowedStream:
+    """Group by windows; parameters and errors are those of Spark's `window`."""
+    session = df.sparkSession
+    window = F.window(timeColumn, windowDuration, slideDuration, startTime)
+    length_us = after_1970(session, F.window("t", windowDuration), "end")
+    slide = slideDuration or windowDuration
+    slide_us = length_us if slideDuration is None else after_1970(session, F.window("t", slideDuration), "end")
+    start_us = (
+        0 if startTime is None else after_1970(session, F.window("t", slide, slide, startTime), "start") % slide_us
+    )
+    definition = f"length_us={length_us}, slide_us={slide_us}, start_us={start_us}"
+    return WindowedStream(df, grouping, window, length_us, definition)
+
+
+def by_sessions(df: DataFrame, grouping: Grouping, timeColumn: str | Column, gap: str | Column) -> SessionStream:
+    """Group by sessions; parameters are those of Spark's `session_window`, which looks at the gap row by row.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The gap is no duration, or not longer than nothing: Spark would fail in a micro-batch, or drop all rows.
+    """
+    if isinstance(gap, str):
+        end = F.lit("1970-01-01 00:00:00 UTC").cast("timestamp") + F.lit(gap).try_cast("interval")
+        [[end_us]] = df.sparkSession.sql("SELECT * FROM VALUES (1) AS one(n)").select(F.unix_micros(end)).collect()
+        if end_us is None or end_us <= 0:
+            raise InvalidArgumentError(
+                "gap must be a duration longer than nothing, such as '5 minutes'", given=repr(gap)
+            )
+    return SessionStream(df, grouping, F.session_window(timeColumn, gap))
+
+
+def after_1970(session: SparkSession, window: Column, part: str) -> int:
+    """Return the start or the end, in microseconds, of the window that 1970 begins in; Spark runs no job for it.
+
+    Raises
+    ------
+    AnalysisException, IllegalArgumentException
+        As Spark raises them for what is no duration.
+    """
+    epoch = session.sql("SELECT * FROM VALUES (TIMESTAMP'1970-01-01 00:00:00 UTC') AS epoch(t)")
+    found = epoch.select(window.alias("w")).select(F.unix_micros(F.col("w").getField(part)))
+    return int(found.collect()[0][0])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -19,18 +19,16 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.hosts.group_state import GroupStateHost
 from holdfast.spark_integration.operators.deduplicating import duration_us
-from holdfast.spark_integration.operators.joins import AT, IS_LEFT, AsofJoin, Join, Side, Sides
-from holdfast.spark_integration.plan.arguments import operator_name
-from holdfast.spark_integration.plan.definition import Definition, KeyedRows
-from holdfast.spark_integration.plan.event_time import event_time_of, without_watermark
+from holdfast.spark_integration.operators.joins import AT, BEYOND_MS, IS_LEFT, AsofJoin, Join, Side, Sides
+from holdfast.spark_integration.plan.definition import KeyedRows
+from holdfast.spark_integration.plan.event_time import event_time_of, watermark_of, without_watermark
 from holdfast.spark_integration.plan.grouping_keys import Key, resolve_keys
-from holdfast.spark_integration.plan.session import checked_settings, name_folding, rows_each
+from holdfast.spark_integration.plan.operator_plan import BEHIND_ANOTHER, operator_plan
+from holdfast.spark_integration.plan.session import name_folding
 from holdfast.spark_integration.processor.state.variable_tables import JOINED_LEFT, JOINED_RIGHT, LATEST_RIGHT
 from holdfast.spark_integration.shard.operator import ShardFunction
-from holdfast.spark_integration.spark_types import arrow_schema, types_of_keys
-from holdfast.spark_integration.transport.output import output_of_tables
+from holdfast.spark_integration.spark_types import Watermark, arrow_schema, types_of_keys
 from holdfast.spark_integration.transport.transport import quoted
 
 How = Literal["inner", "left", "right", "full"]
@@ -57,11 +55,13 @@ class _Input:
     keys : list of StructField
     time : StructField
         The column of its watermark.
+    watermark : Watermark
     """
 
     df: DataFrame
     keys: list[StructField]
     time: StructField
+    watermark: Watermark
 
     @property
     def columns(self) -> list[StructField]:
@@ -89,9 +89,9 @@ class _Input:
         time, *values = arrow_schema(StructType([self.time, *self.values]), "the input of a join")
         return Side(table, key_types, time, pa.schema(values), **rules)
 
-    def carried(self, left: list[Column], right: list[Column], mark: dict[str, Any], *, is_left: bool) -> DataFrame:
+    def carried(self, left: list[Column], right: list[Column], watermark: Watermark, *, is_left: bool) -> DataFrame:
         """Return its rows as they travel: beside the columns of one side, nulls in the other's."""
-        at = quoted(self.time.name).alias(AT, metadata=mark)
+        at = quoted(self.time.name).alias(AT, metadata={**watermark.metadata})
         keys = [quoted(key.name) for key in self.keys]
         return self.df.select(*keys, F.lit(is_left).alias(IS_LEFT), at, *left, *right)
 
@@ -113,7 +113,10 @@ def joined(left: DataFrame, right: DataFrame, on: str | Sequence[str], within: s
     one, other = _inputs(left, right, on)
     _require_joinable(one, other, other.columns)
     within_us = duration_us(left, within, "within")
-    output = without_watermark(_output(one, other.columns, other.keys if kind == "right" else one.keys, kind))
+    watermark = _watermark(one, other)
+    output = _output(one, other.columns, other.keys if kind == "right" else one.keys, kind)
+    later = watermark.later(-(-within_us // 1000) + BEYOND_MS)  # a row of `within` ago finds its match
+    output = _marked(output, [one.time.name, other.time.name], later)
     key_types = types_of_keys(one.keys)
     sides = Sides(
         key_types,
@@ -121,7 +124,8 @@ def joined(left: DataFrame, right: DataFrame, on: str | Sequence[str], within: s
         other.side(JOINED_RIGHT, key_types, notes_matches=kind in ("right", "full")),
         arrow_schema(output, "the output", keep_not_null=True),
     )
-    return _planned(one, other, Join(sides, within_us), output, name)
+    rows = _rows(one, other, watermark, Join(sides, within_us))
+    return operator_plan(rows, output, "append", name, is_timed=True)
 
 
 def asof_joined(
@@ -145,7 +149,8 @@ def asof_joined(
         )
     _require_joinable(one, other, other.values)
     tolerance_us = duration_us(left, tolerance, "tolerance")
-    output = without_watermark(_output(one, other.values, one.keys, "left"))
+    watermark = _watermark(one, other)
+    output = _marked(_output(one, other.values, one.keys, "left"), [by], watermark)
     key_types = types_of_keys(one.keys)
     sides = Sides(
         key_types,
@@ -153,21 +158,15 @@ def asof_joined(
         other.side(LATEST_RIGHT, key_types, is_numbered=False),
         arrow_schema(output, "the output", keep_not_null=True),
     )
-    return _planned(one, other, AsofJoin(sides, tolerance_us), output, name)
+    rows = _rows(one, other, watermark, AsofJoin(sides, tolerance_us))
+    return operator_plan(rows, output, "append", name, is_timed=True)
 
 
-def _planned(left: _Input, right: _Input, function: ShardFunction, output: StructType, name: str) -> DataFrame:
-    settings = checked_settings(left.df, stacklevel=4)
-    rows = _union(left, right)
-    return Definition(
-        rows=KeyedRows(rows, [Key(rows.schema[k.name], quoted(k.name), k.name) for k in left.keys], function),
-        name=operator_name(None, name),
-        output=output_of_tables(output, rows_each(left.df), settings.transport),
-        host=GroupStateHost("append", "EventTimeTimeout"),
-        # Where Spark drops late rows, one by one, every event time would need a blob of its own.
-        transport=None,
-        settings=settings,
-    ).plan()
+def _rows(left: _Input, right: _Input, watermark: Watermark, function: ShardFunction) -> KeyedRows:
+    """Return the rows of both sides, whose times have one watermark."""
+    rows = left.carried(left.own, right.nulls, watermark, is_left=True)
+    df = rows.unionByName(right.carried(left.nulls, right.own, watermark, is_left=False))
+    return KeyedRows(df, [Key(df.schema[key.name], quoted(key.name), key.name) for key in left.keys], function)
 
 
 def _inputs(left: DataFrame, right: DataFrame, on: str | Sequence[str]) -> tuple[_Input, _Input]:
@@ -176,11 +175,12 @@ def _inputs(left: DataFrame, right: DataFrame, on: str | Sequence[str]) -> tuple
 
 
 def _input(df: DataFrame, names: list[str], which: str) -> _Input:
-    event_time = event_time_of(df) if df.isStreaming else None
-    if event_time is None or not isinstance(event_time.dataType, TimestampType):
+    event_time, watermark = (event_time_of(df), watermark_of(df)) if df.isStreaming else (None, None)
+    if event_time is None or watermark is None or not isinstance(event_time.dataType, TimestampType):
         raise InvalidArgumentError(
             f"the {which} side of a join must be a stream with a watermark on a timestamp, by which rows are near each "
-            "other, and over: df.withWatermark('at', '10 minutes'). Others are joined by Spark's own df.join",
+            "other, and over: df.withWatermark('at', '10 minutes'). Others are joined by Spark's own df.join"
+            f"{BEHIND_ANOTHER}",
             watermark=None if event_time is None else f"{event_time.name} {event_time.dataType.simpleString()}",
         )
     if any(not isinstance(name, str) for name in names):
@@ -192,7 +192,7 @@ def _input(df: DataFrame, names: list[str], which: str) -> _Input:
             on=names,
             time=event_time.name,
         )
-    return _Input(df, keys, event_time)
+    return _Input(df, keys, event_time, watermark)
 
 
 def _require_joinable(left: _Input, right: _Input, shown: list[StructField]) -> None:
@@ -216,6 +216,12 @@ def _require_joinable(left: _Input, right: _Input, shown: list[StructField]) -> 
         )
 
 
+def _watermark(left: _Input, right: _Input) -> Watermark:
+    """Return the mark of both sides' times, which have one watermark."""
+    held_back_ms = max(left.watermark.held_back_ms, right.watermark.held_back_ms)
+    return Watermark(left.watermark.delay_ms, held_back_ms)
+
+
 def _output(left: _Input, right: list[StructField], keys: list[StructField], kind: How) -> StructType:
     """Return the columns of Spark's join: the keys, the left side's, the right side's."""
     columns = [
@@ -226,11 +232,12 @@ def _output(left: _Input, right: list[StructField], keys: list[StructField], kin
     return StructType([StructField(f.name, f.dataType, f.nullable or alone, f.metadata) for f, alone in columns])
 
 
-def _union(left: _Input, right: _Input) -> DataFrame:
-    """Return the rows of both sides, whose times have one watermark."""
-    mark = dict(left.time.metadata or {})
-    rows = left.carried(left.own, right.nulls, mark, is_left=True)
-    return rows.unionByName(right.carried(left.nulls, right.own, mark, is_left=False))
+def _marked(output: StructType, times: list[str], watermark: Watermark) -> StructType:
+    """Return an output with the marks of a watermark at these columns only."""
+    marked = without_watermark(output)
+    for time in times:
+        marked[time].metadata = {**(marked[time].metadata or {}), **watermark.metadata}
+    return marked
 
 
 @dataclass(frozen=True)
@@ -262,8 +269,7 @@ class JoinableStream:
         Returns
         -------
         pyspark.sql.DataFrame
-            The keys, the left side's columns and those of the right side; without a watermark. Start the query in
-            append mode.
+            The keys, the left side's columns and those of the right side. Start the query in append mode.
 
         Raises
         ------
@@ -301,8 +307,8 @@ class JoinableStream:
         Returns
         -------
         pyspark.sql.DataFrame
-            The keys, the left side's columns and those of the right side, null where there is no such row; without a
-            watermark. Start the query in append mode: a row comes once the watermark has reached its time.
+            The keys, the left side's columns and those of the right side, null where there is no such row. Start
+            the query in append mode: a row comes once the watermark has reached its time.
 
         Raises
         ------

@@ -45,17 +45,15 @@ from holdfast.backends.arrow.rows import (
     take_rows,
     to_bools,
 )
-from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.operators.aggregation import shown_keys
 from holdfast.spark_integration.operators.ends import Ends, due_of, microseconds, microseconds_or_0, slabs
+from holdfast.spark_integration.operators.function import OperatorFunction
 from holdfast.spark_integration.processor.state.variable_tables import free_name
 from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.entry_rows import EntryRows
-from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_operator
 from holdfast.spark_integration.vectorised.arrays import without_views
 from holdfast.spark_integration.vectorised.nearness import KeyedTimes, Near
 
@@ -261,7 +259,7 @@ BEYOND_MS = 1
 
 
 @dataclass(frozen=True)
-class Join:
+class Join(OperatorFunction):
     """The `ShardFunction` of a join.
 
     Attributes
@@ -277,17 +275,10 @@ class Join:
     def tables(self) -> Mapping[str, TableSchema]:
         return self.sides.tables()
 
-    def changes(self) -> Mapping[str, ColumnChanges]:
-        return {}
-
     def configuration(self) -> Mapping[str, str]:
         left, right = self.sides.left.notes_matches, self.sides.right.notes_matches
         how = ("full" if right else "left") if left else ("right" if right else "inner")
         return {"operator": "join", "kind of join": how, "join's within": f"{self.within_us} microseconds"}
-
-    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
-        require_same_operator(configuration, self.configuration())
-        require_readable_tables(stored, self.tables())
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         ends = Ends(transaction, batch.times)
@@ -366,7 +357,7 @@ class _Call:
 
 
 @dataclass(frozen=True)
-class AsofJoin:
+class AsofJoin(OperatorFunction):
     """The `ShardFunction` of an as-of join, whose output has the left side's time only.
 
     Attributes
@@ -382,16 +373,9 @@ class AsofJoin:
     def tables(self) -> Mapping[str, TableSchema]:
         return self.sides.tables()
 
-    def changes(self) -> Mapping[str, ColumnChanges]:
-        return {}
-
     def configuration(self) -> Mapping[str, str]:
         # Not the tolerance: rows of the right side that are stored have their ends.
         return {"operator": "asof_join"}
-
-    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
-        require_same_operator(configuration, self.configuration())
-        require_readable_tables(stored, self.tables())
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         ends = Ends(transaction, batch.times)

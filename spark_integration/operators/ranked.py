@@ -10,19 +10,17 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import AtomicType, IntegerType, NullType, StringType, StructField, StructType
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.hosts.group_state import GroupStateHost
 from holdfast.spark_integration.operators.deduplicating import duration_us
 from holdfast.spark_integration.operators.defining import checked_mode
 from holdfast.spark_integration.operators.ends import UNTIL, Ttl
 from holdfast.spark_integration.operators.top import CHANGE_TYPE, PLACE, Latest, Top
-from holdfast.spark_integration.plan.arguments import operator_name
-from holdfast.spark_integration.plan.definition import Definition, KeyedRows
+from holdfast.spark_integration.plan.definition import KeyedRows
 from holdfast.spark_integration.plan.event_time import event_time_of
 from holdfast.spark_integration.plan.grouping_keys import Grouping
-from holdfast.spark_integration.plan.session import checked_settings, name_folding, rows_each
+from holdfast.spark_integration.plan.operator_plan import operator_plan
+from holdfast.spark_integration.plan.session import name_folding
 from holdfast.spark_integration.shard.operator import ShardFunction
 from holdfast.spark_integration.spark_types import arrow_schema, types_of_keys
-from holdfast.spark_integration.transport.output import output_of_tables
 from holdfast.spark_integration.transport.transport import quoted
 from holdfast.spark_integration.vectorised.ranking import Ranking
 
@@ -111,19 +109,13 @@ class _Ranked:
             )
         return found[0].name
 
-    def planned(self, function: ShardFunction, output: StructType, outputMode: object, name: str) -> DataFrame:
-        """Return the DataFrame of an operator's output."""
-        settings = checked_settings(self.df, stacklevel=4)
-        is_timed = self.ttl is not None and self.ttl.event_time is not None
-        return Definition(
-            rows=KeyedRows(self.df, self.grouping.keys, function),
-            name=operator_name(None, name),
-            output=output_of_tables(output, rows_each(self.df), settings.transport),
-            host=GroupStateHost(checked_mode(outputMode), "EventTimeTimeout" if is_timed else "NoTimeout"),
-            # Where Spark drops late rows, one by one, every event time would need a blob of its own.
-            transport=None if is_timed else "packed",
-            settings=settings,
-        ).plan()
+    @property
+    def is_timed(self) -> bool:
+        """Whether keys are forgotten by the watermark, so that late rows are dropped."""
+        return self.ttl is not None and self.ttl.event_time is not None
+
+    def rows(self, function: ShardFunction) -> KeyedRows:
+        return KeyedRows(self.df, self.grouping.keys, function)
 
 
 def top_rows(
@@ -156,7 +148,7 @@ def top_rows(
     types = arrow_schema(output, "the output", keep_not_null=True)
     ranking = ranked.ranking(by, ascending)
     function = Top(ranked.key_types, ranked.value_types, types, ranking, places, emit, ranked.ttl)
-    return ranked.planned(function, output, outputMode, name)
+    return operator_plan(ranked.rows(function), output, checked_mode(outputMode), name, is_timed=ranked.is_timed)
 
 
 def latest_rows(
@@ -169,4 +161,4 @@ def latest_rows(
     ranking = ranked.ranking(by, ascending=False)
     types = arrow_schema(output, "the output", keep_not_null=True)
     function = Latest(ranked.key_types, ranked.value_types, types, ranking, ranked.ttl)
-    return ranked.planned(function, output, outputMode, name)
+    return operator_plan(ranked.rows(function), output, checked_mode(outputMode), name, is_timed=ranked.is_timed)

@@ -25,7 +25,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.backends.arrow.rows import BoolArray, IntArray, RowOrder, take
-from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
@@ -44,18 +43,18 @@ from holdfast.spark_integration.operators.aggregation import (
     shown_keys,
 )
 from holdfast.spark_integration.operators.ends import Ends, microseconds, microseconds_or_0, slabs, timestamps
+from holdfast.spark_integration.operators.function import OperatorFunction
 from holdfast.spark_integration.processor.state.variable_tables import SEVERAL
 from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
-from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_operator
 
 #: The last key column, and the first value column.
 SESSION_START, SESSION_END = "session_start", "session_end"
 
 
 @dataclass(frozen=True)
-class Sessions:
+class Sessions(OperatorFunction):
     """The `ShardFunction` of sessions.
 
     Attributes
@@ -89,17 +88,12 @@ class Sessions:
     def tables(self) -> Mapping[str, TableSchema]:
         return {SEVERAL: self._state, **Ends.tables(self.key_types)}
 
-    def changes(self) -> Mapping[str, ColumnChanges]:
-        return {}
-
     def configuration(self) -> Mapping[str, str]:
         # Not the gap: sessions that are stored have their ends.
         return {"operator": "session"}
 
-    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
-        require_same_operator(configuration, self.configuration())
+    def require_same_columns(self, stored: StoredTables) -> None:
         require_same_aggregates(stored, self.tables())
-        require_readable_tables(stored, self.tables())
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         ends = Ends(transaction, batch.times)

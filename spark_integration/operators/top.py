@@ -33,10 +33,8 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.backends.arrow.rows import BoolArray, IntArray, from_columns, order_rows, take, take_rows
-from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.operators.aggregation import shown_keys
 from holdfast.spark_integration.operators.ends import (
     FOR_EVER,
@@ -48,11 +46,11 @@ from holdfast.spark_integration.operators.ends import (
     until_us,
     with_until,
 )
+from holdfast.spark_integration.operators.function import OperatorFunction
 from holdfast.spark_integration.processor.state.variable_tables import SEVERAL
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
-from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_operator
 from holdfast.spark_integration.vectorised.ranking import Ranking
 
 #: The last key column, from 1 on; shown with lists.
@@ -63,7 +61,7 @@ Emits = Literal["list", "changes"]
 
 
 @dataclass(frozen=True)
-class Top:
+class Top(OperatorFunction):
     """The `ShardFunction` of the first rows.
 
     Attributes
@@ -99,16 +97,9 @@ class Top:
     def tables(self) -> Mapping[str, TableSchema]:
         return {SEVERAL: self._state, **(Ends.tables(self.key_types) if self.ttl else {})}
 
-    def changes(self) -> Mapping[str, ColumnChanges]:
-        return {}
-
     def configuration(self) -> Mapping[str, str]:
         # Not the number of places: a list that may be longer fills with the next rows.
         return {"operator": "top", "ranking": self.ranking.definition}
-
-    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
-        require_same_operator(configuration, self.configuration())
-        require_readable_tables(stored, self.tables())
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         ends = None if self.ttl is None else self.ttl.ends(transaction, batch.times)
@@ -241,7 +232,7 @@ class _Listed:
 
 
 @dataclass(frozen=True)
-class Latest:
+class Latest(OperatorFunction):
     """The `ShardFunction` of the newest rows.
 
     Attributes
@@ -268,15 +259,8 @@ class Latest:
     def tables(self) -> Mapping[str, TableSchema]:
         return {STATE_TABLE: self._state, **(Ends.tables(self.key_types) if self.ttl else {})}
 
-    def changes(self) -> Mapping[str, ColumnChanges]:
-        return {}
-
     def configuration(self) -> Mapping[str, str]:
         return {"operator": "latest", "ranking": self.ranking.definition}
-
-    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
-        require_same_operator(configuration, self.configuration())
-        require_readable_tables(stored, self.tables())
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         ends = None if self.ttl is None else self.ttl.ends(transaction, batch.times)

@@ -20,7 +20,7 @@ from holdfast.settings import MOST_SHARDS, Settings
 from holdfast.settings import Transport as TransportName
 from holdfast.spark_integration.hosts.batch import run_batch
 from holdfast.spark_integration.hosts.host import Host, SentRows
-from holdfast.spark_integration.plan.event_time import event_time_of
+from holdfast.spark_integration.plan.event_time import event_time_of, watermark_of
 from holdfast.spark_integration.plan.grouping_keys import Key
 from holdfast.spark_integration.plan.session import rows_each
 from holdfast.spark_integration.plan.shuffle_partitions import shuffle_partitions, warn_of_partitions
@@ -167,9 +167,10 @@ class Definition:
             row_columns=list(rows.columns),
             # Initial rows may call their keys otherwise.
             key_names=[key.field.name for key in self.rows.keys],
-            has_watermark=event_time_of(self.rows.df) is not None,
+            watermark=watermark_of(self.rows.df),
             settings=self.settings,
             first_version=rows.first_version,
+            fires_by_watermark=self.host.drops_late_rows,
         )
 
     def _stored(self) -> StoredState:
@@ -183,13 +184,18 @@ class Definition:
         schema = StructType([*expressions, *rows.columns.values(), StructField(HASH, LongType(), False)])
         is_initial = rows is not self.rows
         types = sent_schema(schema, "the initial state" if is_initial else "the input")
-        # A watermark is that of a stream.
-        event_time = event_time_of(rows.df) if rows.df.isStreaming else None
-        filtering = None if event_time is None else EventTime(event_time, self.host.drops_late_rows)
+        event_time = self._event_time(rows.df)
         # The host begins a shard anew with each frame of initial rows: as blobs they rarely need a second one.
         name = "packed" if is_initial else self.settings.transport or self.transport
         if name == "rows" or (name is None and all(carries(field.dataType) for field in schema)):
-            return RowsTransport(shards, schema, types, filtering)
+            return RowsTransport(shards, schema, types, event_time)
         # Of a stream Spark hands over batches of so many rows.
         bounded = rows_each(rows.df) if self._is_streaming and not is_initial else None
-        return PackedTransport(shards, types, filtering, bounded)
+        return PackedTransport(shards, types, event_time, bounded)
+
+    def _event_time(self, df: DataFrame) -> EventTime | None:
+        """Return what travels beside the rows of a stream."""
+        field, watermark = event_time_of(df), watermark_of(df)
+        if field is None or watermark is None or not df.isStreaming:
+            return None
+        return EventTime(field.name, watermark, self.host.drops_late_rows)

@@ -7,13 +7,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructField, StructType
 
 from holdfast.spark_integration.plan.session import name_folding
-from holdfast.spark_integration.spark_types import WATERMARK_METADATA
+from holdfast.spark_integration.spark_types import Watermark
 from holdfast.spark_integration.spark_versions import is_on
 
 #: Behind "timeMode 'EventTime' …", what a step without a watermark is told.
 NEEDS_WATERMARK = (
     "needs an input with a watermark, or no timer ever fires: df.withWatermark(…). applyInArrowWithState and "
-    "applyInPandasWithState hand none on; transformWithState does, by eventTimeColumnName"
+    "applyInPandasWithState hand none on; transformWithState does, by eventTimeColumnName, and so do operators in one "
+    "line with Spark's RocksDB state store"
 )
 
 
@@ -28,7 +29,7 @@ def event_time_of(df: DataFrame) -> StructField | None:
     fold = name_folding(df)
     marked: dict[str, StructField] = {}
     for field in df.schema:
-        if WATERMARK_METADATA in (field.metadata or {}):
+        if Watermark.of(field) is not None:
             marked.setdefault(fold(field.name), field)
     if len(marked) > 1 and is_on(df.sparkSession, "spark.sql.streaming.statefulOperator.allowMultiple"):
         names = ", ".join(field.name for field in marked.values())
@@ -41,14 +42,19 @@ def event_time_of(df: DataFrame) -> StructField | None:
     return next(iter(marked.values()), None)
 
 
+def watermark_of(df: DataFrame) -> Watermark | None:
+    """Return the watermark of a frame; raises as `event_time_of`."""
+    field = event_time_of(df)
+    return None if field is None else Watermark.of(field)
+
+
 def without_watermark(output: StructType) -> StructType:
     """Return the output's columns without marks of a watermark, as a schema copied from the input's has them.
 
     ``applyInPandasWithState`` hands no watermark on. Behind a marked column Spark would accept a window in append mode,
     which never emits anything and whose state grows for ever; without the mark it refuses it.
     """
-    fields = [(f, {k: v for k, v in (f.metadata or {}).items() if k != WATERMARK_METADATA}) for f in output]
-    return StructType([StructField(f.name, f.dataType, f.nullable, metadata) for f, metadata in fields])
+    return StructType([StructField(f.name, f.dataType, f.nullable, Watermark.removed(f.metadata)) for f in output])
 
 
 def marked_as_delivered(output: StructType, time_mode: str) -> StructType:

@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType, TimestampType
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
-from holdfast.spark_integration.plan.event_time import NEEDS_WATERMARK, event_time_of
+from holdfast.spark_integration.plan.event_time import NEEDS_WATERMARK, event_time_of, watermark_of
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_versions import is_classic, require_host_of_processors, require_protobuf
 
@@ -19,6 +19,7 @@ _MODES = {mode.lower(): mode for mode in TIMEOUT_CONF} | {"notime": "None"}
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 #: Spark's default. In the first micro-batch Spark refuses it, and others that it does not know.
 _UNFIT_PROVIDER = ".HDFSBackedStateStoreProvider"
+_FIT_PROVIDER = ".RocksDBStateStoreProvider"
 _OUTPUT_MODES = ("append", "update", "complete")
 
 
@@ -40,6 +41,18 @@ def processor_host(
     if event_time_column:
         require_event_time(event_time_column, output, times, df)
     return StatefulProcessorHost(mode, times, event_time_column)
+
+
+def can_host_processors(session: SparkSession) -> bool:
+    """Tell whether a session runs processors, and so what hands a watermark on."""
+    if not str(session.conf.get(_PROVIDER)).endswith(_FIT_PROVIDER):
+        return False
+    try:
+        require_protobuf()
+        require_host_of_processors(classic=is_classic(session))
+    except InvalidArgumentError:
+        return False
+    return True
 
 
 def _require_state_store(session: SparkSession) -> None:
@@ -115,7 +128,14 @@ def require_event_time(column: str, output: StructType, time_mode: TimeMode, df:
             "on: operators behind it would never emit anything. Use 'EventTime' or 'None'",
             column=column,
         )
-    if not df.isStreaming and event_time_of(df) is None:
+    watermark = watermark_of(df)
+    if watermark is not None and watermark.held_back_ms:
+        raise InvalidArgumentError(
+            "eventTimeColumnName cannot follow a join: Spark fails a query whose processor returns rows older than the "
+            "watermark, as a join's may be. Leave it out",
+            column=column,
+        )
+    if not df.isStreaming and watermark is None:
         raise AnalysisException(
             "[CANNOT_ASSIGN_EVENT_TIME_COLUMN_WITHOUT_WATERMARK] Watermark needs to be defined to reassign event time "
             "column. Failed to find watermark definition in the streaming query."

@@ -376,7 +376,7 @@ class _Saving:
             tables,
             declared,
             is_continuous,
-            record.configuration,
+            {**_modes(step), **record.configuration},
             times,
             (),
         )
@@ -425,10 +425,14 @@ def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Known:
         step.number,
         name,
     )
-    modes = modes_of(step.properties, step.number) if step.host == STATE_VARIABLES else {}
-    shards = partitions_of(batch)
+    shards, modes = partitions_of(batch), _modes(step)
     operator = SavedOperator(name, step.number, step.host, step.has_timeout, shards, {}, {}, True, modes, (), ())
     return _Known(operator, [], {})
+
+
+def _modes(step: StatefulStep) -> dict[str, str]:
+    """Return the modes that Spark has noted of a host, and asks for again."""
+    return modes_of(step.properties, step.number) if step.host == STATE_VARIABLES else {}
 
 
 def _both(one: TableSchema, other: TableSchema) -> TableSchema:

@@ -131,12 +131,7 @@ def _called(
         streaming = as_restored(operator, streaming)
     else:
         require_own_state(operator, streaming, remembered)
-    times = BatchTimes(
-        processing_ms=batch_ms,
-        watermark_ms=group.watermark_ms if operator.has_watermark else None,
-        earliest_timer_ms=remembered.earliest_timer_ms if remembered else None,
-        previous_ms=remembered.batch_ms if remembered else None,
-    )
+    times = _own_times(operator, group)
     batch = operator.input_of(step.gather(chunks), step.shard_of(key), streaming.batch_id, times)
     attempt = _Attempt(operator, batch, streaming, remembered)
     frames = _held_back(attempt.run(), output)
@@ -163,6 +158,18 @@ def _called(
         else:
             measures = measures.with_news(news.age_ms, news.stored_bytes, news.failures)
     yield from output.send_measures(measures)
+
+
+def _own_times(operator: Operator, group: ShardGroup) -> BatchTimes:
+    """Return the times of a call by the operator's own clock, which may be behind Spark's."""
+    remembered = group.remembered()
+    earliest_ms = remembered.earliest_timer_ms if remembered else None
+    return BatchTimes(
+        processing_ms=group.batch_ms,
+        watermark_ms=None if operator.watermark is None else group.watermark_ms - operator.held_back_ms,
+        earliest_timer_ms=None if earliest_ms is None else earliest_ms - operator.woken_later_ms,
+        previous_ms=remembered.batch_ms if remembered else None,
+    )
 
 
 def _accepted(remembered: PointerRow | None) -> Pointer | None:
@@ -203,7 +210,7 @@ class _Attempt:
                 opened.require_stored(pointer, watch.lineage)
             batch = replace(self._batch, counts=CallCounts())
             batch = batch if opened.tables.is_continuous else batch.after_unknown_calls()
-            earliest_timer_ms = yield from self._operator.function.run(batch, transaction)
+            due_ms = yield from self._operator.function.run(batch, transaction)
             opened.declare()
             committed = transaction.commit()
         row = PointerRow(
@@ -213,7 +220,7 @@ class _Attempt:
             shards=self._operator.shards,
             pointer=committed,
             carried=None if committed is None else opened.carried(committed),
-            earliest_timer_ms=earliest_timer_ms,
+            earliest_timer_ms=None if due_ms is None else due_ms + self._operator.woken_later_ms,
             batch_ms=self._batch.times.processing_ms,
             state_dir=self._operator.settings.state_dir,
         )

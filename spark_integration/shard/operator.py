@@ -20,6 +20,7 @@ from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
+from holdfast.spark_integration.spark_types import Watermark
 from holdfast.spark_integration.transport.transport import HASH
 
 #: The version of a shard that holds what a query was given to begin with, and no micro-batch has written.
@@ -182,10 +183,13 @@ class Operator:
         Columns of the received table that the function sees as rows.
     key_names : list of str
         Names of the keys, as the function sees them.
-    has_watermark : bool
+    watermark : Watermark or None
+        Of the input; None if it has none.
     settings : Settings
     first_version : int
         The version that micro-batch 0 commits; initial state, which comes before it, is `INITIAL_VERSION`.
+    fires_by_watermark : bool
+        Whether the clock of its timers is the watermark.
     """
 
     name: str
@@ -195,9 +199,20 @@ class Operator:
     key_columns: list[str]
     row_columns: list[str]
     key_names: list[str]
-    has_watermark: bool
+    watermark: Watermark | None
     settings: Settings
     first_version: int = 1
+    fires_by_watermark: bool = False
+
+    @property
+    def held_back_ms(self) -> int:
+        """How far the operator's own watermark is behind the one that Spark tells it."""
+        return 0 if self.watermark is None else self.watermark.held_back_ms
+
+    @property
+    def woken_later_ms(self) -> int:
+        """How much later than a timer is due by the operator's own clock Spark's clock says so."""
+        return self.held_back_ms if self.fires_by_watermark else 0
 
     def input_of(self, received: pa.Table, shard: int, batch_id: int | None, times: BatchTimes) -> ShardInput:
         """Return the rows received from a transport as the input of one shard."""

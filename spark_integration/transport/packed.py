@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from holdfast.backends.arrow.rows import IntArray
@@ -53,7 +54,7 @@ class PackedTransport:
         event_time, filters_rows = None, False
         if self.event_time is not None:
             fields.append(self.event_time.sent)
-            event_time, filters_rows = self.event_time.field.name, self.event_time.filters_rows
+            event_time, filters_rows = self.event_time.column, self.event_time.filters_rows
 
         def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             named = (batch.rename_columns(names) for batch in prepared(batches))
@@ -62,7 +63,12 @@ class PackedTransport:
         # PySpark looks columns up by bare name, and parses dots and backticks in it as syntax.
         columns = [*map(quoted, frame.columns), hashed]
         plain = frame.select(*[column.alias(f"c{i}") for i, column in enumerate(columns)])
-        return plain.mapInArrow(pack, StructType(fields))
+        sent = plain.mapInArrow(pack, StructType(fields))
+        if self.event_time is None or not self.event_time.later_us:
+            return sent
+        at = self.event_time.sent
+        later = (F.col(at.name) + self.event_time.later_us).alias(at.name, metadata=at.metadata)
+        return sent.select(ROUTE, BLOB, later)
 
     def receive(self, chunks: Iterable[pd.DataFrame]) -> Iterator[pa.Table]:
         return (read_blob(blob) for chunk in chunks for blob in chunk[BLOB] if blob is not None)

@@ -85,8 +85,8 @@ class RowsTransport:
             columns += _encode(quoted(field.name), field, f"c{i}")
         if self.event_time is not None:
             sent = self.event_time.sent
-            filters_rows = self.event_time.filters_rows
-            moment = F.unix_micros(quoted(self.event_time.field.name)) if filters_rows else F.lit(None)
+            at = F.unix_micros(quoted(self.event_time.column)) + self.event_time.later_us
+            moment = at if self.event_time.filters_rows else F.lit(None)
             columns.append(moment.cast(sent.dataType).alias(sent.name, metadata=sent.metadata))
         last = f"c{len(self.schema) - 1}"
         encoded = frame.select(*columns, hashed.alias(last))

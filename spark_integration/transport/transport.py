@@ -25,6 +25,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, StructField
 
+from holdfast.spark_integration.spark_types import Watermark
+
 HASH = "__holdfast_hash"
 EVENT_TIME = "__holdfast_event_time"
 
@@ -67,20 +69,30 @@ class EventTime:
 
     Attributes
     ----------
-    field : StructField
+    column : str
+    watermark : Watermark
     filters_rows : bool
         Whether Spark drops rows older than the watermark before they reach their shard, as it does for
         ``EventTimeTimeout``: then each row must travel with its own event time. Otherwise Spark only needs the
         column's metadata.
     """
 
-    field: StructField
+    column: str
+    watermark: Watermark
     filters_rows: bool
 
     @property
     def sent(self) -> StructField:
-        """The column as it travels: microseconds since 1970. Spark compares these; a time in pandas ends in 2262."""
-        return StructField(EVENT_TIME, LongType(), metadata=self.field.metadata)
+        """The column as it travels: microseconds since 1970. Spark compares these; a time in pandas ends in 2262.
+
+        Times are later by as much as the watermark is held back: Spark drops what is older than its own.
+        """
+        return StructField(EVENT_TIME, LongType(), metadata=Watermark(self.watermark.delay_ms).metadata)
+
+    @property
+    def later_us(self) -> int:
+        """How much later than they are times travel."""
+        return self.watermark.held_back_ms * 1000
 
 
 def moments_of(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

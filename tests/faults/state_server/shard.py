@@ -91,6 +91,6 @@ def defined(**settings: Any) -> Any:
         key_columns=["user"],
         row_columns=["user"],
         key_names=["user"],
-        has_watermark=False,
+        watermark=None,
         settings=Settings(**settings),
     )

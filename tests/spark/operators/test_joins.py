@@ -13,10 +13,21 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
+from holdfast import savepoints
 from holdfast.errors import InvalidArgumentError
-from tests.spark.answers import Questions
+from tests.spark.answers import Batches, Questions
 from tests.spark.conftest import Lab
-from tests.spark.operators.test_equal_to_spark import NOON, SCHEMA, SEEDS, TYPES, asked, compare, feed, source
+from tests.spark.operators.test_equal_to_spark import (
+    NOON,
+    SCHEMA,
+    SEEDS,
+    TYPES,
+    asked,
+    compare,
+    feed,
+    shown_by,
+    source,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -191,3 +202,30 @@ def test_state_is_read_from_outside(lab: Lab) -> None:
         found = query.get("join", {"user": "ann", "item": 0.0})
     assert sorted(found["j.left"].to_pylist(), key=repr) == sorted(rows, key=repr)
     assert len(rows) > 0
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("how", ["inner", "left", "right", "full", "as of"])
+def test_a_join_goes_on_from_a_savepoint(lab: Lab, how: str) -> None:
+    """With other shards, on another backend, in another place: it shows what it would have shown."""
+    chance = random.Random(8)
+
+    def frame() -> DataFrame:
+        if how != "as of":
+            return joined(lab, how)
+        right = payments(lab).withColumnRenamed("paid", "at")
+        return holdfast.stream(orders(lab)).asof_join(holdfast.stream(right), on=KEYS, by="at", tolerance="15 minutes")
+
+    def shown(query: str) -> Batches:
+        # Of rows of the right side with one key and time the last to come counts, and which comes last is chance.
+        return shown_by(lab, frame().drop("d", "raw") if how == "as of" else frame(), query, "append")
+
+    feed(lab, chance, 3)
+    shown("query")
+    savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
+    feed(lab, chance, 5)
+    expected = shown("query")
+    lab.configure({"state.dir": str(lab.folder / "again-state"), "backend": "rocksdb"})
+    savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "again", shards=3)
+    assert shown("again") == expected
+    assert expected

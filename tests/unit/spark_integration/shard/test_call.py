@@ -18,9 +18,10 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.spark_integration.client.messages import ShardAddress
 from holdfast.spark_integration.shard import call
-from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
+from holdfast.spark_integration.shard.operator import BatchTimes, Operator, ShardInput
 from holdfast.spark_integration.shard.store import ShardStore
 from holdfast.spark_integration.shard.streaming_task import StreamingTask
+from holdfast.spark_integration.spark_types import Watermark
 from holdfast.testing.state_rows import COUNTS, keys_of, values_of
 
 TABLES = {"counts": COUNTS}
@@ -89,3 +90,14 @@ def test_one_that_spark_drops_closes_it_too(opened: PlugIn) -> None:
     next(output)
     output.close()  # type: ignore[attr-defined]
     assert opened.is_closed
+
+
+@pytest.mark.parametrize(("fires_by_watermark", "earliest_ms"), [(True, 4_400), (False, 5_000)])
+def test_the_clock_of_an_operator_behind_a_join_is_behind_sparks(fires_by_watermark: bool, earliest_ms: int) -> None:
+    """By as much as the join shows rows late: but only a timer of event time goes by that clock."""
+    watermark = Watermark(1_000).later(600)
+    function: Any = SimpleNamespace()
+    operator = Operator("totals", new_id(), function, 1, [], [], [], watermark, Settings(), 1, fires_by_watermark)
+    remembered = SimpleNamespace(earliest_timer_ms=5_000, batch_ms=1)
+    group: Any = SimpleNamespace(batch_ms=2, watermark_ms=10_000, remembered=lambda: remembered)
+    assert call._own_times(operator, group) == BatchTimes(2, 9_400, earliest_ms, 1)

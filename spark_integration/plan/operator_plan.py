@@ -1,0 +1,73 @@
+"""Plans an operator in one line: which of Spark's operators hosts it, and whether a watermark leaves it.
+
+::
+
+    events ─▶ dropDuplicates ─▶ join ─▶ window       RocksDB state store: the watermark goes on, several in a query
+    events ─▶ window                                 any state store: one in a query, cheaper by a small micro-batch
+
+Spark's ``transformWithState`` hands the watermark on, but needs Spark's RocksDB state store, and takes longer for a
+small micro-batch than ``applyInPandasWithState``. Spark keeps to the state store that a query began with, so this
+decides once for a query.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from holdfast.spark_integration.hosts.group_state import GroupStateHost
+from holdfast.spark_integration.hosts.host import Host
+from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
+from holdfast.spark_integration.plan.arguments import operator_name
+from holdfast.spark_integration.plan.definition import Definition, KeyedRows
+from holdfast.spark_integration.plan.event_time import without_watermark
+from holdfast.spark_integration.plan.processor_arguments import can_host_processors
+from holdfast.spark_integration.plan.session import checked_settings, rows_each
+from holdfast.spark_integration.transport.output import output_of_tables
+
+Mode = Literal["append", "update"]
+#: How an error ends that asks for a watermark.
+BEHIND_ANOTHER = (
+    ". Behind another operator, keep the column of the time, and set spark.sql.streaming.stateStore.providerClass to "
+    "Spark's RocksDB state store, with which operators hand the watermark on"
+)
+
+
+def operator_plan(rows: KeyedRows, output: StructType, mode: Mode, name: str, *, is_timed: bool) -> DataFrame:
+    """Return the DataFrame of an operator's output; call it from what the user's call calls.
+
+    Parameters
+    ----------
+    rows : KeyedRows
+    output : StructType
+        With the marks of a watermark at times that are not older than it.
+    mode : {"append", "update"}
+    name : str
+    is_timed : bool
+        Whether late rows are dropped, and rows of state go, by the watermark.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The name or a setting is wrong, or a column cannot be sent or stored.
+    """
+    settings = checked_settings(rows.df, stacklevel=4)
+    hands_on = can_host_processors(rows.df.sparkSession)
+    # In update mode no operator in event time can stand behind it.
+    shown = output if hands_on and mode == "append" else without_watermark(output)
+    host: Host
+    if hands_on:
+        host = StatefulProcessorHost(mode, "EventTime" if is_timed else "None", "")
+    else:
+        host = GroupStateHost(mode, "EventTimeTimeout" if is_timed else "NoTimeout")
+    return Definition(
+        rows=rows,
+        name=operator_name(None, name),
+        output=output_of_tables(shown, rows_each(rows.df), settings.transport),
+        host=host,
+        # Where Spark drops late rows, one by one, every event time would need a blob of its own.
+        transport=None if is_timed else "packed",
+        settings=settings,
+    ).plan()
