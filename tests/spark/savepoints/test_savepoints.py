@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
@@ -16,13 +18,32 @@ import holdfast
 from holdfast import savepoints
 from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError
 from tests.spark.conftest import Lab
+from tests.spark.conftest import configured as configured_lab
 from tests.spark.parity.engines import configured
 from tests.spark.savepoints.queries import CASES, UNCHECKED, Case, restored, run, saved, state, totals
 from tests.tiers import cases
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 pytestmark = pytest.mark.spark
 
 BACKENDS = ["memory", "filesystem", "rocksdb"]
+
+
+@pytest.fixture(scope="module")
+def saved_once(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, local_state: Path) -> Lab:
+    lab = Lab(spark, tmp_path_factory.mktemp("saved"), local_state)
+    with configured_lab(lab):
+        saved(lab, CASES[0])
+    return lab
+
+
+@pytest.fixture
+def half_way(saved_once: Lab) -> Iterator[Lab]:
+    """Return the place of a query that was saved half-way, for tests that change nothing there."""
+    with configured_lab(saved_once):
+        yield saved_once
 
 
 @pytest.mark.parametrize(("case", "shards"), cases(list(product(CASES, [3, None]))), ids=str)
@@ -74,39 +95,36 @@ def test_a_savepoint_outlives_its_query(lab: Lab) -> None:
     assert {row["carrier"]: row["n"] for row in batch} == expected
 
 
-def test_what_a_savepoint_says_of_itself(lab: Lab) -> None:
-    case = CASES[0]
-    saved(lab, case)
-    found = savepoints.read(lab.folder / "savepoints", "one")
+def test_what_a_savepoint_says_of_itself(half_way: Lab) -> None:
+    found = savepoints.read(half_way.folder / "savepoints", "one")
     (operator,) = found.operators
-    state = holdfast.read_state(lab.spark, lab.folder / "query", "totals")
+    state = holdfast.read_state(half_way.spark, half_way.folder / "query", "totals")
     assert (found.comment, found.query.batch_id, operator.rows) == ("half-way", 1, {"state": state.num_rows})
     found_host = (operator.name, operator.number, operator.host, operator.shards)
     assert found_host == ("totals", 0, "applyInPandasWithState", 2)
     (source,) = found.query.sources
     assert source.offset == '{"logOffset":1}'
     assert [log.name for log in source.logs] == ["0", "1"]
-    assert [one.name for one in savepoints.listed(lab.folder / "savepoints")] == ["one"]
+    assert [one.name for one in savepoints.listed(half_way.folder / "savepoints")] == ["one"]
     tables = []
     for piece in operator.pieces:
-        with ipc.open_stream(lab.folder / "savepoints/one" / piece.key) as reader:
+        with ipc.open_stream(half_way.folder / "savepoints/one" / piece.key) as reader:
             tables.append(reader.read_all())
     columns = pa.concat_tables(tables).select(["key.carrier", "value.n"]).rename_columns(["carrier", "n"])
     assert sorted(map(repr, columns.to_pylist())) == sorted(map(repr, state.to_pylist()))
 
 
-def test_a_savepoint_is_a_table_in_spark(lab: Lab) -> None:
+def test_a_savepoint_is_a_table_in_spark(half_way: Lab) -> None:
     """Read by executors; errors say what there is."""
-    saved(lab, CASES[0])
-    found = savepoints.load(lab.spark, lab.folder / "savepoints", "one")
-    expected = holdfast.read_state(lab.spark, lab.folder / "query", "totals")
+    found = savepoints.load(half_way.spark, half_way.folder / "savepoints", "one")
+    expected = holdfast.read_state(half_way.spark, half_way.folder / "query", "totals")
     assert found.columns == ["carrier", "n", "shard"]
     assert sorted(map(repr, found.drop("shard").toArrow().to_pylist())) == sorted(map(repr, expected.to_pylist()))
     assert {row["shard"] for row in found.select("shard").distinct().collect()} == {0, 1}
     with pytest.raises(NotFoundError, match=r"^no such table"):
-        savepoints.load(lab.spark, lab.folder / "savepoints", "one", table="timers")
+        savepoints.load(half_way.spark, half_way.folder / "savepoints", "one", table="timers")
     with pytest.raises(NotFoundError, match=r"^no savepoint of this name"):
-        savepoints.load(lab.spark, lab.folder / "savepoints", "two")
+        savepoints.load(half_way.spark, half_way.folder / "savepoints", "two")
 
 
 @pytest.mark.all
@@ -180,21 +198,19 @@ def test_operators_can_be_renamed(lab: Lab) -> None:
         restored(lab, "other", rename={"total": "counts"})
 
 
-def test_nothing_that_is_there_is_written_over(lab: Lab) -> None:
+def test_nothing_that_is_there_is_written_over(half_way: Lab) -> None:
     """A location that a query has used, a savepoint of the name, and a file of somebody's."""
-    case = CASES[0]
-    saved(lab, case)
     with pytest.raises(ConflictError, match="there is a savepoint of this name"):
-        savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
-    before = sorted((lab.folder / "query").rglob("*"))
+        savepoints.create(half_way.spark, half_way.folder / "query", half_way.folder / "savepoints", "one")
+    before = sorted((half_way.folder / "query").rglob("*"))
     with pytest.raises(ConflictError, match="must be empty"):
-        restored(lab, "query")
-    assert sorted((lab.folder / "query").rglob("*")) == before
-    (lab.folder / "mine/state").mkdir(parents=True)
-    (lab.folder / "mine/state/thesis.tex").write_text("years of work")
+        restored(half_way, "query")
+    assert sorted((half_way.folder / "query").rglob("*")) == before
+    (half_way.folder / "mine/state").mkdir(parents=True)
+    (half_way.folder / "mine/state/thesis.tex").write_text("years of work")
     with pytest.raises(ConflictError, match=r"thesis\.tex"):
-        restored(lab, "mine")
-    assert (lab.folder / "mine/state/thesis.tex").read_text() == "years of work"
+        restored(half_way, "mine")
+    assert (half_way.folder / "mine/state/thesis.tex").read_text() == "years of work"
 
 
 @pytest.mark.all
