@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from holdfast.spark_integration.operators.aggregates import var_pop as var_pop
     from holdfast.spark_integration.operators.aggregates import variance as variance
     from holdfast.spark_integration.progress_metrics import metrics as metrics
-    from holdfast.spark_integration.read_state import read_state as read_state
     from holdfast.spark_integration.restarting import run as run
     from holdfast.spark_integration.sink_source.registering import register as register
+    from holdfast.spark_integration.state_source.reading import read_state as read_state
     from holdfast.spark_integration.state_source.reading import state as state
     from holdfast.spark_integration.stream import stream as stream
     from holdfast.spark_integration.vectorised.batch import ShardBatch as ShardBatch
@@ -88,7 +88,7 @@ _EXPORTS = {
     "metrics": "holdfast.spark_integration.progress_metrics",
     "min": "holdfast.spark_integration.operators.aggregates",
     "open_query": "holdfast.spark_integration.lookup.stored_query",
-    "read_state": "holdfast.spark_integration.read_state",
+    "read_state": "holdfast.spark_integration.state_source.reading",
     "register": "holdfast.spark_integration.sink_source.registering",
     "run": "holdfast.spark_integration.restarting",
     "state": "holdfast.spark_integration.state_source.reading",

@@ -12,7 +12,7 @@ from holdfast.backends.rocksdb import options as rocksdb
 from holdfast.cli import group
 from holdfast.health import failures
 from holdfast.settings import MOST_SHARDS, Settings
-from holdfast.snapshotter import commit_objects, commits, stored_reads
+from holdfast.snapshotter import commit_objects, commits
 from holdfast.snapshotter.ownership import claims, stored_claims
 from holdfast.snapshotter.snapshots import policy
 from holdfast.snapshotter.storage.hdfs import storage as hdfs
@@ -133,10 +133,6 @@ FIGURES = {
     "docs/savepoints.md": [
         f"one commit of at most {gib(commit_objects.COMMIT_BYTES_MAX)} GiB",
         f"up to {mib(copied_location.AT_ONCE_BYTES)} MiB together",
-    ],
-    "docs/state-tables.md": [
-        f"at most for {day(stored_reads.KEPT_MS)}",
-        f"remove reads older than {day(stored_reads.KEPT_MS)}",
     ],
     "docs/ui.md": [
         f"*Yes* if more than {overview._LAG_BEHIND} commits of a shard wait",

@@ -140,10 +140,7 @@ def is_of_query(context: click.Context, options: Mapping[str, str]) -> bool:
     """Tell whether LOCATION is a query's, not a savepoint's: the variable may be set for other commands."""
     if context.get_parameter_source("state_dir") is ParameterSource.COMMANDLINE:
         return True
-    try:
-        return query_at(context.params["location"], parse_storage_options(options)) is not None
-    except InvalidArgumentError:  # a location that only Spark can read
-        return context.params["state_dir"] is not None
+    return query_at(context.params["location"], parse_storage_options(options)) is not None
 
 
 def _place(location: str) -> tuple[str, str]:

@@ -170,7 +170,6 @@ def _restored_ms(target: Target, folder: str) -> Iterator[int]:
 
 def _beside_shards(operator: OperatorListing, before_ms: int) -> Outcome:
     found = dict.fromkeys(operator.probes(), "left by a test of the storage")
-    found |= dict.fromkeys(operator.reads(), "a read of the state, which is out of date after a day")
     found |= dict.fromkeys(operator.besides(), "a run that worked beside another one")
     old = {info: reason for info, reason in found.items() if info.modified_ms <= before_ms}
     sizes = {info.key: info.size_bytes for info in old}

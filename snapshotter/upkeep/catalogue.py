@@ -5,7 +5,6 @@
     <operator>/operator                             "operator": whose directory this is
     <operator>/probes/…   claims/…                  "probe"; see `holdfast.snapshotter.ownership.stored_claims`
     <operator>/schemas/…                            what the tables hold
-    <operator>/reads/…                              see `holdfast.snapshotter.stored_reads`
     <operator>/shard-0003/commits/17-9f3c…          "commit"
                           snapshots/16-aa…-7c1e…    "snapshot"
                           files/5f0c1d…-0           "part"
@@ -42,7 +41,6 @@ from holdfast.snapshotter.sink_log import StoredSink, parse_key, stored_sinks
 from holdfast.snapshotter.snapshots.manifest import PART_NAME
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.stored_reads import KEY as READ
 from holdfast.snapshotter.upkeep.troubles import NAME as TROUBLE_NAME
 
 _SHARD = re.compile(r"shard-([0-9]{4}|[1-9][0-9]{4,8})")
@@ -173,10 +171,6 @@ class OperatorListing:
         for info in self.others:
             if info.key.startswith(folder):
                 yield replace(info, key=info.key.removeprefix(folder)), info
-
-    def reads(self) -> list[ObjectInfo]:
-        """Return the stored reads, whatever their age."""
-        return [info for info in self.others if READ.fullmatch(info.key)]
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from holdfast.spark_integration.savepoints.saving import SHARD, shard_row
 from holdfast.spark_integration.savepoints.working import SparkTasks, Tasks
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
-from holdfast.spark_integration.stored_pointers import StatefulStep
+from holdfast.spark_integration.stored_pointers import StatefulStep, stored_steps
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,7 +106,7 @@ def copy(
         batch = query.batch(batch_id)
 
         def cloned() -> str:
-            steps = tasks.steps(location, str(original), batch)
+            steps = stored_steps(location, batch)
             with new_query(tasks.settings, tasks.options, checkpoint_location, to_state_dir) as new:
                 _copy_operators(tasks, new, storage, steps, query_id, batch.batch_id)
                 new.require()  # copying may have taken long

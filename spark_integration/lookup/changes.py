@@ -1,4 +1,4 @@
-"""How two versions of a table differ, key by key."""
+"""How two versions of a table differ, key by key; by the writes between them if these are known."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ import pyarrow.compute as pc
 from holdfast.backends.arrow.python_rows import python_rows
 from holdfast.backends.arrow.rows import IntArray, take, to_bools
 from holdfast.backends.rocksdb.codec.rows import encode_values
-from holdfast.backends.run import Keys, Run
+from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.spark_integration.lookup.shard_readers import ShardReaders, no_rows
+from holdfast.spark_integration.shard.pointer_row import PointerRow
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
+#: So many keys are looked up on either side; for more, both are read.
+_KEYS_MAX = 10_000
+Side = tuple[str, PointerRow] | None
+"""The directory and the pointer of a shard; None where it was never called."""
 
 
 @dataclass(frozen=True)
@@ -93,3 +99,34 @@ class TableChanges:
 
 def _rows(columns: pa.RecordBatch, rows: IntArray) -> list[dict[str, Any]]:
     return python_rows(take(columns, pa.array(rows)))
+
+
+def compare(
+    readers: ShardReaders, changes: TableChanges, table: TableSchema, sides: tuple[Side, Side], rows_max: int
+) -> None:
+    """Add the differences of one shard's table to `changes`.
+
+    Raises
+    ------
+    StateLostError, CorruptionError, UnavailableError
+        A version cannot be read.
+    """
+    one, other = sides
+    if one and other and one[1].pointer == other[1].pointer:
+        return
+    if one and other and one[0] == other[0] and one[1].pointer and other[1].pointer:
+        directory, stored = other[0], readers.tables(other[0])
+        if table.name in stored.held:
+            keys = readers.written_between(directory, one[1], other[1], stored, table.name)
+            if keys is not None and len(keys) <= _KEYS_MAX:
+                found = [readers.find(directory, row, stored, table, keys) for row in (one[1], other[1])]
+                changes.take(found[0], found[1], rows_max)
+                return
+    changes.take(_all(readers, table, one), _all(readers, table, other), rows_max)
+
+
+def _all(readers: ShardReaders, table: TableSchema, side: Side) -> Run:
+    if side is None or side[1].pointer is None:
+        return no_rows(table)
+    stored = readers.tables(side[0])
+    return readers.all_rows(*side, stored, table) if table.name in stored.held else no_rows(table)

@@ -131,13 +131,13 @@ class Lookup:
         return cls(keys_of(table, grouping, [key]))
 
     @property
-    def hashes(self) -> frozenset[int]:
+    def hash(self) -> int:
         """The hash of the key."""
-        return frozenset(self.keys.hashes.tolist())
+        return int(self.keys.hashes[0])
 
     def rows(self, run: Run) -> Run:
         """Return the rows of the key."""
-        return run.with_prefixes(self.keys)
+        return run.slice(self.hash, self.hash).with_prefixes(self.keys)
 
 
 def keys_of(table: TableSchema, grouping: Sequence[str], keys: Sequence[Mapping[str, Any]]) -> Keys:

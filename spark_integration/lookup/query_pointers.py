@@ -1,4 +1,4 @@
-"""The pointers of a query's shards after a micro-batch: all, or the requested ones.
+"""The operators of a query and the pointers of their shards after a micro-batch: all, or the requested ones.
 
 A shard's pointer is in one partition of Spark's state (`holdfast.spark_integration.transport.routes`), so the pointer
 of one shard of many costs one partition.
@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
+from holdfast.backends.evolution import evolved_tables
+from holdfast.backends.options import did_you_mean
+from holdfast.backends.run import TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.spark_integration.lookup.keys import keys_of
+from holdfast.spark_integration.lookup.shard_readers import ShardReaders
+from holdfast.spark_integration.lookup.stored_operator import Key, StoredOperator, grouping_of
+from holdfast.spark_integration.shard.operator_directory import operator_of, own_directory
 from holdfast.spark_integration.shard.pointer_row import PointerRow
-from holdfast.spark_integration.spark_state.operators import NotKnownError, StateOperator, StateOperators
+from holdfast.spark_integration.spark_state.operators import StateOperator, StateOperators, reading_state
 from holdfast.spark_integration.spark_state.pointers import StateStores, read_pointers
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
+from holdfast.spark_integration.tables.timers import is_by_time
+from holdfast.spark_integration.transport.routes import shards_of
 
 _KEPT_BATCHES = 128
 
@@ -95,7 +103,7 @@ class QueryPointers:
         NotFoundError
             The micro-batch is not committed, or was purged.
         InvalidArgumentError
-            Spark's state has a form that cannot be read without Spark.
+            Spark's state has a form that holdfast does not read.
         CorruptionError
             It is damaged.
         """
@@ -103,7 +111,7 @@ class QueryPointers:
         found = []
         for operator in operators:
             wanted = None if partitions is None else [n for n in partitions if n < operator.partitions]
-            with _reading(self._storage.url):
+            with reading_state(self._storage.url):
                 rows = read_pointers(self._storage, stores, operator, self._operators, self._executor, wanted)
             if rows is not None:
                 found.append(Held(operator, tuple(rows)))
@@ -124,7 +132,7 @@ class QueryPointers:
             batch = self.log.logged(batch_id)
         except NotFoundError:
             batch = self.log.batch(batch_id)  # whose error says which there are
-        with _reading(self._storage.url):
+        with reading_state(self._storage.url):
             found = batch, StateStores.of(batch), self._operators.at(batch_id)
         with self._lock:
             self._batches[batch_id] = found
@@ -133,13 +141,104 @@ class QueryPointers:
         return found
 
 
-@contextmanager
-def _reading(location: str) -> Iterator[None]:
-    """Map an unknown form of state to an error that says that Spark can read it."""
-    try:
-        yield
-    except NotKnownError as exc:
-        raise InvalidArgumentError(
-            f"only Spark can read this state; use holdfast.read_state: {exc}",
-            location=location,
-        ) from exc
+class QueryOperators:
+    """Finds the operators that the pointers and their directories tell.
+
+    Parameters
+    ----------
+    pointers : QueryPointers
+    readers : ShardReaders
+    """
+
+    def __init__(self, pointers: QueryPointers, readers: ShardReaders) -> None:
+        self._pointers, self._readers = pointers, readers
+
+    def all(self, batch_id: int) -> list[StoredOperator]:
+        """Return the operators after a micro-batch, with all pointers; raises as `one`."""
+        return [found for held in self._pointers.held(batch_id) for found in self._of(batch_id, held)]
+
+    def directories(self, batch_id: int) -> dict[str, str]:
+        """Return the directories that the pointers name, existing or not, and the query of each; raises as `one`."""
+        by_name = [self._rows_by_name(held) for held in self._pointers.held(batch_id)]
+        return {
+            directory: rows[0].query for names in by_name for of in names.values() for directory, rows in of.items()
+        }
+
+    def of_keys(self, name: str, keys: Sequence[Key], batch_id: int) -> StoredOperator:
+        """Return an operator with the pointers of the shards of some keys, at least; raises as `one`."""
+        record = self._readers.record(name)
+        if record is not None and record.query_id == self._pointers.query_id and keys:
+            schemas = self._readers.tables(name).latest
+            shown = {table: schema for table, schema in schemas.items() if not is_by_time(schema)}
+            hashes = keys_of(next(iter(shown.values())), grouping_of(shown), keys).hashes
+            wanted = set(shards_of(hashes, record.shards).tolist())
+            for held in self._pointers.of_shards(batch_id, wanted):
+                for found in self._of(batch_id, held, name):
+                    if found.shards == record.shards and wanted <= set(found.places):
+                        return found
+        return self.one(name, batch_id)
+
+    def _of(self, batch_id: int, held: Held, name: str | None = None) -> list[StoredOperator]:
+        """Return the operators whose pointers one of Spark's operators holds, or the one of a name."""
+        by_name = self._rows_by_name(held)
+        return [self._operator(one, batch_id, held, by_name[one]) for one in sorted(by_name) if name in (None, one)]
+
+    def _rows_by_name(self, held: Held) -> dict[str, dict[str, list[PointerRow]]]:
+        """Return the pointers that one of Spark's operators holds, by operator and directory."""
+        by_name: dict[str, dict[str, list[PointerRow]]] = {}
+        for row in held.rows:
+            if row.directory is None:
+                raise InvalidArgumentError(
+                    "the query has state that is not durable, because it runs without spark.holdfast.state.dir",
+                    location=self._pointers.url,
+                )
+            by_name.setdefault(operator_of(row.directory) or "", {}).setdefault(row.directory, []).append(row)
+        return by_name
+
+    def _operator(
+        self, name: str, batch_id: int, held: Held, pointers: Mapping[str, list[PointerRow]]
+    ) -> StoredOperator:
+        shards = 0
+        tables: dict[str, TableSchema] = {}
+        for directory, rows in sorted(pointers.items()):
+            shards = max(shards, self._readers.require(directory, rows))
+            latest = self._readers.tables(directory).latest
+            tables = evolved_tables(tables, {name: one for name, one in latest.items() if not is_by_time(one)})
+        ordered = {
+            directory: tuple(sorted(rows, key=lambda row: row.shard)) for directory, rows in sorted(pointers.items())
+        }
+        return StoredOperator(name, batch_id, held.operator.number, held.operator.host, shards, tables, ordered)
+
+    def _without_rows(self, name: str, batch_id: int, held: Held) -> StoredOperator | None:
+        """Return an operator that had no rows yet after a micro-batch; None if the query has no record of it."""
+        for directory in (name, own_directory(name, self._pointers.query_id)):
+            record = self._readers.record(directory)
+            if record is not None and record.query_id == self._pointers.query_id:
+                return self._operator(name, batch_id, held, {directory: []})
+        return None
+
+    def one(self, name: str, batch_id: int) -> StoredOperator:
+        """Return one operator.
+
+        Raises
+        ------
+        NotFoundError
+            The query has none of this name, or cannot return to the micro-batch.
+        InvalidArgumentError, CorruptionError, UnavailableError
+            As of `QueryPointers.held`.
+        """
+        all_held = self._pointers.held(batch_id)
+        for held in all_held:
+            for operator in self._of(batch_id, held, name):
+                return operator
+        for held in all_held:
+            if not held.rows and (found := self._without_rows(name, batch_id, held)) is not None:
+                return found
+        known = sorted({one for held in all_held for one in self._rows_by_name(held)})
+        raise NotFoundError(
+            "the query's checkpoint location holds no pointers to state of such an operator: check its name, and that "
+            f"the operator has had rows{did_you_mean(name, known)}",
+            operator=name,
+            operators=", ".join(known) or "none",
+            location=self._pointers.url,
+        )

@@ -14,6 +14,7 @@ read for as long as the query could return to it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,17 +24,15 @@ from typing import Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from holdfast.backends.arrow.rows import HashArray
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, StateLostError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.spark_integration.lookup.changes import TableChanges
-from holdfast.spark_integration.lookup.comparing import compare
+from holdfast.spark_integration.lookup.changes import TableChanges, compare
 from holdfast.spark_integration.lookup.keys import keys_of
-from holdfast.spark_integration.lookup.pages import next_place, read_place
-from holdfast.spark_integration.lookup.query_operators import QueryOperators
-from holdfast.spark_integration.lookup.query_pointers import QueryPointers
+from holdfast.spark_integration.lookup.query_pointers import QueryOperators, QueryPointers
 from holdfast.spark_integration.lookup.shard_readers import ShardReaders
 from holdfast.spark_integration.lookup.shown import as_table, same_rows
 from holdfast.spark_integration.lookup.state_directory import find_state_dir
@@ -45,6 +44,8 @@ from holdfast.spark_integration.transport.routes import shards_of
 #: Keys of one look-up.
 KEYS_MAX = 10_000
 _PAGE_ROWS_MAX = 100_000
+#: Where a page of a shard's rows begins: at a hash, behind as many of its rows as were shown before.
+_PLACE = re.compile(r"([0-9a-f]{16})\+([0-9]{1,12})")
 _THREADS = 16
 _ATTEMPTS = 4
 _T = TypeVar("_T")
@@ -209,7 +210,7 @@ class StoredQuery:
         if type(shard) is not int or not 0 <= shard < found.shards:
             raise InvalidArgumentError("the operator has no such shard", shard=shard, shards=found.shards)
         name, places = find_shown(found.tables, table), found.places
-        first_hash, skipped = read_place(after)
+        first_hash, skipped = _read_place(after)
         if shard not in places or places[shard][1].pointer is None:
             return Page(as_table(found.tables[name], []), None)
         directory, row = places[shard]
@@ -219,7 +220,7 @@ class StoredQuery:
         runs = self._readers.first_rows(directory, row, stored, schema, first_hash, skipped + limit + 1)
         hashes = np.concatenate([run.hashes for run in runs])[skipped:] if runs else np.empty(0, np.uint64)
         rows = as_table(schema, runs).slice(skipped, limit)
-        return Page(rows, next_place(hashes, limit, first_hash, skipped))
+        return Page(rows, _next_place(hashes, limit, first_hash, skipped))
 
     def rows(
         self, operator: str, table: str, *, batch_id: int | None = None
@@ -361,6 +362,22 @@ class StoredQuery:
         except HoldfastError:
             return False
         return True
+
+
+def _read_place(after: str | None) -> tuple[int, int]:
+    """Return the hash at which a page begins, and how many of its rows were shown before."""
+    found = _PLACE.fullmatch(after or f"{0:016x}+0")
+    if found is None:
+        raise InvalidArgumentError("no page ends there", after=ascii(after)[:80])
+    return int(found[1], 16), int(found[2])
+
+
+def _next_place(hashes: HashArray, limit: int, first_hash: int, skipped: int) -> str | None:
+    """Return where the page after so many rows begins; None if there are no more."""
+    if len(hashes) <= limit:
+        return None
+    shown = int((hashes[:limit] == hashes[limit]).sum())
+    return f"{int(hashes[limit]):016x}+{shown + (skipped if int(hashes[limit]) == first_hash else 0)}"
 
 
 def sequence_of(keys: Key | Sequence[Key]) -> Sequence[Key]:

@@ -13,7 +13,7 @@ from holdfast.settings import MOST_SHARDS
 from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.savepoints.saved_operator import NAME, SHARDS_LIMIT, SavedOperator
 from holdfast.spark_integration.savepoints.migrating import Migrate, Migration, migrations_of
-from holdfast.spark_integration.stored_pointers import HOSTS
+from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, STATE_VARIABLES
 
 _NO_CHARACTER = re.compile("[\ud800-\udfff]")
 _MODES = {"timeMode": "None", "outputMode": "update"}
@@ -152,7 +152,9 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
         )
     for operator in kept:
         modes = [operator.configuration.get(name, default) for name, default in _MODES.items()]
-        if operator.host not in HOSTS or any(mode.lower() not in _KNOWN_MODES for mode in modes):
+        if operator.host not in (GROUP_STATE, STATE_VARIABLES) or any(
+            mode.lower() not in _KNOWN_MODES for mode in modes
+        ):
             raise CorruptionError("the savepoint has an operator of an unknown kind", operator=operator.name)
     plans = [
         Plan(

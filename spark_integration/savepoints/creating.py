@@ -52,7 +52,7 @@ from holdfast.spark_integration.savepoints.working import SparkTasks, Tasks
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import STATE_VARIABLES, PointerRow
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
-from holdfast.spark_integration.stored_pointers import StatefulStep, modes_of
+from holdfast.spark_integration.stored_pointers import StatefulStep, modes_of, stored_steps
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -279,7 +279,7 @@ class _Saving:
         self, batch: LoggedBatch, without: Collection[str], new: Making, query_id: str
     ) -> tuple[tuple[SavedOperator, ...], tuple[str, ...], SavedQuery]:
         """Save everything after a micro-batch: operators, the names of those that are left out, and the query."""
-        steps, left_out = self._chosen(self._steps(batch), batch.batch_id, without)
+        steps, left_out = self._chosen(stored_steps(self.logs, batch), batch.batch_id, without)
         assert self.tasks.settings.state_dir is not None
         with open_storage(self.tasks.settings.state_dir, self.tasks.options) as storage:
             known = {
@@ -292,15 +292,12 @@ class _Saving:
             sinks = sinks_of(storage, query_id)
         return operators, left_out, saved_query(self.location, query_id, batch, new.folder, sinks)
 
-    def _steps(self, batch: LoggedBatch) -> list[StatefulStep]:
-        return self.tasks.steps(self.logs, self.checkpoint_location, batch)
-
     def look(self, without: Collection[str]) -> None:
         """Raise what a save fails with for its operators; nothing, if the query twice leaves behind what is read."""
         for _ in range(2):
             batch = self.location.batch()
             try:
-                steps = self._steps(batch)
+                steps = stored_steps(self.logs, batch)
             except HoldfastError:
                 if not self._has_left(batch):
                     raise

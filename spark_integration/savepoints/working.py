@@ -1,4 +1,4 @@
-"""Who reads and writes the pointers of a query and works on its shards: Spark (`SparkTasks`) or this process."""
+"""Who writes the pointers of a query and works on its shards: Spark (`SparkTasks`) or this process."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from holdfast.spark_integration.savepoints.seeding import FirstState, pinned_par
 from holdfast.spark_integration.savepoints.tasks import ShardTask, outcomes, require_no_error, run_tasks, versions_of
 from holdfast.spark_integration.spark_state.new_state import NewState, PointerOperator
 from holdfast.spark_integration.spark_state.pointers import PLAIN_ROWS
-from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
-from holdfast.spark_integration.stored_pointers import StatefulStep, configured, stateful_steps, stored_steps
+from holdfast.spark_integration.spark_state.query_location import QueryLocation
+from holdfast.spark_integration.stored_pointers import configured, stored_steps
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ _PUTS_AT_ONCE = 16
 
 
 class Tasks(Protocol):
-    """Who reads and writes the pointers of a query, and works on its shards."""
+    """Who writes the pointers of a new query, and works on its shards."""
 
     @property
     def settings(self) -> Settings:
@@ -50,24 +50,12 @@ class Tasks(Protocol):
         """Return the releases that take part."""
         ...
 
-    def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
-        """Return the operators with state of a query, with their pointers after a micro-batch; see `stateful_steps`.
-
-        Parameters
-        ----------
-        location : ObjectStorage
-            Its root is the checkpoint location.
-        checkpoint_location : str
-            As the user named it.
-        """
-        ...
-
     def run(self, shards: Sequence[tuple[Any, ...]], given: str, task: ShardTask, returned: str) -> Sequence[Any]:
         """Run a task for some shards; see `run_tasks`."""
         ...
 
     def require_known(self, location: ObjectStorage) -> None:
-        """Raise `NotKnownError` if only Spark reads the pointers of a query, or makes such state as it has.
+        """Raise `NotKnownError` if only Spark makes such state as a query has.
 
         Parameters
         ----------
@@ -104,16 +92,12 @@ class SparkTasks:
         """See `Tasks`."""
         return versions_of(self.spark)
 
-    def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
-        """See `Tasks`; Spark's own source of state reads them."""
-        return stateful_steps(self.spark, checkpoint_location, batch.batch_id)
-
     def run(self, shards: Sequence[tuple[Any, ...]], given: str, task: ShardTask, returned: str) -> Sequence[Any]:
         """See `Tasks`; each shard has a task of its own."""
         return run_tasks(self.spark, shards, given, task, returned)
 
     def require_known(self, location: ObjectStorage) -> None:
-        """See `Tasks`; Spark does both."""
+        """See `Tasks`; Spark makes its own state."""
 
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
         """See `Tasks`; a query of Spark's makes it."""
@@ -162,10 +146,6 @@ class OwnProcess:
         """Return the releases that take part: no Spark does."""
         return {"holdfast": distribution.VERSION}
 
-    def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
-        """Return the operators with state of a query, with their pointers; see `stored_steps`."""
-        return stored_steps(location, batch, self.executor)
-
     def run(self, shards: Sequence[tuple[Any, ...]], given: str, task: ShardTask, returned: str) -> Sequence[Any]:
         """Run a task for some shards, some of them side by side; raises what it raises, with the shard."""
         columns = [column.split()[0] for column in given.split(",")]
@@ -188,7 +168,7 @@ class OwnProcess:
     def require_known(self, location: ObjectStorage) -> None:
         """See `Tasks`."""
         batch = QueryLocation(location).batch()
-        steps = stored_steps(location, batch, self.executor)
+        steps = stored_steps(location, batch)
         self.state_maker(json.loads(batch.batch)["conf"], {step.host for step in steps if step.is_ours})
 
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:

@@ -38,7 +38,7 @@ class PointerOperator:
     Attributes
     ----------
     host : str
-        Spark's name of it, as `stateful_steps` returns it.
+        Spark's name of it, as `stored_steps` returns it.
     timeout_conf : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}
         Of ``applyInPandasWithState``.
     time_mode : {"None", "ProcessingTime", "EventTime"}

@@ -18,11 +18,12 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_COLUMN
 from holdfast.spark_integration.transport.routes import ROUTE
@@ -37,7 +38,18 @@ _METADATA = re.compile(r"metadata|v2/(0|[1-9][0-9]{0,17})")
 
 
 class NotKnownError(Exception):
-    """Spark's state has a form that is not read here; the text says which. Spark's own reader may read it."""
+    """Spark's state has a form that is not known here; the text says which."""
+
+
+@contextmanager
+def reading_state(location: str) -> Iterator[None]:
+    """Map an unknown form of state to an error that users see."""
+    try:
+        yield
+    except NotKnownError as exc:
+        raise InvalidArgumentError(
+            f"holdfast cannot read the pointers in Spark's state of such a form: {exc}", location=location
+        ) from exc
 
 
 @dataclass(frozen=True)

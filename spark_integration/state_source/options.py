@@ -27,14 +27,16 @@ NAMES = (
     "key",
     "shards",
     STORAGE_IN_JSON,
-    "read",
+    "stateDir",
+    "batchId",
     "readChangeFeed",
     "changeStartBatchId",
-    "pushdown",
 )
 _AS_GIVEN = {name.lower(): name for name in NAMES}
-_OF_STATE = {"batchid": "batchId", "changeendbatchid": "changeEndBatchId"}
+#: Of a query only.
+_OF_QUERY = ("batchId", "readChangeFeed", "changeStartBatchId")
 _FLAGS = {"true": True, "false": False}
+_DIGITS_MAX = 18
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,9 @@ class ReadOptions:
     Attributes
     ----------
     path : str
-        Of a savepoint: its directory, a slash, and its name. Of a query: the state directory.
+        Of a savepoint: its directory, a slash, and its name. Of a query: its checkpoint location.
     operator : str or None
-        Of a savepoint: its name, needed where there are several. Of a query: the directory that has the stored read.
+        Its name; needed of a query, and of a savepoint that has several.
     table : str
         A state table, or the name of a processor's variable.
     columns : tuple of str
@@ -75,13 +77,12 @@ class ReadOptions:
         Read the rows of this key only; all if it is empty.
     shards : Shards or None
         Read these only; None for all.
-    read : str or None
-        The id of a stored read of a query, see `holdfast.snapshotter.stored_reads`; None for a savepoint.
+    state_dir : str or None
+        Of a query; None for a savepoint.
+    batch_id : int or None
+        The micro-batch, the last one of a change feed; None for the last committed one.
     changes_from : int or None
         Show what has changed since this micro-batch began; None for the state.
-    pushdown : bool
-        Whether Spark may hand filters over. Up to 4.3 it then takes the partitions that one filter left for all other
-        uses of the DataFrame, too: so this is for whoever uses a DataFrame once.
     storage : mapping of str to str
         What opens the storage.
     """
@@ -92,9 +93,9 @@ class ReadOptions:
     columns: tuple[str, ...] = ()
     key: Mapping[str, Any] = field(default_factory=dict)
     shards: Shards | None = None
-    read: str | None = None
+    state_dir: str | None = None
+    batch_id: int | None = None
     changes_from: int | None = None
-    pushdown: bool = False
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -118,10 +119,12 @@ class ReadOptions:
         if not values.get("path", "").strip("/"):
             raise InvalidArgumentError("load the path of a savepoint: its directory, a slash, and its name")
         changes_from = _changes_from(values)
-        if changes_from is not None and "read" not in values:
+        of_query = next((name for name in _OF_QUERY if name.lower() in values), None)
+        if of_query is not None and "statedir" not in values:
             raise InvalidArgumentError(
-                "a savepoint is one version, in which nothing changes: use holdfast.state(spark, checkpoint_location, "
-                "operator, readChangeFeed=True, changeStartBatchId=…) for a query, or holdfast savepoint diff"
+                "a savepoint is one version: holdfast.state(spark, checkpoint_location, operator, …) reads a query and "
+                "takes this, and holdfast savepoint diff compares savepoints",
+                option=of_query,
             )
         return cls(
             values["path"],
@@ -130,20 +133,14 @@ class ReadOptions:
             _columns(values["columns"]) if "columns" in values else (),
             parse_key(values["key"]) if "key" in values else {},
             Shards.parse(values["shards"]) if "shards" in values else None,
-            values.get("read"),
+            values.get("statedir"),
+            _batch_id(values),
             changes_from,
-            _flag(values, "pushdown"),
             storage,
         )
 
 
 def _unknown(name: str) -> InvalidArgumentError:
-    if name in _OF_STATE:
-        return InvalidArgumentError(
-            "the state of a query is read by holdfast.state(spark, location, operator, …), which takes this: "
-            "a savepoint is one micro-batch",
-            option=_OF_STATE[name],
-        )
     near = nearest_name(name, list(_AS_GIVEN))
     return InvalidArgumentError(
         f"no such option; the options are {', '.join(NAMES[1:])}, and {STORAGE}<name> for "
@@ -212,19 +209,25 @@ def _columns(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _flag(values: Mapping[str, str], name: str) -> bool:
-    text = values.get(name.lower(), "false").lower()
-    if text not in _FLAGS:
-        raise InvalidArgumentError(f"the option {name} must be true or false", given=text)
-    return _FLAGS[text]
+def _batch_id(values: Mapping[str, str]) -> int | None:
+    text = values.get("batchid")
+    if text is not None and not _is_number(text):
+        raise InvalidArgumentError("the option batchId is a micro-batch: a number, 0 or more", given=text[:200])
+    return None if text is None else int(text)
 
 
 def _changes_from(values: Mapping[str, str]) -> int | None:
-    text = values.get("changestartbatchid")
-    if not _flag(values, "readChangeFeed"):
+    text, is_feed = values.get("changestartbatchid"), values.get("readchangefeed", "false").lower()
+    if is_feed not in _FLAGS:
+        raise InvalidArgumentError("the option readChangeFeed must be true or false", given=is_feed[:200])
+    if not _FLAGS[is_feed]:
         if text is not None:
             raise InvalidArgumentError("changeStartBatchId needs readChangeFeed=true")
         return None
-    if text is None or not (text.isascii() and text.isdigit()):
+    if text is None or not _is_number(text):
         raise InvalidArgumentError("readChangeFeed needs changeStartBatchId: the first micro-batch", given=text)
     return int(text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX

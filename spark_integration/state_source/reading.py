@@ -1,4 +1,4 @@
-"""State as DataFrames: of a query, running or not, and of savepoints."""
+"""State from outside: of a query, running or not, and of savepoints; as DataFrames, or read into this process."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from holdfast import errors
-from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
+from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.settings import STORAGE_PREFIX
-from holdfast.snapshotter.ownership.operator_record import read_operator
-from holdfast.snapshotter.ownership.stored_tables import stored_tables
-from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.stored_reads import ReadDirectory, ReadShard, StoredRead, store_read
+from holdfast.snapshotter.storage.url import parse_url
 from holdfast.spark_integration.lookup.keys import key_option, shards_option
-from holdfast.spark_integration.read_state import Pointers, find_pointers
-from holdfast.spark_integration.shard.operator_directory import operator_of
-from holdfast.spark_integration.state_source.kept_changes import require_kept
+from holdfast.spark_integration.lookup.shown import as_table
+from holdfast.spark_integration.lookup.stored_operator import Key
+from holdfast.spark_integration.lookup.stored_query import opened_query
 from holdfast.spark_integration.state_source.options import columns_option, storage_options
 from holdfast.spark_integration.state_source.source import NAME, StateSource
 from holdfast.spark_integration.stored_pointers import configured
@@ -31,6 +29,63 @@ if TYPE_CHECKING:
 
 # What a source says in the process where Spark plans it stands in the middle of Spark's own words.
 _SAID = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
+
+
+def read_state(
+    spark: SparkSession,
+    checkpoint_location: str | Path,
+    operator: str,
+    *,
+    table: str = "state",
+    batchId: int | None = None,
+    keys: Key | Sequence[Key] | None = None,
+) -> pa.Table:
+    """Return the live state of one operator as it was after a micro-batch.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        Its ``spark.holdfast.state.dir`` and ``spark.holdfast.storage.*`` must be those of the query.
+    checkpoint_location : str or pathlib.Path
+        The query's own ``checkpointLocation``.
+    operator : str
+        The operator's name.
+    table : str, default "state"
+        Which of the operator's state tables; or a variable of a processor, by the name that the processor gave it.
+        Timers are in the table "timers".
+    batchId : int, optional
+        The micro-batch, which the query must be able to return to; by default the last committed one.
+    keys : mapping, or sequence of mappings, optional
+        Return only the rows of these keys, each with a value for every column that the operator is grouped by, such as
+        ``{"user": "ann"}``. Reads only what holds them: see `holdfast.open_query`, which needs no session.
+
+    Returns
+    -------
+    pyarrow.Table
+        One row per key with state, in no particular order: the key columns, then the value columns. A value column
+        whose name an earlier column has taken, in whatever case, is named ``value.<name>``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        No state directory is configured, or `checkpoint_location` holds no query with state.
+    NotFoundError
+        The query has no operator of this name, or the operator no such table; or the micro-batch is not committed, or
+        was purged.
+    StateLostError, CorruptionError
+        An object of the state is missing or damaged.
+
+    Notes
+    -----
+    The query may keep running. The whole state passes through this process; `holdfast.state` returns a DataFrame
+    instead, which executors read.
+    """
+    settings, options = configured(spark)
+    with opened_query(checkpoint_location, settings.state_dir, options) as query:
+        if keys is not None:
+            return query.get(operator, keys, table=table, batch_id=batchId).popitem()[1]
+        schema, shards = query.rows(operator, table, batch_id=batchId)
+        return as_table(schema, [run for _, run in shards])
 
 
 def state(
@@ -91,19 +146,20 @@ def state(
     Notes
     -----
     The query may keep running. The DataFrame stays at its micro-batch. It can be read for as long as the query could
-    return there (``minBatchesToRetain``), and for a day at most. Executors read it, a shard in each task.
+    return there (``minBatchesToRetain``). Executors read it, a shard in each task.
 
     Small commits travel together, and what several micro-batches wrote in one is their net change: it has the
     ``batch_id`` of the last one, and all of it is shown if that is in the range.
     """
     first, last = _range(batchId, readChangeFeed, changeStartBatchId, changeEndBatchId)
-    directory, read_id = _stored_read(spark, str(checkpoint_location), operator, first, last)
-    given = {"operator": directory, "read": read_id, "table": table}
+    settings, options = configured(spark)
+    assert settings.state_dir is not None
+    with opened_query(checkpoint_location, settings.state_dir, options) as query:
+        found = query.operator(operator, last)
+    given = {"operator": operator, "stateDir": settings.state_dir, "batchId": str(found.batch_id), "table": table}
     if first is not None:
         given |= {"readChangeFeed": "true", "changeStartBatchId": str(first)}
-    state_dir = configured(spark)[0].state_dir
-    assert state_dir is not None
-    return _frame(spark, state_dir, given, columns, key, shards)
+    return _frame(spark, str(parse_url(checkpoint_location)), given, columns, key, shards)
 
 
 def load(
@@ -198,25 +254,6 @@ def said_by_holdfast(error: PySparkException) -> HoldfastError | None:
     return InvalidArgumentError(message)
 
 
-def _stored_read(
-    spark: SparkSession, checkpoint_location: str, operator: str, first: int | None, last: int | None
-) -> tuple[str, str]:
-    """Store an operator's pointers; return the directory and the id."""
-    settings, options = configured(spark)
-    assert settings.state_dir is not None
-    with open_storage(settings.state_dir, options) as storage:
-        try:
-            pointers = find_pointers(spark, checkpoint_location, operator, last)
-        except (InvalidArgumentError, NotFoundError):
-            read_operator(storage, operator)  # a clearer error if no query has an operator of this name
-            raise
-        read = _read_of(storage, operator, pointers)
-        if first is not None:
-            require_kept(storage, read, first)
-        directory = min(read.directories)
-        return directory, store_read(storage, directory, read)
-
-
 def _range(batch_id: int | None, is_feed: bool, first: int | None, last: int | None) -> tuple[int | None, int | None]:
     """Return the first micro-batch of a change feed, None for state, and the micro-batch to read."""
     if not is_feed:
@@ -232,22 +269,3 @@ def _range(batch_id: int | None, is_feed: bool, first: int | None, last: int | N
     if last is not None and last < first:
         raise InvalidArgumentError("the change feed ends before it begins", first=first, last=last)
     return first, last
-
-
-def _read_of(storage: ObjectStorage, operator: str, pointers: Pointers) -> StoredRead:
-    """Return what executors need to read an operator's shards."""
-    # An operator that never had rows has no pointers, but may have a record of its own.
-    if "" in pointers:
-        raise InvalidArgumentError(
-            "the query has state that is not durable, because it runs without spark.holdfast.state.dir",
-            operator=operator,
-        )
-    directories, shards = {}, []
-    for name in sorted(pointers) or [operator]:
-        record = read_operator(storage, name)
-        directories[name] = ReadDirectory(record.shards, stored_tables(storage, record))
-        for row in pointers.get(name, []):
-            row.require(operator_of(name) or operator, row.shard, record.shards)
-            if row.pointer is not None:
-                shards.append(ReadShard(name, row.shard, row.pointer, row.carried))
-    return StoredRead(operator, directories, tuple(sorted(shards, key=lambda one: (one.directory, one.shard))))

@@ -4,7 +4,7 @@
 
     spark.read.format("holdfast").option("operator", "totals").load("s3://bucket/savepoints/before-upgrade")
 
-It reads savepoints by itself. The state of a query is found by `holdfast.state`, which hands a stored read over.
+`holdfast.state` reads a query: by its checkpoint location, with the state directory and the micro-batch as options.
 
 On the driver Spark gives a source neither session nor settings: what opens the storage stands in options, or where the
 store's own tools look. Options travel to the executors, but for credentials, which tasks have from their session.
@@ -12,26 +12,19 @@ store's own tools look. Options travel to the executors, but for credentials, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from holdfast.backends.run import Run
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.lookup.keys import Lookup, Shards
-from holdfast.spark_integration.state_source.filters import ShardFilters, narrowed, wanted_hashes
+from holdfast.spark_integration.savepoints.restoring_shards import HashRange
 from holdfast.spark_integration.state_source.options import ReadOptions
-from holdfast.spark_integration.state_source.query_table import QueryTable
-from holdfast.spark_integration.state_source.saved_table import SavedTable
 from holdfast.spark_integration.state_source.shown import ShownTable
-from holdfast.spark_integration.state_source.table import Part, ReadableTable
-
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import Filter
+from holdfast.spark_integration.state_source.tables import Part, QueryTable, ReadableTable, SavedTable
 
 NAME = "holdfast"
 
@@ -51,7 +44,7 @@ class StateSource(DataSource):
     @cached_property
     def _table(self) -> tuple[ReadableTable, ShownTable]:
         options = self._parsed
-        table: ReadableTable = SavedTable.find(options) if options.read is None else QueryTable.find(options)
+        table: ReadableTable = SavedTable.find(options) if options.state_dir is None else QueryTable.find(options)
         return table, ShownTable.of(table.schema, options.columns, changes=options.changes_from is not None)
 
     @cached_property
@@ -72,9 +65,7 @@ class StateSource(DataSource):
                 "state knows its columns: leave .schema(…) out, and select some with the option columns",
                 columns=", ".join(shown.wanted),
             )
-        # Where the session does not allow it, Spark refuses a reader that can take filters.
-        kind = FilteringReader if options.pushdown else TableReader
-        return kind(table, shown, options.shards, self._lookup)
+        return TableReader(table, shown, options.shards, self._lookup)
 
 
 class TableReader(DataSourceReader):
@@ -88,14 +79,21 @@ class TableReader(DataSourceReader):
         Which to read; None for all.
     lookup : Lookup or None
         Which key to read; None for all.
+
+    Notes
+    -----
+    It takes no filters: Spark up to 4.3 keeps the partitions that one filter leaves, and reads no others for another
+    filter of the same DataFrame in one plan, or for none.
     """
 
     def __init__(self, table: ReadableTable, shown: ShownTable, shards: Shards | None, lookup: Lookup | None) -> None:
-        hashes = None if lookup is None else lookup.hashes
-        self._parts = narrowed(table.parts(), lambda shard: shards is None or shard in shards, hashes)
-        self._lookup = lookup
-        self._table = table.travelling()
-        self._shown = shown
+        self._parts = [
+            part
+            for part in table.parts()
+            if (shards is None or part.shard in shards)
+            and (lookup is None or part.hashes.overlaps(HashRange(lookup.hash, lookup.hash)))
+        ]
+        self._table, self._shown, self._lookup = table.travelling(), shown, lookup
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state to pickle; each task also gets its part."""
@@ -110,28 +108,5 @@ class TableReader(DataSourceReader):
         if not isinstance(partition, Part):  # Spark's own, where there is no part
             return
         for run, batch_id in self._table.rows(partition):
-            for rows in [run] if partition.wanted is None else _with_hashes(run, partition.wanted):
-                wanted = rows if self._lookup is None else self._lookup.rows(rows)
-                yield from self._shown.batches(wanted, partition.shard, batch_id)
-
-
-class FilteringReader(TableReader):
-    """The same, but Spark may push down filters: on the shard, and on all key columns.
-
-    Only if a read's options say so: Spark up to 4.3 keeps the partitions that one filter leaves, and reads no others
-    for another filter of the same DataFrame in one plan, or for none.
-    """
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take filters; yield those that Spark must still apply: all but those on the shard."""
-        on_shard = ShardFilters(self._shown.shard)
-        others = list(on_shard.take(filters))
-        schema = self._table.schema
-        key = [schema.key.field(name) for name in self._table.grouping]
-        self._parts = narrowed(self._parts, on_shard.keeps, wanted_hashes(others, pa.schema(key)))
-        return others
-
-
-def _with_hashes(run: Run, hashes: Iterable[int]) -> Iterator[Run]:
-    """Yield the rows with some hashes."""
-    return (rows for one in sorted(hashes) if len(rows := run.slice(one, one)))
+            wanted = run if self._lookup is None else self._lookup.rows(run)
+            yield from self._shown.batches(wanted, partition.shard, batch_id)

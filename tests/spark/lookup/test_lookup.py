@@ -22,9 +22,9 @@ from holdfast.cli import group
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.lookup.query_pointers import QueryPointers
-from holdfast.spark_integration.stored_pointers import stateful_steps
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
+from tests.spark.pointers_by_spark import steps_by_spark
 from tests.spark.savepoints.queries import CASES, Case
 from tests.tiers import cases
 
@@ -86,7 +86,7 @@ def require_the_same_pointers(lab: Lab) -> None:
             for batch_id in {committed[0], committed[len(committed) // 2], committed[-1]}:
                 wanted = {
                     step.number: sorted(row for rows in step.pointers.values() for row in rows)
-                    for step in stateful_steps(lab.spark, str(lab.folder / "query"), batch_id)
+                    for step in steps_by_spark(lab.spark, str(lab.folder / "query"), batch_id)
                     if step.is_ours
                 }
                 found = {held.operator.number: sorted(held.rows) for held in pointers.held(batch_id)}

@@ -314,7 +314,7 @@ def test_types_that_the_rows_transport_cannot_carry(lab: Lab) -> None:
 
 
 def test_reading_state_that_is_not_there(lab: Lab) -> None:
-    with pytest.raises(NotFoundError, match=r"no operator of this name.*operator=totals"):
+    with pytest.raises(InvalidArgumentError, match="not the checkpoint location"):
         lab.state()
     lab.feed([("a", 1)])
     lab.run(lab.totals())

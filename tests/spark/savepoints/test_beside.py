@@ -13,6 +13,7 @@ from pyspark.errors import StreamingQueryException
 
 from holdfast import savepoints
 from holdfast.errors import HoldfastError, NotFoundError, UnavailableError
+from holdfast.spark_integration.savepoints import creating
 from holdfast.spark_integration.savepoints.creating import save
 from holdfast.spark_integration.savepoints.working import OwnProcess, SparkTasks
 from tests.spark.conftest import Lab
@@ -104,17 +105,18 @@ def test_a_micro_batch_is_purged_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyP
     """Once: a later one is saved. Again, or where a micro-batch was asked for: an error, and no savepoint."""
     feed(lab)
     purges = iter(range(times))
-    steps = SparkTasks.steps  # without Spark, the state can be read until its files are deleted, later than the logs
+    steps = creating.stored_steps
 
     def late(*arguments: Any) -> Any:
         if next(purges, None) is not None:
             feed(lab, 5)
             query.processAllAvailable()
+            raise NotFoundError("the state is purged")  # as where Spark's maintenance comes at once
         return steps(*arguments)
 
     with running(lab) as query:
         last = query.lastProgress["batchId"]
-        monkeypatch.setattr(SparkTasks, "steps", late)
+        monkeypatch.setattr(creating, "stored_steps", late)
         if times == 1:
             assert create(lab, "one").query.batch_id == last + 5
             assert saved(lab)

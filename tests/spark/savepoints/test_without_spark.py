@@ -17,11 +17,12 @@ from holdfast.cli import group
 from holdfast.commands import own_spark
 from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.savepoints.working import SparkTasks
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
+from holdfast.spark_integration.stored_pointers import stored_steps
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
-from tests.spark.savepoints.queries import CASES, UNCHECKED, Case, run, saved, state, without_spark
+from tests.spark.pointers_by_spark import steps_by_spark
+from tests.spark.savepoints.queries import CASES, UNCHECKED, Case, run, saved, state
 from tests.spark.savepoints.test_copies import begun, clone, of_spark_and_ours
 from tests.tiers import cases
 
@@ -50,10 +51,10 @@ def command(*arguments: object) -> Any:
 def require_the_same_steps(lab: Lab) -> None:
     """Spark's own reader of its state, and ours, for operators of all kinds."""
     query = lab.folder / "query"
-    with open_storage(str(query)) as location, without_spark(lab, str(lab.folder / "durable")) as alone:
+    with open_storage(str(query)) as location:
         batch = QueryLocation(location).batch()
-        wanted = SparkTasks(lab.spark).steps(location, str(query), batch)
-        found = alone.steps(location, str(query), batch)
+        wanted = steps_by_spark(lab.spark, str(query), batch.batch_id)
+        found = stored_steps(location, batch)
     assert [_comparable(step) for step in found] == [_comparable(step) for step in wanted]
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from holdfast.errors import CorruptionError, InvalidArgumentError
 from holdfast.snapshotter.storage.local import LocalStorage
+from holdfast.spark_integration.savepoints.writing.from_spark import properties_of, require_readable
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
-from holdfast.spark_integration.stored_pointers import properties_of, require_readable, stored_steps
+from holdfast.spark_integration.stored_pointers import stored_steps
 from tests.unit.spark_integration.spark_state.test_operators import metadata, put
 
 
@@ -44,7 +44,6 @@ def test_an_operator_whose_metadata_is_missing_is_not_left_out(tmp_path: Path, d
     batch = LoggedBatch(0, "v1", '{"conf": {}}', (), 0)
     with (
         LocalStorage(str(tmp_path)) as location,
-        ThreadPoolExecutor(1) as executor,
         pytest.raises(CorruptionError, match=f"metadata of an operator with state is missing.*number={described}"),
     ):
-        stored_steps(location, batch, executor)
+        stored_steps(location, batch)

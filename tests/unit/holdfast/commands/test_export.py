@@ -48,10 +48,8 @@ def test_what_lies_there_says_whether_it_is_a_query(tmp_path: Path, monkeypatch:
         return is_of_query(export.make_context("export", [url, "--to", "elsewhere", *arguments]), {})
 
     assert (is_query("one"), is_query("query")) == (False, True)
-    assert not is_query("dbfs:/of-sparks-own")
     monkeypatch.setenv("HOLDFAST_STATE_DIR", "/data/app")
     assert (is_query("one"), is_query("query"), is_query("nothing")) == (False, True, False)
-    assert is_query("dbfs:/of-sparks-own")
     assert is_query("one", "--state-dir", "/data/app")
 
 

@@ -19,7 +19,6 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.copies import cloning, rescaling
 from holdfast.spark_integration.savepoints import restoring, seeding, stub_query
 from holdfast.spark_integration.savepoints.new_query import NewQuery
-from holdfast.spark_integration.savepoints.working import SparkTasks
 from tests.unit.snapshotter.savepoints.sample import a_savepoint
 
 SPARK: Any = SimpleNamespace(conf=SimpleNamespace(getAll={}))
@@ -63,7 +62,7 @@ def test_before_the_next_part_of_a_new_query(tmp_path: Path, monkeypatch: pytest
     with open_storage(str(tmp_path / "query")) as query:
         query.put("metadata", b'{"id":"5d1f"}')
         committed(query, 0)
-    monkeypatch.setattr(SparkTasks, "steps", lambda *_: [])
+    monkeypatch.setattr(cloning, "stored_steps", lambda *_: [])
     monkeypatch.setattr(cloning, "_copy_operators", taken)
     monkeypatch.setattr(cloning, "copy_location", go_on)
     monkeypatch.setattr(rescaling, "save", taken)

@@ -18,6 +18,7 @@ from holdfast.spark_integration.savepoints.restoring import Restorable, restore_
 from holdfast.spark_integration.savepoints.working import OwnProcess
 from holdfast.spark_integration.spark_state.operators import NotKnownError
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
+from holdfast.spark_integration.stored_pointers import stored_steps
 from tests.power import NEVER, Killed, Power
 from tests.unit.snapshotter.savepoints.sample import a_savepoint
 from tests.unit.spark_integration.spark_state.test_new_state import PINNED
@@ -40,9 +41,9 @@ def alone(tmp_path: Path) -> Iterator[OwnProcess]:
         yield OwnProcess.of(str(tmp_path / "state"), {}, executor, 2, lambda _: None)
 
 
-def pointers(folder: Path, alone: OwnProcess) -> dict[int, int | None]:
+def pointers(folder: Path) -> dict[int, int | None]:
     with open_storage(str(folder)) as location:
-        (step,) = alone.steps(location, str(folder), QueryLocation(location).batch())
+        (step,) = stored_steps(location, QueryLocation(location).batch())
     return {row.shard: row.earliest_timer_ms for rows in step.pointers.values() for row in rows}
 
 
@@ -68,7 +69,7 @@ def test_a_query_starts_from_a_whole_restore_only(
     assert {path.name for path in (tmp_path / "again").iterdir()} == {
         *("metadata", "offsets", "commits", "sources", "state")
     }
-    assert pointers(tmp_path / "again", alone) == pointers(tmp_path / "first", alone) == {0: None}
+    assert pointers(tmp_path / "again") == pointers(tmp_path / "first") == {0: None}
 
 
 def test_the_logs_of_a_restored_query_say_what_its_state_is(tmp_path: Path, alone: OwnProcess) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,10 +48,10 @@ def test_pointers_that_are_written_are_read(tmp_path: Path, codec: str, shards: 
         an_operator(tuple(a_row(shard, shards, shard - 1) for shard in range(shards)), has_timeout=True),
     ]
     batch = LoggedBatch(0, "v1", json.dumps({"conf": pinned}), (), 0)
-    with LocalStorage(str(tmp_path)) as location, ThreadPoolExecutor(4) as executor:
+    with LocalStorage(str(tmp_path)) as location:
         for key, data in NewState.of(pinned, partitions, {GROUP_STATE}).files(operators):
             location.put(key, data)
-        found = stored_steps(location, batch, executor)
+        found = stored_steps(location, batch)
     assert [step.has_timeout for step in found] == [False, False, True]
     for step, operator in zip(found, operators, strict=True):
         assert step.is_ours
