@@ -16,13 +16,13 @@ from holdfast.snapshotter import commit_objects, commits
 from holdfast.snapshotter.ownership import claims, stored_claims
 from holdfast.snapshotter.snapshots import policy
 from holdfast.snapshotter.storage.hdfs import storage as hdfs
-from holdfast.snapshotter.storage.s3 import options as s3
+from holdfast.snapshotter.storage.s3 import storage as s3
 from holdfast.spark_integration.copies import copied_location
 from holdfast.spark_integration.executor import local_dirs, server_files, takeover
 from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.plan import shuffle_partitions
 from holdfast.spark_integration.server import exposition, shard_use, state_server
-from holdfast.spark_integration.shard import announcing, call, received_rows
+from holdfast.spark_integration.shard import announcing, call
 from holdfast.ui import app, inquiry
 from holdfast.ui.views import growth, heat_map, overview, row_counts, rows, upkeep
 from tests.pages import text
@@ -127,7 +127,7 @@ FIGURES = {
         f"after {minutes(shard_use.SILENT_MS)} minutes (RAM) or {day(takeover.KEPT_MS)} (disk)",
     ],
     "docs/operators.md": [
-        f"rows beyond {mib(received_rows.MEMORY_BYTES)} MiB spill",
+        f"rows beyond {mib(call.MEMORY_BYTES)} MiB spill",
         f"Output beyond {mib(call.HELD_BACK_BYTES)} MiB leaves as it is produced",
     ],
     "docs/savepoints.md": [

@@ -55,7 +55,7 @@ ROOMS = {
         "fence lineage",
         "commit_objects ownership sink_log snapshots",
         "commits",
-        "upkeep version_rows",
+        "upkeep",
         "version_reader",
         "savepoints",
     ),
@@ -146,7 +146,7 @@ PLACES = {
     "psycopg": ("spark_integration/sinks/postgres/*", "benches/*", "examples/*"),
     "pyarrow.flight": (
         "spark_integration/client/connection.py",
-        "spark_integration/server/service.py",
+        "spark_integration/server/state_server.py",
     ),
     "py4j": ("spark_integration/spark_state/running_query.py",),
     "pyspark": (

@@ -32,7 +32,7 @@ from holdfast.commands.target import (
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.lookup.changes import TableChanges
 from holdfast.spark_integration.lookup.keys import parse_pairs
-from holdfast.spark_integration.lookup.stored_operator import KeyVersion
+from holdfast.spark_integration.lookup.query_pointers import KeyVersion
 from holdfast.spark_integration.lookup.stored_query import open_query
 
 _Command = Callable[..., None]

@@ -2,39 +2,244 @@
 
 Calls are as in a query: a new copy of the processor for each, typed state in versions, ordered timers, TTL. Only Spark,
 the files and undeclared types are left out.
+
+What a tested processor takes and returns, as it is: for tests that say nothing about the types of rows.
+
+Keys that a test gives, as rows of grouping columns whose types the first one tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import datetime as dt
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any, get_args
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.errors import IllegalArgumentException, PySparkAssertionError, PySparkValueError
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import Row, StructType
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    LongType,
+    Row,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
+from holdfast.backends.arrow.rows import IntArray
+from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.keyed.failed_keys import note_key
 from holdfast.spark_integration.keyed.frames import FrameFormat
+from holdfast.spark_integration.keyed.key_order import KeyOrder
 from holdfast.spark_integration.keyed.python_values import StateValueError
+from holdfast.spark_integration.keyed.slabs import KeySlabs
 from holdfast.spark_integration.plan.processor_arguments import output_mode_of
 from holdfast.spark_integration.processor.declaring import PickledProcessor, declaration_of
-from holdfast.spark_integration.processor.exchange import FrameExchange, RowExchange
+from holdfast.spark_integration.processor.exchange import (
+    Exchange,
+    FrameExchange,
+    KeyTuple,
+    ProcessorOutput,
+    RowExchange,
+    frames_of,
+)
 from holdfast.spark_integration.processor.state.slab import Slab
 from holdfast.spark_integration.processor.state.states import ProcessorStates
 from holdfast.spark_integration.processor.state.variable_tables import Kind
 from holdfast.spark_integration.processor.transform_with_state import InitialState, TransformWithState
 from holdfast.spark_integration.shard.operator import ShardFunction
 from holdfast.spark_integration.shard.timeout import TimeMode
-from holdfast.spark_integration.spark_types import arrow_schema, parse_struct, sent_schema
+from holdfast.spark_integration.spark_types import arrow_schema, parse_struct, require_key_types, sent_schema
 from holdfast.testing.ddl import parse_schema
 from holdfast.testing.embedded_shard import EmbeddedShard
-from holdfast.testing.given_exchange import GivenExchange, concatenated, kept_frames, kept_rows
-from holdfast.testing.key_types import GroupingColumns
+
+# A bool is an int and a datetime is a date: those stand first.
+_TYPES: Sequence[tuple[tuple[type, ...], DataType]] = (
+    ((bool, np.bool_), BooleanType()),
+    ((int, np.integer), LongType()),
+    ((float, np.floating), DoubleType()),
+    ((str, type(None)), StringType()),
+    ((bytes, bytearray), BinaryType()),
+    ((dt.datetime,), TimestampType()),
+    ((dt.date,), DateType()),
+    ((Decimal,), DecimalType(38, 18)),
+)
+
+
+class GroupingColumns:
+    """The grouping columns of a test.
+
+    Parameters
+    ----------
+    schema : StructType
+
+    Raises
+    ------
+    InvalidArgumentError
+        A type cannot be grouped by.
+    """
+
+    def __init__(self, schema: StructType) -> None:
+        require_key_types(schema.fields)
+        self.schema = schema
+        self.types = arrow_schema(schema, "the keys")
+
+    @classmethod
+    def of_key(cls, key: Any) -> GroupingColumns:
+        """Return the columns of which a key has the values; None is taken for a string.
+
+        Raises
+        ------
+        InvalidArgumentError
+            A value tells no type.
+        """
+        return cls(StructType([StructField(f"_{at}", _type_of(value)) for at, value in enumerate(_values(key), 1)]))
+
+    def rows(self, key: Any, n: int) -> pa.Table:
+        """Return so many rows with this key.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It does not fit the columns.
+        """
+        values = _values(key)
+        facts = {"key": repr(key), "columns": self.schema.simpleString()}
+        if len(values) != len(self.schema):
+            raise InvalidArgumentError("a key has one value for each grouping column", **facts)
+        try:
+            row = spark_versions.rows_to_arrow([values], self.schema).cast(self.types)
+        except (TypeError, ValueError, ArithmeticError, AssertionError) as exc:  # of Arrow, and of Spark
+            raise InvalidArgumentError(
+                f"the key does not fit the grouping columns, whose types are those of the first key unless the tester "
+                f"is given keyStructType: {exc}",
+                **facts,
+            ) from exc
+        return row.take(pa.array([0] * n, pa.int64()))
+
+
+def _values(key: Any) -> tuple[Any, ...]:
+    return tuple(key) if isinstance(key, tuple) else (key,)
+
+
+def _type_of(value: Any) -> DataType:
+    for types, data_type in _TYPES:
+        if isinstance(value, types):
+            return data_type
+    raise InvalidArgumentError(
+        "the type of a grouping column cannot be told from its value: pass keyStructType", given=type(value).__name__
+    )
+
+
+@dataclass(frozen=True)
+class GivenExchange:
+    """An `Exchange` that takes the pieces that a test gives, and keeps what the processor returns.
+
+    Attributes
+    ----------
+    typed : Exchange
+        For keys, and for what the test does declare.
+    pieces : sequence or None
+        What ``handleInputRows`` iterates over, one for each row of the micro-batch; None where rows are typed.
+    kept : KeptOutput or None
+        None where output is typed.
+    """
+
+    typed: Exchange
+    pieces: Sequence[Any] | None
+    kept: KeptOutput | None
+
+    def slabs(self, rows: pa.Table, order: KeyOrder) -> KeySlabs[Any]:
+        if self.pieces is None:
+            return self.typed.slabs(rows, order)
+        return _GivenPieces(rows, order.rows, order.starts, self.pieces)
+
+    def keys(self, shown: pa.Table) -> list[KeyTuple]:
+        return self.typed.keys(shown)
+
+    def output(self) -> ProcessorOutput:
+        return self.typed.output() if self.kept is None else self.kept
+
+
+class KeptOutput:
+    """What a processor returned; nothing leaves the shard.
+
+    Parameters
+    ----------
+    checked : callable
+        Iterates over what was returned for a key, and fails where a query would.
+
+    Attributes
+    ----------
+    elements : list of Row or of pandas.DataFrame
+    """
+
+    failed_key: KeyTuple | None = None
+
+    def __init__(self, checked: Callable[[Any], Iterable[Any]]) -> None:
+        self._checked = checked
+        self.elements: list[Any] = []
+
+    def add_all(self, returned: Any, key: KeyTuple) -> Iterator[pa.RecordBatch]:
+        """Keep what was returned for a key."""
+        self.elements.extend(self._checked(returned))
+        yield from ()
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Yield nothing."""
+        yield from ()
+
+
+def kept_rows() -> KeptOutput:
+    """Return where the output of a processor by `Row` goes."""
+    return KeptOutput(_rows_of)
+
+
+def kept_frames() -> KeptOutput:
+    """Return where the output of a processor by frames goes."""
+    return KeptOutput(frames_of)
+
+
+def _rows_of(returned: Any) -> Iterator[Row]:
+    for row in returned:
+        row.asDict()  # a query takes nothing else: a tuple and a `Row` without names fail here as there
+        yield row
+
+
+def concatenated(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    """Return frames as one; none as one without columns."""
+    full = [frame for frame in frames if len(frame)]
+    if not full:
+        return frames[0] if frames else pd.DataFrame()
+    return pd.concat(full, ignore_index=True)
+
+
+class _GivenPieces(KeySlabs[Any]):
+    """Pieces by key; the micro-batch has their numbers."""
+
+    def __init__(self, rows: pa.Table, order: IntArray, starts: IntArray, pieces: Sequence[Any]) -> None:
+        super().__init__(rows, order, starts, max(1, len(pieces)))
+        self._pieces = pieces
+
+    def cut(self, rows: pa.Table, bounds: IntArray) -> Iterator[Iterator[Any]]:
+        for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            yield self.convert(rows.slice(start, end - start))
+
+    def convert(self, rows: pa.Table) -> Iterator[Any]:
+        return iter([self._pieces[at] for at in rows.column(0).to_pylist()])
+
 
 _TIME_MODES: dict[str, TimeMode] = {mode.lower(): mode for mode in get_args(TimeMode)}
 _NO_COLUMNS = StructType([])

@@ -32,11 +32,17 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.lookup.changes import TableChanges, compare
 from holdfast.spark_integration.lookup.keys import keys_of
-from holdfast.spark_integration.lookup.query_pointers import QueryOperators, QueryPointers
+from holdfast.spark_integration.lookup.query_pointers import (
+    Key,
+    KeyVersion,
+    Page,
+    QueryOperators,
+    QueryPointers,
+    StoredOperator,
+)
 from holdfast.spark_integration.lookup.shard_readers import ShardReaders
 from holdfast.spark_integration.lookup.shown import as_table, same_rows
 from holdfast.spark_integration.lookup.state_directory import find_state_dir
-from holdfast.spark_integration.lookup.stored_operator import Key, KeyVersion, Page, StoredOperator
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
 from holdfast.spark_integration.spark_state.query_location import BatchTimes, LoggedBatch
 from holdfast.spark_integration.transport.routes import shards_of

@@ -10,22 +10,33 @@
 The state after micro-batch N stays readable for as many micro-batches as Spark returns to (``minBatchesToRetain``). If
 the query leaves it behind meanwhile, a savepoint of "the last micro-batch" begins again with a later one, once; then it
 is an error that says so, whatever was missing.
+
+What a task does for a savepoint: it reads shards at their pointers and stores their rows as pieces.
+
+State goes from the state directory to the savepoint through the executors, never through the driver. Tasks may be
+repeated, and may run twice at a time: each writes objects of its own names, and only those count that the manifest
+names.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import pyarrow as pa
 
 from holdfast import clock
+from holdfast.backends.base import Pointer
+from holdfast.backends.column_names import Names
 from holdfast.backends.evolution import evolved
 from holdfast.backends.options import did_you_mean
+from holdfast.backends.run import under_names
 from holdfast.backends.schema import TableSchema
-from holdfast.backends.stored_schema import encode_schemas
+from holdfast.backends.stored_schema import decode_schemas, encode_schemas
 from holdfast.errors import (
     CorruptionError,
     HoldfastError,
@@ -33,30 +44,106 @@ from holdfast.errors import (
     NotFoundError,
     UnavailableError,
 )
+from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.fields import Fields
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.savepoints.making import Making, making
 from holdfast.snapshotter.savepoints.manifest import SavedQuery, Savepoint
+from holdfast.snapshotter.savepoints.pieces import write_pieces
 from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes, unnamed
 from holdfast.snapshotter.savepoints.saved_sinks import sinks_of
-from holdfast.snapshotter.savepoints.savepoints import require_free
+from holdfast.snapshotter.savepoints.savepoints import require_free, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.probe import probe_storage
+from holdfast.snapshotter.version_reader import read_tables
+from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.savepoints.changes import require_comment
 from holdfast.spark_integration.savepoints.saved_query import saved_query
-from holdfast.spark_integration.savepoints.saving import SAVED, SHARD, ShardSaver, StoredNames, shard_row
 from holdfast.spark_integration.savepoints.seeding import partitions_of
+from holdfast.spark_integration.savepoints.tasks import ShardTask, each_ahead
 from holdfast.spark_integration.savepoints.working import SparkTasks, Tasks
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import STATE_VARIABLES, PointerRow
+from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.stored_pointers import StatefulStep, modes_of, stored_steps
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+#: What a task is given of each shard, and what it returns: a piece, or an error.
+SHARD = "operator string, directory string, shard int, version long, commit string, carried binary"
+SAVED = "operator string, shard int, piece string, error string"
+_SAVED = pa.schema([("operator", pa.string()), ("shard", pa.int32()), ("piece", pa.string()), ("error", pa.string())])
+
+
+def shard_row(operator: str, row: PointerRow) -> tuple[Any, ...]:
+    """Return what a task is given of a shard with state, as `SHARD` has it."""
+    assert row.pointer is not None
+    return (operator, row.directory, row.shard, row.pointer.version, row.pointer.commit_id, row.carried)
+
+
+@dataclass(frozen=True)
+class StoredNames:
+    """How the rows of an operator are stored in one of its directories; travels to the tasks.
+
+    Attributes
+    ----------
+    held : mapping of str to list of str
+        The encoded schemas of all tables, with the names that columns are stored under.
+    names : mapping of str to mapping of str to str
+        By table the columns that are saved, and under which names they are stored.
+    """
+
+    held: Mapping[str, list[str]]
+    names: Mapping[str, Names]
+
+
+@dataclass(frozen=True)
+class ShardSaver(ShardTask):
+    """Saves shards, which are rows of `SHARD`, to a directory of savepoints; see `ShardTask`.
+
+    Attributes
+    ----------
+    name : str
+        Of the savepoint.
+    tables : mapping of str to mapping
+        By operator the encoded schemas of all its tables, as they are saved.
+    stored : mapping of str to StoredNames
+        By directory how its rows are stored.
+    """
+
+    RETURNED: ClassVar[pa.Schema] = _SAVED
+
+    name: str
+    tables: Mapping[str, Mapping[str, list[str]]]
+    stored: Mapping[str, StoredNames]
+
+    def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
+        """Yield the pieces of a shard, in order."""
+        for piece in self._pieces(row, opened):
+            yield {"operator": row["operator"], "shard": row["shard"], "piece": json.dumps(piece), "error": None}
+
+    def _pieces(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
+        assert self.settings.state_dir is not None
+        storage, savepoint = opened(self.settings.state_dir), savepoint_folder(opened(self.target), self.name)
+        stored = self.stored[row["directory"]]
+        tables, held = decode_schemas(self.tables[row["operator"]]), decode_schemas(stored.held)
+        pointer = Pointer(row["version"], row["commit"])
+        carried = {} if row["carried"] is None else {pointer: bytes(row["carried"])}
+        prefix = shard_prefix(row["directory"], row["shard"])
+        with own_directory(self.settings.local_dir) as home:
+            log = ObjectCommitLog(storage, prefix, held, io_executor(), home, carried=carried)
+            rows = read_tables(log, pointer, held)
+        for table, schema in tables.items():
+            if table in rows:
+                run = under_names(rows.pop(table), schema, stored.names[table])
+                for piece in write_pieces(savepoint, row["operator"], row["shard"], run, each=each_ahead):
+                    yield piece.to_json()
+
 
 _log = logging.getLogger(__name__)
 _Found = TypeVar("_Found")

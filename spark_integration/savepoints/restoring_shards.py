@@ -45,7 +45,7 @@ from holdfast.spark_integration.processor.state.variable_tables import is_of_ele
 from holdfast.spark_integration.savepoints.migrating import Migration
 from holdfast.spark_integration.savepoints.tasks import ShardTask, each_ahead, failed
 from holdfast.spark_integration.shard.task_storage import io_executor
-from holdfast.spark_integration.tables.element_numbers import renumbered
+from holdfast.spark_integration.tables.entry_rows import renumbered
 from holdfast.spark_integration.tables.key_timers import TIMERS_BY_DUE
 from holdfast.spark_integration.tables.timers import first_due_ms, hashes_of_keys, is_by_time
 from holdfast.spark_integration.transport.routes import shards_of

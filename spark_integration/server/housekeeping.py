@@ -3,12 +3,15 @@
 It drops versions that the query no longer needs, merges large runs, removes leftovers of killed attempts, and drops
 shards that are no longer used here (`holdfast.spark_integration.server.shard_use`). Snapshots have a thread of their
 own: `holdfast.spark_integration.server.snapshotting`.
+
+Removes what an operator leaves in its local directory: the notes of former runs, and folders without shards.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict
@@ -21,11 +24,54 @@ from holdfast.backends.registry import find_backend
 from holdfast.errors import HoldfastError, NotFoundError
 from holdfast.mvcc import VersionedStore
 from holdfast.spark_integration.client.messages import Committed
-from holdfast.spark_integration.server import operator_dirs
+from holdfast.spark_integration.executor.local_dirs import CLAIM_SUFFIX, RUNS, SHARD_PREFIX
 from holdfast.spark_integration.server.durable_logs import DurableLogs
 from holdfast.spark_integration.server.open_shards import OpenShards
 from holdfast.spark_integration.server.shard_queue import ShardQueue
 from holdfast.spark_integration.server.shard_use import ShardUse
+
+#: The current run, and one that may still be ending.
+RUNS_KEPT = 2
+
+
+def remove_if_empty(operator_directory: Path) -> None:
+    """Remove the directory of an operator that has no shards left here; if its query has none, the query's too.
+
+    A query notes its runs under the operator's name even if the operator's shards are in another directory; see
+    `holdfast.spark_integration.shard.operator_directory`.
+    """
+    query = operator_directory.parent
+    if not any(query.glob(f"*/{SHARD_PREFIX}*")):
+        going = [*query.glob("*"), query]
+    elif not any(operator_directory.glob(f"{SHARD_PREFIX}*")):
+        going = [operator_directory]
+    else:
+        return
+    for folder in going:
+        shutil.rmtree(folder / RUNS, ignore_errors=True)
+        with suppress(OSError):  # something else is there
+            folder.rmdir()
+
+
+def remove_old_runs(query_directory: Path) -> None:
+    """Remove the notes of all but the newest runs of a query."""
+    for runs in query_directory.glob(f"*/{RUNS}"):
+        _remove_old_notes(runs)
+
+
+def _remove_old_notes(runs: Path) -> None:
+    modified: dict[str, float] = {}
+    notes = list(runs.glob("*"))
+    for note in notes:
+        with suppress(OSError):
+            run = note.name.removesuffix(CLAIM_SUFFIX)
+            modified[run] = max(note.stat().st_mtime, modified.get(run, 0))
+    old = set(sorted(modified, key=modified.__getitem__)[:-RUNS_KEPT])
+    for note in notes:
+        if note.name.removesuffix(CLAIM_SUFFIX) in old:
+            with suppress(OSError):
+                note.unlink()
+
 
 #: How long leftovers of ended processes, and files that were set aside, can be inspected. Nothing of it is in use.
 LEFTOVER_KEPT_MS = 10 * 60_000
@@ -117,7 +163,7 @@ class Housekeeping:
                 self._forget(directory)
         for query in {Path(directory).parent.parent for directory in list(self._known)}:  # announcements come meanwhile
             with suppress(OSError):  # notes that cannot be listed stay
-                operator_dirs.remove_old_runs(query)
+                remove_old_runs(query)
         self._shards.close_unused()
         self._logs.close_unused(list(self._known.values()))
 
@@ -128,7 +174,7 @@ class Housekeeping:
                 if self._shards.remove(Path(directory)):
                     self.counters["let_go"] += 1
                     self._forget(directory)
-                    operator_dirs.remove_if_empty(Path(directory).parent)
+                    remove_if_empty(Path(directory).parent)
                     _log.info("dropped %s, which is no longer used here", directory)
             except (HoldfastError, OSError) as exc:  # one that cannot go, as on a damaged disk, holds up no other
                 self.counters["errors"] += 1

@@ -8,19 +8,35 @@
                        local versions, or restored                 durable first, then local
 
 Spark commits the pointer together with the micro-batch, so what a rejected attempt wrote is never seen again.
+
+The seam between a shard's call and Spark's operator that makes the call.
+
+To Spark each shard is a group of one of its own stateful operators, the host, which keeps the shard's pointer as the
+group's state: `holdfast.spark_integration.hosts`.
+
+Gathers all rows of one shard and micro-batch before its function is called: in memory or, if large, in a file.
+
+Rows are grouped by key, so all of them must have arrived before the first key is called. Beyond `MEMORY_BYTES` they
+go to an unlinked file on a local disk and are mapped, so that the operating system can evict their pages. The keys, and
+a few numbers per row for sorting, stay in memory.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.ipc as ipc
 
 from holdfast import clock
+from holdfast.backends import local_files
 from holdfast.backends.base import Pointer
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import CorruptionError, HoldfastError, SchemaMismatchError
@@ -31,7 +47,6 @@ from holdfast.spark_integration.client.messages import MeasuredBatch, ServerLost
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.shard import claiming, task_storage
 from holdfast.spark_integration.shard.announcing import announce, bound_chain, reported
-from holdfast.spark_integration.shard.group import ShardGroup
 from holdfast.spark_integration.shard.operator import (
     INITIAL_VERSION,
     BatchTimes,
@@ -41,7 +56,6 @@ from holdfast.spark_integration.shard.operator import (
 )
 from holdfast.spark_integration.shard.operator_directory import require_restored
 from holdfast.spark_integration.shard.pointer_row import PointerRow
-from holdfast.spark_integration.shard.received_rows import gather_rows
 from holdfast.spark_integration.shard.store import ShardStore, open_shard
 from holdfast.spark_integration.shard.streaming_task import StreamingTask, current_batch_id
 from holdfast.spark_integration.shard.timeout import TIMERS_TABLE
@@ -49,6 +63,75 @@ from holdfast.spark_integration.transport.output import Output
 from holdfast.spark_integration.transport.python_stage import freeze_modules
 from holdfast.spark_integration.transport.routes import hash_of_route, shard_of_route
 from holdfast.spark_integration.transport.transport import Transport
+
+MEMORY_BYTES = 128 << 20
+
+
+def gather_rows(tables: Iterable[pa.Table], schema: pa.Schema, root: Path) -> pa.Table:
+    """Return the rows of all tables as one.
+
+    Parameters
+    ----------
+    tables : iterable of pyarrow.Table
+        Of one schema; consumed one at a time.
+    schema : pyarrow.Schema
+        Of the empty result, if there are no tables.
+    root : pathlib.Path
+        A directory on disk, the root of local state.
+
+    Returns
+    -------
+    pyarrow.Table
+        With one chunk per column or, if mapped, one per table.
+
+    Raises
+    ------
+    UnavailableError
+        The disk is full or failing.
+    """
+    tables = iter(tables)
+    held: list[pa.Table] = []
+    held_bytes = 0
+    for table in tables:
+        held.append(table)
+        held_bytes += table.nbytes
+        if held_bytes > MEMORY_BYTES:
+            return _mapped(itertools.chain(_given_away(held), tables), table.schema, root)
+    return pa.concat_tables(held).combine_chunks() if held else schema.empty_table()
+
+
+def _given_away(held: list[pa.Table]) -> Iterator[pa.Table]:
+    while held:
+        yield held.pop(0)
+
+
+def _mapped(tables: Iterable[pa.Table], schema: pa.Schema, root: Path) -> pa.Table:
+    directory = local_dirs.user_directory(root)
+    with local_files.writing(directory), tempfile.TemporaryFile(dir=directory) as file:
+        with ipc.new_file(file, schema) as writer:
+            for table in tables:
+                writer.write_table(table.combine_chunks())
+        file.flush()
+        return ipc.open_file(pa.memory_map(f"/dev/fd/{file.fileno()}")).read_all()
+
+
+class ShardGroup(Protocol):
+    """A shard as its host sees it, during one call."""
+
+    @property
+    def batch_ms(self) -> int:
+        """When the micro-batch was planned: Spark's processing time, in ms since 1970."""
+
+    @property
+    def watermark_ms(self) -> int:
+        """The event-time watermark, in ms since 1970; asked for only if the input has one."""
+
+    def remembered(self) -> PointerRow | None:
+        """Return the row that the last call put; None in the first."""
+
+    def remember(self, row: PointerRow) -> None:
+        """Keep a row for the next call, and make the host call the shard when its earliest timer is due."""
+
 
 _log = logging.getLogger(__name__)
 

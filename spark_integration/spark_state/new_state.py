@@ -20,11 +20,9 @@ from dataclasses import dataclass
 
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, PointerRow
 from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
-from holdfast.spark_integration.spark_state.compressed import compressed
 from holdfast.spark_integration.spark_state.operators import NotKnownError, metadata_of_groups, schema_of_groups
 from holdfast.spark_integration.spark_state.pointers import FILES, PROVIDER, store_of
-from holdfast.spark_integration.spark_state.row_streams import Rows, stream_of_rows
-from holdfast.spark_integration.spark_state.unsafe_rows import unsafe_row
+from holdfast.spark_integration.spark_state.row_streams import Rows, compressed, stream_of_rows, unsafe_row
 from holdfast.spark_integration.transport.routes import route_of_hash
 
 _FORMAT, _KNOWN_FORMAT = "spark.sql.streaming.flatMapGroupsWithState.stateFormatVersion", "2"

@@ -6,7 +6,7 @@
     commits/7       where state stores have ids: those of micro-batch 7, by operator and partition
     state/0/…       version 8: a row for each shard, whose value is the pointer
 
-Keys and values are rows of Spark's (`holdfast.spark_integration.spark_state.unsafe_rows`); RocksDB has a byte before
+Keys and values are rows of Spark's (`holdfast.spark_integration.spark_state.row_streams`); RocksDB has a byte before
 each, the number of their encoding, 0. The value is the struct ``groupState``, beside a timeout, or the pointer itself.
 
 Source: Spark 4.3, and locations that 4.0 to 4.3 wrote.
@@ -27,16 +27,14 @@ from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_VARIABLE, STATE_VARIABLES, PointerRow
-from holdfast.spark_integration.spark_state import delta_files, rocksdb_files
-from holdfast.spark_integration.spark_state.compressed import CODECS, LZ4
+from holdfast.spark_integration.spark_state import rocksdb_files, row_streams
 from holdfast.spark_integration.spark_state.operators import (
     NotKnownError,
     StateOperator,
     StateOperators,
 )
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
-from holdfast.spark_integration.spark_state.row_streams import Named, Rows, checked_unique_id
-from holdfast.spark_integration.spark_state.unsafe_rows import UnsafeRow
+from holdfast.spark_integration.spark_state.row_streams import CODECS, LZ4, Named, Rows, UnsafeRow, checked_unique_id
 
 _PREFIX = "spark.sql.streaming.stateStore."
 #: The setting that names the class of state stores.
@@ -114,7 +112,7 @@ class StateStores:
             raise CorruptionError(f"{location.url}/commits names no state of a partition", partition=partition)
         at = Named(self.version, ids[partition] if ids is not None else None)
         if self.provider == FILES:
-            return delta_files.read_rows(folder, at, self.codec, limit_bytes)
+            return row_streams.read_rows(folder, at, self.codec, limit_bytes)
         rows = rocksdb_files.read_rows(folder, at, self.codec, family, limit_bytes)
         if any(row[:1] != _ENCODING for pair in rows.items() for row in pair):
             raise NotKnownError(f"rows with another encoding in {folder.url}")

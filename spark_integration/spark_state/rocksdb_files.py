@@ -40,8 +40,7 @@ from holdfast.backends.rocksdb.errors import is_full
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.executor.takeover import own_directory
-from holdfast.spark_integration.spark_state.delta_files import stream_of
-from holdfast.spark_integration.spark_state.row_streams import ROW_BYTES, Named, Rows, require_few
+from holdfast.spark_integration.spark_state.row_streams import ROW_BYTES, Named, Rows, require_few, stream_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

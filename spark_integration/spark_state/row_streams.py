@@ -14,6 +14,40 @@
 Texts are Java's: 2 bytes for their size, then UTF-8.
 
 Source: Spark 4.3's ``HDFSBackedStateStoreProvider`` and ``StateStoreChangelog``.
+
+The compressed streams of Spark's state store files, read and written.
+
+``lz4``, the default, is the format of lz4-java, not that of LZ4 frames; integers are little endian::
+
+    "LZ4Block"   method + level   compressed   plain    checksum         data
+     8 bytes      1                4 bytes      4        4                …
+                  0x1. plain, 0x2. LZ4                   XXH32 of the plain bytes, seed 0x9747b28c, 28 bits
+
+A block with no plain bytes ends the stream.
+
+Files of Spark's default state store, ``HDFSBackedStateStoreProvider``: rows by version, as changes and as a whole.
+
+::
+
+    state/0/3/                operator 0, partition 3
+        7.delta               what micro-batch 6 changed
+        8.delta
+        6.snapshot            all rows of version 6
+
+Version 8 is the newest snapshot not above it, and all changes since. What stands in them is told in
+`holdfast.spark_integration.spark_state.row_streams`; each file is a stream of the codec that Spark has pinned.
+
+Source: Spark 4.3's ``HDFSBackedStateStoreProvider``, and locations that it wrote.
+
+Spark's ``UnsafeRow``: how its state stores keep keys and values.
+
+::
+
+    null bits           8 bytes for each 64 columns, column i is bit i
+    a column each       8 bytes: the number, or where the bytes stand: offset << 32 | size, from the row's begin
+    bytes               of strings, binaries and structs, which are rows themselves
+
+All of it little endian.
 """
 
 from __future__ import annotations
@@ -21,9 +55,211 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from holdfast.errors import CorruptionError
+import lz4.block
+import pyarrow as pa
+import xxhash
+
+from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+
+_WORD = 8
+
+
+class UnsafeRow:
+    """One row.
+
+    Parameters
+    ----------
+    data : memoryview
+    columns : int
+        How many it has.
+    source : str
+        What to call the file in an error.
+
+    Raises
+    ------
+    CorruptionError
+        It is too short.
+    """
+
+    def __init__(self, data: memoryview, columns: int, source: str) -> None:
+        self._data = data
+        self._null_bytes = -(-columns // 64) * _WORD
+        self._source, self._fixed_bytes = source, self._null_bytes + columns * _WORD
+        if len(data) < self._fixed_bytes:
+            raise CorruptionError(f"{source} holds a row that is too short", size_bytes=len(data), columns=columns)
+
+    def is_null(self, column: int) -> bool:
+        """Tell whether a column is null."""
+        return bool(self._data[column // 8] >> column % 8 & 1)
+
+    def binary(self, column: int) -> memoryview | None:
+        """Return the bytes of a column; raises `CorruptionError` if they stand elsewhere."""
+        if self.is_null(column):
+            return None
+        size, offset = struct.unpack_from("<II", self._data, self._place(column))
+        if offset < self._fixed_bytes or offset + size > len(self._data):
+            raise CorruptionError(f"{self._source} holds a row whose bytes stand outside of it", column=column)
+        return self._data[offset : offset + size]
+
+    def whole(self, column: int) -> bytes | None:
+        """Return a copy of a column of type binary; raises as `binary`."""
+        data = self.binary(column)
+        return None if data is None else bytes(data)
+
+    def _place(self, column: int) -> int:
+        return self._null_bytes + column * _WORD
+
+
+def unsafe_row(*columns: int | bytes) -> bytes:
+    """Return a row without nulls: a number of 64 bits is given as int, a string, a binary or a struct as bytes.
+
+    A number of 32 bits is given without its sign: Spark fills its word with zeros.
+    """
+    fixed, following = bytearray(-(-len(columns) // 64) * _WORD), bytearray()
+    begin = len(fixed) + len(columns) * _WORD
+    for column in columns:
+        if isinstance(column, int):
+            fixed += struct.pack("<q", column)
+        else:
+            fixed += struct.pack("<II", len(column), begin + len(following))
+            following += column + bytes(-len(column) % _WORD)
+    return bytes(fixed + following)
+
+
+def read_rows(partition: ObjectStorage, at: Named, codec: str, limit_bytes: int) -> Rows:
+    """Return the rows of a version.
+
+    Parameters
+    ----------
+    partition : ObjectStorage
+        Its root is the folder of the partition.
+    at : Named
+        This store has no ids.
+    codec : str
+    limit_bytes : int
+        How large each file may be, what it holds, and all rows.
+
+    Raises
+    ------
+    NotFoundError
+        A file is missing: Spark has purged the version, or has not made it yet.
+    CorruptionError
+        A file is damaged, or too large.
+    """
+    found = {info.key for info in partition.list("")}
+    first = at.version
+    while first > 0 and f"{first}.snapshot" not in found and f"{first}.delta" in found:
+        first -= 1
+    rows: Rows = {}
+    if first > 0:
+        stream_of(partition, f"{first}.snapshot", codec, limit_bytes).apply_to(rows)
+    for number in range(first + 1, at.version + 1):
+        stream_of(partition, f"{number}.delta", codec, limit_bytes).apply_to(rows)
+        require_few(rows, limit_bytes, partition.url)
+    return rows
+
+
+def stream_of(partition: ObjectStorage, name: str, codec: str, limit_bytes: int) -> RowStream:
+    """Return a file's content; raises NotFoundError if Spark has purged it."""
+    source = f"{partition.url}/{name}"
+    try:
+        data = partition.get(name, limit_bytes)
+    except NotFoundError as exc:
+        raise NotFoundError("Spark has purged this version of its state, or has not made it", file=source) from exc
+    return RowStream(decompressed(data, codec, limit_bytes, source), source, limit_bytes)
+
+
+LZ4, ZSTD = "lz4", "zstd"
+#: Those that are known here.
+CODECS = frozenset({LZ4, ZSTD})
+_MAGIC = b"LZ4Block"
+_HEADER = struct.Struct("<8sBiii")
+_PLAIN_METHOD, _LZ4_METHOD = 0x10, 0x20
+_SEED, _CHECKSUM_BITS = 0x9747B28C, 0x0FFFFFFF
+#: lz4-java makes no larger ones.
+_BLOCK_BYTES_MAX = 32 << 20
+# Those of Spark, unless spark.io.compression.lz4.blockSize says otherwise; the level tells a reader how large they are.
+_BLOCK_BYTES, _LEVEL = 32 << 10, 5
+_PIECE_BYTES = 1 << 20
+
+
+def decompressed(data: memoryview, codec: str, limit_bytes: int, source: str) -> bytes:
+    """Return the plain bytes of a stream.
+
+    Parameters
+    ----------
+    codec : str
+        One of `CODECS`.
+    limit_bytes : int
+        How many it may have.
+    source : str
+        What to call the file in an error.
+
+    Raises
+    ------
+    CorruptionError
+        It is no such stream, is cut off, or holds more.
+    """
+    found = bytearray()
+    pieces = _lz4_blocks(data, source) if codec == LZ4 else _pieces(data, codec, source)
+    for piece in pieces:
+        found += piece
+        if len(found) > limit_bytes:
+            raise CorruptionError(f"{source} holds more than Spark stores there", limit_bytes=limit_bytes)
+    return bytes(found)
+
+
+def compressed(data: bytes, codec: str) -> bytes:
+    """Return a stream of some plain bytes; the codec is one of `CODECS`."""
+    if codec == ZSTD:
+        stream: bytes = pa.compress(data, codec, asbytes=True)
+        return stream
+    found = bytearray()
+    for start in range(0, len(data), _BLOCK_BYTES):
+        plain = data[start : start + _BLOCK_BYTES]
+        method, block = _LZ4_METHOD, lz4.block.compress(plain, store_size=False)
+        if len(block) >= len(plain):
+            method, block = _PLAIN_METHOD, plain
+        checksum = xxhash.xxh32_intdigest(plain, _SEED) & _CHECKSUM_BITS
+        found += _HEADER.pack(_MAGIC, method | _LEVEL, len(block), len(plain), checksum) + block
+    return bytes(found + _HEADER.pack(_MAGIC, _PLAIN_METHOD | _LEVEL, 0, 0, 0))
+
+
+def _lz4_blocks(data: memoryview, source: str) -> Iterator[bytes]:
+    at = 0
+    while True:
+        if len(data) - at < _HEADER.size:
+            raise CorruptionError(f"{source} is cut off", size_bytes=len(data))
+        magic, token, size, plain_size, checksum = _HEADER.unpack_from(data, at)
+        at += _HEADER.size
+        method = token & 0xF0
+        if magic != _MAGIC or not (0 <= size <= len(data) - at and 0 <= plain_size <= _BLOCK_BYTES_MAX):
+            raise CorruptionError(f"{source} is not a stream of LZ4 blocks, or is cut off", offset=at)
+        if plain_size == 0:
+            return
+        block = data[at : at + size]
+        at += size
+        try:
+            plain = bytes(block) if method == _PLAIN_METHOD else lz4.block.decompress(block, plain_size)
+        except lz4.block.LZ4BlockError as exc:
+            raise CorruptionError(f"{source} has a damaged block: {exc}", offset=at) from exc
+        if len(plain) != plain_size or xxhash.xxh32_intdigest(plain, _SEED) & _CHECKSUM_BITS != checksum:
+            raise CorruptionError(f"{source} has a damaged block: its checksum does not match", offset=at)
+        yield plain
+
+
+def _pieces(data: memoryview, codec: str, source: str) -> Iterator[bytes]:
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), codec) as stream:
+            while piece := stream.read(_PIECE_BYTES):
+                yield piece
+    except (OSError, pa.ArrowException) as exc:
+        raise CorruptionError(f"{source} is not a {codec} stream, or is cut off: {exc}") from exc
+
 
 Rows = dict[bytes, bytes]
 """Keys and values of a store, as it has them."""

@@ -14,8 +14,8 @@ from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.settings import STORAGE_PREFIX
 from holdfast.snapshotter.storage.url import parse_url
 from holdfast.spark_integration.lookup.keys import key_option, shards_option
+from holdfast.spark_integration.lookup.query_pointers import Key
 from holdfast.spark_integration.lookup.shown import as_table
-from holdfast.spark_integration.lookup.stored_operator import Key
 from holdfast.spark_integration.lookup.stored_query import opened_query
 from holdfast.spark_integration.state_source.options import columns_option, storage_options
 from holdfast.spark_integration.state_source.source import NAME, StateSource

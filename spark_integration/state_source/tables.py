@@ -42,9 +42,9 @@ from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_state_dir
 from holdfast.snapshotter.upkeep.headers import Headers
-from holdfast.snapshotter.version_rows import read_tables
+from holdfast.snapshotter.version_reader import read_tables
 from holdfast.spark_integration.executor.takeover import own_directory
-from holdfast.spark_integration.lookup.stored_operator import StoredOperator
+from holdfast.spark_integration.lookup.query_pointers import StoredOperator
 from holdfast.spark_integration.lookup.stored_query import opened_query
 from holdfast.spark_integration.processor.state.variable_tables import find_shown, grouping_columns
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange

@@ -9,11 +9,10 @@ import zlib
 
 import pytest
 
-from holdfast.testing import SinkContract
-from holdfast.testing.sinks import kills
+from holdfast.testing import SinkContract, sink_contract
 from tests.tiers import cases
 
-_CASES = {"delay_ms": kills.DELAYS_MS, "moment": kills.WORKER_DIES}
+_CASES = {"delay_ms": sink_contract.DELAYS_MS, "moment": sink_contract.WORKER_DIES}
 
 
 class SampledContract(SinkContract):

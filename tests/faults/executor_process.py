@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import UnavailableError
-from holdfast.spark_integration.client import launch
+from holdfast.spark_integration.client import connection
 from holdfast.spark_integration.client.connection import StateClient
 from holdfast.spark_integration.executor import local_dirs, server_files
 from holdfast.spark_integration.executor.processes import ProcessId
@@ -91,7 +91,7 @@ def started_executors() -> Iterator[StartExecutor]:
         def start(root: Path | None = None) -> Executor:
             executor = Executor(root or Path(temporary) / "root")
             started.append(executor)
-            patch.setattr(launch, "executor_process", lambda: executor.id)
+            patch.setattr(connection, "executor_process", lambda: executor.id)
             return executor
 
         try:

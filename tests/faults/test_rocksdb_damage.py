@@ -25,7 +25,7 @@ from holdfast.backends.rocksdb.generation import SETTINGS
 from holdfast.backends.rocksdb.generation_file import GenerationFile
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, SchemaMismatchError
-from holdfast.testing.backend_files_contract import StoredElsewhere
+from holdfast.testing.backend_contract import StoredElsewhere
 from holdfast.testing.state_rows import (
     COUNTS,
     P1,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from holdfast import clock
-from holdfast.spark_integration.lookup.stored_operator import StoredOperator
+from holdfast.spark_integration.lookup.query_pointers import StoredOperator
 from holdfast.spark_integration.lookup.stored_query import StoredQuery
 from holdfast.ui.stored_objects import Column, StoredObjects
 from holdfast.ui.views.heat_map import ROWS, Measured

@@ -21,45 +21,210 @@ CompleteMultipartUpload that was done already answers NoSuchUpload when sent aga
 which is safe because keys are written once.
 
 Fork: see `holdfast.snapshotter.storage.connections`.
+
+Clients of S3: made, used for single requests and closed. All that is not public in s3fs and fsspec stands here.
+
+::
+
+    S3FileSystem._call_s3      one request, with the options of the user and the errors of s3fs
+    S3FileSystem._s3           the client, None before the first request
+    S3FileSystem._s3creator    what ends its session: s3fs offers no way to close that works at any time
+    fsspec.asyn.iothread       whether this is the event loop's own thread
+
+`PRIVATE` names them; a test fails by name when a new release has one no more.
+
+Options of `s3`: what s3fs takes, checked before it sees them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import io
 import logging
 import math
 import re
+import threading
 import weakref
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from urllib.parse import urlsplit
 
+import aiobotocore.session
 import aiohttp
+import botocore.loaders
 import fsspec.asyn
+import s3fs
 from botocore.exceptions import BotoCoreError
 
+from holdfast.backends.options import did_you_mean
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import ClosedError, CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter.storage.connections import Connections
 from holdfast.snapshotter.storage.errors import delete_failure, error_for_code, s3_status, translated
 from holdfast.snapshotter.storage.keys import KEY_LIMIT_BYTES, check_folder, check_key, check_root, key_problem
 from holdfast.snapshotter.storage.object_storage import (
+    Action,
     ObjectInfo,
     ObjectStorage,
+    RequestCounts,
     check_range,
     flat_view,
     require_size,
     unconditional,
     whole_range,
 )
-from holdfast.snapshotter.storage.options import secrets_of
-from holdfast.snapshotter.storage.s3.client import announced_size, close, connect, read_body, request_of
-from holdfast.snapshotter.storage.s3.options import check_options, with_defaults
+from holdfast.snapshotter.storage.options import CREDENTIALS, secrets_of
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
 
     from typing_extensions import Buffer
+
+_NOT_PLAIN = {"self", "kwargs", "session", "asynchronous", "loop"}
+#: Attempts of one request. The pauses between them are at random, up to 1, 2, 4, 8, 16, 20, 20 and 20 s: 45 s on the
+#: average and less than 20 s once in a hundred times, so a store may be away for half a minute.
+TOTAL_MAX_ATTEMPTS = 9
+_OURS = {"operation_timeout_seconds": 120.0, "part_size_bytes": 16 << 20, "max_concurrency": 4}
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """Refuse options that s3fs would refuse later, or would put into a message."""
+    known = (set(inspect.signature(s3fs.S3FileSystem.__init__).parameters) - _NOT_PLAIN) | set(_OURS) | {"profile"}
+    for name in options:
+        if name not in known:
+            raise InvalidArgumentError(f"unknown option for s3 storage{did_you_mean(name, known)}", option=name)
+    for name in CREDENTIALS:
+        value = options.get(name)
+        if value is not None and (not isinstance(value, str) or not value or re.search(r"[\s\x00-\x1f]", value)):
+            raise InvalidArgumentError("option must be a string without white space, not empty", option=name)
+    _check_credentials({name for name in CREDENTIALS if options.get(name) is not None}, options)
+    client = options.get("client_kwargs", {})
+    endpoints = [options.get("endpoint_url"), client.get("endpoint_url") if isinstance(client, dict) else None]
+    for endpoint in endpoints:
+        if endpoint is not None and "@" in urlsplit(str(endpoint)).netloc:
+            raise InvalidArgumentError("endpoint_url holds credentials: set key and secret instead")
+    if len({str(endpoint) for endpoint in endpoints if endpoint is not None}) > 1:
+        raise InvalidArgumentError(
+            "options contradict each other: endpoint_url and client_kwargs.endpoint_url differ; set one of them"
+        )
+
+
+def _check_credentials(given: set[str], options: Mapping[str, object]) -> None:
+    """Refuse incomplete or contradictory credentials, of which a client would silently choose some."""
+    for pair in (("key", "secret"), ("username", "password")):
+        if len(given & set(pair)) == 1:
+            raise InvalidArgumentError("options belong together: set both, or neither", options=" ".join(pair))
+    if given == {"token"}:
+        raise InvalidArgumentError("option token goes with a key and a secret: set them too", option="token")
+    ways = [*sorted(given), *(name for name in ("anon", "profile") if options.get(name))]
+    if ("anon" in ways or "profile" in ways) and len(ways) > 1:
+        raise InvalidArgumentError(
+            "options contradict each other: credentials, a profile and anon are three ways to authenticate; set one "
+            "of them",
+            options=" ".join(ways),
+        )
+
+
+def with_defaults(options: Mapping[str, object]) -> dict[str, object]:
+    """Return the parameters for s3fs: time-outs and attempts bounded unless the user says otherwise."""
+    given = cast("dict[str, Any]", options.get("config_kwargs", {}))
+    retries = {"mode": "standard", **given.get("retries", {})}
+    if "max_attempts" not in retries:
+        retries.setdefault("total_max_attempts", TOTAL_MAX_ATTEMPTS)
+    config = {"connect_timeout": 5, "read_timeout": 20, "max_pool_connections": 32, **given, "retries": retries}
+    plain = {name: value for name, value in options.items() if name not in {*_OURS, "profile"}}
+    concurrency = options.get("max_concurrency", _OURS["max_concurrency"])
+    return {**plain, "config_kwargs": config, "max_concurrency": concurrency, "use_listings_cache": False}
+
+
+PRIVATE = {s3fs.S3FileSystem: ("_call_s3", "_s3", "_s3creator"), fsspec.asyn: ("iothread",)}
+_CLOSE_TIMEOUT_SECONDS = 5
+_CONFLICT = 409
+_CONFLICT_ATTEMPTS = 5
+_FIRST_PAUSE_SECONDS = 0.05
+# What a request counts as; all others are puts.
+_ACTIONS: dict[str, Action] = {
+    "GetObject": "get",
+    "HeadObject": "get",
+    "ListObjectsV2": "list",
+    "ListMultipartUploads": "list",
+    "DeleteObjects": "delete",
+    "AbortMultipartUpload": "delete",
+}
+
+
+def connect(options: Mapping[str, object], profile: str | None, requests: RequestCounts) -> s3fs.S3FileSystem:
+    """Return an instance of s3fs, which opens its session with the first request.
+
+    Parameters
+    ----------
+    options : mapping of str to object
+        Parameters of `s3fs.S3FileSystem`.
+    profile : str or None
+        Of the AWS configuration.
+    requests : RequestCounts
+        Counts each attempt of a request.
+    """
+    session = aiobotocore.session.AioSession(profile=profile)
+    session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
+    session.register("request-created.s3", functools.partial(_count, requests))
+    session.register("needs-retry.s3.PutObject", _pause_seconds)
+    # asynchronous: s3fs registers no finalizer of its own, which would misbehave in a forked child.
+    made = s3fs.S3FileSystem(asynchronous=True, skip_instance_cache=True, session=session, **options)
+    made.retries = 1
+    return made
+
+
+@functools.cache
+def _loader(data_path: str | None) -> botocore.loaders.Loader:
+    """Return the models of the services, parsed once for all sessions (60 ms of CPU)."""
+    return botocore.loaders.create_loader(data_path)
+
+
+def _count(requests: RequestCounts, operation_name: str, **_: object) -> None:
+    """Count a request; botocore calls this for each attempt."""
+    requests.add(_ACTIONS.get(operation_name, "put"))
+
+
+def _pause_seconds(response: Any, attempts: int, **_: object) -> float | None:
+    """Have botocore repeat a put that conflicts with another one of its key, as AWS asks; it does not by itself."""
+    is_conflict = response is not None and response[0].status_code == _CONFLICT
+    return _FIRST_PAUSE_SECONDS * 2**attempts if is_conflict and attempts < _CONFLICT_ATTEMPTS else None
+
+
+async def request_of(client: s3fs.S3FileSystem, operation: str, **request: Any) -> Any:
+    """Make one request, which only botocore repeats."""
+    return await client._call_s3(operation, **request)  # noqa: SLF001
+
+
+def announced_size(response: Any) -> int:
+    """Return the announced size of a reply's body: without it a truncated body looks whole."""
+    if "ContentLength" not in response:
+        raise aiohttp.ClientPayloadError("the reply has no Content-Length; what is in between must not remove it")
+    return cast("int", response["ContentLength"])
+
+
+async def read_body(response: Any, most: int) -> bytes:
+    """Return the whole body, which must be as long as announced; one that is longer than `most` is not read."""
+    size = announced_size(response)
+    data = cast("bytes", await response["Body"].read()) if size <= most else b""
+    if len(data) != size:
+        raise aiohttp.ClientPayloadError(f"body has {len(data)} of {size} bytes, and at most {most} are wanted")
+    return data
+
+
+def close(client: s3fs.S3FileSystem) -> None:
+    """Close a client on the event loop; from the loop's own thread (a collected storage) without waiting."""
+    if client._s3 is None:  # noqa: SLF001
+        return
+    loop = fsspec.asyn.get_loop()
+    closing = asyncio.run_coroutine_threadsafe(client._s3creator.__aexit__(None, None, None), loop)  # noqa: SLF001
+    if threading.current_thread() is not fsspec.asyn.iothread[0]:
+        closing.result(_CLOSE_TIMEOUT_SECONDS)
+
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")

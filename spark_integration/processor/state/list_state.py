@@ -1,7 +1,7 @@
 """List state of a processor: a row for each element, in the order of its number.
 
 Elements that were appended are kept until the slab ends; a list that is read is fetched with those of the keys after
-it. Numbers: `holdfast.spark_integration.tables.element_numbers`.
+it. Numbers: `holdfast.spark_integration.tables.entry_rows`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from holdfast.spark_integration.processor.state.slab import MissingSlab, Slab
 from holdfast.spark_integration.processor.state.slab_entries import SlabEntries
 from holdfast.spark_integration.processor.state.spark_errors import state_error
 from holdfast.spark_integration.processor.state.state_rows import State, StateRows
-from holdfast.spark_integration.tables.element_numbers import first_number
-from holdfast.spark_integration.tables.entry_rows import EntryRows
+from holdfast.spark_integration.tables.entry_rows import EntryRows, first_number
 
 #: How many elements of a list that is too large to fetch are read at once.
 _READ_AT_ONCE = 10_000

@@ -52,7 +52,7 @@ from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.stored_pointers import modes_of, no_query
-from holdfast.spark_integration.tables.element_numbers import first_number
+from holdfast.spark_integration.tables.entry_rows import first_number
 from holdfast.spark_integration.tables.key_rows import index_of
 from holdfast.spark_integration.tables.key_timers import DUE, TIMERS, TIMERS_BY_DUE, KeyTimers
 

@@ -1,9 +1,18 @@
-"""The driver's side of a Delta sink: what the table shows, and one transaction for each micro-batch."""
+"""The driver's side of a Delta sink: what the table shows, and one transaction for each micro-batch.
+
+A trial commit on an empty local copy of the table.
+
+What the table will not take is found before anything is decided, in the words of the library that would refuse it
+afterwards.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,13 +39,44 @@ from holdfast.spark_integration.sinks.delta.features import (
     delta_schema,
     demands,
 )
-from holdfast.spark_integration.sinks.delta.rehearsing import rehearse
-from holdfast.spark_integration.sinks.delta.statistics import is_long_decimal
+from holdfast.spark_integration.sinks.delta.partitions import is_long_decimal
 from holdfast.spark_integration.sinks.delta.tables import kept_table
 from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile, PreparedAttempt
-from holdfast.spark_integration.sinks.files.columns import columns_of
+from holdfast.spark_integration.sinks.files.places import columns_of
 from holdfast.spark_integration.sinks.files.sink import FileTarget
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
+
+
+def rehearse(table: DeltaTable, commit: Callable[[DeltaTable], None]) -> None:
+    """Call `commit` with a temporary table of the same protocol, settings and columns."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+        log = Path(folder, "_delta_log")
+        log.mkdir()
+        (log / f"{0:020}.json").write_text("\n".join(map(json.dumps, _beginning(table))))
+        commit(DeltaTable(folder))
+
+
+def _beginning(table: DeltaTable) -> list[dict[str, object]]:
+    protocol, metadata = table.protocol(), table.metadata()
+    versions: dict[str, object] = {
+        "minReaderVersion": protocol.min_reader_version,
+        "minWriterVersion": protocol.min_writer_version,
+    }
+    features = {"readerFeatures": protocol.reader_features, "writerFeatures": protocol.writer_features}
+    return [
+        {"protocol": versions | {name: listed for name, listed in features.items() if listed is not None}},
+        {
+            "metaData": {
+                "id": metadata.id,
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": table.schema().to_json(),
+                "partitionColumns": metadata.partition_columns,
+                "configuration": metadata.configuration,
+                "createdTime": metadata.created_time,
+            }
+        },
+    ]
+
 
 _NO_FOLDER = re.compile("[\x00-\x1f\x7f:]")
 #: Each time the table is read anew; other writers of a busy table win some.

@@ -30,10 +30,10 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.shard.task_storage import storage_at
 from holdfast.spark_integration.sinks.delta.features import delta_schema
-from holdfast.spark_integration.sinks.delta.statistics import statistics
+from holdfast.spark_integration.sinks.delta.partitions import statistics
 from holdfast.spark_integration.sinks.delta.tables import KeptTable
-from holdfast.spark_integration.sinks.files.columns import check_columns
-from holdfast.spark_integration.sinks.files.writing import encoded
+from holdfast.spark_integration.sinks.files.attempts import encoded
+from holdfast.spark_integration.sinks.files.places import check_columns
 from holdfast.spark_integration.sinks.writing import fitted, numbered
 from holdfast.spark_integration.spark_types import arrow_schema
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
-from holdfast.spark_integration.sinks.files.columns import columns_of, compare
+from holdfast.spark_integration.sinks.files.places import columns_of, compare
 
 #: Of these, what is in use is found below.
 _KNOWN = {

@@ -1,8 +1,24 @@
-"""Rows of a partitioned table, split so that each file has one value of each partition column."""
+"""Rows of a partitioned table, split so that each file has one value of each partition column.
+
+Dates that a Delta table cannot show: refused in the task, since a decided one would stop the query for good.
+
+Spark has dates of years beyond 1 to 9999, mostly by a slip. As the value of a partition, such a date stands in the log
+as a text that no reader takes for a date: the table cannot be opened any more. And `deltalake`'s merge breaks off where
+it compares or describes one.
+
+A file's statistics in the Delta log: its rows, and per column the nulls, minimum and maximum.
+
+Readers pass over files by it, so a bound may be wide but never wrong: what cannot be said exactly is left out. That are
+columns with a NaN or an infinity, years beyond four digits, decimals of more than 15 digits, nested columns and bytes.
+Text is cut to 32 characters, the greatest one with the last of all characters after it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import date, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -13,9 +29,118 @@ import pyarrow.types as pt
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.snapshotter.storage.url import StorageUrl
-from holdfast.spark_integration.sinks.delta.statistics import COLUMNS_MAX, statistics
-from holdfast.spark_integration.sinks.delta.years import require_years
-from holdfast.spark_integration.sinks.files.columns import columns_of
+from holdfast.spark_integration.sinks.files.places import columns_of
+
+#: As many columns as other writers of Delta describe.
+COLUMNS_MAX = 32
+_TEXT_MAX = 32
+_LAST_LETTER = "\U0010ffff"
+_DIGITS_MAX = 15
+
+
+def statistics(rows: pa.Table, columns_max: int = COLUMNS_MAX) -> str:
+    """Return the statistics of a file's rows, as JSON text."""
+    nulls: dict[str, int] = {}
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    for name, column in zip(rows.column_names[:columns_max], rows.columns, strict=False):
+        if pt.is_nested(column.type):
+            continue
+        nulls[name] = column.null_count
+        bounds = _bounds(column)
+        if bounds is not None:
+            least[name], greatest[name] = bounds
+    return json.dumps(
+        {"numRecords": rows.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls},
+        separators=(",", ":"),
+        allow_nan=False,
+    )
+
+
+def is_long_decimal(t: pa.DataType) -> bool:
+    """Tell whether a type has values beyond floating-point precision, which JSON numbers have in many writers."""
+    return bool(pt.is_decimal(t) and t.precision > _DIGITS_MAX)
+
+
+def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
+    """Return minimum and maximum as JSON values; None if there is no exact bound."""
+    t = column.type
+    if pt.is_boolean(t) or pt.is_binary(t) or is_long_decimal(t):
+        return None
+    if pt.is_floating(t) and pc.any(pc.is_nan(column)).as_py():
+        return None
+    found = pc.min_max(column)
+    try:
+        low, high = found["min"].as_py(), found["max"].as_py()
+    except (ValueError, OverflowError):  # a date that Python cannot hold, or text that is no UTF-8
+        return None
+    if low is None or high is None:
+        return None
+    if pt.is_string(t):
+        return _text_bounds(low, high)
+    return None if (bounds := (_shown(low, t), _shown(high, t))).count(None) else bounds
+
+
+def _text_bounds(low: str, high: str) -> tuple[str, str] | None:
+    if high[_TEXT_MAX : _TEXT_MAX + 1] == _LAST_LETTER:
+        return None
+    return low[:_TEXT_MAX], high if len(high) <= _TEXT_MAX else high[:_TEXT_MAX] + _LAST_LETTER
+
+
+def _shown(value: Any, t: pa.DataType) -> Any:
+    if pt.is_decimal(t):
+        return float(value)  # of at most 15 digits, which come back as they were
+    if isinstance(value, datetime):
+        text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
+        return text + "Z" if t.tz else text
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+_EPOCH = date(1970, 1, 1)
+_FIRST, _LAST = (date.min - _EPOCH).days, (date.max - _EPOCH).days
+_DAY_US = 86_400_000_000
+
+
+def require_years(rows: pa.Table, keys: Sequence[str], partition_by: Sequence[str]) -> None:
+    """Check all dates of an upsert, also nested ones, and its keys' timestamps; of appended rows the partitions.
+
+    Raises
+    ------
+    SchemaMismatchError
+        One is not of the years 1 to 9999.
+    """
+    for name in rows.column_names if keys else partition_by:
+        column = rows[name]
+        found = [pc.min_max(dates.cast(pa.int32())).as_py() for dates in _dates(column)]
+        if pt.is_timestamp(column.type) and name in keys:
+            ends = pc.min_max(column.cast(pa.int64())).as_py()
+            found.append({end: us and us // _DAY_US for end, us in ends.items()})
+        if any(days["min"] is not None and (days["min"] < _FIRST or days["max"] > _LAST) for days in found):
+            raise SchemaMismatchError(
+                "a date that a Delta table cannot show: keys, partitions, and all dates of an upsert must be of the "
+                "years 1 to 9999; filter such rows, or replace the date with null",
+                column=name,
+            )
+
+
+def _dates(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
+    """Yield all dates in a column, at whatever depth."""
+    t = column.type
+    if pt.is_date(t):
+        yield column
+    elif pt.is_struct(t):
+        for field in column.flatten():
+            yield from _dates(field)
+    elif pt.is_map(t):
+        yield from _dates(pa.chunked_array([chunk.keys for chunk in column.chunks], t.key_type))
+        yield from _dates(pa.chunked_array([chunk.items for chunk in column.chunks], t.item_type))
+    elif pt.is_list(t):
+        yield from _dates(pc.list_flatten(column))
+
 
 # What a file system takes as the name of a folder, and what S3 and its like take as a key.
 _FOLDER_BYTES_MAX, _KEY_BYTES_MAX = 255, 1024

@@ -28,11 +28,9 @@ from holdfast.snapshotter.storage.options import CREDENTIALS
 from holdfast.snapshotter.storage.url import parse_url
 from holdfast.spark_integration.sinks.delta.partitions import check_partitions, described
 from holdfast.spark_integration.sinks.extras import needs_extra
-from holdfast.spark_integration.sinks.files.attempts import Attempts
-from holdfast.spark_integration.sinks.files.claims import claim
-from holdfast.spark_integration.sinks.files.columns import check_columns
+from holdfast.spark_integration.sinks.files.attempts import Attempts, Split
+from holdfast.spark_integration.sinks.files.places import check_columns, claim
 from holdfast.spark_integration.sinks.files.sink import FileSink
-from holdfast.spark_integration.sinks.files.writing import Split
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, column_names
 
 if TYPE_CHECKING:

@@ -1,19 +1,279 @@
-"""The storage behind a file sink's URL, with the query's own options."""
+"""The storage behind a file sink's URL, with the query's own options.
+
+Who writes below a URL, under which sink's name, whom that query replaced, and the columns of all that is written.
+
+::
+
+    _holdfast/queries/00000000000000000002    kind "sink-queries": number, queries: {"<sink>": ["<query>", …]}, columns:
+                                              the Arrow schema as an IPC message, base64; null where a table has them
+
+A fence (`holdfast.snapshotter.fence`) whose newest object says all: the last query of a list owns the sink's name,
+until another one replaces it for good. Columns belong to a sink that has the URL for itself: the first query's stay.
+
+The columns that a file sink takes, and their comparison with the target's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as pt
 import xxhash
 
-from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.backends import stored_file
+from holdfast.backends.stored_schema import decode_schema, encode_schema
+from holdfast.errors import ConflictError, CorruptionError, NotFoundError, SchemaMismatchError, StateLostError
+from holdfast.snapshotter.fence import Fence, key_of, looks
+from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.sink_log import QUERY_ID, SINK
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.executor.per_process import STORAGES, kept_per_process
 from holdfast.spark_integration.shard.task_storage import io_executor
+from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, another_query
+
+_PLAIN: tuple[Callable[[pa.DataType], bool], ...] = (
+    pt.is_boolean,
+    pt.is_int8,
+    pt.is_int16,
+    pt.is_int32,
+    pt.is_int64,
+    pt.is_float32,
+    pt.is_float64,
+    pt.is_string,
+    pt.is_binary,
+    pt.is_date32,
+)
+
+
+def check_columns(schema: pa.Schema) -> None:
+    """Check that every reader of the files gets each column's own type.
+
+    Raises
+    ------
+    SchemaMismatchError
+        A column is of another type, or two have one name.
+    """
+    names = [field.name.lower() for field in schema]
+    for column in schema:
+        if names.count(column.name.lower()) > 1:
+            raise SchemaMismatchError("two columns have the same name for many readers: rename one", column=column.name)
+        problem = _problem(column.type)
+        if problem:
+            raise SchemaMismatchError(f"a column has a type that {problem}", column=column.name, type=str(column.type))
+
+
+def _problem(t: pa.DataType) -> str | None:
+    """Return a problem of a type, as the end of a sentence."""
+    if pt.is_timestamp(t):
+        if t.unit == "us" and t.tz in (None, "UTC"):
+            return None
+        return "is no timestamp of microseconds, in UTC or without a zone: cast it"
+    if pt.is_decimal128(t):
+        return None if 0 <= t.scale <= t.precision else "has digits that Spark's decimals have not: cast it"
+    if pt.is_duration(t):
+        return "Parquet does not know: cast it to bigint"
+    if pt.is_null(t):
+        return "says nothing: cast it to the type that its values would have"
+    if pt.is_list(t):
+        return _problem(t.value_type)
+    if pt.is_map(t):
+        return _problem(t.key_type) or _problem(t.item_type)
+    if pt.is_struct(t):
+        names = [t.field(i).name.lower() for i in range(t.num_fields)]
+        if len(set(names)) < len(names):
+            return "has two fields of one name, as many readers see it: rename one"
+        problems: Iterable[str | None] = (_problem(t.field(i).type) for i in range(t.num_fields))
+        return next(filter(None, problems), None) if t.num_fields else "has no fields: leave it out"
+    if any(test(t) for test in _PLAIN):
+        return None
+    return "not every reader of Parquet knows: cast it to one that Spark has"
+
+
+def plain_type(t: pa.DataType) -> str:
+    """Return a type's text, without the names of elements and without what may be null."""
+    if pt.is_list(t):
+        return f"list<{plain_type(t.value_type)}>"
+    if pt.is_map(t):
+        return f"map<{plain_type(t.key_type)}, {plain_type(t.item_type)}>"
+    if pt.is_struct(t):
+        return f"struct<{', '.join(f'{t.field(i).name}: {plain_type(t.field(i).type)}' for i in range(t.num_fields))}>"
+    return str(t)
+
+
+def columns_of(schema: pa.Schema) -> dict[str, str]:
+    """Return names and types, by which a process that has not seen the rows compares them with the target."""
+    return {field.name: plain_type(field.type) for field in schema}
+
+
+def compare(given: Mapping[str, str], there: Mapping[str, str], for_new: str, **facts: str) -> None:
+    """Check that rows have the target's columns, in any order.
+
+    Parameters
+    ----------
+    given, there : mapping of str to str
+        As `columns_of` returns them.
+    for_new : str
+        What an error about a new column offers, other than leaving it out.
+
+    Raises
+    ------
+    SchemaMismatchError
+        A column is missing, new, or of another type.
+    """
+    if missing := sorted(there.keys() - given.keys()):
+        raise SchemaMismatchError(
+            "the rows lack a column that the target has: select it, or null as <name> cast to its type",
+            column=missing[0],
+            **facts,
+        )
+    if new := sorted(given.keys() - there.keys()):
+        raise SchemaMismatchError(
+            f"the target has no such column: {for_new}, or leave it out of the rows", column=new[0], **facts
+        )
+    for name, mine in given.items():
+        if mine != there[name]:
+            raise SchemaMismatchError(
+                "a column has a different type than in the target: cast it",
+                column=name,
+                type=mine,
+                there=there[name],
+                **facts,
+            )
+
+
+KIND = "sink-queries"
+#: What holdfast keeps below a sink's URL; readers of files pass over names that begin so.
+FOLDER = "_holdfast"
+# A sink may be called queries, too: no key of what it keeps has as few parts.
+_QUERIES = f"{FOLDER}/queries"
+#: The newest object says all; one that was just listed may still be read.
+_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Claims:
+    """The claims on a URL.
+
+    Attributes
+    ----------
+    number : int
+        0 if nothing is.
+    queries : mapping of str to tuple of str
+        By sink all queries that have written, each after the one that it replaced.
+    columns : pyarrow.Schema or None
+    """
+
+    number: int = 0
+    queries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    columns: pa.Schema | None = None
+
+
+def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = None) -> None:
+    """Claim a URL for a query and its sink's name, unless another has it.
+
+    Parameters
+    ----------
+    storage : ObjectStorage
+        The sink's URL.
+    query : SinkQuery
+    columns : pyarrow.Schema, optional
+        Of the rows to come, for a sink that has the URL for itself.
+
+    Raises
+    ------
+    ConflictError
+        Another query, which this one does not replace, has written under this name; or under another one, below a URL
+        that one sink has for itself.
+    SchemaMismatchError
+        The first query's columns are others.
+    StateLostError
+        The query has decided micro-batches, and has never written there.
+    """
+    fence = Fence(storage, _QUERIES)
+    for _ in looks(storage.url):
+        found = _newest(fence)
+        _refuse_others(storage, query, found, is_alone=not (columns is None and found.columns is None))
+        if columns is not None and found.columns is not None:
+            there = columns_of(found.columns)
+            compare(columns_of(columns), there, "write to another URL", sink=query.sink, storage=storage.url)
+        mine = found.queries.get(query.sink, ())
+        if mine[-1:] == (query.query_id,) and (columns is None or found.columns is not None):
+            return
+        if query.was_shown is not None:
+            raise StateLostError(
+                "the query has decided micro-batches and never written to this URL: it is another one than before, or "
+                "was emptied. Set it back, or restore what was there; for a new URL give the sink another name",
+                sink=query.sink,
+                query=query.query_id,
+                storage=storage.url,
+            )
+        others = [query_id for query_id in mine if query_id != query.query_id]
+        after = {**found.queries, query.sink: (*others, query.query_id)}
+        with suppress(ConflictError):  # another query began at the same moment: look what it says
+            claims = Claims(found.number + 1, after, columns if found.columns is None else found.columns)
+            fence.delete(fence.take(claims.number, _encoded(claims))[:-_KEPT])
+            return
+
+
+def read_claims(storage: ObjectStorage) -> Claims:
+    """Return the current claims on a URL.
+
+    Raises
+    ------
+    CorruptionError
+        It is damaged.
+    """
+    return _newest(Fence(storage, _QUERIES))
+
+
+def _newest(fence: Fence) -> Claims:
+    number, data = fence.newest()
+    if data is None:
+        return Claims()
+    source = f"{fence.url}/{key_of(number)}"
+    stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
+    fields = Fields(stored.header, source, "number", "queries", "columns")
+    of_sinks = fields.inner("queries", *fields.mapping("queries"))
+    queries = {sink: tuple(of_sinks.all_texts(sink)) for sink in fields.mapping("queries")}
+    if fields.number("number") != number:
+        fields.refuse("is another one than its name says")
+    wrong = [sink for sink in queries if not SINK.fullmatch(sink)]
+    wrong += [query for there in queries.values() for query in there if not QUERY_ID.fullmatch(query)]
+    if wrong or not all(queries.values()):
+        fields.refuse("names an invalid sink or query", name=wrong[:1])
+    columns = fields.text_or_none("columns")
+    if columns is not None and len(queries) > 1:
+        fields.refuse("has several sinks below a URL that one has for itself", sinks=", ".join(sorted(queries)))
+    try:
+        return Claims(number, queries, None if columns is None else decode_schema(columns))
+    except (pa.ArrowException, OSError, ValueError, TypeError):
+        fields.refuse("holds no schema")
+
+
+def _encoded(claims: Claims) -> pa.Buffer:
+    columns = None if claims.columns is None else encode_schema(claims.columns.remove_metadata())
+    queries = {sink: list(claims.queries[sink]) for sink in sorted(claims.queries)}
+    return stored_file.encode(KIND, {"number": claims.number, "queries": queries, "columns": columns})[0]
+
+
+def _refuse_others(storage: ObjectStorage, query: SinkQuery, found: Claims, *, is_alone: bool) -> None:
+    facts = {"sink": query.sink, "query": query.query_id, "storage": storage.url}
+    if is_alone and (others := found.queries.keys() - {query.sink}):
+        raise ConflictError(
+            "a sink with another name writes to this URL: give each its own URL", **facts, other_sink=min(others)
+        )
+    mine = found.queries.get(query.sink, ())
+    if query.query_id in mine[:-1]:
+        raise ConflictError("another query has replaced this one for good", **facts, other_query=mine[-1])
+    if mine and mine[-1] not in (query.query_id, query.replaces):
+        raise another_query(query, mine[-1], storage=storage.url)
+
 
 #: Options of the `deltalake` package alone begin so.
 DELTA_PREFIX = "delta."

@@ -16,9 +16,18 @@ from holdfast.snapshotter.sink_log import checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.options import CREDENTIALS
 from holdfast.snapshotter.storage.url import parse_url
-from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile, PreparedAttempt, attempts_of, noted
+from holdfast.spark_integration.sinks.files.attempts import (
+    COMPRESSIONS,
+    Attempts,
+    DataFile,
+    FileTransaction,
+    PreparedAttempt,
+    Split,
+    attempts_of,
+    in_one_file,
+    noted,
+)
 from holdfast.spark_integration.sinks.files.places import storage_of
-from holdfast.spark_integration.sinks.files.writing import COMPRESSIONS, FileTransaction, Split, in_one_file
 from holdfast.spark_integration.sinks.two_phase_sink import (
     Handle,
     SinkAttempt,

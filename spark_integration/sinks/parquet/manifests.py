@@ -37,7 +37,7 @@ from holdfast.errors import CorruptionError, NotFoundError, StateLostError, Unav
 from holdfast.snapshotter.fields import DIGEST, Fields
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.spark_integration.sinks.files.attempts import DataFile, PreparedAttempt
-from holdfast.spark_integration.sinks.files.claims import FOLDER
+from holdfast.spark_integration.sinks.files.places import FOLDER
 from holdfast.spark_integration.sinks.files.sink import FileTarget
 
 _log = logging.getLogger(__name__)

@@ -15,8 +15,7 @@ from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.url import parse_url
 from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.sinks.files.attempts import file_name
-from holdfast.spark_integration.sinks.files.claims import read_claims
-from holdfast.spark_integration.sinks.files.places import read_file
+from holdfast.spark_integration.sinks.files.places import read_claims, read_file
 from holdfast.spark_integration.sinks.parquet.manifests import FILES, Manifests, in_force
 from holdfast.spark_integration.sinks.parquet.sink import DATA
 

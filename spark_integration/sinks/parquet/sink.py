@@ -5,7 +5,7 @@
     <url>/_data/part-<attempt>-<number>.parquet              rows
           _holdfast/<sink>/<query id>/batches/…              see `manifests`
           _holdfast/<sink>/<query id>/attempts/…             see `holdfast.spark_integration.sinks.files.attempts`
-          _holdfast/queries/…                                see `holdfast.spark_integration.sinks.files.claims`
+          _holdfast/queries/…                                see `holdfast.spark_integration.sinks.files.places`
 
 Spark, Hive and their like pass over names that begin with ``_``: who reads the URL without the manifests sees nothing,
 rather than rows that were never decided. One put makes a micro-batch visible.
@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from holdfast.spark_integration.sinks.files.attempts import Attempts
-from holdfast.spark_integration.sinks.files.claims import claim
-from holdfast.spark_integration.sinks.files.columns import check_columns
+from holdfast.spark_integration.sinks.files.places import check_columns, claim
 from holdfast.spark_integration.sinks.files.sink import FileSink
 from holdfast.spark_integration.sinks.parquet.manifests import Manifests
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery

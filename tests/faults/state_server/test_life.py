@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from holdfast.errors import UnavailableError
-from holdfast.spark_integration.client import launch
+from holdfast.spark_integration.client import connection
 from holdfast.spark_integration.executor import server_files
 from holdfast.spark_integration.server import state_server
 from tests.faults.executor_process import (
@@ -92,7 +92,7 @@ def test_killed_it_is_started_again_and_catches_up(
         message = shard.commit(i)
         with pytest.raises(UnavailableError):
             shard.announce(message)
-    monkeypatch.setattr(launch, "START_AGAIN_AFTER_MS", 0)
+    monkeypatch.setattr(connection, "START_AGAIN_AFTER_MS", 0)
     assert executor.start(client)["pid"] != first
     shard.announce(shard.commit(6))
     assert counters(client)["dropped"] == 4

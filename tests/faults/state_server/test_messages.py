@@ -19,7 +19,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
-from holdfast.spark_integration.client import launch
+from holdfast.spark_integration.client import connection
 from holdfast.spark_integration.client.connection import client_of
 from holdfast.spark_integration.client.messages import ShardAddress
 from holdfast.spark_integration.executor import local_dirs, server_files
@@ -137,7 +137,7 @@ def test_announcing_never_fails_a_batch(executor: Executor, monkeypatch: pytest.
     accepted, committed = None, Pointer(1, "aa")
     assert not announce(operator, opened, accepted=accepted, committed=committed)
     logs.unlink()
-    monkeypatch.setattr(launch, "START_AGAIN_AFTER_MS", 0)
+    monkeypatch.setattr(connection, "START_AGAIN_AFTER_MS", 0)
     executor.clients.append(client_of(executor.directory))
     assert not announce(operator, opened, accepted=accepted, committed=committed)
     eventually(lambda: announce(operator, opened, accepted=accepted, committed=committed))

@@ -19,7 +19,7 @@ from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.client.messages import Committed, MeasuredBatch, SnapshotNews
 from holdfast.spark_integration.client.recent import recent_batches
 from holdfast.spark_integration.executor import local_dirs, server_files
-from holdfast.spark_integration.server import batches
+from holdfast.spark_integration.server import exposition
 from holdfast.spark_integration.server.exposition import PORTS
 from tests.faults.executor_process import Executor, eventually
 from tests.faults.state_server.shard import Shard, counters
@@ -82,9 +82,9 @@ def test_a_micro_batch_counts_once_however_often_it_is_attempted(shard: Shard) -
 def test_a_server_remembers_so_many_micro_batches(shard: Shard) -> None:
     """A query that never ends takes no more memory than one of an hour."""
     message = shard.commit(1)
-    for batch_ms in range(batches.BATCHES_KEPT + 3):
+    for batch_ms in range(exposition.BATCHES_KEPT + 3):
         shard.announce(measured(message, batch_ms))
-    assert [b["batch_ms"] for b in shard.client.call("recent")] == list(range(3, batches.BATCHES_KEPT + 3))
+    assert [b["batch_ms"] for b in shard.client.call("recent")] == list(range(3, exposition.BATCHES_KEPT + 3))
 
 
 def test_prometheus_sees_names_and_values_as_openmetrics_has_them(shard: Shard) -> None:

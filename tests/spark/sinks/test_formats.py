@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 import holdfast
 from holdfast import clock, sinks
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.sink_source.formats import SINK_SOURCES, DeltaSource, PostgresSource
 from holdfast.spark_integration.sink_source.options import SourceOptions
+from holdfast.spark_integration.sink_source.registering import SINK_SOURCES, DeltaSource, PostgresSource
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from tests.read_kafka import committed
 

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 from holdfast import savepoints
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.lookup.spark_hash import hash_of_key
+from holdfast.spark_integration.lookup.keys import hash_of_key
 from holdfast.spark_integration.spark_types import arrow_schema
 from tests.spark.conftest import Lab
 from tests.unit.snapshotter.savepoints.sample import a_savepoint

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructType
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
-from holdfast.spark_integration.processor import attributes
+from holdfast.spark_integration.processor import transform_with_state
 from holdfast.testing import TwsTester
 
 
@@ -58,7 +58,7 @@ def register(*due_ms: int) -> Callable[[Any], Any]:
 @pytest.fixture(autouse=True)
 def first_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each test see the warnings that a process gives once."""
-    monkeypatch.setattr(attributes, "_warned", set())
+    monkeypatch.setattr(transform_with_state, "_warned", set())
 
 
 def test_ttl_of_values() -> None:

@@ -23,8 +23,7 @@ from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage.local import LocalStorage
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.version_reader import At, VersionReader
-from holdfast.snapshotter.version_rows import read_tables
+from holdfast.snapshotter.version_reader import At, VersionReader, read_tables
 
 PREFIX = "totals/shard-0000"
 COUNTS = TableSchema.of(

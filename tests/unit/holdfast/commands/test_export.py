@@ -16,14 +16,13 @@ from pyspark.sql import DataFrame
 
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.cli import group
-from holdfast.commands.export import export, is_of_query, write
+from holdfast.commands.export import export, is_of_query, write, write_files
 from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.lookup.state_directory import require_no_state_directory
-from holdfast.spark_integration.state_source.files import write_files
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.unit.holdfast.commands.state_dir import put_record
 from tests.unit.snapshotter.savepoints.sample import a_savepoint

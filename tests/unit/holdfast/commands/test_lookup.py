@@ -27,7 +27,7 @@ from holdfast.commands.target import json_value
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.lookup.changes import TableChanges
 from holdfast.spark_integration.lookup.keys import parse_key
-from holdfast.spark_integration.lookup.stored_operator import KeyVersion
+from holdfast.spark_integration.lookup.query_pointers import KeyVersion
 
 
 def printed(capsys: pytest.CaptureFixture[str], value: Any) -> str:

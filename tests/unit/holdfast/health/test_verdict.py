@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from holdfast.health.failures import Report
-from holdfast.health.health import Health, health_of
+from holdfast.health.health import Health, Verdict, health_of, judge
 from holdfast.health.signs import Run, Signs, runs_of
-from holdfast.health.verdict import Verdict, judge
 from holdfast.snapshotter.ownership.stored_claims import Claim, ClaimingRun
 from holdfast.spark_integration.client.recent import OperatorBatch
 from holdfast.spark_integration.spark_state.query_location import BatchTimes

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from holdfast.ui.views.cells import TEXT_MAX, shown_table, texts
+from holdfast.ui.views.rows import TEXT_MAX, shown_table, texts
 
 ZONED = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.spark_integration.client.recent import RecentBatch, over_executors
-from holdfast.ui.views.live import BATCHES_MAX, SHOWN_MS, Live
+from holdfast.ui.site import BATCHES_MAX, SHOWN_MS, Live
 
 
 def batch(number: int, executor: str = "executor-1", query: str = "q", **values: int) -> RecentBatch:

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import TableSchema
-from holdfast.spark_integration.lookup.stored_operator import Page, StoredOperator
+from holdfast.spark_integration.lookup.query_pointers import Page, StoredOperator
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.ui.views.rows import ROWS_MAX, SEARCHED_MAX, Asked, RowsView, rows_view
 

@@ -13,7 +13,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import CorruptionError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.version_rows import read_tables
+from holdfast.snapshotter.version_reader import read_tables
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.unit.snapshotter.commits.shard import PREFIX, Shard, lineage_of, with_header
 

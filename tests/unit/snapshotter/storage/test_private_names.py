@@ -8,12 +8,10 @@ import re
 import pytest
 
 from holdfast.snapshotter.storage import fsspec
-from holdfast.snapshotter.storage.hdfs import calls
-from holdfast.snapshotter.storage.s3 import client
+from holdfast.snapshotter.storage.hdfs import storage as hdfs
+from holdfast.snapshotter.storage.s3 import storage as s3
 
-NAMES = [
-    (owner, name) for module in (client, calls, fsspec) for owner, names in module.PRIVATE.items() for name in names
-]
+NAMES = [(owner, name) for module in (s3, hdfs, fsspec) for owner, names in module.PRIVATE.items() for name in names]
 
 
 @pytest.mark.parametrize(("owner", "name"), NAMES, ids=lambda value: getattr(value, "__name__", value))

@@ -11,7 +11,7 @@ import pytest
 from holdfast.errors import CorruptionError, StateLostError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.copies.copied_shards import copy_shard
+from holdfast.spark_integration.copies.cloning import copy_shard
 from tests.unit.snapshotter.upkeep.upkeep_bench import Bench
 
 SHARD = "one/shard-0000"

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from holdfast.backends.run import TableSchema
+from holdfast.spark_integration.lookup.query_pointers import grouping_of
 from holdfast.spark_integration.lookup.shown import same_rows
-from holdfast.spark_integration.lookup.stored_operator import grouping_of
 
 NAN = float("nan")
 

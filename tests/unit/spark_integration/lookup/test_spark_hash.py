@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from holdfast.spark_integration.lookup.spark_hash import hash_of_key
+from holdfast.spark_integration.lookup.keys import hash_of_key
 
 SEED = 42
 

@@ -12,14 +12,14 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from holdfast.spark_integration.processor import attributes
+from holdfast.spark_integration.processor import transform_with_state
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard
 
 
 @pytest.fixture(autouse=True)
 def first_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each test see the warnings that a process gives once."""
-    monkeypatch.setattr(attributes, "_warned", set())
+    monkeypatch.setattr(transform_with_state, "_warned", set())
 
 
 class Blameless(StatefulProcessor):

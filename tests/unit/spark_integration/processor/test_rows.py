@@ -11,7 +11,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, LongType, MapType
 
 from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration.keyed.shown_values import row_maker
-from holdfast.spark_integration.processor.rows import OutputRows
+from holdfast.spark_integration.processor.exchange import OutputRows
 
 PAIR = StructType().add("a", LongType(), False).add("b", LongType())
 

@@ -29,8 +29,9 @@ from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage
-from holdfast.snapshotter.version_rows import read_tables
-from holdfast.spark_integration.savepoints import restoring, restoring_shards, saving, tasks
+from holdfast.snapshotter.version_reader import read_tables
+from holdfast.spark_integration.savepoints import creating, restoring, restoring_shards, tasks
+from holdfast.spark_integration.savepoints.creating import ShardSaver, StoredNames, shard_row
 from holdfast.spark_integration.savepoints.restoring_shards import (
     FIRST_VERSION,
     HashRange,
@@ -38,7 +39,6 @@ from holdfast.spark_integration.savepoints.restoring_shards import (
     ShardRestorer,
     rows_of_shards,
 )
-from holdfast.spark_integration.savepoints.saving import ShardSaver, StoredNames, shard_row
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.tables.timers import is_by_time, timers_schema
 from holdfast.spark_integration.transport.routes import shards_of
@@ -121,7 +121,7 @@ class Store:
             for shard, pointer in pointers.items()
         ]
         saver = ShardSaver(self.settings, str(self.folder / "savepoints"), name, *as_stored(directory))
-        names = [column.split()[0] for column in saving.SHARD.split(", ")]
+        names = [column.split()[0] for column in creating.SHARD.split(", ")]
         found = outcomes(saver, [dict(zip(names, row, strict=True)) for row in rows])
         pieces = [Piece.read(Fields(json.loads(row["piece"]), "a piece", *Piece.FIELDS)) for row in found]
         times = tuple(ShardTimes(shard, None, 0) for shard in pointers)
@@ -202,7 +202,7 @@ def test_a_restore_reads_a_savepoint_about_once(
 ) -> None:
     """However many new shards an old one becomes; timers, which are not sorted by shard, too."""
     hashes = np.random.default_rng(3).integers(0, 2**64, 20_000, np.uint64, endpoint=False)
-    monkeypatch.setattr(saving, "write_pieces", partial(write_pieces, piece_bytes=30 * piece_rows))
+    monkeypatch.setattr(creating, "write_pieces", partial(write_pieces, piece_bytes=30 * piece_rows))
     saved = store.save("one", "totals", before, store.write(hashes, before))
     assert len(saved.pieces) > 200 if piece_rows == 40 else len(saved.pieces) == 2 * before
     read: list[Reading] = []
@@ -314,7 +314,7 @@ def test_lost_state_is_an_error_that_names_it(store: Store) -> None:
     pointers = store.write(some_hashes(1), 2)
     saver = ShardSaver(store.settings, str(store.folder / "savepoints"), "one", *as_stored("totals"))
     lost = PointerRow("q", "totals", 0, 2, replace_id(pointers[0]), None, None, 0)
-    names = [column.split()[0] for column in saving.SHARD.split(", ")]
+    names = [column.split()[0] for column in creating.SHARD.split(", ")]
     (row,) = outcomes(saver, [dict(zip(names, shard_row("totals", lost), strict=True))])
     assert row["error"].startswith("StateLostError: ")
 

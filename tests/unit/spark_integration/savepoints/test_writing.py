@@ -24,9 +24,8 @@ from holdfast.spark_integration.plan.grouping_keys import Grouping, Key
 from holdfast.spark_integration.processor.state.timers import timer_tables
 from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.savepoints.writing import tables as writing_tables
-from holdfast.spark_integration.savepoints.writing.copying import PieceCopier
 from holdfast.spark_integration.savepoints.writing.tables import grouping_width
-from holdfast.spark_integration.savepoints.writing.task import TableWriter, run_of
+from holdfast.spark_integration.savepoints.writing.write import PieceCopier, TableWriter, run_of
 from holdfast.spark_integration.tables.key_rows import expiring_tables
 from holdfast.spark_integration.tables.key_timers import KeyTimers
 from holdfast.spark_integration.tables.timers import first_due_ms, hashes_of_keys

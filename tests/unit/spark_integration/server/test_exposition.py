@@ -13,8 +13,7 @@ import pytest
 from holdfast.backends.base import Pointer
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
-from holdfast.spark_integration.server.batches import MeasuredBatches
-from holdfast.spark_integration.server.exposition import Exposition, ServerMetrics
+from holdfast.spark_integration.server.exposition import Exposition, MeasuredBatches, ServerMetrics
 from tests.servers.programs import free_ports
 
 COMMITTED = Committed(

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from holdfast.spark_integration.executor.local_dirs import CLAIM_SUFFIX, RUNS
-from holdfast.spark_integration.server.operator_dirs import remove_if_empty, remove_old_runs
+from holdfast.spark_integration.server.housekeeping import remove_if_empty, remove_old_runs
 
 
 def test_the_notes_of_former_runs_go(tmp_path: Path) -> None:

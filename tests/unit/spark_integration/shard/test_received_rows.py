@@ -11,17 +11,17 @@ import pytest
 
 from holdfast.backends.arrow.rows import one_chunk
 from holdfast.errors import UnavailableError
-from holdfast.spark_integration.shard import received_rows
-from holdfast.spark_integration.shard.received_rows import gather_rows
+from holdfast.spark_integration.shard import call
+from holdfast.spark_integration.shard.call import gather_rows
 
 TABLES = [pa.table({"k": [f"key {i % 3}", None], "v": [i, -i]}) for i in range(7)]
 SCHEMA = TABLES[0].schema
 
 
-@pytest.fixture(params=[received_rows.MEMORY_BYTES, 100, 0], ids=["memory", "some in memory", "file"])
+@pytest.fixture(params=[call.MEMORY_BYTES, 100, 0], ids=["memory", "some in memory", "file"])
 def limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How much is kept in memory."""
-    monkeypatch.setattr(received_rows, "MEMORY_BYTES", request.param)
+    monkeypatch.setattr(call, "MEMORY_BYTES", request.param)
     return int(request.param)
 
 
@@ -41,7 +41,7 @@ def test_no_rows(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(received_rows, "MEMORY_BYTES", 0)
+    monkeypatch.setattr(call, "MEMORY_BYTES", 0)
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match=str(tmp_path)):
         gather_rows(iter(TABLES), SCHEMA, tmp_path / "file")
@@ -58,7 +58,7 @@ import pyarrow as pa
 from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames
 from holdfast.spark_integration.keyed.key_order import KeyOrder
 from holdfast.backends.run import Keys, TableSchema
-from holdfast.spark_integration.shard.received_rows import gather_rows
+from holdfast.spark_integration.shard.call import gather_rows
 
 
 def anonymous_bytes():

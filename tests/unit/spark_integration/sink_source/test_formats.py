@@ -12,8 +12,8 @@ import pytest
 
 from holdfast import sinks
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.sink_source.formats import DeltaSource, KafkaSource, ParquetSource, PostgresSource
 from holdfast.spark_integration.sink_source.options import SourceOptions
+from holdfast.spark_integration.sink_source.registering import DeltaSource, KafkaSource, ParquetSource, PostgresSource
 from tests.pages import ROOT
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.spark_integration.sinks.delta import commits, tables
+from holdfast.spark_integration.sinks.delta.partitions import statistics
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
-from holdfast.spark_integration.sinks.delta.statistics import statistics
 from holdfast.spark_integration.sinks.delta.tables import storage_options
 from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery
 from tests.unit.spark_integration.sinks.delta_writer import SCHEMA, Writer, opened

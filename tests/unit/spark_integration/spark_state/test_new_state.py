@@ -11,7 +11,7 @@ import pytest
 from holdfast.backends.base import Pointer
 from holdfast.snapshotter.storage.local import LocalStorage
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, STATE_VARIABLES, PointerRow
-from holdfast.spark_integration.spark_state import delta_files
+from holdfast.spark_integration.spark_state import row_streams
 from holdfast.spark_integration.spark_state.new_state import NewState, PointerOperator
 from holdfast.spark_integration.spark_state.operators import NotKnownError
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
@@ -64,7 +64,7 @@ def test_no_timeout_is_not_the_time_of_its_number(tmp_path: Path) -> None:
     state = NewState.of(PINNED, 1, {GROUP_STATE}).files([an_operator(rows, has_timeout=True)])
     with LocalStorage(str(tmp_path)) as partition:
         partition.put("1.delta", dict(state)["state/0/0/1.delta"])
-        values = delta_files.read_rows(partition, Named(1), "lz4", 1 << 20).values()
+        values = row_streams.read_rows(partition, Named(1), "lz4", 1 << 20).values()
     assert sorted(struct.unpack_from("<q", value, 16)[0] for value in values) == [-(1 << 62), -2, -1, 0]
 
 

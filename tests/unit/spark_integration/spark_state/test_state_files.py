@@ -26,8 +26,7 @@ from rocksdict import Options, Rdict
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.local import LocalStorage
 from holdfast.spark_integration.shard.pointer_row import POINTER_VARIABLE, STATE_VARIABLES
-from holdfast.spark_integration.spark_state import compressed, delta_files, rocksdb_files
-from holdfast.spark_integration.spark_state.compressed import decompressed
+from holdfast.spark_integration.spark_state import rocksdb_files, row_streams
 from holdfast.spark_integration.spark_state.operators import (
     NotKnownError,
     StateOperator,
@@ -40,8 +39,7 @@ from holdfast.spark_integration.spark_state.pointers import (
     read_pointers,
 )
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
-from holdfast.spark_integration.spark_state.row_streams import Named, RowStream
-from holdfast.spark_integration.spark_state.unsafe_rows import UnsafeRow
+from holdfast.spark_integration.spark_state.row_streams import Named, RowStream, UnsafeRow, decompressed
 
 LIMIT = 1 << 20
 KEY, VALUE = b"\0" * 16, bytes(range(200))
@@ -80,15 +78,15 @@ def test_a_version_is_its_snapshot_and_the_changes_since(tmp_path: Path) -> None
     put(tmp_path, "2.snapshot", rows((b"b", b"1"), (b"c", b"2"), (b"", VALUE)))
     put(tmp_path, "3.delta", rows((b"c", b"3")))
     with LocalStorage(str(tmp_path)) as partition:
-        assert delta_files.read_rows(partition, Named(0), "lz4", LIMIT) == {}
-        assert delta_files.read_rows(partition, Named(1), "lz4", LIMIT) == {b"a": b"1", b"b": b"1"}
+        assert row_streams.read_rows(partition, Named(0), "lz4", LIMIT) == {}
+        assert row_streams.read_rows(partition, Named(1), "lz4", LIMIT) == {b"a": b"1", b"b": b"1"}
         wanted = {b"b": b"1", b"c": b"3", b"": VALUE}
-        assert delta_files.read_rows(partition, Named(3), "lz4", LIMIT) == wanted
+        assert row_streams.read_rows(partition, Named(3), "lz4", LIMIT) == wanted
         (tmp_path / "1.delta").unlink()
-        assert delta_files.read_rows(partition, Named(3), "lz4", LIMIT) == wanted
+        assert row_streams.read_rows(partition, Named(3), "lz4", LIMIT) == wanted
         for version in (1, 4):
             with pytest.raises(NotFoundError, match="purged"):
-                delta_files.read_rows(partition, Named(version), "lz4", LIMIT)
+                row_streams.read_rows(partition, Named(version), "lz4", LIMIT)
 
 
 def database(folder: Path, name: str, content: Mapping[bytes, bytes], families: Mapping[str, int]) -> None:
@@ -197,7 +195,7 @@ def test_a_stream_that_claims_too_much_is_not_unpacked() -> None:
         decompressed(memoryview(bomb), "lz4", 1 << 30, "f")
     with pytest.raises(CorruptionError, match="more than"):
         decompressed(memoryview(lz4_blocks(bytes(4096))), "lz4", 4095, "f")
-    assert {"lz4", "zstd"} == compressed.CODECS
+    assert {"lz4", "zstd"} == row_streams.CODECS
 
 
 def test_many_files_or_rows_are_too_much_together(tmp_path: Path) -> None:
@@ -205,9 +203,9 @@ def test_many_files_or_rows_are_too_much_together(tmp_path: Path) -> None:
     for number in range(1, 5):
         put(tmp_path, f"{number}.delta", rows((b"%d" % number, bytes(400))))
     with LocalStorage(str(tmp_path)) as partition:
-        assert len(delta_files.read_rows(partition, Named(2), "lz4", 1000)) == 2
+        assert len(row_streams.read_rows(partition, Named(2), "lz4", 1000)) == 2
         with pytest.raises(CorruptionError, match="more than"):
-            delta_files.read_rows(partition, Named(4), "lz4", 1000)
+            row_streams.read_rows(partition, Named(4), "lz4", 1000)
     tiny = rows(*((b"%d" % number, b"") for number in range(100)))
     assert len(tiny) < 4000
     with pytest.raises(CorruptionError, match="more than"):

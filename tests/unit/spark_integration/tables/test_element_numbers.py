@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import CorruptionError
-from holdfast.spark_integration.tables.element_numbers import first_number, renumbered
+from holdfast.spark_integration.tables.entry_rows import first_number, renumbered
 
 TABLE = TableSchema.of(
     "l.items", pa.schema([("user", pa.int64()), ("seq", pa.int64())]), pa.schema([("item", pa.int64())])
