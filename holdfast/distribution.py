@@ -30,10 +30,7 @@ def pip_install(extra: str) -> str:
 def refuse_old_spark(exc: ImportError) -> None:
     """Say that PySpark is too old, if that explains a missing name.
 
-    Raises
-    ------
-    ImportError
-        PySpark is older than 4.0; without this, Python names a module of Spark 4.
+    Raises `ImportError` if PySpark is older than 4.0; without this, Python names a module of Spark 4.
     """
     pyspark = sys.modules.get("pyspark")
     version = getattr(pyspark, "__version__", "")
@@ -49,10 +46,7 @@ def refuse_old_spark(exc: ImportError) -> None:
 def require_no_namesake() -> None:
     """Check, once per process, that this package's first module is its own, and warn if another project owns it too.
 
-    Raises
-    ------
-    ConflictError
-        ``import holdfast`` gives another project's package.
+    Raises `ConflictError`: ``import holdfast`` gives another project's package.
     """
     first = sys.modules["holdfast"]
     if not hasattr(first, "_EXPORTS"):

@@ -19,18 +19,12 @@ from holdfast.backends.run import Keys, Run
 
 @dataclass(frozen=True)
 class Changes:
-    """Rows of one table that a transaction has changed.
+    """Rows of one table that a transaction has changed."""
 
-    Attributes
-    ----------
-    put, deleted : int
-        Written with a value, and written as deleted.
-    new, removed : int
-        Those of them that were looked up, and were absent or there.
-    """
-
+    #: Written with a value, and written as deleted
     put: int = 0
     deleted: int = 0
+    #: Those of them that were looked up, and were absent or there
     new: int = 0
     removed: int = 0
 
@@ -45,30 +39,14 @@ class Changes:
 
 @dataclass
 class Measures:
-    """What one transaction has done.
+    """What one transaction has done."""
 
-    Attributes
-    ----------
-    look_up_ns : int
-        Time in look-ups and scans.
-    moved_bytes : int
-        Of the rows that look-ups and scans have returned, and of those that were written.
-    commit_ns : int
-        Time to make the new version, here and in durable storage.
-    commit_bytes : int
-        Of the commit, as it is stored; 0 without a commit log.
-    stored_bytes : int
-        The same if the commit became an object of its own, else 0: the query's pointer carries it.
-    changes : dict of str to Changes
-        By table; known once it has committed.
-    """
-
-    look_up_ns: int = 0
-    moved_bytes: int = 0
-    commit_ns: int = 0
-    commit_bytes: int = 0
-    stored_bytes: int = 0
-    changes: dict[str, Changes] = field(default_factory=dict)
+    look_up_ns: int = 0  #: Time in look-ups and scans
+    moved_bytes: int = 0  #: Of the rows that look-ups and scans have returned, and of those that were written
+    commit_ns: int = 0  #: Time to make the new version, here and in durable storage
+    commit_bytes: int = 0  #: Of the commit, as it is stored; 0 without a commit log
+    stored_bytes: int = 0  #: The same if the commit became an object of its own, else 0: the query's pointer carries it
+    changes: dict[str, Changes] = field(default_factory=dict)  #: By table; known once it has committed
     monotonic_ns: Callable[[], int] = clock.monotonic_ns
     _looked_up: dict[str, list[tuple[Keys, BoolArray]]] = field(default_factory=dict)
 

@@ -31,33 +31,19 @@ _FIELDS = ("pointer", "shard", "rows", "plain_bytes", *Lineage.FIELDS)
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit, stored or carried: read and checked.
+    """A commit, stored or carried: read and checked."""
 
-    Attributes
-    ----------
-    pointer : Pointer
-        The version that was committed.
-    lineage : Lineage
-        What the version is made of besides the commit, and in `Lineage.since` the versions whose writes it holds, its
-        own last.
-    rows, plain_bytes : mapping of str to int
-        By table how many rows were written, and how many bytes they have unpacked.
-    size_bytes : int
-        Of the object.
-    digest : str
-    source : str
-        What to call it in an error.
-    sections : mapping of str to pyarrow.Buffer
-        The rows by table, as they are stored.
-    """
-
-    pointer: Pointer
+    pointer: Pointer  #: The version that was committed
+    #: What the version is made of besides the commit, and in `Lineage.since` the versions whose writes it holds, its
+    #: own last
     lineage: Lineage
+    #: By table how many rows were written, and how many bytes they have unpacked
     rows: Mapping[str, int]
     plain_bytes: Mapping[str, int]
-    size_bytes: int
+    size_bytes: int  #: Of the object
     digest: str
-    source: str
+    source: str  #: What to call it in an error
+    #: The rows by table, as they are stored
     sections: Mapping[str, pa.Buffer] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -83,6 +69,8 @@ class Commit:
 def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: str) -> Commit:
     """Return the commit that a stored file holds.
 
+    Raises `CorruptionError` if it is damaged, no commit, belongs elsewhere, or says what cannot be.
+
     Parameters
     ----------
     shard : str
@@ -91,11 +79,6 @@ def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: 
         The version that it must be.
     source : str
         What to call it in an error.
-
-    Raises
-    ------
-    CorruptionError
-        It is damaged, no commit, belongs elsewhere, or says what cannot be.
     """
     # Sections are as they are, their buffers compressed by Arrow: so they have no more bytes than the object.
     stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=len(data))
@@ -105,6 +88,8 @@ def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: 
 def read_commit_end(read: stored_file.Read, size_bytes: int, shard: str, pointer: Pointer, source: str) -> Commit:
     """Return a commit without its rows; reads only the end of its object.
 
+    Raises `CorruptionError`: as `read_commit`, but for damage in its rows.
+
     Parameters
     ----------
     read : callable
@@ -113,11 +98,6 @@ def read_commit_end(read: stored_file.Read, size_bytes: int, shard: str, pointer
         Of the object.
     shard, pointer, source
         As of `read_commit`.
-
-    Raises
-    ------
-    CorruptionError
-        As `read_commit`, but for damage in its rows.
 
     Notes
     -----
@@ -163,8 +143,6 @@ class CommitObjects:
 
     Parameters
     ----------
-    shard : PrefixedStorage
-    tables : mapping of str to TableSchema
     limit_bytes : int
         The size of the largest commit.
     """
@@ -176,10 +154,7 @@ class CommitObjects:
     def encode(self, pointer: Pointer, lineage: Lineage, runs: Mapping[str, Run]) -> tuple[pa.Buffer, ChainEntry]:
         """Return a commit's bytes and its entry in a chain.
 
-        Raises
-        ------
-        InvalidArgumentError
-            It is so large that no reader would take it.
+        Raises `InvalidArgumentError` if it is so large that no reader would take it.
         """
         plain_bytes = {table: ipc.get_record_batch_size(run.batch) for table, run in runs.items()}
         header = {
@@ -207,12 +182,7 @@ class CommitObjects:
     def fetch_newest(self, pointer: Pointer) -> Commit:
         """Fetch the commit that the query's pointer names.
 
-        Raises
-        ------
-        StateLostError
-            It is not there.
-        CorruptionError
-            See `read_commit`.
+        Raises `StateLostError` if it is not there; `CorruptionError`: see `read_commit`.
         """
         key = f"commits/{pointer}"
         try:
@@ -229,10 +199,7 @@ class CommitObjects:
     def fetch(self, entry: ChainEntry) -> Commit:
         """Fetch a commit that a chain names.
 
-        Raises
-        ------
-        CorruptionError
-            It is missing, or not the one that the chain names; see `read_commit`.
+        Raises `CorruptionError` if it is missing, or not the one that the chain names; see `read_commit`.
         """
         source = f"{self.shard.url}/{entry.key}"
         try:
@@ -247,10 +214,7 @@ class CommitObjects:
     def rows(self, commits: Sequence[Commit], below: Mapping[str, Run], *, drop_deletes: bool) -> dict[str, Run]:
         """Return by table the rows of some commits, oldest first, merged over the runs `below` them.
 
-        Raises
-        ------
-        SchemaMismatchError
-            They hold a table that is none of the shard's, or columns that it does not have.
+        Raises `SchemaMismatchError` if they hold a table that is none of the shard's, or columns that it does not have.
         """
         self._require_tables_of(commits)
         rows = {}

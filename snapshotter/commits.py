@@ -61,26 +61,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _RestorePlan:
-    """How to restore a version.
+    """How to restore a version."""
 
-    Attributes
-    ----------
-    base : Pointer or None
-        The version to start from: a local one, or the frozen one.
-    chain : tuple of ChainEntry
-        What the version is made of; in place of a damaged snapshot, what that replaced.
-    commits : tuple of ChainEntry
-        Those of the chain after the base or the snapshot.
-    frozen : FrozenVersion or None
-        The snapshot's files, where the backend takes them over.
-    below : mapping of str to Run
-        The snapshot's rows by table, where another backend wrote it.
-    """
-
-    base: Pointer | None
-    chain: Chain
-    commits: Chain
-    frozen: FrozenVersion | None = None
+    base: Pointer | None  #: The version to start from: a local one, or the frozen one
+    chain: Chain  #: What the version is made of; in place of a damaged snapshot, what that replaced
+    commits: Chain  #: Those of the chain after the base or the snapshot
+    frozen: FrozenVersion | None = None  #: The snapshot's files, where the backend takes them over
+    #: The snapshot's rows by table, where another backend wrote it
     below: Mapping[str, Run] = field(default_factory=dict)
 
 
@@ -90,10 +77,8 @@ class ObjectCommitLog:
 
     Parameters
     ----------
-    storage : ObjectStorage
     shard : str
         The shard's place in the storage: ``totals/shard-0003``.
-    tables : mapping of str to TableSchema
     executor : concurrent.futures.Executor
         Runs uploads and downloads.
     directory : pathlib.Path
@@ -146,15 +131,12 @@ class ObjectCommitLog:
     def append(self, pointer: Pointer, parent: Mapping[str, Any] | None, runs: Mapping[str, Run]) -> PendingCommit:
         """Encode the commit; carry it, or start to store it.
 
+        Raises `StateLostError` if the commit of the parent was carried, and did not come with the query's pointer.
+
         Parameters
         ----------
         parent : mapping or None
-            Properties of the version it builds on; None if it builds on nothing.
-
-        Raises
-        ------
-        StateLostError
-            The commit of the parent was carried, and did not come with the query's pointer.
+            Properties of the version it builds on; None where it builds on nothing.
         """
         lineage = self.snapshots.notes.apply_to(Lineage.of(parent))
         if lineage.since:
@@ -197,20 +179,14 @@ class ObjectCommitLog:
     def restore(self, pointer: Pointer, held: Collection[Pointer] = ()) -> Iterator[RestoredVersion]:
         """Read a version; the only local change is a folder that the context removes.
 
+        Raises `StateLostError` if the commit is not in the storage; `CorruptionError` if an object of the chain is
+        missing, damaged, or not the one that the chain names, and no older snapshot stands in for it;
+        `UnavailableError` if the storage cannot be read now, or local storage is full.
+
         Parameters
         ----------
         held : collection of Pointer
             Versions held locally. What the newest of them in the version's lineage holds is not read.
-
-        Raises
-        ------
-        StateLostError
-            The commit is not in the storage.
-        CorruptionError
-            An object of the chain is missing, damaged, or not the one that the chain names, and no older snapshot
-            stands in for it.
-        UnavailableError
-            The storage cannot be read now, or local storage is full.
 
         Notes
         -----

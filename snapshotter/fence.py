@@ -53,7 +53,6 @@ class Fence:
 
     Parameters
     ----------
-    storage : ObjectStorage
     folder : str
         Whole segments, without a trailing slash.
 
@@ -73,26 +72,21 @@ class Fence:
     def newest(self) -> tuple[int, memoryview | None]:
         """Return the newest number and its object; 0 and None if the fence is empty.
 
-        Raises
-        ------
-        NotFoundError
-            The storage lists an object that it does not have.
+        Raises `NotFoundError` if the storage lists an object that it does not have.
         """
         number_and_data = read_newest(self._folder, lambda newest, _: (int(newest.key), self._folder.get(newest.key)))
         return number_and_data or (0, None)
 
     def read(self, number: int) -> memoryview:
-        """Return an object.
-
-        Raises
-        ------
-        NotFoundError
-            It is not there, or no longer.
-        """
+        """Return an object. Raises `NotFoundError` if it is not there, or no longer."""
         return self._folder.get(key_of(number))
 
     def take(self, number: int, data: Buffer) -> list[int]:
         """Put the object of a number; return all numbers, this one last.
+
+        Raises `FencedError` if somebody else has taken the number: nothing of this call stands; `ConflictError` if
+        somebody has taken later ones since, so that this one may stand, for them to act upon; `UnavailableError` if the
+        storage did not answer: whether it stands is unknown, until somebody takes the number.
 
         Parameters
         ----------
@@ -100,15 +94,6 @@ class Fence:
             The one after the newest that the caller has read.
         data : Buffer
             Two callers with the same bytes both take the number; where that must not be, they hold a random id.
-
-        Raises
-        ------
-        FencedError
-            Somebody else has taken the number: nothing of this call stands.
-        ConflictError
-            Somebody has taken later ones since, so that this one may stand, for them to act upon.
-        UnavailableError
-            The storage did not answer: whether it stands is unknown, until somebody takes the number.
         """
         try:
             self._folder.put_if_absent(key_of(number), data)
@@ -143,10 +128,7 @@ def newest_among(infos: Iterable[ObjectInfo]) -> ObjectInfo | None:
 def read_newest(folder: ObjectStorage, read: Callable[[ObjectInfo, Sequence[ObjectInfo]], T]) -> T | None:
     """Return what `read` makes of a fence's newest object, and the listing; None for an empty folder.
 
-    Raises
-    ------
-    NotFoundError
-        The storage lists an object that it does not have.
+    Raises `NotFoundError` if the storage lists an object that it does not have.
     """
     missing: str | None = None
     while (newest := newest_among(infos := folder.list(""))) is not None:

@@ -30,6 +30,8 @@ _SHOWN_MAX = 80
 class Fields:
     """One JSON object.
 
+    Raises `CorruptionError` if it is not a JSON object with exactly these fields.
+
     Parameters
     ----------
     values : object
@@ -38,11 +40,6 @@ class Fields:
         What to call the stored file in an error: a path or a URL without credentials.
     *names : str
         The fields that it has: all of these, and no others.
-
-    Raises
-    ------
-    CorruptionError
-        It is not a JSON object with exactly these fields.
     """
 
     def __init__(self, values: object, source: str, *names: str) -> None:
@@ -62,10 +59,7 @@ class Fields:
     def of_notice(cls, values: object, source: str, *names: str) -> Self:
         """Return the fields of an object for people to read, to which a newer release may add.
 
-        Raises
-        ------
-        CorruptionError
-            It is not a JSON object with these fields.
+        Raises `CorruptionError` if it is not a JSON object with these fields.
         """
         return cls(
             {name: values[name] for name in names if name in values} if isinstance(values, dict) else values,

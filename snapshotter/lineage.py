@@ -30,25 +30,13 @@ _KIND = re.compile("commit|snapshot")
 
 @dataclass(frozen=True)
 class ChainEntry:
-    """One object that a version is made of.
-
-    Attributes
-    ----------
-    kind : {"snapshot", "commit"}
-    pointer : Pointer
-        The version that the object belongs to.
-    size_bytes : int
-        Of the object; of a snapshot, that of its manifest.
-    digest : str
-        Of the object's bytes; see `holdfast.backends.stored_file`.
-    content_bytes : int
-        What is read with the object: a commit's rows, unpacked; the parts that a snapshot's manifest names.
-    """
+    """One object that a version is made of."""
 
     kind: str
-    pointer: Pointer
-    size_bytes: int
-    digest: str
+    pointer: Pointer  #: The version that the object belongs to
+    size_bytes: int  #: Of the object; of a snapshot, that of its manifest
+    digest: str  #: Of the object's bytes; see `holdfast.backends.stored_file`
+    #: What is read with the object: a commit's rows, unpacked; the parts that a snapshot's manifest names
     content_bytes: int = 0
 
     #: The fields of its JSON.
@@ -92,10 +80,7 @@ Chain = tuple[ChainEntry, ...]
 def read_chain(fields: Fields, name: str) -> Chain:
     """Return the chain in a field: at most one snapshot, first; then commits of ascending versions.
 
-    Raises
-    ------
-    CorruptionError
-        It holds none.
+    Raises `CorruptionError` if it holds none.
     """
     chain = tuple(ChainEntry.read(entry) for entry in fields.each(name, *ChainEntry.FIELDS))
     if any(entry.kind != "commit" for entry in chain[1:]):
@@ -109,21 +94,12 @@ def read_chain(fields: Fields, name: str) -> Chain:
 
 @dataclass(frozen=True)
 class Lineage:
-    """What a version is made of.
+    """What a version is made of."""
 
-    Attributes
-    ----------
-    chain : tuple of ChainEntry
-        At most one snapshot, which is the first; then commits, oldest first.
-    since : tuple of Pointer
-        Versions since the newest object, oldest first: their commits are carried.
-    last : ChainEntry or None
-        The newest commit object, also where a snapshot stands for it in the chain. The headers of commits so
-        lead back to older ones, and to the snapshots that those build on.
-    """
-
-    chain: Chain = ()
-    since: tuple[Pointer, ...] = ()
+    chain: Chain = ()  #: At most one snapshot, which is the first; then commits, oldest first
+    since: tuple[Pointer, ...] = ()  #: Versions since the newest object, oldest first: their commits are carried
+    #: The newest commit object, also where a snapshot stands for it in the chain. The headers of commits so lead back
+    #: to older ones, and to the snapshots that those build on.
     last: ChainEntry | None = None
 
     #: The fields of its JSON.
@@ -133,10 +109,7 @@ class Lineage:
     def of(cls, properties: Mapping[str, Any] | None) -> Lineage:
         """Return the lineage in a local version's properties, or an empty one.
 
-        Raises
-        ------
-        CorruptionError
-            They hold something else.
+        Raises `CorruptionError` if they hold something else.
         """
         return cls.read(Fields(properties, "a local version", *cls.FIELDS)) if properties else cls()
 
@@ -144,10 +117,7 @@ class Lineage:
     def read(cls, fields: Fields) -> Lineage:
         """Return the lineage that the fields describe.
 
-        Raises
-        ------
-        CorruptionError
-            They describe none, or one that does not ascend.
+        Raises `CorruptionError` if they describe none, or one that does not ascend.
         """
         last = fields.inner_or_none("last", *ChainEntry.FIELDS)
         found = cls(

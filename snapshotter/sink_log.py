@@ -56,10 +56,7 @@ _PRUNED_EACH = 16
 def checked_sink(name: object) -> str:
     """Return a sink's name if every storage and target can hold it.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It is no such name.
+    Raises `InvalidArgumentError` if it is no such name.
     """
     if not isinstance(name, str) or not SINK.fullmatch(name):
         raise InvalidArgumentError(
@@ -90,54 +87,28 @@ def plan_of(batch: str, sources: Iterable[tuple[str, str]]) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """One act upon a sink: the beginning of a driver's run, or a decision.
-
-    Attributes
-    ----------
-    sink : str
-    number : int
-        Its place in the log, from 1.
-    query_id : str
-    driver : str
-        A random id of the run, so that no two drivers append the same bytes.
-    decided : int
-        The number of the newest decision that the next start must see committed: its own, or an earlier one. 0 if
-        there is none.
-    ending : tuple of str
-        Other queries, replaced by this one, of which something prepared may be left.
-    batch_id : int or None
-        The micro-batch that is decided; None of a beginning.
-    before : int
-        The micro-batch that this query had decided before this one; -1 if there is none.
-    rows : int
-        Of all partitions.
-    handles : tuple of mapping
-        Of what the workers prepared, by partition; what they hold is the sink's own.
-    process : str
-        The driver's, on a machine that a digest stands for; empty where another one may go on with its run.
-    at_ms : int
-        When it was appended, by the driver's clock.
-    plan : str
-        Of a decision: what Spark had planned, as `plan_of` tells it; empty where that is not known.
-    stands_for : int or None
-        Of a query that was restored and continues the sink, or has replaced another one, as long as it has decided
-        nothing itself: the micro-batch of its own that the decision before it stands for, so that its rows are not
-        shown again; -1 if there is none. None of any other.
-    """
+    """One act upon a sink: the beginning of a driver's run, or a decision."""
 
     sink: str
-    number: int
+    number: int  #: Its place in the log, from 1
     query_id: str
-    driver: str
+    driver: str  #: A random id of the run, so that no two drivers append the same bytes
+    #: The number of the newest decision that the next start must see committed: its own, or an earlier one. 0 if there
+    #: is none.
     decided: int = 0
-    ending: tuple[str, ...] = ()
-    batch_id: int | None = None
-    before: int = -1
-    rows: int = 0
+    ending: tuple[str, ...] = ()  #: Other queries, replaced by this one, of which something prepared may be left
+    batch_id: int | None = None  #: The micro-batch that is decided; None of a beginning
+    before: int = -1  #: The micro-batch that this query had decided before this one; -1 if there is none
+    rows: int = 0  #: Of all partitions
+    #: Of what the workers prepared, by partition; what they hold is the sink's own
     handles: tuple[Mapping[str, Any], ...] = ()
+    #: The driver's, on a machine that a digest stands for; empty where another one may go on with its run
     process: str = ""
-    at_ms: int = 0
-    plan: str = ""
+    at_ms: int = 0  #: When it was appended, by the driver's clock
+    plan: str = ""  #: Of a decision: what Spark had planned, as `plan_of` tells it; empty where that is not known
+    #: Of a query that was restored and continues the sink, or has replaced another one, as long as it has decided
+    #: nothing itself: the micro-batch of its own that the decision before it stands for, so that its rows are not shown
+    #: again; -1 if there is none. None of any other.
     stands_for: int | None = None
 
     FIELDS = (
@@ -186,7 +157,6 @@ class SinkLog:
     ----------
     storage : ObjectStorage
         The state directory.
-    sink : str
 
     Notes
     -----
@@ -206,10 +176,7 @@ class SinkLog:
     def latest(self) -> tuple[Entry | None, Entry | None]:
         """Return the newest entry of a log that may be in use, and the newest decision as of it.
 
-        Raises
-        ------
-        StateLostError
-            Somebody has deleted the decision.
+        Raises `StateLostError` if somebody has deleted the decision.
         """
         entry = self.newest()
         while True:
@@ -231,12 +198,7 @@ class SinkLog:
     def read(self, number: int) -> Entry:
         """Return an entry.
 
-        Raises
-        ------
-        CorruptionError
-            It is damaged, or belongs elsewhere.
-        NotFoundError
-            There is none.
+        Raises `CorruptionError` if it is damaged, or belongs elsewhere; `NotFoundError` if there is none.
         """
         return self._decoded(number, self._fence.read(number))
 
@@ -270,16 +232,10 @@ class SinkLog:
     def append(self, entry: Entry) -> None:
         """Store the entry after the newest that was read; a decision's micro-batch will be visible from here on.
 
-        Raises
-        ------
-        FencedError
-            Another driver has appended since; this entry does not stand.
-        ConflictError
-            Others have gone on since, and act upon this entry if it stands.
-        InvalidArgumentError
-            The handles are too large, or no text that could be stored; the entry does not stand.
-        UnavailableError
-            The storage did not answer; whether the entry stands is unknown.
+        Raises `FencedError` if another driver has appended since; this entry does not stand; `ConflictError` if others
+        have gone on since, and act upon this entry if it stands; `InvalidArgumentError` if the handles are too large,
+        or no text that could be stored; the entry does not stand; `UnavailableError` if the storage did not answer;
+        whether the entry stands is unknown.
         """
         header = asdict(entry) | {"handles": [dict(handle) for handle in entry.handles]}
         size_bytes = len(json.dumps(header["handles"]))
@@ -296,15 +252,12 @@ class SinkLog:
     def prune(self, entry: Entry, retained: int) -> None:
         """Delete what is older than the newest `retained` entries, now and then.
 
+        Raises `UnavailableError` if some are left for the next time.
+
         Parameters
         ----------
         entry : Entry
             The newest; what it needs stays.
-
-        Raises
-        ------
-        UnavailableError
-            Some are left for the next time.
         """
         surplus = len(self._kept) - max(2, retained)
         if surplus >= _PRUNED_EACH:
@@ -314,22 +267,12 @@ class SinkLog:
 
 @dataclass(frozen=True)
 class StoredSink:
-    """The log of one sink, as a listing showed it.
-
-    Attributes
-    ----------
-    sink : str
-    numbers : tuple of int
-        Of its entries, in order.
-    size_bytes : int
-    modified_ms : int
-        When the newest object was stored, by the store's clock, in ms since 1970.
-    """
+    """The log of one sink, as a listing showed it."""
 
     sink: str
-    numbers: tuple[int, ...]
+    numbers: tuple[int, ...]  #: Of its entries, in order
     size_bytes: int
-    modified_ms: int
+    modified_ms: int  #: When the newest object was stored, by the store's clock, in ms since 1970
 
 
 def stored_sinks(infos: Iterable[ObjectInfo]) -> tuple[StoredSink, ...]:

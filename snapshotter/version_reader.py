@@ -53,17 +53,14 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 def read_tables(log: ObjectCommitLog, pointer: Pointer, tables: Collection[str]) -> dict[str, Run]:
     """Return the live rows by table, one run each; a table without rows may be absent.
 
+    Raises `StateLostError`, `CorruptionError` or `UnavailableError`: see `ObjectCommitLog.restore`.
+
     Parameters
     ----------
     log : ObjectCommitLog
         Without a backend, so that it returns rows.
     tables : collection of str
         The tables to return.
-
-    Raises
-    ------
-    StateLostError, CorruptionError, UnavailableError
-        See `ObjectCommitLog.restore`.
 
     Notes
     -----
@@ -84,19 +81,14 @@ def read_tables(log: ObjectCommitLog, pointer: Pointer, tables: Collection[str])
 class StoredFiles(FrozenFiles):
     """See the module.
 
+    Raises `UnavailableError` if local storage is full or failing.
+
     Parameters
     ----------
-    manifest : Manifest
-    shard : PrefixedStorage
     folder : pathlib.Path
         Empty, private, and of nobody else.
     executor : concurrent.futures.Executor
         Reads parts side by side; must not run the caller.
-
-    Raises
-    ------
-    UnavailableError
-        Local storage is full or failing.
     """
 
     def __init__(self, manifest: Manifest, shard: PrefixedStorage, folder: Path, executor: Executor) -> None:
@@ -185,17 +177,10 @@ _log = logging.getLogger(__name__)
 
 
 class At(NamedTuple):
-    """A version of a shard.
-
-    Attributes
-    ----------
-    pointer : Pointer
-    carried : bytes or None
-        Its commit, if the query's pointer carries it.
-    """
+    """A version of a shard."""
 
     pointer: Pointer
-    carried: bytes | None = None
+    carried: bytes | None = None  #: Its commit, if the query's pointer carries it
 
 
 class VersionReader:
@@ -203,7 +188,6 @@ class VersionReader:
 
     Parameters
     ----------
-    storage : ObjectStorage
     shard : str
         The shard's place in the storage: ``totals/shard-0003``.
     tables : mapping of str to TableSchema
@@ -214,10 +198,6 @@ class VersionReader:
         Returns a context that gives an empty folder of its own each time, and removes it.
     new_id : callable
         Returns a new unique name each time.
-
-    Attributes
-    ----------
-    tables : mapping of str to TableSchema
     """
 
     def __init__(
@@ -241,19 +221,13 @@ class VersionReader:
     def find(self, at: At, table: str, prefixes: Keys) -> Run:
         """Return the live rows that begin with one of some prefixes.
 
+        Raises `StateLostError` if the version's commit is not in the storage; `CorruptionError` if an object is missing
+        or damaged; `UnavailableError` if the storage does not answer, or local storage is full.
+
         Parameters
         ----------
         prefixes : Keys
             As for `holdfast.backends.base.View.scan_prefix`.
-
-        Raises
-        ------
-        StateLostError
-            The version's commit is not in the storage.
-        CorruptionError
-            An object is missing or damaged.
-        UnavailableError
-            The storage does not answer, or local storage is full.
         """
         return self.of_keys(table, prefixes).at(at)
 
@@ -319,13 +293,7 @@ class VersionReader:
         return commit
 
     def view(self, snapshot: ChainEntry) -> View:
-        """Return a view of a snapshot.
-
-        Raises
-        ------
-        CorruptionError, UnavailableError
-            It cannot be had.
-        """
+        """Return a view of a snapshot. Raises `CorruptionError` or `UnavailableError` if it cannot be had."""
         if snapshot in self._damaged:
             raise CorruptionError(f"{self._objects.url}/{snapshot.key} is damaged")
         if snapshot not in self._views:
@@ -374,14 +342,7 @@ class VersionReader:
 
 
 class KeyReader:
-    """Some keys in versions of a shard; each object is read once.
-
-    Parameters
-    ----------
-    reader : VersionReader
-    table : str
-    prefixes : Keys
-    """
+    """Some keys in versions of a shard; each object is read once."""
 
     def __init__(self, reader: VersionReader, table: str, prefixes: Keys) -> None:
         self._reader, self._table, self._prefixes = reader, table, prefixes

@@ -45,10 +45,7 @@ _START_TIMEOUT_S = 60
 def ensure_java() -> Path:
     """Return the home of a Java that Spark can run on, and set ``JAVA_HOME`` to it.
 
-    Raises
-    ------
-    InvalidArgumentError
-        There is no such Java; the message says what was found and what to install.
+    Raises `InvalidArgumentError` if there is no such Java; the message says what was found and what to install.
 
     Notes
     -----
@@ -123,10 +120,8 @@ def _java_of_package() -> Path | None:
 def wrapped_home(runtime: Path, cache: Path) -> Path:
     """Return a Java home in `cache` that runs the Java of `runtime` without the incubator argument.
 
-    Raises
-    ------
-    InvalidArgumentError
-        The directory cannot be written, or belongs to another user (who could put any program there).
+    Raises `InvalidArgumentError` if the directory cannot be written, or belongs to another user (who could put any
+    program there).
     """
     script = _script(runtime / "bin" / "java")
     home = cache / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"

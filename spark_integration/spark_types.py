@@ -117,10 +117,7 @@ class Watermark(NamedTuple):
 def parse_struct(schema: StructType | str, what: str) -> StructType:
     """Return a schema given as Spark gives it: a `StructType` or a DDL string.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It is neither, or has no columns.
+    Raises `InvalidArgumentError` if it is neither, or has no columns.
     """
     try:
         parsed = StructType.fromDDL(schema) if isinstance(schema, str) else schema
@@ -137,18 +134,14 @@ def parse_struct(schema: StructType | str, what: str) -> StructType:
 def arrow_schema(schema: StructType, what: str, *, keep_not_null: bool = False) -> pa.Schema:
     """Return the Arrow schema in which Spark exchanges these columns with Python.
 
+    Raises `InvalidArgumentError` if a column's type cannot be exchanged, or two columns have one name.
+
     Parameters
     ----------
-    schema : StructType
     what : str
         What to call it in an error.
     keep_not_null : bool, default False
         Whether columns that must not be null say so; else all may be.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A column's type cannot be exchanged, or two columns have one name.
     """
     types = _arrow_types(schema, what, {})
     return pa.schema([pa.field(f.name, t, f.nullable or not keep_not_null) for f, t in zip(schema, types, strict=True)])
@@ -157,10 +150,7 @@ def arrow_schema(schema: StructType, what: str, *, keep_not_null: bool = False) 
 def sent_schema(schema: StructType, what: str) -> pa.Schema:
     """Return the Arrow schema in which Spark sends a function its rows, including columns that state cannot hold.
 
-    Raises
-    ------
-    InvalidArgumentError
-        Spark cannot send a column to Python, or two columns have one name.
+    Raises `InvalidArgumentError` if Spark cannot send a column to Python, or two columns have one name.
     """
     return pa.schema(list(zip(schema.names, _arrow_types(schema, what, _ONLY_SENT), strict=True)))
 
@@ -203,10 +193,7 @@ def _arrow_type(t: DataType, column: str, what: str, only_sent: Mapping[str, pa.
 def types_of_keys(fields: list[StructField]) -> pa.Schema:
     """Return the Arrow schema of keys, nullable at any depth: stored keys may have nulls that a frame's lack.
 
-    Raises
-    ------
-    InvalidArgumentError
-        A type cannot be exchanged, or two keys have one name.
+    Raises `InvalidArgumentError` if a type cannot be exchanged, or two keys have one name.
     """
     types = arrow_schema(StructType(fields), "the keys")
     return pa.schema([field.with_type(nullable_type(field.type)) for field in types])
@@ -215,10 +202,8 @@ def types_of_keys(fields: list[StructField]) -> pa.Schema:
 def spark_type(t: pa.DataType) -> DataType:
     """Return Spark's type of a stored column; the inverse of `arrow_schema` behind storage types.
 
-    Raises
-    ------
-    InvalidArgumentError
-        Spark has no such type, as of the unsigned numbers of tables that are sorted by time.
+    Raises `InvalidArgumentError` if Spark has no such type, as of the unsigned numbers of tables that are sorted by
+    time.
     """
     for spark, arrow in _ARROW_TYPES.items():
         if t == storage_type(arrow):
@@ -239,10 +224,7 @@ def spark_type(t: pa.DataType) -> DataType:
 def require_key_types(fields: list[StructField]) -> None:
     """Check that Spark's ``xxhash64`` and byte equality give the groups that Spark's ``groupBy`` gives.
 
-    Raises
-    ------
-    InvalidArgumentError
-        A key column, or a part of it, is a map or a collated string.
+    Raises `InvalidArgumentError` if a key column, or a part of it, is a map or a collated string.
     """
     for field in fields:
         _require_key(field.dataType, field.name)
@@ -266,16 +248,12 @@ def _require_key(data_type: DataType, column: str) -> None:
 def require_utf8(rows: pa.Table | pa.RecordBatch, what: str, who: str = "Python and pandas cannot hold") -> None:
     """Check that the text of some columns is UTF-8, as Spark's may not be.
 
+    Raises `InvalidArgumentError` if a column, or a part of it, has text that is not UTF-8.
+
     Parameters
     ----------
-    rows : pyarrow.Table or pyarrow.RecordBatch
     what, who : str
         Of the error: what the rows are, and who cannot have such text.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A column, or a part of it, has text that is not UTF-8.
     """
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         try:
@@ -296,10 +274,7 @@ def owned(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 def conform_output(table: object, schema: pa.Schema, operator: str) -> pa.RecordBatch:
     """Return what a user's function returned as one batch of the declared output columns.
 
-    Raises
-    ------
-    SchemaMismatchError
-        Not a table, or its columns are not the declared ones.
+    Raises `SchemaMismatchError` if it is not a table, or its columns are not the declared ones.
     """
     if not isinstance(table, (pa.Table, pa.RecordBatch)):
         raise SchemaMismatchError(
@@ -325,17 +300,14 @@ def conform_output(table: object, schema: pa.Schema, operator: str) -> pa.Record
 def require_nulls_allowed(column: pa.Array, field: pa.Field, whose: str, **facts: object) -> None:
     """Check that a column of output has nulls, at any depth, only where `field` lets it: Spark would read others as 0.
 
+    Raises `SchemaMismatchError` if it has others.
+
     Parameters
     ----------
     column : pyarrow.Array
         With the nested types of `field`.
     whose : str
         What to call the user's code in an error.
-
-    Raises
-    ------
-    SchemaMismatchError
-        It has others.
     """
     if column.null_count and not field.nullable:
         raise SchemaMismatchError(

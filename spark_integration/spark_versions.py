@@ -63,10 +63,7 @@ def stream_arrow_writer() -> Any:
 def require_arrow_streams(version: str = pyspark.__version__) -> None:
     """Reject a Spark whose streams cannot be written as Arrow batches.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It is older than 4.1.
+    Raises `InvalidArgumentError` if it is older than 4.1.
     """
     if minor_version(version) < STREAMS_TO_ARROW:
         raise InvalidArgumentError(
@@ -78,10 +75,7 @@ def require_arrow_streams(version: str = pyspark.__version__) -> None:
 def require_supported(version: str) -> None:
     """Reject a Spark that is too old, before some import fails with an obscure error.
 
-    Raises
-    ------
-    ImportError
-        It is older than 4.0.
+    Raises `ImportError` if it is older than 4.0.
     """
     if minor_version(version) < OLDEST:
         raise ImportError(
@@ -106,10 +100,7 @@ def arrow_limit(spark_version: str) -> int | None:
 def require_fitting_arrow(arrow_version: str, spark_version: str = pyspark.__version__) -> None:
     """Refuse a pyarrow on which this Spark's stateful operator fails in the first micro-batch.
 
-    Raises
-    ------
-    InvalidArgumentError
-        See `arrow_limit`.
+    Raises `InvalidArgumentError`: see `arrow_limit`.
     """
     limit = arrow_limit(spark_version)
     if limit is not None and minor_version(arrow_version)[0] >= limit:
@@ -123,10 +114,8 @@ def require_fitting_arrow(arrow_version: str, spark_version: str = pyspark.__ver
 def require_protobuf() -> None:
     """Refuse a protobuf with which this Spark's ``transformWithState`` fails in its workers.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It is missing, or of a release that does not fit: Spark 4.0 needs one before 7, later ones need 6.33 or newer.
+    Raises `InvalidArgumentError` if it is missing, or of a release that does not fit: Spark 4.0 needs one before 7,
+    later ones need 6.33 or newer.
     """
     try:
         importlib.import_module("pyspark.sql.streaming.proto.StateMessage_pb2")
@@ -140,10 +129,7 @@ def require_protobuf() -> None:
 def require_host_of_processors(*, classic: bool, version: str = pyspark.__version__) -> None:
     """Refuse a session that has no ``transformWithStateInPandas``, in which processors of streams run.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It is one of Spark Connect, and Spark is older than 4.1.
+    Raises `InvalidArgumentError` if it is one of Spark Connect, and Spark is older than 4.1.
     """
     if not classic and minor_version(version) < (4, 1):
         raise InvalidArgumentError(
@@ -296,10 +282,7 @@ def pandas_to_arrow(
 ) -> pa.RecordBatch:
     """Convert a function's output, its columns in the order of `schema`, as Spark's worker does.
 
-    Raises
-    ------
-    PySparkTypeError, PySparkValueError
-        As Spark's worker raises them.
+    Raises `PySparkTypeError` or `PySparkValueError`: as Spark's worker raises them.
     """
     if _SPARK >= (4, 2):
         from pyspark.sql.conversion import PandasToArrowConversion

@@ -42,39 +42,21 @@ _TIME_MODES: Mapping[str, TimeMode] = {
 
 @dataclass(frozen=True)
 class StatefulStep:
-    """One of Spark's operators with state in a query.
+    """One of Spark's operators with state in a query."""
 
-    Attributes
-    ----------
-    number : int
-        From 0, in the query's plan.
-    host : str
-        Spark's name of it.
-    is_ours : bool
-        Whether its state are pointers of holdfast.
-    has_timeout : bool
-        Whether Spark keeps a timeout beside each.
-    pointers : mapping of str to list of PointerRow
-        By the directory that they name; shards that never had rows have none.
-    properties : mapping
-        What Spark keeps of ``transformWithState``: modes, and variables.
-    """
-
-    number: int
-    host: str
-    is_ours: bool
-    has_timeout: bool
-    pointers: dict[str, list[PointerRow]]
+    number: int  #: From 0, in the query's plan
+    host: str  #: Spark's name of it
+    is_ours: bool  #: Whether its state are pointers of holdfast
+    has_timeout: bool  #: Whether Spark keeps a timeout beside each
+    pointers: dict[str, list[PointerRow]]  #: By the directory that they name; shards that never had rows have none
+    #: What Spark keeps of ``transformWithState``: modes, and variables
     properties: Mapping[str, Any] = field(default_factory=dict)
 
 
 def modes_of(properties: Mapping[str, Any], number: int) -> dict[str, str]:
     """Return ``timeMode`` and ``outputMode`` of a ``transformWithState``, as an operator's record has them.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It has another time mode.
+    Raises `InvalidArgumentError` if it has another time mode.
     """
     modes = {name: str(properties.get(name, "")).lower() for name in ("timeMode", "outputMode")}
     if modes["timeMode"] not in _TIME_MODES:
@@ -85,10 +67,7 @@ def modes_of(properties: Mapping[str, Any], number: int) -> dict[str, str]:
 def configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
     """Return the settings of a session that reads or restores state, and the options of its storage.
 
-    Raises
-    ------
-    InvalidArgumentError
-        A setting is wrong, or no state directory is set.
+    Raises `InvalidArgumentError` if a setting is wrong, or no state directory is set.
     """
     configuration = dict(spark.conf.getAll)
     settings = Settings.parse(configuration, backend_names())
@@ -103,19 +82,14 @@ def configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
 def stored_steps(location: ObjectStorage, batch: LoggedBatch) -> list[StatefulStep]:
     """Return the operators with state of a query, with their pointers after a micro-batch.
 
+    Raises `InvalidArgumentError` if this is not the checkpoint location of a query with state, or its state has a form
+    that holdfast does not read; `NotFoundError` if the micro-batch was purged; `CorruptionError` if something of
+    Spark's state is damaged, or missing.
+
     Parameters
     ----------
     location : ObjectStorage
         Its root is the checkpoint location.
-
-    Raises
-    ------
-    InvalidArgumentError
-        This is not the checkpoint location of a query with state, or its state has a form that holdfast does not read.
-    NotFoundError
-        The micro-batch was purged.
-    CorruptionError
-        Something of Spark's state is damaged, or missing.
     """
     with reading_state(location.url), ThreadPoolExecutor(_THREADS) as executor:
         operators, stores = StateOperators(location), StateStores.of(batch)

@@ -43,10 +43,7 @@ _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 def require_worker_python(session: SparkSession) -> None:
     """Refuse a local session whose tasks would run in a Python without holdfast, or of another version.
 
-    Raises
-    ------
-    InvalidArgumentError
-        The message says what to set. No job has run.
+    Raises `InvalidArgumentError`, which says what to set. No job has run.
 
     Notes
     -----

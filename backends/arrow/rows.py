@@ -202,10 +202,6 @@ def rows_equal(left: pa.RecordBatch, right: pa.RecordBatch) -> BoolArray:
     ----------
     left, right : pyarrow.RecordBatch
         Equal schemas and numbers of rows.
-
-    Returns
-    -------
-    numpy.ndarray of bool, shape (n,)
     """
     equal = np.ones(left.num_rows, np.bool_)
     for mine, other in zip(left.columns, right.columns, strict=True):
@@ -260,18 +256,10 @@ def to_bools(column: pa.Array) -> BoolArray:
 
 
 class RowOrder(NamedTuple):
-    """Rows in the order of (hash, key), rows of one key in their order of arrival.
+    """Rows in the order of (hash, key), rows of one key in their order of arrival."""
 
-    Attributes
-    ----------
-    rows : numpy.ndarray of int64, shape (n,)
-        The row that stands at each place.
-    first : numpy.ndarray of bool, shape (n,)
-        True at each place where a new key begins.
-    """
-
-    rows: IntArray
-    first: BoolArray
+    rows: IntArray  #: The row that stands at each place
+    first: BoolArray  #: True at each place where a new key begins
 
     @property
     def key_of_row(self) -> IntArray:
@@ -286,7 +274,6 @@ def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
 
     Parameters
     ----------
-    hashes : numpy.ndarray of uint64, shape (n,)
     keys : pyarrow.RecordBatch, shape (n, key columns)
         Normalised (`normalize_keys`).
 

@@ -44,6 +44,8 @@ def read_accepted(
 ) -> list[pa.RecordBatch]:
     """Return the batches of a stream of one state table.
 
+    Raises `CorruptionError` if it is no such stream, claims more than that, or has a value that is none of its type.
+
     Parameters
     ----------
     accept : callable
@@ -54,11 +56,6 @@ def read_accepted(
         True only for what this executor wrote itself: nothing inside the columns is checked.
     plain_bytes : int, optional
         As for `read_batches`.
-
-    Raises
-    ------
-    CorruptionError
-        It is no such stream, claims more than that, or has a value that is none of its type.
     """
     with _reading(source, table):
         with ipc.open_stream(section) as reader:
@@ -83,17 +80,14 @@ def _reading(source: str, table: str) -> Iterator[None]:
 def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None) -> list[pa.RecordBatch]:
     """Return a stream's batches, whose values are all safe to read.
 
+    Raises `ValueError`, `OSError` or `pyarrow.ArrowException` if it is no such stream, or claims more than that.
+
     Parameters
     ----------
     schema : pyarrow.Schema
         The stream's own, which the caller has checked.
     plain_bytes : int or None
         How many bytes the buffers may have in all when they are unpacked; None: what LZ4 can make of the section.
-
-    Raises
-    ------
-    ValueError, OSError, pyarrow.ArrowException
-        It is no such stream, or claims more than that.
     """
     room = section.size * EXPANSION_MAX if plain_bytes is None else plain_bytes
     blind = pa.schema([field.with_type(blind_type(field.type)) for field in schema])

@@ -48,12 +48,8 @@ class FolderLock:
 def lock_shared(folder: Path) -> FolderLock:
     """Take a shared lock on a folder.
 
-    Raises
-    ------
-    NotFoundError
-        It is not there, or was taken away just now: make another.
-    OSError
-        It cannot be opened.
+    Raises `NotFoundError` if it is not there, or was taken away just now: make another; `OSError` if it cannot be
+    opened.
     """
     try:
         descriptor = os.open(folder, _OPEN)

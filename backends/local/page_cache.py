@@ -29,6 +29,8 @@ _FAULT_BYTES = 64 << 10
 class MappedFile:
     """A file in memory and held open, until nobody uses it any more; its data outlive its name.
 
+    Raises `OSError` if it cannot be opened.
+
     Parameters
     ----------
     path : pathlib.Path
@@ -38,11 +40,6 @@ class MappedFile:
     ----------
     data : pyarrow.Buffer
         All of it.
-
-    Raises
-    ------
-    OSError
-        It cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:

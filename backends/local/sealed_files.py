@@ -21,20 +21,11 @@ _SEALED_BEFORE_NS = 1_000_000_000
 
 
 class FileNote(NamedTuple):
-    """What tells whether a file is still what was written.
-
-    Attributes
-    ----------
-    size_bytes : int
-    digest : str
-        See `holdfast.backends.stored_file`.
-    modified_ns : int
-        When it was modified, as sealed.
-    """
+    """What tells whether a file is still what was written."""
 
     size_bytes: int
-    digest: str
-    modified_ns: int
+    digest: str  #: See `holdfast.backends.stored_file`
+    modified_ns: int  #: When it was modified, as sealed
 
     def is_of(self, found: os.stat_result) -> bool:
         """Tell whether nobody has written to a file since it was sealed."""
@@ -51,10 +42,7 @@ def write_sealed(
 ) -> FileNote:
     """Write a stored file under a new name and seal it.
 
-    Raises
-    ------
-    UnavailableError
-        Local storage is full or failing.
+    Raises `UnavailableError` if local storage is full or failing.
     """
     with writing(path), open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         size_bytes, digest = stored_file.write_to(file, kind, header, sections)
@@ -74,9 +62,7 @@ def seal(file: int | Path, modified_ns: int) -> int:
 def read_header(path: Path, kind: str) -> Mapping[str, Any]:
     """Return the header of a small stored file, whose digest is checked.
 
-    Raises
-    ------
-    NotFoundError, CorruptionError
+    Raises `NotFoundError` or `CorruptionError`.
     """
     with reading(path):
         size_bytes = os.stat(path).st_size
@@ -87,13 +73,7 @@ def read_header(path: Path, kind: str) -> Mapping[str, Any]:
 
 
 class MappedStoredFile(NamedTuple):
-    """A stored file in memory.
-
-    Attributes
-    ----------
-    file : MappedFile
-    stored : StoredFile
-    """
+    """A stored file in memory."""
 
     file: MappedFile
     stored: stored_file.StoredFile
@@ -102,19 +82,14 @@ class MappedStoredFile(NamedTuple):
 def map_stored_file(path: Path, kind: str, note: FileNote, *, verify: bool = False) -> MappedStoredFile:
     """Map a whole file into memory; the mapping outlives the file.
 
+    Raises `NotFoundError` if it is not there; `CorruptionError` if it is not what was written.
+
     Parameters
     ----------
     note : FileNote
         What was noted when it was written.
     verify : bool, default False
         Compute the digest of a file that looks untouched, too.
-
-    Raises
-    ------
-    NotFoundError
-        It is not there.
-    CorruptionError
-        It is not what was written.
     """
     with reading(path):
         found = os.stat(path)
@@ -136,10 +111,7 @@ def map_stored_file(path: Path, kind: str, note: FileNote, *, verify: bool = Fal
 def sealed_inode(path: Path, note: FileNote) -> int | None:
     """Return the inode of a sealed file; None if it was written to since.
 
-    Raises
-    ------
-    NotFoundError
-        It is not there.
+    Raises `NotFoundError` if it is not there.
     """
     with reading(path):
         found = os.stat(path)

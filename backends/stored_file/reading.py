@@ -57,25 +57,13 @@ EXPANSION_MAX = 256
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A verified file, its sections as views into the bytes it was read from.
+    """A verified file, its sections as views into the bytes it was read from."""
 
-    Attributes
-    ----------
-    kind : str
-        ``run``, ``version``, ``merge``, ``commit``, ``snapshot``, ``operator`` …
-    header : mapping
-        The facts of this kind, JSON values.
-    sections : mapping of str to pyarrow.Buffer
-        Decoded.
-    digest : str
-        32 hexadecimal digits; names exactly these bytes.
-    """
-
-    kind: str
-    header: Mapping[str, Any]
-    sections: Mapping[str, pa.Buffer]
+    kind: str  #: ``run``, ``version``, ``merge``, ``commit``, ``snapshot``, ``operator`` …
+    header: Mapping[str, Any]  #: The facts of this kind, JSON values
+    sections: Mapping[str, pa.Buffer]  #: Decoded
     size_bytes: int
-    digest: str
+    digest: str  #: 32 hexadecimal digits; names exactly these bytes
 
     def section(self, name: str, source: str) -> pa.Buffer:
         """Return one section; its absence is a `CorruptionError` that names the file."""
@@ -86,23 +74,12 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class StoredEnd:
-    """What a file's end says of the file, unproved by a checksum, as the rest was not read.
+    """What a file says of itself at its end, where the rest was not read: so no checksum has proved it."""
 
-    Attributes
-    ----------
-    header : mapping
-        The facts of its kind, JSON values.
-    sections : mapping of str to int
-        How many bytes each has when it is decoded.
-    size_bytes : int
-    digest : str
-        That the whole file should have; see `require_digest`.
-    """
-
-    header: Mapping[str, Any]
-    sections: Mapping[str, int]
+    header: Mapping[str, Any]  #: The facts of its kind, JSON values
+    sections: Mapping[str, int]  #: How many bytes each has when it is decoded
     size_bytes: int
-    digest: str
+    digest: str  #: That the whole file should have; see `require_digest`
 
 
 #: Returns the bytes of a file from one place to another.
@@ -120,6 +97,9 @@ def decode(
 ) -> StoredFile:
     """Read a stored file.
 
+    Raises `CorruptionError` if it is not such a file, cut, altered, of another kind or size or of a format version this
+    release does not read.
+
     Parameters
     ----------
     data : pyarrow.Buffer, bytes or memoryview
@@ -135,11 +115,6 @@ def decode(
         of the file.
     plain_bytes_max : int, optional
         How many they may have in all where the exact number is not known.
-
-    Raises
-    ------
-    CorruptionError
-        Not such a file, cut, altered, of another kind or size or of a format version this release does not read.
     """
     buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
     view = memoryview(buffer)
@@ -165,6 +140,8 @@ def decode(
 def decode_end(read: Read, size_bytes: int, *, source: str, kind: str, plain_bytes_max: int | None = None) -> StoredEnd:
     """Read the end of a stored file: what it says of itself, whatever size its sections have.
 
+    Raises `CorruptionError`: as `decode`, but for damage in the sections, which is not seen.
+
     Parameters
     ----------
     read : callable
@@ -173,11 +150,6 @@ def decode_end(read: Read, size_bytes: int, *, source: str, kind: str, plain_byt
         Of the file.
     source, kind, plain_bytes_max
         As of `decode`.
-
-    Raises
-    ------
-    CorruptionError
-        As `decode`, but for damage in the sections, which is not seen.
     """
     start = max(0, size_bytes - END_BYTES_MAX)
     data = read(start, size_bytes) if size_bytes else memoryview(b"")

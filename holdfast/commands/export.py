@@ -58,12 +58,8 @@ ShardRows = tuple[TableSchema, Iterator[tuple[int, Run]]]
 def saved_rows(target: ObjectStorage, name: str, operator: str | None, table: str) -> ShardRows:
     """Return the rows of a savepoint's table.
 
-    Raises
-    ------
-    NotFoundError
-        There is no such savepoint, operator or table.
-    CorruptionError
-        The savepoint is damaged, or turns out to be as its rows are read.
+    Raises `NotFoundError` if there is no such savepoint, operator or table; `CorruptionError` if the savepoint is
+    damaged, or turns out to be as its rows are read.
     """
     found = read_savepoint(target, name).find_operator(operator)
     schema = found.tables[find_shown(found.tables, table)]
@@ -82,6 +78,9 @@ def write_files(
 ) -> int:
     """Write rows into a new directory; return how many there were.
 
+    Raises `ConflictError` if the directory holds something; `NotFoundError` if there is no such column;
+    `InvalidArgumentError` if a CSV file cannot hold a column.
+
     Parameters
     ----------
     columns : sequence of str
@@ -90,15 +89,6 @@ def write_files(
         The directory.
     on_rows : callable
         Told of rows that are written.
-
-    Raises
-    ------
-    ConflictError
-        The directory holds something.
-    NotFoundError
-        There is no such column.
-    InvalidArgumentError
-        A CSV file cannot hold a column.
     """
     schema, runs = rows
     shown = ShownTable.of(schema, columns)
@@ -280,14 +270,9 @@ def _place(location: str) -> tuple[str, str]:
 def write(frame: DataFrame, target: str, kind: str) -> None:
     """Write a DataFrame into a new directory.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It has a column that a CSV file cannot hold, or the package for Delta is missing.
-    SchemaMismatchError
-        It has a column that Delta does not know.
-    ConflictError
-        The directory of a Delta table holds something.
+    Raises `InvalidArgumentError` if it has a column that a CSV file cannot hold, or the package for Delta is missing;
+    `SchemaMismatchError` if it has a column that Delta does not know; `ConflictError` if the directory of a Delta table
+    holds something.
     """
     if kind == "delta":
         with needs_extra("delta"):

@@ -29,20 +29,11 @@ _HOUR_MS = 60 * 60_000
 
 @dataclass
 class Outcome:
-    """The plan for a shard, or for what lies beside an operator's shards, and its result.
-
-    Attributes
-    ----------
-    plan : Plan
-    sizes : dict of str to int
-        Bytes by key, of all objects to delete.
-    error : HoldfastError or None
-        Why planning or a deletion failed.
-    """
+    """The plan for a shard, or for what lies beside an operator's shards, and its result."""
 
     plan: Plan
-    sizes: dict[str, int]
-    error: HoldfastError | None = None
+    sizes: dict[str, int]  #: Bytes by key, of all objects to delete
+    error: HoldfastError | None = None  #: Why planning or a deletion failed
 
 
 @click.command()

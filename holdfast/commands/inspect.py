@@ -96,10 +96,7 @@ def _logs(
 ) -> dict[str, list[BatchTimes]]:
     """Return Spark's log of a query by the id that its state has: a clone's is that of the original.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It is not the checkpoint location of a query.
+    Raises `InvalidArgumentError` if it is not the checkpoint location of a query.
     """
     with opened_query(location, target.storage.url, parse_storage_options(options)) as query:
         times = query.times()
@@ -119,13 +116,7 @@ def _healths(
     found: Iterable[tuple[OperatorListing, OperatorRecord | HoldfastError]],
     logs: Mapping[str, list[BatchTimes]],
 ) -> list[Health]:
-    """Return how the queries are.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A log is that of another query.
-    """
+    """Return how the queries are. Raises `InvalidArgumentError` if a log is that of another query."""
     by_query: dict[str, list[OperatorSigns]] = {}
     for listing, record in found:
         signs = OperatorSigns.of(target.storage, listing, is_lost=isinstance(record, HoldfastError))

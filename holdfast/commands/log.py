@@ -52,10 +52,7 @@ def log(url: str, operator: str | None, options: dict[str, str], as_json: bool, 
 def describe(headers: Headers, stored: StoredObject) -> dict[str, Any]:
     """Return what a stored commit or snapshot says of itself, or in ``error`` what is wrong with it.
 
-    Raises
-    ------
-    InvalidArgumentError, UnavailableError
-        It cannot be read now.
+    Raises `InvalidArgumentError` or `UnavailableError` if it cannot be read now.
     """
     row: dict[str, Any] = {
         "kind": stored.kind,

@@ -39,23 +39,12 @@ _URL = click.argument("url")
 
 @dataclass(frozen=True)
 class Target:
-    """An open state directory.
-
-    Attributes
-    ----------
-    storage : ObjectStorage
-    executor : concurrent.futures.Executor
-        For requests side by side.
-    listing : StateDirListing
-        Of all operators, or of the one that was asked for.
-    console : rich.console.Console
-        Standard output.
-    """
+    """An open state directory."""
 
     storage: ObjectStorage
-    executor: Executor
-    listing: StateDirListing
-    console: Console
+    executor: Executor  #: For requests side by side
+    listing: StateDirListing  #: Of all operators, or of the one that was asked for
+    console: Console  #: Standard output
 
     def shards(self, operator: str) -> list[ShardListing]:
         """Return the shards of an operator."""
@@ -71,13 +60,7 @@ class Target:
 
 
 def _named(given: Iterable[str], given_by: str) -> dict[str, str]:
-    """Return options by name.
-
-    Raises
-    ------
-    InvalidArgumentError
-        One is not NAME=VALUE.
-    """
+    """Return options by name. Raises `InvalidArgumentError` if one is not NAME=VALUE."""
     parsed = {}
     for position, text in enumerate(given, 1):
         name, separator, value = text.partition("=")
@@ -164,12 +147,8 @@ def retain_option(text: str) -> Callable[[_Command], _Command]:
 def opened(url: str, options: Mapping[str, str], operator: str | None) -> Iterator[Target]:
     """Open and list a state directory.
 
-    Raises
-    ------
-    InvalidArgumentError
-        The storage refuses an option.
-    NotFoundError
-        The directory holds no state of holdfast.
+    Raises `InvalidArgumentError` if the storage refuses an option; `NotFoundError` if the directory holds no state of
+    holdfast.
     """
     if operator == "":  # as from a variable that is not set: all operators are not what was meant
         raise InvalidArgumentError("--operator must name an operator: omit it for all of them")

@@ -17,20 +17,11 @@ SHOWN_MAX = 20
 
 @dataclass(frozen=True, order=True)
 class Report:
-    """A report, as a listing shows it.
-
-    Attributes
-    ----------
-    stored_ms : int
-    shard : str
-        The shard's prefix.
-    key : str
-        Below the shard.
-    """
+    """A report, as a listing shows it."""
 
     stored_ms: int
-    shard: str
-    key: str
+    shard: str  #: The shard's prefix
+    key: str  #: Below the shard
 
     @property
     def batch_id(self) -> int | None:
@@ -40,27 +31,13 @@ class Report:
 
 @dataclass(frozen=True)
 class Failure:
-    """What a report says.
+    """What a report says."""
 
-    Attributes
-    ----------
-    shard : str
-        The shard's prefix.
-    stored_ms : int
-        When it was stored, by the store's clock.
-    what : str
-        What fails: ``snapshot``, ``clean-up`` or ``micro-batch 42``.
-    error : str
-    in_a_row : int
-        How often in a row; 0 where the report cannot be read.
-    host : str
-    """
-
-    shard: str
-    stored_ms: int
-    what: str
+    shard: str  #: The shard's prefix
+    stored_ms: int  #: When it was stored, by the store's clock
+    what: str  #: What fails: ``snapshot``, ``clean-up`` or ``micro-batch 42``
     error: str
-    in_a_row: int = 0
+    in_a_row: int = 0  #: How often in a row; 0 where the report cannot be read
     host: str = ""
 
     def sentence(self, now_ms: int) -> str:
@@ -88,13 +65,7 @@ def still(found: Iterable[Report], committed: int | None) -> Iterator[Report]:
 
 
 def read_failures(storage: ObjectStorage, told: Iterable[Report]) -> list[Failure]:
-    """Read the first `SHOWN_MAX` reports.
-
-    Raises
-    ------
-    UnavailableError
-        The storage does not answer.
-    """
+    """Read the first `SHOWN_MAX` reports. Raises `UnavailableError` if the storage does not answer."""
     found = []
     for report in [*told][:SHOWN_MAX]:
         try:

@@ -36,28 +36,13 @@ STARTS_IN_VAIN = 3
 
 @dataclass(frozen=True)
 class Pace:
-    """The pace of a query, from its last micro-batches.
+    """The pace of a query, from its last micro-batches."""
 
-    Attributes
-    ----------
-    batches : int
-        How many of them tell it; 0 where none do.
-    between_ms : float or None
-        The usual time from one to the next.
-    takes_ms : float or None
-        How long one usually takes.
-    span_ms : int
-        The time in which they began.
-    pause_ms : float or None
-        How long it usually pauses, where it has at least twice.
-    known_from : str
-    """
-
-    batches: int = 0
-    between_ms: float | None = None
-    takes_ms: float | None = None
-    span_ms: int = 0
-    pause_ms: float | None = None
+    batches: int = 0  #: How many of them tell it; 0 where none do
+    between_ms: float | None = None  #: The usual time from one to the next
+    takes_ms: float | None = None  #: How long one usually takes
+    span_ms: int = 0  #: The time in which they began
+    pause_ms: float | None = None  #: How long it usually pauses, where it has at least twice
     known_from: str = ""
 
     @property
@@ -68,23 +53,12 @@ class Pace:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a query is.
-
-    Attributes
-    ----------
-    state : {"running", "stopped", "stale", "failing"}
-    since_ms : int
-        Since when; 0 where that is not known.
-    why : str
-        In a sentence or two.
-    failure : Report or None
-        The newest failure that is not over.
-    """
+    """How a query is."""
 
     state: State
-    since_ms: int
-    why: str
-    failure: Report | None = None
+    since_ms: int  #: Since when; 0 where that is not known
+    why: str  #: In a sentence or two
+    failure: Report | None = None  #: The newest failure that is not over
 
 
 def pace_of(signs: Signs) -> Pace:
@@ -136,7 +110,6 @@ def judge(signs: Signs, now_ms: int) -> Verdict:
 
     Parameters
     ----------
-    signs : Signs
     now_ms : int
         The time, by a clock close to the store's.
     """
@@ -223,50 +196,25 @@ _NAME_IT = "to know it, pass the query's checkpointLocation, too"
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a query.
-
-    Attributes
-    ----------
-    name : str
-    value : str
-        ``unknown`` where it is.
-    known_from : str
-        What tells it; or why it is unknown.
-    """
+    """One figure of a query."""
 
     name: str
-    value: str
-    known_from: str
+    value: str  #: ``unknown`` where it is
+    known_from: str  #: What tells it; or why it is unknown
 
 
 @dataclass(frozen=True)
 class Health:
-    """How a query is.
-
-    Attributes
-    ----------
-    query_id : str
-    operators : tuple of str
-        The names of its operators' directories.
-    state : {"running", "stopped", "stale", "failing"}
-    since_ms : int
-        Since when; 0 where that is not known.
-    why : str
-    figures : tuple of Figure
-    failure : Failure or None
-        The newest one that is not over.
-    committed : int or None
-        The last micro-batch that is known to be committed.
-    """
+    """How a query is."""
 
     query_id: str
-    operators: tuple[str, ...]
+    operators: tuple[str, ...]  #: The names of its operators' directories
     state: State
-    since_ms: int
+    since_ms: int  #: Since when; 0 where that is not known
     why: str
     figures: tuple[Figure, ...]
-    failure: Failure | None
-    committed: int | None
+    failure: Failure | None  #: The newest one that is not over
+    committed: int | None  #: The last micro-batch that is known to be committed
 
 
 def health_of(
@@ -276,9 +224,6 @@ def health_of(
 
     Parameters
     ----------
-    query_id : str
-    operators : iterable of str
-    signs : Signs
     failures : iterable of Failure
         What the first of ``signs.failing`` say.
     now_ms : int

@@ -29,54 +29,27 @@ from holdfast.spark_integration.spark_state.query_location import BatchTimes
 
 @dataclass(frozen=True)
 class Run:
-    """One start of a query.
-
-    Attributes
-    ----------
-    run_id : str
-    started_ms : int
-        By the clock of the machine that began it.
-    seen_ms : int
-        When it showed last that it was at work, by the store's clock.
-    batch_id : int or None
-        At which micro-batch it was then; None if that is not known.
-    has_ended : bool or None
-        Whether its driver has; None if that cannot be seen from this machine.
-    """
+    """One start of a query."""
 
     run_id: str
-    started_ms: int
-    seen_ms: int
-    batch_id: int | None
-    has_ended: bool | None
+    started_ms: int  #: By the clock of the machine that began it
+    seen_ms: int  #: When it showed last that it was at work, by the store's clock
+    batch_id: int | None  #: At which micro-batch it was then; None where that is not known
+    has_ended: bool | None  #: Whether its driver has; None where that cannot be seen from this machine
 
 
 @dataclass(frozen=True)
 class Signs:
-    """What is known of a query.
+    """What is known of a query."""
 
-    Attributes
-    ----------
-    runs : tuple of Run
-        The last ones of a day, as far as claims tell; the newest last.
-    stored_ms : int
-        When an operator stored a commit or snapshot last; 0 where none has.
-    log : tuple of BatchTimes or None
-        The micro-batches that Spark retains, ascending; None if the query's location is not known.
-    measured : tuple of OperatorBatch
-        The last micro-batches that state servers on this machine remember, newest first.
-    reports : tuple of Report
-        Failures, the newest first, whether they are over or not.
-    lost : str
-        Why state of the query cannot be used; empty where it can, as far as is known.
-    """
-
-    runs: tuple[Run, ...] = ()
-    stored_ms: int = 0
+    runs: tuple[Run, ...] = ()  #: The last ones of a day, as far as claims tell; the newest last
+    stored_ms: int = 0  #: When an operator stored a commit or snapshot last; 0 where none has
+    #: The micro-batches that Spark retains, ascending; None where the query's location is not known
     log: tuple[BatchTimes, ...] | None = None
+    #: The last micro-batches that state servers on this machine remember, newest first
     measured: tuple[OperatorBatch, ...] = ()
-    reports: tuple[Report, ...] = ()
-    lost: str = ""
+    reports: tuple[Report, ...] = ()  #: Failures, the newest first, whether they are over or not
+    lost: str = ""  #: Why state of the query cannot be used; empty where it can, as far as is known
 
     @property
     def run(self) -> Run | None:
@@ -120,25 +93,13 @@ class Signs:
 
 @dataclass(frozen=True)
 class OperatorSigns:
-    """The signs in one operator's directory.
-
-    Attributes
-    ----------
-    name : str
-    stored_ms : int
-        As in `Signs`.
-    reports : tuple of Report
-    claim : Claim or None
-        The newest; None if there is none, or it cannot be read.
-    is_lost : bool
-        Whether its record cannot be read.
-    """
+    """The signs in one operator's directory."""
 
     name: str
-    stored_ms: int
+    stored_ms: int  #: As in `Signs`
     reports: tuple[Report, ...]
-    claim: Claim | None
-    is_lost: bool
+    claim: Claim | None  #: The newest; None where there is none, or it cannot be read
+    is_lost: bool  #: Whether its record cannot be read
 
     @classmethod
     def of(cls, storage: ObjectStorage, listing: OperatorListing, *, is_lost: bool) -> OperatorSigns:
@@ -167,7 +128,6 @@ def signs_of(
 
     Parameters
     ----------
-    query_id : str
     operators : sequence of OperatorSigns
         At least one.
     log : sequence of BatchTimes or None

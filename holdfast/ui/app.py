@@ -252,10 +252,7 @@ def _asked() -> Asked:
 def _choice(name: str, allowed: Any) -> str:
     """Return a parameter that is one of some values; the first one where it is absent.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It is something else.
+    Raises `InvalidArgumentError` if it is something else.
     """
     value = request.args.get(name, next(iter(allowed)))
     if value not in allowed:

@@ -24,53 +24,26 @@ _EMPTY = (
 
 @dataclass(frozen=True)
 class Awaited:
-    """A location that shows nothing yet.
-
-    Attributes
-    ----------
-    location : str
-    what : str
-        What is awaited, or what is wrong, in a sentence.
-    is_wrong : bool
-        Whether waiting does not help.
-    """
+    """A location that shows nothing yet."""
 
     location: str
-    what: str
-    is_wrong: bool = False
+    what: str  #: What is awaited, or what is wrong, in a sentence
+    is_wrong: bool = False  #: Whether waiting does not help
 
 
 @dataclass(frozen=True)
 class Directory:
-    """A named location, presumably a state directory.
+    """A named location, presumably a state directory."""
 
-    Attributes
-    ----------
-    place : int
-        In the order in which they were given; part of URLs.
-    location : str
-        As it was given.
-    storage : ObjectStorage
-    executor : concurrent.futures.Executor
-        For requests side by side.
-    surveys : concurrent.futures.Executor
-        For what is asked now and then.
-    surveyor : Inquiry of Survey
-    growth : GrowthReader
-    rows : RowCounter
-    queries : tuple of NamedQuery
-        Those whose state lies here, as far as they were named.
-    """
-
-    place: int
-    location: str
+    place: int  #: In the order in which they were given; part of URLs
+    location: str  #: As it was given
     storage: ObjectStorage
-    executor: Executor
-    surveys: Executor
+    executor: Executor  #: For requests side by side
+    surveys: Executor  #: For what is asked now and then
     surveyor: Inquiry[Survey]
     growth: GrowthReader
     rows: RowCounter
-    queries: tuple[NamedQuery, ...] = ()
+    queries: tuple[NamedQuery, ...] = ()  #: Those whose state lies here, as far as they were named
 
     @classmethod
     def of(cls, place: int, storage: ObjectStorage, executor: Executor, surveys: Executor) -> Directory:
@@ -89,10 +62,7 @@ class Directory:
     def query_of(self, directory: str, patience: Patience) -> tuple[NamedQuery, str] | None:
         """Return the query whose pointers name an operator's directory, and what it calls the operator; or None.
 
-        Raises
-        ------
-        HoldfastError
-            One of the queries cannot be read, and it is none of the others.
+        Raises `HoldfastError` if one of the queries cannot be read, and it is none of the others.
         """
         failed = None
         pointers = answers({place: one.pointers for place, one in enumerate(self.queries)}, patience)

@@ -58,25 +58,13 @@ class Patience:
 
 @dataclass(frozen=True)
 class Dated(Generic[_T]):
-    """An answer, and how old it is.
-
-    Attributes
-    ----------
-    found : object
-    taken_ms : int
-        When it was asked for, in ms since 1970.
-    took_ms : int
-    error : HoldfastError or None
-        Why there is no newer one.
-    is_late : bool
-        Whether a newer one was asked for, and has not come.
-    """
+    """An answer, and how old it is."""
 
     found: _T
-    taken_ms: int
+    taken_ms: int  #: When it was asked for, in ms since 1970
     took_ms: int
-    error: HoldfastError | None = None
-    is_late: bool = False
+    error: HoldfastError | None = None  #: Why there is no newer one
+    is_late: bool = False  #: Whether a newer one was asked for, and has not come
 
 
 class Inquiry(Generic[_T]):
@@ -134,15 +122,12 @@ class Inquiry(Generic[_T]):
     def latest(self, patience: Patience | None = None) -> Dated[_T]:
         """Return the latest answer, perhaps a new one.
 
+        Raises `HoldfastError` if there is none, because of this.
+
         Parameters
         ----------
         patience : Patience, optional
             How long to wait for a newer one; by default that of a view. No view waits for one that is late already.
-
-        Raises
-        ------
-        HoldfastError
-            There is none, because of this.
         """
         asked, left_s = self.begin()
         within_s = (patience or Patience.of_a_view()).left_s

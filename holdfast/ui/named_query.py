@@ -23,17 +23,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Pointers:
-    """What stands in a checkpoint location.
+    """What stands in a checkpoint location."""
 
-    Attributes
-    ----------
-    log : tuple of BatchTimes
-        When the micro-batches that are logged were planned and committed, ascending.
-    named : mapping of str to str
-        The operators' directories that the pointers name, and the query of each by the pointers.
-    """
-
-    log: tuple[BatchTimes, ...]
+    log: tuple[BatchTimes, ...]  #: When the micro-batches that are logged were planned and committed, ascending
+    #: The operators' directories that the pointers name, and the query of each by the pointers
     named: Mapping[str, str]
 
     @property
@@ -49,23 +42,12 @@ class Pointers:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a query is.
-
-    Attributes
-    ----------
-    query_id : str
-    batches : list of int
-        The micro-batches that are retained, ascending.
-    batch_ms : int
-        When the last one that is committed was planned; 0 where no pointer says so.
-    operators : str
-        Their names.
-    """
+    """How far a query is."""
 
     query_id: str
-    batches: list[int]
-    batch_ms: int
-    operators: str
+    batches: list[int]  #: The micro-batches that are retained, ascending
+    batch_ms: int  #: When the last one that is committed was planned; 0 where no pointer says so
+    operators: str  #: Their names
 
 
 class NamedQuery:
@@ -82,7 +64,6 @@ class NamedQuery:
 
     Attributes
     ----------
-    location : str
     pointers : Inquiry of Pointers
         Asks the location alone.
     progress : Inquiry of Progress
@@ -104,13 +85,7 @@ class NamedQuery:
 
     @contextmanager
     def reading(self) -> Iterator[StoredQuery]:
-        """Keep it open meanwhile.
-
-        Raises
-        ------
-        NotFoundError
-            It was left.
-        """
+        """Keep it open meanwhile. Raises `NotFoundError` if it was left."""
         with self._lock:
             if self._is_left:
                 raise NotFoundError(

@@ -242,13 +242,8 @@ class Site:
     ----------
     named : iterable of Directory
         All locations.
-    live : Live
     join : callable, optional
         Opens the query of a location with the state in a directory; needed where a location is a query's.
-
-    Attributes
-    ----------
-    live : Live
 
     Notes
     -----
@@ -292,13 +287,7 @@ class Site:
         return [replace(home, queries=tuple(shown[home.place])) for home in homes], awaited
 
     def directory(self, place: int, patience: Patience | None = None) -> Directory:
-        """Return a directory.
-
-        Raises
-        ------
-        NotFoundError
-            There is none of this number.
-        """
+        """Return a directory. Raises `NotFoundError` if there is none of this number."""
         found, _ = self.look(patience)
         for one in found:
             if one.place == place:
@@ -357,6 +346,8 @@ def open_site(
 ) -> Site:
     """Open what was named, and look at each location once.
 
+    Raises `HoldfastError`: what is wrong with one of them, where waiting does not help.
+
     Parameters
     ----------
     urls : iterable of str
@@ -372,11 +363,6 @@ def open_site(
         Of the queries, where none of the locations is such a directory yet.
     local_dir : str, optional
         Where queries on this machine have their local state, if that is set.
-
-    Raises
-    ------
-    HoldfastError
-        What is wrong with one of them, where waiting does not help.
     """
     named: list[Directory] = []
 

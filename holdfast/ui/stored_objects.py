@@ -22,24 +22,15 @@ HOUR_MS = 60 * 60_000
 
 @dataclass(frozen=True)
 class StoredObjects:
-    """What a listing showed of an operator's shards, one row an object.
+    """What a listing showed of an operator's shards, one row an object."""
 
-    Attributes
-    ----------
-    kind : numpy.ndarray of int8
-        Place in `KINDS`.
-    shard, version, size_bytes, modified_ms : numpy.ndarray of int64
-        The version of a commit or snapshot, 0 of others; the time by the store's clock.
-    shards : numpy.ndarray of int64
-        The numbers of the shards that hold anything, ascending.
-    """
-
-    kind: NDArray[np.int8]
+    kind: NDArray[np.int8]  #: Place in `KINDS`
+    #: The version of a commit or snapshot, 0 of others; the time by the store's clock
     shard: Column
     version: Column
     size_bytes: Column
     modified_ms: Column
-    shards: Column
+    shards: Column  #: The numbers of the shards that hold anything, ascending
 
     @classmethod
     def of(cls, listings: Iterable[ShardListing]) -> StoredObjects:

@@ -24,31 +24,15 @@ _METADATA_BYTES_MAX = 1 << 16
 
 @dataclass(frozen=True)
 class OperatorSurvey:
-    """What an operator's directory holds.
-
-    Attributes
-    ----------
-    name : str
-    record : OperatorRecord or HoldfastError
-        The error where it cannot be read.
-    objects : StoredObjects
-    state : numpy.ndarray of int64
-        Of each of the objects' shards how large its state is, without what only older versions need.
-    estimated : int
-        Of how many shards that is estimated.
-    signs : OperatorSigns
-        Of how its query is.
-    beside_bytes : int
-        Of what lies beside the shards.
-    """
+    """What an operator's directory holds."""
 
     name: str
-    record: OperatorRecord | HoldfastError
+    record: OperatorRecord | HoldfastError  #: The error where it cannot be read
     objects: StoredObjects
-    state: Column
-    estimated: int
-    signs: OperatorSigns
-    beside_bytes: int
+    state: Column  #: Of each of the objects' shards how large its state is, without what only older versions need
+    estimated: int  #: Of how many shards that is estimated
+    signs: OperatorSigns  #: Of how its query is
+    beside_bytes: int  #: Of what lies beside the shards
 
     @property
     def shard_count(self) -> int:
@@ -90,25 +74,13 @@ class SinkSurvey:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a state directory holds.
-
-    Attributes
-    ----------
-    operators : mapping of str to OperatorSurvey
-    sinks : tuple of SinkSurvey
-    unknown : int
-        Objects that belong to no operator, not even to one without a record.
-    without_record : tuple of str
-        Folders with shards, but without an operator record.
-    query_id : str
-        Of the query whose checkpoint location this is; empty for what is no such location.
-    """
+    """What a state directory holds."""
 
     operators: Mapping[str, OperatorSurvey]
     sinks: tuple[SinkSurvey, ...]
-    unknown: int
-    without_record: tuple[str, ...]
-    query_id: str = ""
+    unknown: int  #: Objects that belong to no operator, not even to one without a record
+    without_record: tuple[str, ...]  #: Folders with shards, but without an operator record
+    query_id: str = ""  #: Of the query whose checkpoint location this is; empty for what is no such location
 
     @property
     def is_empty(self) -> bool:
@@ -116,13 +88,7 @@ class Survey:
         return not (self.query_id or self.operators or self.sinks or self.without_record)
 
     def operator(self, name: str) -> OperatorSurvey:
-        """Return an operator.
-
-        Raises
-        ------
-        NotFoundError
-            There is none of this name.
-        """
+        """Return an operator. Raises `NotFoundError` if there is none of this name."""
         if name not in self.operators:
             raise NotFoundError("the state directory holds no operator of this name", operator=name)
         return self.operators[name]
@@ -131,10 +97,8 @@ class Survey:
 def survey(storage: ObjectStorage, sizes: StateSizes) -> Survey:
     """List a state directory, perhaps an empty one; or tell that it is a query's checkpoint location.
 
-    Raises
-    ------
-    NotFoundError, InvalidArgumentError, UnavailableError
-        It holds nothing of holdfast, or cannot be listed.
+    Raises `NotFoundError`, `InvalidArgumentError` or `UnavailableError` if it holds nothing of holdfast, or cannot be
+    listed.
 
     Notes
     -----

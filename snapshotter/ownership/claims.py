@@ -67,20 +67,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Tenure:
-    """What an executor knows of its run's place in a directory.
+    """What an executor knows of its run's place in a directory."""
 
-    Attributes
-    ----------
-    claim : Claim
-        The newest: the run's own or, beside another run, that one's.
-    since_ms : int or None
-        Beside another run: since when this is the newest claim, by the machine's monotonic clock.
-    begun_ms : int
-        Beside another run: when this one began, by the store's clock, or the one before it whose place it has.
-    """
-
-    claim: Claim
+    claim: Claim  #: The newest: the run's own or, beside another run, that one's
+    #: Beside another run: since when this is the newest claim, by the machine's monotonic clock
     since_ms: int | None = None
+    #: Beside another run: when this one began, by the store's clock, or the one before it whose place it has
     begun_ms: int = 0
 
     def retained(self, retained_versions: int, version: int) -> int:
@@ -93,7 +85,6 @@ class Claims:
 
     Parameters
     ----------
-    storage : ObjectStorage
     me : Claim
         As this run would claim; whatever its number.
     lives : callable
@@ -124,21 +115,15 @@ class Claims:
     def take(self, record: OperatorRecord, store_ms: int) -> Tenure:
         """Claim the directory for this run, or join its claim, or begin beside another run.
 
+        Raises `ConflictError` if another query runs or has state here, or another application runs this query;
+        `FencedError` if a newer run of this query has begun; `CorruptionError` if the newest claim cannot be read.
+
         Parameters
         ----------
         record : OperatorRecord
             Of this run's operator.
         store_ms : int
             The time by the store's clock.
-
-        Raises
-        ------
-        ConflictError
-            Another query runs or has state here, or another application runs this query.
-        FencedError
-            A newer run of this query has begun.
-        CorruptionError
-            The newest claim cannot be read.
         """
 
         def begun(newest: Claim | None, besides: Sequence[Beside]) -> Tenure | None:
@@ -158,10 +143,7 @@ class Claims:
     def renew(self, tenure: Tenure) -> Tenure:
         """Look whether this run still has its place, and show that it is alive; returns its tenure from now on.
 
-        Raises
-        ------
-        FencedError
-            Another run has taken over, or one beside which this one began is alive: stop.
+        Raises `FencedError` if another run has taken over, or one beside which this one began is alive: stop.
         """
 
         def kept(newest: Claim | None, besides: Sequence[Beside]) -> Tenure | None:
@@ -261,10 +243,7 @@ class Claims:
     def _still_beside(self, tenure: Tenure, since_ms: int, newest: Claim, besides: Sequence[Beside]) -> Tenure | None:
         """Return the place of a run beside another one; None once that one is dead, and nobody else is before this one.
 
-        Raises
-        ------
-        FencedError
-            It lives, or a third one does.
+        Raises `FencedError` if it lives, or a third one does.
         """
         if newest.number == tenure.claim.number:
             own = sorted((told for told in besides if told.run_id == self._mine.run_id), key=lambda told: told.seen_ms)

@@ -32,34 +32,17 @@ _SHARDS_LIMIT = 10**9
 
 @dataclass(frozen=True)
 class OperatorRecord:
-    """Who owns an operator's directory and what lies in it.
-
-    Attributes
-    ----------
-    operator : str
-    query_id : str
-        Spark's id of the query, the same after every restart from its checkpoint location.
-    definition_id : str
-        Distinguishes two operators of one query that have the same name.
-    run_id : str
-        The run of the query in which the record was written.
-    shards : int
-    schemas : mapping of str to list of str
-        By table: key and value schema; see `holdfast.backends.stored_schema`.
-    retained_versions : int
-        How many versions back the query could return when the record was written; its claims have newer numbers.
-    configuration : mapping of str to str
-        What the operator's API lets nobody change at a restart.
-    """
+    """Who owns an operator's directory and what lies in it."""
 
     operator: str
-    query_id: str
-    definition_id: str
-    run_id: str
+    query_id: str  #: Spark's id of the query, the same after every restart from its checkpoint location
+    definition_id: str  #: Distinguishes two operators of one query that have the same name
+    run_id: str  #: The run of the query in which the record was written
     shards: int
-    schemas: Mapping[str, list[str]]
+    schemas: Mapping[str, list[str]]  #: By table: key and value schema; see `holdfast.backends.stored_schema`
+    #: How many versions back the query could return when the record was written; its claims have newer numbers
     retained_versions: int
-    configuration: Mapping[str, str]
+    configuration: Mapping[str, str]  #: What the operator's API lets nobody change at a restart
 
     FIELDS = (
         *("operator", "query_id", "definition_id", "run_id", "shards", "schemas", "retained_versions", "configuration"),
@@ -91,12 +74,8 @@ def shard_prefix(operator: str, shard: int) -> str:
 def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> OperatorRecord:
     """Write the record if there is none, check that the stored one allows `record` to go on, and return it.
 
-    Raises
-    ------
-    InvalidArgumentError
-        The directory is a checkpoint location of Spark's.
-    ConflictError, SchemaMismatchError
-        See `check_operator`.
+    Raises `InvalidArgumentError` if the directory is a checkpoint location of Spark's; `ConflictError` or
+    `SchemaMismatchError`: see `check_operator`.
     """
     stored = find_operator(storage, record.operator)
     if stored is None:
@@ -128,12 +107,8 @@ def _require_no_location(storage: ObjectStorage) -> None:
 def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> None:
     """Check that a stored record allows `record` to go on.
 
-    Raises
-    ------
-    ConflictError
-        The directory belongs to another query, or to another operator of this query.
-    SchemaMismatchError
-        The state was written with another number of shards.
+    Raises `ConflictError` if the directory belongs to another query, or to another operator of this query;
+    `SchemaMismatchError` if the state was written with another number of shards.
     """
     where = {"operator": record.operator, "storage": url}
     if stored.query_id != record.query_id:
@@ -167,13 +142,7 @@ def same_name(operator: str, **where: str) -> ConflictError:
 
 
 def read_operator(storage: ObjectStorage, operator: str) -> OperatorRecord:
-    """Return an operator's record.
-
-    Raises
-    ------
-    NotFoundError
-        The storage holds no operator of this name.
-    """
+    """Return an operator's record. Raises `NotFoundError` if the storage holds no operator of this name."""
     record = find_operator(storage, operator)
     if record is None:
         raise NotFoundError(

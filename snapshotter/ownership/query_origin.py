@@ -38,31 +38,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 @dataclass(frozen=True)
 class QueryOrigin:
-    """What a restored or cloned query began with.
+    """What a restored or cloned query began with."""
 
-    Attributes
-    ----------
-    query_id : str
-        Spark's id of the query.
-    state_id : str
-        The id in its pointers and records: its own, or for a clone that of the query which was cloned.
-    of_query, batch_id : str, int
-        Whose state it was, after which micro-batch; no query's if it was written for this one.
-    directories : mapping of str to str
-        The operators' directories that were filled, and the query that the record of each names.
-    empty : tuple of str
-        Operators that were meant to begin without state.
-    unnamed : int
-        Operators of the query that had had no rows, so that nobody could tell their names.
-    """
-
-    query_id: str
-    state_id: str
+    query_id: str  #: Spark's id of the query
+    state_id: str  #: The id in its pointers and records: its own, or for a clone that of the query which was cloned
+    #: Whose state it was, after which micro-batch; no query's if it was written for this one
     of_query: str
     batch_id: int
+    #: The operators' directories that were filled, and the query that the record of each names
     directories: Mapping[str, str]
-    empty: tuple[str, ...] = ()
-    unnamed: int = 0
+    empty: tuple[str, ...] = ()  #: Operators that were meant to begin without state
+    unnamed: int = 0  #: Operators of the query that had had no rows, so that nobody could tell their names
 
     FIELDS = ("query_id", "state_id", "of_query", "batch_id", "directories", "empty", "unnamed")
 
@@ -80,10 +66,8 @@ class QueryOrigin:
 def declare_origin(storage: ObjectStorage, origin: QueryOrigin) -> None:
     """Store what a query begins with, before anything is written to its directories.
 
-    Raises
-    ------
-    ConflictError
-        The state directory has a clone of the same query: both would write under the id of that one.
+    Raises `ConflictError` if the state directory has a clone of the same query: both would write under the id of that
+    one.
     """
     folder = PrefixedStorage(storage, FOLDER)
     values = asdict(origin) | {"directories": dict(origin.directories), "empty": list(origin.empty)}
@@ -104,10 +88,7 @@ def declare_origin(storage: ObjectStorage, origin: QueryOrigin) -> None:
 def find_origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
     """Return what a query began with; None for one that began by itself.
 
-    Raises
-    ------
-    CorruptionError
-        What is stored is damaged.
+    Raises `CorruptionError`: what is stored is damaged.
     """
     folder = PrefixedStorage(storage, FOLDER)
     try:

@@ -35,69 +35,35 @@ _BESIDE = re.compile(r"beside@([0-9]{17})@([^@/]+)@([0-9a-f]{16}|)@([^@/]*)@([0-
 
 @dataclass(frozen=True)
 class ClaimingRun:
-    """One run of a query, as a claim tells of it.
-
-    Attributes
-    ----------
-    run_id : str
-    started_ms : int
-        When it began, as a label.
-    seen_ms : int
-        When it claimed last, by the store's clock; of a claim's own run, when that was stored.
-    batch_id : int or None
-        The micro-batch that it was at then; None if unknown.
-    retained_versions : int
-        How many versions back it may return.
-    driver, executor : str
-        The processes of its driver, where that is known, and of the executor that claimed last: texts by which those
-        that see them can tell whether they live.
-    """
+    """One run of a query, as a claim tells of it."""
 
     run_id: str
-    started_ms: int
-    seen_ms: int
-    batch_id: int | None
-    retained_versions: int
+    started_ms: int  #: When it began, as a label
+    seen_ms: int  #: When it claimed last, by the store's clock; of a claim's own run, when that was stored
+    batch_id: int | None  #: The micro-batch that it was at then; None if unknown
+    retained_versions: int  #: How many versions back it may return
+    #: The processes of its driver, where that is known, and of the executor that claimed last: texts by which those
+    #: that see them can tell whether they live
     driver: str
     executor: str
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The newest claim.
-
-    Attributes
-    ----------
-    operator : str
-    number : int
-        Its place in the sequence, from 1.
-    query_id, query_name : str, str or None
-        Whose run it is, and how the user has named that query.
-    application : str
-        Spark's id of the run's application.
-    host : str
-        Of the executor that claimed.
-    runs : tuple of ClaimingRun
-        Of the query; the last one holds the directory.
-    """
+    """The newest claim."""
 
     operator: str
-    number: int
+    number: int  #: Its place in the sequence, from 1
+    #: Whose run it is, and how the user has named that query
     query_id: str
     query_name: str | None
-    application: str
-    host: str
-    runs: tuple[ClaimingRun, ...]
+    application: str  #: Spark's id of the run's application
+    host: str  #: Of the executor that claimed
+    runs: tuple[ClaimingRun, ...]  #: Of the query; the last one holds the directory
 
     @classmethod
     def of(cls, values: object, source: str) -> Claim:
-        """Return the claim that a header holds.
-
-        Raises
-        ------
-        CorruptionError
-            It holds none.
-        """
+        """Return the claim that a header holds. Raises `CorruptionError` if it holds none."""
         fields = Fields.of_notice(values, source, *_CLAIM)
         claim = cls(
             fields.text("operator"),
@@ -120,30 +86,16 @@ class Claim:
 
 @dataclass(frozen=True)
 class Beside:
-    """A run that works beside the holder of the directory: an object whose name says all.
+    """A run that works beside the holder of the directory: an object whose name says all."""
 
-    Attributes
-    ----------
-    begun_ms : int
-        When the run began, by the store's clock, or the one before it whose place it has: of several, the first one
-        may take the number.
-    run_id : str
-    application : str
-        A digest of Spark's id of the run's application; empty where that is not known.
-    driver : str
-        As of a `ClaimingRun`.
-    object_id : str
-        Tells each look of the run from the others.
-    seen_ms : int
-        When it looked last, by the store's clock: when the object was stored.
-    """
-
+    #: When the run began, by the store's clock, or the one before it whose place it has: of several, the first one may
+    #: take the number
     begun_ms: int
     run_id: str
-    application: str
-    driver: str
-    object_id: str
-    seen_ms: int = 0
+    application: str  #: A digest of Spark's id of the run's application; empty where that is not known
+    driver: str  #: As of a `ClaimingRun`
+    object_id: str  #: Tells each look of the run from the others
+    seen_ms: int = 0  #: When it looked last, by the store's clock: when the object was stored
 
     @classmethod
     def of(cls, info: ObjectInfo) -> Beside | None:
@@ -182,12 +134,8 @@ def claims_of(storage: ObjectStorage, operator: str) -> PrefixedStorage:
 def read_claim(folder: PrefixedStorage, info: ObjectInfo) -> Claim:
     """Return a listed claim.
 
-    Raises
-    ------
-    CorruptionError
-        It is damaged, of a newer format, or belongs elsewhere.
-    NotFoundError
-        It was deleted since.
+    Raises `CorruptionError` if it is damaged, of a newer format, or belongs elsewhere; `NotFoundError` if it was
+    deleted since.
     """
     source = f"{folder.url}/{info.key}"
     stored = stored_file.decode(folder.get(info.key), source=source, kind=KIND, plain_bytes_max=0)
@@ -229,10 +177,7 @@ def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
 
     The largest number in the record, which is as old as the state, and of the runs that were at work last.
 
-    Raises
-    ------
-    CorruptionError
-        The claim cannot be read: it may say a larger number.
+    Raises `CorruptionError` if the claim cannot be read: it may say a larger number.
     """
     claim = find_claim(storage, record.operator)
     runs = claim.runs if claim is not None and claim.query_id == record.query_id else ()

@@ -43,30 +43,18 @@ FOLDER = "schemas"
 
 @dataclass(frozen=True)
 class StoredTables:
-    """The tables of stored state.
+    """The tables of stored state."""
 
-    Attributes
-    ----------
-    held : mapping of str to TableSchema
-        All tables that it may hold, with all columns of each, under the names that these are stored under; `not_null`
-        has those that no stored row has a null in: every run that declared the table wanted none.
-    latest : mapping of str to TableSchema
-        The same tables with the columns that were declared last, as they are called now.
-    last : frozenset of str
-        The tables that the last run declared.
-    names : mapping of str to mapping of str to str
-        By table the columns that a run may declare and find again, and under which names they are stored.
-    left_out : frozenset of str
-        The tables that some run did not declare, although they were held.
-    made : mapping of str to ColumnChanges
-        By table the changes that were made to what was read from storage, and that are to be stored.
-    """
-
+    #: All tables that it may hold, with all columns of each, under the names that these are stored under; `not_null`
+    #: has those that no stored row has a null in: every run that declared the table wanted none
     held: Mapping[str, TableSchema]
+    #: The same tables with the columns that were declared last, as they are called now
     latest: Mapping[str, TableSchema]
-    last: frozenset[str]
+    last: frozenset[str]  #: The tables that the last run declared
+    #: By table the columns that a run may declare and find again, and under which names they are stored
     names: Mapping[str, Names]
-    left_out: frozenset[str] = frozenset()
+    left_out: frozenset[str] = frozenset()  #: The tables that some run did not declare, although they were held
+    #: By table the changes that were made to what was read from storage, and that are to be stored
     made: Mapping[str, ColumnChanges] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -103,10 +91,7 @@ class StoredTables:
     def with_changes(self, changes: Mapping[str, ColumnChanges]) -> Self:
         """Return the tables after these changes to their columns; changes already made stay made.
 
-        Raises
-        ------
-        SchemaMismatchError
-            A column cannot have its new name.
+        Raises `SchemaMismatchError` if a column cannot have its new name.
         """
         found = {name: change.effective(self.names[name]) for name, change in changes.items() if name in self.names}
         new = {name: change for name, change in found.items() if change}
@@ -125,10 +110,7 @@ class StoredTables:
     def with_declared(self, declared: Mapping[str, TableSchema]) -> Self:
         """Return what the state may hold once a run has declared these tables.
 
-        Raises
-        ------
-        SchemaMismatchError
-            Stored rows cannot be read with what is declared.
+        Raises `SchemaMismatchError` if stored rows cannot be read with what is declared.
         """
         names = {name: self._with_columns(name, schema) for name, schema in declared.items()}
         stored = {name: named(schema, names[name]) for name, schema in declared.items()}
@@ -197,15 +179,12 @@ def _holds(held: TableSchema, latest: TableSchema, names: Names) -> bool:
 def stored_tables(storage: ObjectStorage, record: OperatorRecord) -> StoredTables:
     """Return the tables that an operator's state may hold.
 
+    Raises `CorruptionError`: what is stored is damaged, or belongs elsewhere.
+
     Parameters
     ----------
     record : OperatorRecord
         The stored one.
-
-    Raises
-    ------
-    CorruptionError
-        What is stored is damaged, or belongs elsewhere.
     """
     return _newest(Fence(storage, f"{record.operator}/{FOLDER}"), record)[1]
 
@@ -213,17 +192,14 @@ def stored_tables(storage: ObjectStorage, record: OperatorRecord) -> StoredTable
 def declare_tables(storage: ObjectStorage, record: OperatorRecord, planned: StoredTables) -> None:
     """Store which tables a run declares and which columns it changes, unless that is what was stored last.
 
+    Raises `ConflictError` if another run of the query has declared since what cannot be beside it.
+
     Parameters
     ----------
     record : OperatorRecord
         The stored one.
     planned : StoredTables
         What was stored when the run looked, with its changes and what it declares: state is written accordingly.
-
-    Raises
-    ------
-    ConflictError
-        Another run of the query has declared since what cannot be beside it.
     """
     fence = Fence(storage, f"{record.operator}/{FOLDER}")
     for _ in looks(storage.url):

@@ -41,12 +41,9 @@ class Making:
     def finish(self, savepoint: Savepoint) -> None:
         """Store the manifest, and remove what it does not name.
 
-        Raises
-        ------
-        ConflictError
-            Somebody has deleted parts of it meanwhile, or has made another savepoint of the name.
-        UnavailableError
-            The storage did not answer; once the manifest is asked to be stored, nobody knows whether it was.
+        Raises `ConflictError` if somebody has deleted parts of it meanwhile, or has made another savepoint of the name;
+        `UnavailableError` if the storage did not answer; once the manifest is asked to be stored, nobody knows whether
+        it was.
 
         Notes
         -----
@@ -100,12 +97,6 @@ class Making:
 
 
 def making(target: ObjectStorage, name: str) -> Making:
-    """Begin a savepoint.
-
-    Raises
-    ------
-    ConflictError
-        There is one of this name.
-    """
+    """Begin a savepoint. Raises `ConflictError` if there is one of this name."""
     require_free(target, name)
     return Making(savepoint_folder(target, name))

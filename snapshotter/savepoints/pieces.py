@@ -50,6 +50,8 @@ def write_pieces(
 ) -> Iterator[Piece]:
     """Store the live rows of a table and shard, and yield the pieces, each when it is stored.
 
+    Raises `InvalidArgumentError` if a few rows are so large that no reader would take them.
+
     Parameters
     ----------
     savepoint : ObjectStorage
@@ -60,11 +62,6 @@ def write_pieces(
         Of the rows of one piece, unpacked and on the average.
     each : callable
         Calls a function for each piece, as `map` does; in an executor, `holdfast.snapshotter.storage.ahead`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A few rows are so large that no reader would take them.
     """
 
     def written(numbered: tuple[int, Run]) -> Piece:
@@ -90,17 +87,14 @@ def _write_piece(savepoint: ObjectStorage, operator: str, shard: int, rows: Run,
 def read_piece(savepoint: ObjectStorage, operator: str, piece: Piece, schema: TableSchema) -> Run:
     """Return the rows of a piece.
 
+    Raises `CorruptionError` if it is missing, damaged, or not the one that the manifest names.
+
     Parameters
     ----------
     savepoint : ObjectStorage
         Its folder.
     schema : TableSchema
         Of its table, as the manifest has it.
-
-    Raises
-    ------
-    CorruptionError
-        It is missing, damaged, or not the one that the manifest names.
     """
     source = f"{savepoint.url}/{piece.key}"
     try:

@@ -52,17 +52,13 @@ def _sinks_of(storage: ObjectStorage, query_id: str) -> Iterator[SavedSink]:
 def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:
     """Check that the sinks of a saved query can be continued from where it was saved, without taking them.
 
+    Raises `InvalidArgumentError` if the query had no sinks, or they are in another state directory; `ConflictError` if
+    they show what the savepoint does not hold, or another query writes to them.
+
     Parameters
     ----------
     storage : ObjectStorage
         The new query's state directory.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The query had no sinks, or they are in another state directory.
-    ConflictError
-        They show what the savepoint does not hold, or another query writes to them.
     """
     if not query.sinks:
         raise InvalidArgumentError(
@@ -77,6 +73,8 @@ def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:
 def continue_sinks(storage: ObjectStorage, query: SavedQuery, query_id: str, driver: str) -> None:
     """Let a restored query continue the sinks of the one that was saved, which is ended for good.
 
+    Raises `InvalidArgumentError` or `ConflictError`: as `require_sinks`: somebody has gone on meanwhile.
+
     Parameters
     ----------
     storage : ObjectStorage
@@ -85,11 +83,6 @@ def continue_sinks(storage: ObjectStorage, query: SavedQuery, query_id: str, dri
         The restored query's.
     driver : str
         A random id.
-
-    Raises
-    ------
-    InvalidArgumentError, ConflictError
-        As `require_sinks`: somebody has gone on meanwhile.
     """
     for saved in query.sinks:
         _continue(storage, query, saved, query_id, driver)

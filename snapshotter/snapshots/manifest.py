@@ -48,45 +48,23 @@ _BACKEND = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
 
 @dataclass(frozen=True)
 class Part:
-    """An object that holds a stretch of a file.
+    """An object that holds a stretch of a file."""
 
-    Attributes
-    ----------
-    key : str
-        Below the shard.
-    size_bytes : int
-        Of the object.
-    digest : str
-        Of the object; see `holdfast.backends.stored_file`.
-    """
-
-    key: str
-    size_bytes: int
-    digest: str
+    key: str  #: Below the shard
+    size_bytes: int  #: Of the object
+    digest: str  #: Of the object; see `holdfast.backends.stored_file`
 
     FIELDS = ("key", "size_bytes", "digest")
 
 
 @dataclass(frozen=True)
 class SnapshotFile:
-    """One file of a snapshot.
+    """One file of a snapshot."""
 
-    Attributes
-    ----------
-    name : str
-        Its name in the folder that the backend takes over.
-    size_bytes : int
-        Of the file as it lies there.
-    modified_ns : int
-        When it was modified; a restored file gets that time again.
-    parts : tuple of Part
-        In the order of their bytes.
-    """
-
-    name: str
-    size_bytes: int
-    modified_ns: int
-    parts: tuple[Part, ...]
+    name: str  #: Its name in the folder that the backend takes over
+    size_bytes: int  #: Of the file as it lies there
+    modified_ns: int  #: When it was modified; a restored file gets that time again
+    parts: tuple[Part, ...]  #: In the order of their bytes
 
     FIELDS = ("name", "size_bytes", "modified_ns", "parts")
 
@@ -126,18 +104,10 @@ class SnapshotFile:
 
 @dataclass(frozen=True)
 class CleanedUp:
-    """What a snapshot's lineage knows of clean-ups, so that no process needs to remember it.
+    """What a snapshot's lineage knows of clean-ups, so that no process needs to remember it."""
 
-    Attributes
-    ----------
-    below : int
-        All commits and snapshots of lower version numbers were deleted; 0 where nothing ever was.
-    snapshots_since : int
-        Snapshots of the lineage since the last clean-up, this one included.
-    """
-
-    below: int = 0
-    snapshots_since: int = 1
+    below: int = 0  #: All commits and snapshots of lower version numbers were deleted; 0 where nothing ever was
+    snapshots_since: int = 1  #: Snapshots of the lineage since the last clean-up, this one included
 
     FIELDS = ("below", "snapshots_since")
 
@@ -153,35 +123,16 @@ NEVER_CLEANED_UP = CleanedUp()
 
 @dataclass(frozen=True)
 class Manifest:
-    """One snapshot.
+    """One snapshot."""
 
-    Attributes
-    ----------
-    pointer : Pointer
-        The version.
-    shard : str
-        The shard's place in the storage: ``totals/shard-0003``.
-    backend : str
-        The name of the backend that froze the files, and can open them.
-    part_bytes : int
-        Bytes of a file in each of its parts but the last one.
-    files : tuple of SnapshotFile
-    replaced : tuple of ChainEntry
-        The chain that the snapshot stands for; see `holdfast.snapshotter.lineage`.
-    new_bytes : int
-        Stored for this snapshot; the other files were there.
-    written_ms : int
-        When, by the clock of who wrote it, in ms since 1970. To show, and for ``snapshot.intervalSeconds``.
-    cleaned : CleanedUp
-    """
-
-    pointer: Pointer
-    shard: str
-    backend: str
-    part_bytes: int
+    pointer: Pointer  #: The version
+    shard: str  #: The shard's place in the storage: ``totals/shard-0003``
+    backend: str  #: The name of the backend that froze the files, and can open them
+    part_bytes: int  #: Bytes of a file in each of its parts but the last one
     files: tuple[SnapshotFile, ...]
-    replaced: Chain
-    new_bytes: int
+    replaced: Chain  #: The chain that the snapshot stands for; see `holdfast.snapshotter.lineage`
+    new_bytes: int  #: Stored for this snapshot; the other files were there
+    #: When, by the clock of who wrote it, in ms since 1970. To show, and for ``snapshot.intervalSeconds``.
     written_ms: int
     cleaned: CleanedUp = NEVER_CLEANED_UP
 
@@ -202,6 +153,8 @@ class Manifest:
 def read_manifest(data: Any, shard: str, source: str, key: str) -> tuple[Manifest, ChainEntry]:
     """Return the manifest in a stored file, and its entry in a chain.
 
+    Raises `CorruptionError` if it is damaged, no manifest, belongs elsewhere, or says what cannot be.
+
     Parameters
     ----------
     shard : str
@@ -210,11 +163,6 @@ def read_manifest(data: Any, shard: str, source: str, key: str) -> tuple[Manifes
         What to call it in an error.
     key : str
         Under which it was found, below the shard.
-
-    Raises
-    ------
-    CorruptionError
-        It is damaged, no manifest, belongs elsewhere, or says what cannot be.
     """
     stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
     fields = Fields(stored.header, source, *Manifest.FIELDS)
@@ -245,17 +193,14 @@ def read_part(
 ) -> stored_file.StoredFile:
     """Return a part; its bytes are in the section ``data``.
 
+    Raises `CorruptionError` if it is damaged, no part, belongs to another shard, or is not as large.
+
     Parameters
     ----------
     plain_bytes : int, optional
         How many bytes of a file it must hold.
     plain_bytes_max : int
         How many it may hold where that is not known.
-
-    Raises
-    ------
-    CorruptionError
-        It is damaged, no part, belongs to another shard, or is not as large.
     """
     stored = stored_file.decode(
         data, source=source, kind=PART_KIND, plain_bytes=plain_bytes, plain_bytes_max=plain_bytes_max

@@ -20,21 +20,12 @@ MIN_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class SnapshotPolicy:
-    """When the background writes a snapshot of a shard: as soon as one of these is reached.
+    """When the background writes a snapshot of a shard: as soon as one of these is reached."""
 
-    Attributes
-    ----------
-    max_commits : int
-        Commit objects since the last snapshot.
-    max_bytes : int or None
-        Bytes of these. None follows the state: as many as the snapshot has, and `MIN_BYTES` at least.
-    interval_seconds : int or None
-        Time since the last snapshot, if anything was written since.
-    """
-
-    max_commits: int = 20
+    max_commits: int = 20  #: Commit objects since the last snapshot
+    #: Bytes of these. None follows the state: as many as the snapshot has, and `MIN_BYTES` at least.
     max_bytes: int | None = None
-    interval_seconds: int | None = None
+    interval_seconds: int | None = None  #: Time since the last snapshot, if anything was written since
 
     def is_due(self, lineage: Lineage, age_seconds: float = 0.0) -> bool:
         """Whether the background should write a snapshot of the version with this lineage.

@@ -55,13 +55,7 @@ Identity = tuple[int, int, int]
 
 
 def identity_of(path: Path) -> Identity:
-    """Return the identity of a local file.
-
-    Raises
-    ------
-    NotFoundError
-        It is not there.
-    """
+    """Return the identity of a local file. Raises `NotFoundError` if it is not there."""
     with local_files.reading(path):
         found = os.stat(path)
     return found.st_ino, found.st_size, found.st_mtime_ns
@@ -69,26 +63,13 @@ def identity_of(path: Path) -> Identity:
 
 @dataclass(frozen=True)
 class SnapshotNote:
-    """What this executor knows of a snapshot without asking the storage.
+    """What this executor knows of a snapshot without asking the storage."""
 
-    Attributes
-    ----------
-    entry : ChainEntry
-        What names the snapshot.
-    files : mapping of Identity to SnapshotFile
-        The local files that it has stored.
-    part_bytes : int
-        Bytes of a file in each of its parts but the last one.
-    cleaned : CleanedUp
-    written_ms : int
-        See `holdfast.snapshotter.snapshots.manifest.Manifest`.
-    """
-
-    entry: ChainEntry
-    files: Mapping[Identity, SnapshotFile]
-    part_bytes: int
+    entry: ChainEntry  #: What names the snapshot
+    files: Mapping[Identity, SnapshotFile]  #: The local files that it has stored
+    part_bytes: int  #: Bytes of a file in each of its parts but the last one
     cleaned: CleanedUp
-    written_ms: int
+    written_ms: int  #: See `holdfast.snapshotter.snapshots.manifest.Manifest`
 
     @classmethod
     def read(cls, header: object, source: str) -> SnapshotNote:
@@ -122,10 +103,7 @@ class SnapshotNotes:
     def leave(self, entry: ChainEntry, manifest: Manifest, files: Iterable[tuple[Identity, SnapshotFile]]) -> None:
         """Note a snapshot and which local files it stored. Only the latest notes are kept.
 
-        Raises
-        ------
-        UnavailableError
-            Local storage is full or failing.
+        Raises `UnavailableError` if local storage is full or failing.
         """
         stored = [{"identity": identity, "file": asdict(file)} for identity, file in files]
         header = {"entry": entry.to_json(), "files": stored, "part_bytes": manifest.part_bytes}
@@ -190,41 +168,21 @@ SURE_FOR_MS = 30 * 60_000
 
 @dataclass(frozen=True)
 class Downloaded:
-    """The files of a snapshot, downloaded and verified.
-
-    Attributes
-    ----------
-    manifest : Manifest
-    folder : pathlib.Path
-        Holds the files; may be renamed away.
-    """
+    """The files of a snapshot, downloaded and verified."""
 
     manifest: Manifest
-    folder: Path
+    folder: Path  #: Holds the files; may be renamed away
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """A version whose files are held for the upload.
-
-    Attributes
-    ----------
-    pointer : Pointer
-    folder : pathlib.Path
-        Holds links to the files.
-    names : tuple of str
-        Of all of them, sorted.
-    lineage : Lineage
-        What the version is made of.
-    since_ms : int
-        When that was looked up, in ms that never go back.
-    """
+    """A version whose files are held for the upload."""
 
     pointer: Pointer
-    folder: Path
-    names: tuple[str, ...]
-    lineage: Lineage
-    since_ms: int
+    folder: Path  #: Holds links to the files
+    names: tuple[str, ...]  #: Of all of them, sorted
+    lineage: Lineage  #: What the version is made of
+    since_ms: int  #: When that was looked up, in ms that never go back
 
 
 class Snapshots:
@@ -232,7 +190,6 @@ class Snapshots:
 
     Parameters
     ----------
-    shard : PrefixedStorage
     executor : concurrent.futures.Executor
         Each thread transfers one part at a time.
     directory : pathlib.Path
@@ -266,14 +223,8 @@ class Snapshots:
     def frozen(self, backend: Backend, pointer: Pointer) -> Iterator[Frozen]:
         """Hold the files of a version for the context: it may be dropped meanwhile, and the backend closed.
 
-        Raises
-        ------
-        NotFoundError
-            The version is no longer held.
-        CorruptionError
-            It is damaged.
-        UnavailableError
-            Local storage is full or failing.
+        Raises `NotFoundError` if the version is no longer held; `CorruptionError` if it is damaged; `UnavailableError`
+        if local storage is full or failing.
         """
         since_ms = clock.monotonic_ms()
         with backend.view(pointer) as view:
@@ -289,20 +240,16 @@ class Snapshots:
     ) -> tuple[ChainEntry, Manifest]:
         """Store a version and leave a note of it for the commits that follow.
 
+        Raises `UnavailableError` if durable or local storage failed; commits go on without the snapshot.
+
         Parameters
         ----------
-        frozen : Frozen
         backend_name : str
             The name under which the backend is registered that froze it.
         cleaned : CleanedUp
             What is known of clean-ups, for the next executor.
         is_sure : bool
             Whether what was stored before is sure to be there. If not, a listing tells, and what is not is sent again.
-
-        Raises
-        ------
-        UnavailableError
-            Durable or local storage failed; commits go on without the snapshot.
         """
         folder, names, lineage = frozen.folder, frozen.names, frozen.lineage
         # Only what the version itself builds on is sure not to be cleaned up meanwhile.
@@ -355,10 +302,7 @@ class Snapshots:
 
         The commit that would name it was never made there: an application ends with a snapshot after its last commit.
 
-        Raises
-        ------
-        UnavailableError
-            The storage did not answer, or local storage is full or failing.
+        Raises `UnavailableError` if the storage did not answer, or local storage is full or failing.
 
         Notes
         -----
@@ -380,10 +324,7 @@ class Snapshots:
     def cleaned_at(self, lineage: Lineage) -> CleanedUp:
         """Return what a version's snapshot knows of clean-ups.
 
-        Raises
-        ------
-        CorruptionError, UnavailableError
-            No note tells, and its manifest cannot be had.
+        Raises `CorruptionError` or `UnavailableError` if no note tells, and its manifest cannot be had.
         """
         if lineage.snapshot is None:
             return CleanedUp(snapshots_since=0)
@@ -398,12 +339,8 @@ class Snapshots:
     def read_manifest(self, entry: ChainEntry) -> Manifest:
         """Return the manifest that a chain names.
 
-        Raises
-        ------
-        CorruptionError
-            It is missing, damaged, or another one.
-        UnavailableError
-            The storage did not answer.
+        Raises `CorruptionError` if it is missing, damaged, or another one; `UnavailableError` if the storage did not
+        answer.
         """
         try:
             manifest, found = self._read(entry.key)
@@ -422,12 +359,8 @@ class Snapshots:
     def downloaded(self, entry: ChainEntry) -> Iterator[Downloaded]:
         """Fetch the files of a snapshot into a folder that the context removes, unless the caller has moved it.
 
-        Raises
-        ------
-        CorruptionError
-            The manifest or a part is missing, damaged, or another one; the message names it.
-        UnavailableError
-            Local storage is full or failing, or the storage did not answer.
+        Raises `CorruptionError` if the manifest or a part is missing, damaged, or another one; the message names it;
+        `UnavailableError` if local storage is full or failing, or the storage did not answer.
         """
         manifest = self.read_manifest(entry)
         with local_files.staged_folder(self._restoring, self._new_id(), fsync=False) as staged:

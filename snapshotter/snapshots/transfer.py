@@ -38,17 +38,15 @@ def upload_files(
 ) -> list[SnapshotFile]:
     """Store local files, and return where their bytes are.
 
+    Raises `UnavailableError`, `NotFoundError` or `InvalidArgumentError` if the storage failed, or a file is gone.
+    Stored parts stay; no manifest names them.
+
     Parameters
     ----------
     part_bytes : int
         Bytes of a file in each part but the last.
     shard : PrefixedStorage
         Receives the parts.
-
-    Raises
-    ------
-    UnavailableError, NotFoundError, InvalidArgumentError
-        The storage failed, or a file is gone. Stored parts stay; no manifest names them.
     """
     stats = {}
     # Reused: allocating memory costs more than all other work on a part.
@@ -111,19 +109,15 @@ def download_files(
 ) -> None:
     """Download files; sizes and checksums are verified.
 
+    Raises `CorruptionError` if a part is missing, or is not what was stored; the message names it; `UnavailableError`
+    if local storage is full or failing, or the storage did not answer.
+
     Parameters
     ----------
     part_bytes : int
         Bytes of a file in each of its parts but the last one.
     folder : pathlib.Path
         Empty, and of no use to anybody before this returns.
-
-    Raises
-    ------
-    CorruptionError
-        A part is missing, or is not what was stored; the message names it.
-    UnavailableError
-        Local storage is full or failing, or the storage did not answer.
     """
     files = list(files)
     _require_room(files, shard, folder)
@@ -153,15 +147,12 @@ def download_files(
 def fetch_part(shard: PrefixedStorage, part: Part, size_bytes: int) -> pa.Buffer:
     """Return the bytes of a file that a part holds.
 
+    Raises `CorruptionError` if the part is missing, or is not what was stored.
+
     Parameters
     ----------
     size_bytes : int
         How many they must be.
-
-    Raises
-    ------
-    CorruptionError
-        The part is missing, or is not what was stored.
     """
     source = f"{shard.url}/{part.key}"
     try:

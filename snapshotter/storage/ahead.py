@@ -29,6 +29,9 @@ def ahead(
 ) -> Generator[_Result, None, None]:
     """Yield what some work returns of each item, in the order of the items.
 
+    Raises `Exception` if the first one, by the order of the items, that the work or `items` raised. What had not begun
+    is dropped.
+
     Parameters
     ----------
     executor : concurrent.futures.Executor
@@ -37,11 +40,6 @@ def ahead(
         Asked for the next item by the caller's thread, and only when there is room for it.
     window : int
         How many items may be at work, or done and not yet with the caller: what bounds memory.
-
-    Raises
-    ------
-    Exception
-        The first one, by the order of the items, that the work or `items` raised. What had not begun is dropped.
 
     Notes
     -----

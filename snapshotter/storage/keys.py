@@ -20,6 +20,9 @@ _RESERVED = {"", ".", "..", ".snapshot"}
 def check_key(key: str) -> str:
     """Return `key` if it is one that every storage can hold.
 
+    Raises `InvalidArgumentError` if the key is absolute, too long, has an empty, ``.`` or ``..`` segment, a colon, a
+    control character, a lone surrogate, or a segment that is reserved: for unfinished writes, or ``.snapshot``.
+
     Parameters
     ----------
     key : str
@@ -29,12 +32,6 @@ def check_key(key: str) -> str:
     -------
     str
         The same key.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The key is absolute, too long, has an empty, ``.`` or ``..`` segment, a colon, a control character, a
-        lone surrogate, or a segment that is reserved: for unfinished writes, or ``.snapshot``.
     """
     problem = key_problem(key)
     if problem:

@@ -22,6 +22,9 @@ _NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 def open_storage(url: str, options: Mapping[str, object] = _NO_OPTIONS) -> ObjectStorage:
     """Open the storage that a URL names, without contacting it.
 
+    Raises `InvalidArgumentError` if the URL holds credentials, its scheme is not known, the package for it is not
+    installed (the message names it), or an option is not known.
+
     Parameters
     ----------
     url : str
@@ -34,12 +37,6 @@ def open_storage(url: str, options: Mapping[str, object] = _NO_OPTIONS) -> Objec
     -------
     ObjectStorage
         To be closed, best by a ``with`` statement.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The URL holds credentials, its scheme is not known, the package for it is not installed (the message
-        names it), or an option is not known.
     """
     # Imported here: botocore and fsspec cost a tenth of a second that local users need not pay.
     parsed = parse_url(url)

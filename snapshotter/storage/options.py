@@ -68,6 +68,9 @@ _SECRET_NAME = re.compile(
 def parse_storage_options(flat: Mapping[str, str]) -> dict[str, object]:
     """Return the nested options of a flat mapping of strings.
 
+    Raises `InvalidArgumentError` if a name has an empty part, is both a value and a group, or its value cannot be
+    converted. Values are never shown.
+
     Parameters
     ----------
     flat : Mapping[str, str]
@@ -78,12 +81,6 @@ def parse_storage_options(flat: Mapping[str, str]) -> dict[str, object]:
     dict[str, object]
         Options for `open_storage`. Names in the tables above become bool, int or float; all others, and so
         every key, secret and token, stay strings exactly as given.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A name has an empty part, is both a value and a group, or its value cannot be converted. Values are
-        never shown.
     """
     nested: dict[str, object] = {}
     for name, text in flat.items():

@@ -33,7 +33,6 @@ def probe_storage(
 
     Parameters
     ----------
-    storage : ObjectStorage
     folder : str
         Whole segments, without a trailing slash; it need not exist.
     new_id : callable, optional

@@ -42,11 +42,8 @@ class StorageUrl(NamedTuple):
 def parse_url(url: str | os.PathLike[str]) -> StorageUrl:
     """Return the parts of a URL or path. Nothing is contacted.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It holds credentials or parameters, which would travel with a plan (the message does not show them); it names
-        no absolute place; or it is of a kind that cannot be opened as it stands.
+    Raises `InvalidArgumentError` if it holds credentials or parameters, which would travel with a plan (the message
+    does not show them); it names no absolute place; or it is of a kind that cannot be opened as it stands.
     """
     text = os.fspath(url)
     if not text.strip() or text.startswith("~"):

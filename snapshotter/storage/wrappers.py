@@ -87,10 +87,6 @@ class PrefixedStorage(WrappedStorage):
         Closed with this one; so do not close a view that you pass on.
     prefix : str
         Whole segments, without a slash at either end: ``totals/shard-0003``.
-
-    Attributes
-    ----------
-    prefix : str
     """
 
     def __init__(self, inner: ObjectStorage, prefix: str) -> None:
@@ -173,7 +169,6 @@ class LimitedStorage(WrappedStorage):
 
     Parameters
     ----------
-    inner : ObjectStorage
     bandwidth : Bandwidth
         Shared with other storages, it limits all of them together.
     """

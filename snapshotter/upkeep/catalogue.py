@@ -52,25 +52,13 @@ _SNAPSHOT = re.compile(r"(.+)-[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One object of a shard.
+    """One object of a shard."""
 
-    Attributes
-    ----------
-    key : str
-        Below the shard: ``commits/17-9f3c``.
-    kind : {"commit", "snapshot", "part", "probe", "trouble", "unknown"}
-    pointer : Pointer or None
-        The version of a commit or snapshot.
-    size_bytes : int
-    modified_ms : int
-        When it was stored, by the store's clock, in ms since 1970.
-    """
-
-    key: str
+    key: str  #: Below the shard: ``commits/17-9f3c``
     kind: str
-    pointer: Pointer | None
+    pointer: Pointer | None  #: The version of a commit or snapshot
     size_bytes: int
-    modified_ms: int
+    modified_ms: int  #: When it was stored, by the store's clock, in ms since 1970
 
     @property
     def version(self) -> int:
@@ -80,18 +68,10 @@ class StoredObject:
 
 @dataclass(frozen=True)
 class ShardListing:
-    """The objects of a shard, as one listing showed them.
+    """The objects of a shard, as one listing showed them."""
 
-    Attributes
-    ----------
-    prefix : str
-        Where the shard lies: ``totals/shard-0003``.
-    objects : mapping of str to StoredObject
-        By key below the shard.
-    """
-
-    prefix: str
-    objects: Mapping[str, StoredObject]
+    prefix: str  #: Where the shard lies: ``totals/shard-0003``
+    objects: Mapping[str, StoredObject]  #: By key below the shard
 
     def of_kind(self, *kinds: str) -> list[StoredObject]:
         """Return the objects of some kinds, oldest version first."""
@@ -138,19 +118,11 @@ class ShardListing:
 
 @dataclass(frozen=True)
 class OperatorListing:
-    """The objects of an operator.
-
-    Attributes
-    ----------
-    name : str
-    shards : mapping of str to ShardListing
-        By prefix.
-    others : tuple of ObjectInfo
-        The operator record, probes, claims, schemas and unknown objects, by key below the operator.
-    """
+    """The objects of an operator."""
 
     name: str
-    shards: Mapping[str, ShardListing]
+    shards: Mapping[str, ShardListing]  #: By prefix
+    #: The operator record, probes, claims, schemas and unknown objects, by key below the operator
     others: tuple[ObjectInfo, ...]
 
     def probes(self) -> list[ObjectInfo]:
@@ -175,24 +147,13 @@ class OperatorListing:
 
 @dataclass(frozen=True)
 class StateDirListing:
-    """The objects of a state directory.
+    """The objects of a state directory."""
 
-    Attributes
-    ----------
-    operators : mapping of str to OperatorListing
-        By name.
-    unknown : tuple of ObjectInfo
-        What belongs to no operator.
-    rescaling : mapping of str to list of ObjectInfo
-        By folder the savepoints of queries that are rescaled, or whose rescaling was killed.
-    sinks : tuple of StoredSink
-        The logs of sinks.
-    """
-
-    operators: Mapping[str, OperatorListing]
-    unknown: tuple[ObjectInfo, ...]
+    operators: Mapping[str, OperatorListing]  #: By name
+    unknown: tuple[ObjectInfo, ...]  #: What belongs to no operator
+    #: By folder the savepoints of queries that are rescaled, or whose rescaling was killed
     rescaling: Mapping[str, list[ObjectInfo]] = field(default_factory=dict)
-    sinks: tuple[StoredSink, ...] = ()
+    sinks: tuple[StoredSink, ...] = ()  #: The logs of sinks
 
     def without_record(self) -> list[str]:
         """Return the folders that hold commits or snapshots of shards, but no operator record."""
@@ -237,10 +198,7 @@ def _shard(prefix: str, infos: Iterable[ObjectInfo]) -> ShardListing:
 def list_state_dir(storage: ObjectStorage, operator: str | None = None) -> StateDirListing:
     """List a state directory, or one operator of it.
 
-    Raises
-    ------
-    NotFoundError
-        There is no operator, or none of this name; the message says what is there.
+    Raises `NotFoundError` if there is no operator, or none of this name; the message says what is there.
     """
     infos = storage.list(f"{operator}/" if operator else "")
     found = _listing(infos)
@@ -254,10 +212,7 @@ def list_begun(storage: ObjectStorage) -> StateDirListing:
 
     What a query stores of an operator before its record is not unknown there.
 
-    Raises
-    ------
-    NotFoundError
-        It holds something, but nothing of holdfast's; the message says what is there.
+    Raises `NotFoundError` if it holds something, but nothing of holdfast's; the message says what is there.
     """
     infos = storage.list("")
     found = _listing(infos)

@@ -16,10 +16,6 @@ from holdfast.snapshotter.upkeep.catalogue import StoredObject
 class Headers:
     """The headers of a shard's commits and snapshots.
 
-    Parameters
-    ----------
-    shard : PrefixedStorage
-
     Notes
     -----
     Objects never change, so what was read stays true. Threads: many; the same object may then be read twice.
@@ -32,10 +28,8 @@ class Headers:
     def commit(self, stored: StoredObject) -> Commit:
         """Return a commit, without its rows.
 
-        Raises
-        ------
-        NotFoundError, CorruptionError, UnavailableError
-            It is not there, is damaged or belongs elsewhere, or cannot be read now.
+        Raises `NotFoundError`, `CorruptionError` or `UnavailableError` if it is not there, is damaged or belongs
+        elsewhere, or cannot be read now.
         """
         header = self._read(stored)
         assert isinstance(header, Commit)
@@ -67,10 +61,8 @@ def read_header(
 ) -> tuple[Commit, ChainEntry] | tuple[Manifest, ChainEntry]:
     """Return a commit without its rows, or a manifest, and its entry in a chain.
 
-    Raises
-    ------
-    NotFoundError, CorruptionError, UnavailableError
-        It is not there, is damaged or belongs elsewhere, or cannot be read now.
+    Raises `NotFoundError`, `CorruptionError` or `UnavailableError` if it is not there, is damaged or belongs elsewhere,
+    or cannot be read now.
 
     Notes
     -----

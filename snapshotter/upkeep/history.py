@@ -16,20 +16,11 @@ from holdfast.snapshotter.upkeep.headers import Headers
 
 
 class Link(NamedTuple):
-    """An object of a chain, as its key describes it.
+    """An object of a chain, as its key describes it."""
 
-    Attributes
-    ----------
-    key : str
-        Below the shard.
-    kind : {"commit", "snapshot"}
-    version : int
-        The number of its version.
-    """
-
-    key: str
+    key: str  #: Below the shard
     kind: str
-    version: int
+    version: int  #: The number of its version
 
 
 def links(chain: Iterable[ChainEntry]) -> tuple[Link, ...]:
@@ -38,13 +29,7 @@ def links(chain: Iterable[ChainEntry]) -> tuple[Link, ...]:
 
 
 class History:
-    """What each object of a shard builds on, as its header says.
-
-    Parameters
-    ----------
-    listing : ShardListing
-    headers : Headers
-    """
+    """What each object of a shard builds on, as its header says."""
 
     def __init__(self, listing: ShardListing, headers: Headers) -> None:
         self.listing = listing
@@ -53,12 +38,8 @@ class History:
     def before(self, link: Link) -> tuple[Link, ...]:
         """Return what a commit builds on, or the chain that a snapshot replaces; empty where history begins.
 
-        Raises
-        ------
-        CorruptionError
-            The object is damaged, or it is missing although older ones are there.
-        NotFoundError, UnavailableError
-            It has gone since the listing, or cannot be read now.
+        Raises `CorruptionError` if the object is damaged, or it is missing although older ones are there;
+        `NotFoundError` or `UnavailableError` if it has gone since the listing, or cannot be read now.
         """
         if not self._is_there(link):
             return ()
@@ -147,23 +128,19 @@ def _newest_commit(chain: tuple[Link, ...], horizon: int) -> Link | None:
 def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
     """Return the lowest version number whose objects the query may need to return to the horizon.
 
+    Raises `CorruptionError`, `NotFoundError` or `UnavailableError` if a header on the way cannot be had.
+
     Parameters
     ----------
     chain : tuple of Link
         All stored objects that the version is made of at which the query is, oldest first.
     horizon : int
         The lowest version number that the query may return to.
-    history : History
 
     Returns
     -------
     int
         0 where the lineage has no commit object that is old enough to tell.
-
-    Raises
-    ------
-    CorruptionError, NotFoundError, UnavailableError
-        A header on the way cannot be had.
 
     Notes
     -----
@@ -186,15 +163,12 @@ def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
 def needed_in_storage(retained: int, history: History) -> int:
     """Return the lowest version number whose objects may be needed, knowing the storage only.
 
+    Raises `CorruptionError`, `NotFoundError` or `UnavailableError`: as `needed_from`.
+
     Parameters
     ----------
     retained : int
         How many versions before the newest one the query may return to.
-
-    Raises
-    ------
-    CorruptionError, NotFoundError, UnavailableError
-        As `needed_from`.
 
     Notes
     -----

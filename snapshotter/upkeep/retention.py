@@ -53,45 +53,31 @@ _OF_CLEAN_UP = "troubles/clean-up-"
 
 @dataclass(frozen=True)
 class Plan:
-    """What stays and what goes, each with its reason.
-
-    Attributes
-    ----------
-    shard : str
-    needed_from : int
-        The lowest version number whose objects may be needed.
-    keep, delete : mapping of str to str
-        Reason by key below the shard. `delete` is in the order in which to delete.
-    parts : frozenset of str
-        Those keys of `delete` that go last, because others of it name them.
-    delete_bytes : int
-    """
+    """What stays and what goes, each with its reason."""
 
     shard: str
-    needed_from: int
+    needed_from: int  #: The lowest version number whose objects may be needed
+    #: Reason by key below the shard. `delete` is in the order in which to delete.
     keep: Mapping[str, str] = field(default_factory=dict)
     delete: Mapping[str, str] = field(default_factory=dict)
-    parts: frozenset[str] = frozenset()
+    parts: frozenset[str] = frozenset()  #: Those keys of `delete` that go last, because others of it name them
     delete_bytes: int = 0
 
 
 def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> Plan:
     """Decide about each object of a shard.
 
+    Raises `CorruptionError`, `NotFoundError` or `UnavailableError` if the manifest of a remaining snapshot cannot be
+    read, so the parts it needs are unknown.
+
     Parameters
     ----------
-    history : History
     needed : int
         See `holdfast.snapshotter.upkeep.history.needed_from`.
     now_ms : int
         The time by the store's clock.
     grace_ms : int
         What is younger than this stays.
-
-    Raises
-    ------
-    CorruptionError, NotFoundError, UnavailableError
-        The manifest of a remaining snapshot cannot be read, so the parts it needs are unknown.
     """
     shard = history.listing
     keep: dict[str, str] = {}
@@ -132,16 +118,13 @@ _LEFT = {
 def carry_out(shard: ObjectStorage, planned: Plan) -> None:
     """Delete the objects of a plan.
 
+    Raises `InvalidArgumentError` or `UnavailableError` if some objects could not be deleted; the error names them.
+    Parts are then left alone, since one of those objects may name them. Run it again to delete the rest.
+
     Parameters
     ----------
     shard : ObjectStorage
         Holds the planned keys.
-
-    Raises
-    ------
-    InvalidArgumentError, UnavailableError
-        Some objects could not be deleted; the error names them. Parts are then left alone, since one of those objects
-        may name them. Run it again to delete the rest.
     """
     for last in (False, True):
         keys = [key for key in planned.delete if (key in planned.parts) == last]
@@ -163,7 +146,6 @@ def run_retention(
 
     Parameters
     ----------
-    shard : PrefixedStorage
     pointer : Pointer
         The version that the query has accepted.
     chain : iterable of ChainEntry
@@ -216,10 +198,7 @@ def run_retention(
 def store_time_ms(folder: ObjectStorage, new_id: Callable[[], str] = clock.new_id) -> int:
     """Return the time by the store's clock: stores a small object, reads its time and deletes it.
 
-    Raises
-    ------
-    InvalidArgumentError, UnavailableError
-        The storage refused, or did not answer.
+    Raises `InvalidArgumentError` or `UnavailableError` if the storage refused, or did not answer.
     """
     probe = _put_probe(folder, new_id)
     listed = {info.key: info.modified_ms for info in folder.list("probes/")}

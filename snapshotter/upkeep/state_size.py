@@ -28,18 +28,10 @@ _KNOWN_MAX = 100_000
 
 @dataclass(frozen=True)
 class StateSize:
-    """The size of an operator's state, as it is stored.
+    """The size of an operator's state, as it is stored."""
 
-    Attributes
-    ----------
-    of_shards : mapping of str to int
-        Bytes by the shard's prefix.
-    estimated : int
-        How many shards are estimated from the others.
-    """
-
-    of_shards: Mapping[str, int]
-    estimated: int
+    of_shards: Mapping[str, int]  #: Bytes by the shard's prefix
+    estimated: int  #: How many shards are estimated from the others
 
     @property
     def state_bytes(self) -> int:
@@ -52,7 +44,6 @@ class StateSizes:
 
     Parameters
     ----------
-    storage : ObjectStorage
     executor : concurrent.futures.Executor
         For requests side by side; must not run the caller.
 
@@ -69,10 +60,7 @@ class StateSizes:
     def of_operator(self, operator: OperatorListing) -> StateSize:
         """Return the size of an operator's state.
 
-        Raises
-        ------
-        UnavailableError
-            The storage does not answer.
+        Raises `UnavailableError` if the storage does not answer.
 
         Notes
         -----

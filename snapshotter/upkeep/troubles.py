@@ -43,27 +43,13 @@ def batch_of(key: str) -> int | None:
 
 @dataclass(frozen=True)
 class Trouble:
-    """A failure.
+    """A failure."""
 
-    Attributes
-    ----------
-    what : str
-        ``snapshot``, ``clean-up`` or ``micro-batch-42``.
-    error : str
-        The message of the newest failure.
-    in_a_row : int
-        Failures of one executor since its last success; of a micro-batch always 1.
-    host : str
-        Whose executor it was.
-    written_ms : int
-        When, by that host's clock, in ms since 1970.
-    """
-
-    what: str
-    error: str
-    in_a_row: int
-    host: str
-    written_ms: int
+    what: str  #: ``snapshot``, ``clean-up`` or ``micro-batch-42``
+    error: str  #: The message of the newest failure
+    in_a_row: int  #: Failures of one executor since its last success; of a micro-batch always 1
+    host: str  #: Whose executor it was
+    written_ms: int  #: When, by that host's clock, in ms since 1970
 
 
 class Troubles:
@@ -71,7 +57,6 @@ class Troubles:
 
     Parameters
     ----------
-    shard : PrefixedStorage
     new_id : callable
         Returns a new unique name each time.
     """
@@ -83,10 +68,7 @@ class Troubles:
     def tell(self, what: str, error: Exception, in_a_row: int, host: str, now_ms: int) -> None:
         """Report a failure; replaces the previous report of its kind.
 
-        Raises
-        ------
-        InvalidArgumentError, UnavailableError
-            The storage refused, or did not answer.
+        Raises `InvalidArgumentError` or `UnavailableError` if the storage refused, or did not answer.
 
         Notes
         -----
@@ -112,15 +94,13 @@ def _is_about(key: str, what: str) -> bool:
 def read_trouble(shard: PrefixedStorage, key: str) -> Trouble:
     """Return the report in an object.
 
+    Raises `NotFoundError`, `CorruptionError` or `UnavailableError` if it is gone, is not a report, or cannot be read
+    now.
+
     Parameters
     ----------
     key : str
         Below the shard.
-
-    Raises
-    ------
-    NotFoundError, CorruptionError, UnavailableError
-        It is gone, is not a report, or cannot be read now.
     """
     source = f"{shard.url}/{key}"
     header = stored_file.decode(shard.get(key), source=source, kind=KIND, plain_bytes_max=0).header

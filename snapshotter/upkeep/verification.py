@@ -39,43 +39,23 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class Damage:
-    """A damaged or missing object.
+    """A damaged or missing object."""
 
-    Attributes
-    ----------
-    key : str
-        Below the state directory.
-    problem : str
-    lost : tuple of str
-        The versions that cannot be restored without it.
-    around : tuple of str
-        The versions that are restored without it: from an older snapshot and more commits.
-    """
-
-    key: str
+    key: str  #: Below the state directory
     problem: str
-    lost: tuple[str, ...] = ()
-    around: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()  #: The versions that cannot be restored without it
+    around: tuple[str, ...] = ()  #: The versions that are restored without it: from an older snapshot and more commits
 
 
 @dataclass(frozen=True)
 class ShardReport:
-    """The result of verifying a shard.
-
-    Attributes
-    ----------
-    shard : str
-    objects, size_bytes : int
-        What was read.
-    versions : int
-        Versions with a commit object of their own that can be restored.
-    damages : tuple of Damage
-    """
+    """The result of verifying a shard."""
 
     shard: str
+    #: What was read
     objects: int
     size_bytes: int
-    versions: int
+    versions: int  #: Versions with a commit object of their own that can be restored
     damages: tuple[Damage, ...]
 
 
@@ -101,20 +81,16 @@ def verify_shard(
 ) -> ShardReport:
     """Read all objects of a shard, which a query may write to meanwhile.
 
+    Raises `InvalidArgumentError` or `UnavailableError` if an object cannot be read now; that says nothing about it.
+
     Parameters
     ----------
-    shard : PrefixedStorage
     executor : concurrent.futures.Executor
         Its threads hold up to 64 MiB each, whatever size the objects have.
     retained : int
         Versions before the newest one that retention keeps: what is older may be missing.
     on_read : callable
         Called with the size of each object when it was read, in the calling thread.
-
-    Raises
-    ------
-    InvalidArgumentError, UnavailableError
-        An object cannot be read now; that says nothing about it.
 
     Notes
     -----

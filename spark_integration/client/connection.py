@@ -73,10 +73,7 @@ class ServerLaunch:
     def wait_for(self, ping: Callable[[], object], within_seconds: float) -> None:
         """Wait until `ping` stops raising ServerLostError; start a server if none runs.
 
-        Raises
-        ------
-        UnavailableError
-            None answers in time; says where its log is, and shows the end.
+        Raises `UnavailableError` if none answers in time; says where its log is, and shows the end.
         """
         end_ms = clock.monotonic_ms() + int(within_seconds * 1000)
         failed = 0
@@ -101,10 +98,7 @@ class ServerLaunch:
     def start_unless_just_started(self) -> None:
         """Start a server unless one runs, or this process started one a moment ago.
 
-        Raises
-        ------
-        HoldfastError
-            No process can be started, or its log cannot be written.
+        Raises `HoldfastError` if no process can be started, or its log cannot be written.
         """
         now_ms = clock.monotonic_ms()
         if self.process is not None and self.process.poll() is None:
@@ -183,10 +177,6 @@ _LOST = (
 class StateClient:
     """Calls the state server of one executor. One instance a process; see `client_of`.
 
-    Attributes
-    ----------
-    launch : ServerLaunch
-
     Notes
     -----
     Threads: any.
@@ -201,12 +191,8 @@ class StateClient:
     def call(self, action: str, body: bytes = b"", timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> Any:
         """Return the server's JSON answer to an action.
 
-        Raises
-        ------
-        ServerLostError
-            No server listens, or it did not answer in time.
-        HoldfastError
-            The error that the server raised, of the same class.
+        Raises `ServerLostError` if no server listens, or it did not answer in time; `HoldfastError` if the error that
+        the server raised, of the same class.
         """
         try:
             with self.mapped_errors():
@@ -252,20 +238,14 @@ class StateClient:
     def require_server(self, within_seconds: float = START_WITHIN_SECONDS) -> None:
         """Wait until a server answers; start one if none runs.
 
-        Raises
-        ------
-        UnavailableError
-            None answers in time; says where its log is, and shows the end.
+        Raises `UnavailableError` if none answers in time; says where its log is, and shows the end.
         """
         self.launch.wait_for(lambda: self.call("ping"), within_seconds)
 
     def start_server(self) -> None:
         """Start a server unless one runs, or this process started one a moment ago.
 
-        Raises
-        ------
-        HoldfastError
-            No process can be started, or its log cannot be written.
+        Raises `HoldfastError` if no process can be started, or its log cannot be written.
         """
         self.launch.start_unless_just_started()
 

@@ -10,58 +10,35 @@ from dataclasses import asdict, astuple, dataclass, fields, replace
 
 @dataclass(frozen=True)
 class CallMeasures:
-    """The measurements of one call of a shard; None if unknown.
-
-    Attributes
-    ----------
-    shard : int
-    rows : int
-        Rows that came in.
-    keys : int
-        Keys that the user's function was called for, by their rows or by a timer.
-    keys_new, keys_removed : int or None
-        Rows of state that were looked up, found absent and written; or found and deleted.
-    state_rows_put, state_rows_deleted : int
-        Rows of state that were written.
-    timers_due : int
-        Timers that have fired.
-    call_us, look_up_us, commit_us : int
-        The whole call, and its part in reading state and in committing; in microseconds.
-    commit_bytes : int
-        Of the commit, stored or carried by the query's pointer.
-    stored_bytes : int
-        Of the commit, if it became an object in durable storage.
-    state_rows, state_bytes : int or None
-        Rows of the newest version and bytes of the shard in the executor's local storage.
-    snapshot_lag_versions, snapshot_lag_ms : int or None
-        How far the last snapshot lies behind.
-    snapshot_bytes, snapshot_failures : int or None
-        What the state server has uploaded for the shard's snapshots since the micro-batch before, and how often it
-        failed.
-    unanswered : int
-        1 if the state server did not answer.
-    """
+    """What one call of a shard has measured; None where it is not known."""
 
     shard: int
-    rows: int
-    keys: int
+    rows: int  #: Rows that came in
+    keys: int  #: Keys that the user's function was called for, by their rows or by a timer
+    #: Rows of state that were looked up, found absent and written; or found and deleted
     keys_new: int
     keys_removed: int
+    #: Rows of state that were written
     state_rows_put: int
     state_rows_deleted: int
-    timers_due: int
+    timers_due: int  #: Timers that have fired
+    #: The whole call, and its part in reading state and in committing; in microseconds
     call_us: int
     look_up_us: int
     commit_us: int
-    commit_bytes: int
-    stored_bytes: int
+    commit_bytes: int  #: Of the commit, stored or carried by the query's pointer
+    stored_bytes: int  #: Of the commit, if it became an object in durable storage
+    #: Rows of the newest version and bytes of the shard in the executor's local storage
     state_rows: int | None = None
     state_bytes: int | None = None
+    #: How far the last snapshot lies behind
     snapshot_lag_versions: int | None = None
     snapshot_lag_ms: int | None = None
+    #: What the state server has uploaded for the shard's snapshots since the micro-batch before, and how often it
+    #: failed
     snapshot_bytes: int | None = None
     snapshot_failures: int | None = None
-    unanswered: int = 0
+    unanswered: int = 0  #: 1 if the state server did not answer
 
     def with_news(self, age_ms: int | None, stored_bytes: int, failures: int) -> CallMeasures:
         """Return the same, with what the state server says of the shard's snapshots."""

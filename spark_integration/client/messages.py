@@ -32,13 +32,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Return the message that `encode` wrote.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is not a JSON object.
-    """
+    """Return the message that `encode` wrote. Raises `InvalidArgumentError` if it is not a JSON object."""
     try:
         message = json.loads(data)
     except (ValueError, RecursionError) as exc:
@@ -51,10 +45,7 @@ def decode(data: bytes) -> Message:
 def field(message: Message, name: str, kind: type[_Kind]) -> _Kind:
     """Return a field of a message, which must be of exactly this type.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It is missing, or of another type.
+    Raises `InvalidArgumentError` if it is missing, or of another type.
     """
     value = message.get(name)
     if type(value) is not kind:
@@ -90,23 +81,12 @@ def _texts_field(message: Message, name: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ShardAddress:
-    """What the state server must know to open a shard.
+    """What the state server must know to open a shard."""
 
-    Attributes
-    ----------
-    directory : str
-        The shard's local directory.
-    backend : str
-        Name under which the backend is registered.
-    backend_options : mapping of str to str
-        What the configuration has below ``spark.holdfast.<backend>.``.
-    tables : mapping of str to list of str
-        By table: its schemas, as `holdfast.backends.stored_schema.encode_schemas` gives them.
-    """
-
-    directory: str
-    backend: str
-    backend_options: Mapping[str, str]
+    directory: str  #: The shard's local directory
+    backend: str  #: Name under which the backend is registered
+    backend_options: Mapping[str, str]  #: What the configuration has below ``spark.holdfast.<backend>.``
+    #: By table: its schemas, as `holdfast.backends.stored_schema.encode_schemas` gives them
     tables: Mapping[str, list[str]]
 
     @classmethod
@@ -120,10 +100,7 @@ class ShardAddress:
     def read(cls, message: Message) -> ShardAddress:
         """Return the address that the field ``shard`` of a message holds.
 
-        Raises
-        ------
-        InvalidArgumentError
-            It holds none.
+        Raises `InvalidArgumentError` if it holds none.
         """
         shard = field(message, "shard", dict)
         return cls(
@@ -134,33 +111,17 @@ class ShardAddress:
         )
 
     def schemas(self) -> dict[str, TableSchema]:
-        """Return the tables' schemas.
-
-        Raises
-        ------
-        CorruptionError
-            They cannot be read.
-        """
+        """Return the tables' schemas. Raises `CorruptionError` if they cannot be read."""
         return decode_schemas(self.tables)
 
 
 @dataclass(frozen=True)
 class MeasuredBatch:
-    """What a shard's call has measured, and for which micro-batch.
+    """What a shard's call has measured, and for which micro-batch."""
 
-    Attributes
-    ----------
-    batch_id : int or None
-        None if Spark does not tell.
-    batch_ms : int
-        When the micro-batch was planned: the same in every attempt at it.
-    values : mapping of str to int or None
-        By the names of `holdfast.spark_integration.client.measures.CallMeasures`.
-    """
-
-    batch_id: int | None
-    batch_ms: int
-    values: Mapping[str, int | None]
+    batch_id: int | None  #: None where Spark does not tell
+    batch_ms: int  #: When the micro-batch was planned: the same in every attempt at it
+    values: Mapping[str, int | None]  #: By the names of `holdfast.spark_integration.client.measures.CallMeasures`
 
     @classmethod
     def read(cls, message: Message) -> MeasuredBatch | None:
@@ -176,17 +137,11 @@ class MeasuredBatch:
 
 @dataclass(frozen=True)
 class SnapshotNews:
-    """What the state server answers to an announcement: what became of the shard's snapshots.
+    """What the state server answers to an announcement: what became of the shard's snapshots."""
 
-    Attributes
-    ----------
-    age_ms : int or None
-        Since the last snapshot that this server knows, or since it first saw the shard; None without durable storage.
-    stored_bytes, failures : int
-        What it has uploaded since the shard's micro-batch before, and how often it failed.
-    """
-
+    #: Since the last snapshot that this server knows, or since it first saw the shard; None without durable storage
     age_ms: int | None = None
+    #: What it has uploaded since the shard's micro-batch before, and how often it failed
     stored_bytes: int = 0
     failures: int = 0
 
@@ -205,45 +160,22 @@ class SnapshotNews:
 
 @dataclass(frozen=True)
 class Committed:
-    """A shard has a new version.
-
-    Attributes
-    ----------
-    shard : ShardAddress
-    accepted : Pointer or None
-        The version that the query has accepted: older ones may be dropped.
-    committed : Pointer
-        The new version, which the query may still drop.
-    prefix : str
-        Of the shard in durable storage.
-    state_dir : str or None
-    storage_options : mapping of str to str
-        As configured. They cross a socket that only this user can open, and are never stored.
-    policy : SnapshotPolicy
-    retained_versions : int
-        How many versions before the accepted one the query may return to.
-    upload_bandwidth_bytes : int or None
-        Limit on the bytes per second that snapshots send.
-    measured : MeasuredBatch or None
-    metrics_port : int or None
-        First of the ports where the server may answer Prometheus; None for none.
-    metrics_address : str
-    announced_ms : int
-        In the state server: when the announcement came, in ms that never go back. It is not sent.
-    """
+    """A shard has a new version."""
 
     shard: ShardAddress
-    accepted: Pointer | None
-    committed: Pointer
-    prefix: str
+    accepted: Pointer | None  #: The version that the query has accepted: older ones may be dropped
+    committed: Pointer  #: The new version, which the query may still drop
+    prefix: str  #: Of the shard in durable storage
     state_dir: str | None
+    #: As configured. They cross a socket that only this user can open, and are never stored.
     storage_options: Mapping[str, str]
     policy: SnapshotPolicy
-    retained_versions: int
-    upload_bandwidth_bytes: int | None = None
+    retained_versions: int  #: How many versions before the accepted one the query may return to
+    upload_bandwidth_bytes: int | None = None  #: Limit on the bytes per second that snapshots send
     measured: MeasuredBatch | None = None
-    metrics_port: int | None = None
+    metrics_port: int | None = None  #: First of the ports where the server may answer Prometheus; None for none
     metrics_address: str = "127.0.0.1"
+    #: In the state server: when the announcement came, in ms that never go back. It is not sent.
     announced_ms: int = dataclasses.field(default_factory=clock.monotonic_ms, compare=False)
 
     def __repr__(self) -> str:
@@ -259,13 +191,7 @@ class Committed:
 
     @classmethod
     def decode(cls, data: bytes) -> Committed:
-        """Return the message that `encode` wrote.
-
-        Raises
-        ------
-        InvalidArgumentError
-            It did not write this.
-        """
+        """Return the message that `encode` wrote. Raises `InvalidArgumentError` if it did not write this."""
         message = decode(data)
         committed = pointer_field(message, "committed")
         if committed is None:

@@ -25,54 +25,30 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RecentBatch:
-    """One micro-batch of one operator, on one executor.
+    """One micro-batch of one operator, on one executor."""
 
-    Attributes
-    ----------
-    query, operator : str
-        The query's id, and the name of the operator's directory.
-    executor : str
-        The name of the executor's directory.
-    batch_id : int or None
-        None if Spark does not tell.
-    batch_ms : int
-        When it was planned, in ms since 1970.
-    shards : int
-        Those of the executor that were called.
-    values : mapping of str to int
-        By the names of `holdfast.spark_integration.client.measures.CallMeasures`: sums over these shards, and the
-        largest lags.
-    """
-
+    #: The query's id, and the name of the operator's directory
     query: str
     operator: str
-    executor: str
-    batch_id: int | None
-    batch_ms: int
-    shards: int
+    executor: str  #: The name of the executor's directory
+    batch_id: int | None  #: None where Spark does not tell
+    batch_ms: int  #: When it was planned, in ms since 1970
+    shards: int  #: Those of the executor that were called
+    #: By the names of `holdfast.spark_integration.client.measures.CallMeasures`: sums over these shards, and the
+    #: largest lags
     values: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class OperatorBatch:
-    """One micro-batch of one operator, over all executors that were asked.
-
-    Attributes
-    ----------
-    query, operator : str
-    batch_id : int or None
-    batch_ms : int
-    shards : int
-    values : dict of str to int
-        All as in `RecentBatch`.
-    """
+    """One micro-batch of one operator, over all executors that were asked."""
 
     query: str
     operator: str
     batch_id: int | None
     batch_ms: int
     shards: int
-    values: dict[str, int]
+    values: dict[str, int]  #: All as in `RecentBatch`
 
     def ms(self, name: str) -> float:
         """Return a time by its name without the unit, in ms."""

@@ -38,18 +38,14 @@ _METADATA = re.compile(r"state/[0-9]+/_metadata/v[0-9]+/([0-9]{1,18})")
 def copy_location(source: ObjectStorage, target: ObjectStorage, query: QueryLocation, batch: LoggedBatch) -> None:
     """Copy everything but ``metadata``.
 
+    Raises `UnavailableError` if the query has left the micro-batch behind, or a storage did not answer: try again.
+
     Parameters
     ----------
     source, target : ObjectStorage
         Their roots are the locations.
     query : QueryLocation
         Reads `source`.
-    batch : LoggedBatch
-
-    Raises
-    ------
-    UnavailableError
-        The query has left the micro-batch behind, or a storage did not answer: try again.
     """
     folders = ("state/", "offsets/", "commits/", "sources/")
     sizes = {info.key: info.size_bytes for folder in folders for info in source.list(folder)}

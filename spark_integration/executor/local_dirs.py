@@ -103,10 +103,7 @@ def _disk_root() -> Path:
 def temporary_directory() -> Path:
     """Return the system's directory for temporary files.
 
-    Raises
-    ------
-    UnavailableError
-        None can be written, as where the root file system is read-only.
+    Raises `UnavailableError` if none can be written, as where the root file system is read-only.
     """
     try:
         return Path(tempfile.gettempdir())
@@ -126,12 +123,8 @@ def _warn_once(message: str) -> None:
 def private_directory(path: Path) -> Path:
     """Make a directory that only this user can enter, or check that it is one.
 
-    Raises
-    ------
-    InvalidArgumentError
-        Another user owns it, it is a link, or others may enter it.
-    UnavailableError
-        It cannot be made.
+    Raises `InvalidArgumentError` if another user owns it, it is a link, or others may enter it; `UnavailableError` if
+    it cannot be made.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

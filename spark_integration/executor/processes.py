@@ -29,16 +29,11 @@ class ProcessId:
 
     In a container, an executor has the same number after each restart of the machine, and may begin at the same tick.
     It must not take the files from before for its own, which nobody verifies.
-
-    Attributes
-    ----------
-    pid : int
-    started : int
-        When it started; on Linux in clock ticks since boot, which changing the clock does not affect, and then six
-        digits that tell this boot from others.
     """
 
     pid: int
+    #: When it started; on Linux in clock ticks since boot, which changing the clock does not affect, and then six
+    #: digits that tell this boot from others
     started: int
 
     @classmethod

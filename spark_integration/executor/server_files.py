@@ -65,15 +65,12 @@ def remove_old_logs(now_ms: int) -> None:
 def take_lock(executor_directory: Path, *, shared: bool = False) -> int | None:
     """Return a descriptor that holds the executor's server lock, or None if another process holds it.
 
+    Raises `UnavailableError` if the directory is not there, not writable, or on a file system without locks.
+
     Parameters
     ----------
     shared : bool, default False
         Share it with other processes that ask for it shared.
-
-    Raises
-    ------
-    UnavailableError
-        The directory is not there, not writable, or on a file system without locks.
     """
     with local_files.writing(executor_directory):
         descriptor = os.open(executor_directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)

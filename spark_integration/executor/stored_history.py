@@ -38,6 +38,9 @@ def _checked() -> set[tuple[str, str, str]]:
 def require_stored_once(log: ObjectCommitLog, record: OperatorRecord, pointer: Pointer, lineage: Lineage) -> None:
     """Check that the directory holds the objects of a shard's version, once per process, run and shard.
 
+    Raises `StateLostError` if the directory has no version of the shard at all, or only such as are older than all that
+    the pointer names.
+
     Parameters
     ----------
     record : OperatorRecord
@@ -46,11 +49,6 @@ def require_stored_once(log: ObjectCommitLog, record: OperatorRecord, pointer: P
         The version that the shard goes on from.
     lineage : Lineage
         Of that version.
-
-    Raises
-    ------
-    StateLostError
-        The directory has no version of the shard at all, or only such as are older than all that the pointer names.
 
     Notes
     -----

@@ -69,7 +69,6 @@ def open_backend(
         Of the registered backend.
     directory : pathlib.Path
         Of the shard.
-    tables : mapping of str to TableSchema
     options : mapping of str to str
         What the configuration has below ``spark.holdfast.<backend>.``.
     executor_directory : pathlib.Path
@@ -172,15 +171,12 @@ def own_directory(local_dir: str | None = None) -> Iterator[Path]:
     It is like that of an executor which is this process: so once that is killed, whoever removes what dead executors
     left removes it.
 
+    Raises `InvalidArgumentError` or `UnavailableError` if it cannot be made.
+
     Parameters
     ----------
     local_dir : str, optional
         As of `choose_root`.
-
-    Raises
-    ------
-    InvalidArgumentError, UnavailableError
-        It cannot be made.
     """
     root = choose_root(local_dir, in_memory=False)
     begun_ms = clock.monotonic_ms()

@@ -144,10 +144,7 @@ class Shards:
 def shards_option(shards: object) -> str:
     """Return the option's text for some shards.
 
-    Raises
-    ------
-    InvalidArgumentError
-        This is no list of numbers; numpy's are numbers, too.
+    Raises `InvalidArgumentError` if this is no list of numbers; numpy's are numbers, too.
     """
     found = None if isinstance(shards, str) or not isinstance(shards, Iterable) else list(shards)
     if found is None or any(isinstance(n, bool) or not isinstance(n, Integral) or n < 0 for n in found):
@@ -158,10 +155,7 @@ def shards_option(shards: object) -> str:
 def key_option(key: object) -> str:
     """Return the option's text for a key.
 
-    Raises
-    ------
-    InvalidArgumentError
-        This is no key, or a value has a type that cannot be looked up.
+    Raises `InvalidArgumentError` if this is no key, or a value has a type that cannot be looked up.
     """
     if not isinstance(key, Mapping) or any(not isinstance(name, str) for name in key):
         raise InvalidArgumentError('a key names its columns, such as {"user": "ann"}', key=key)
@@ -195,19 +189,16 @@ def parse_key(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Lookup:
-    """A key to look up.
+    """A key to look up."""
 
-    Attributes
-    ----------
-    keys : Keys, shape (1,)
-        With the first columns of the table's keys, those that hashes are of.
-    """
-
-    keys: Keys
+    keys: Keys  #: With the first columns of the table's keys, those that hashes are of
 
     @classmethod
     def of(cls, table: TableSchema, grouping: tuple[str, ...], key: Mapping[str, Any]) -> Self:
         """Return the look-up of a key in a table.
+
+        Raises `InvalidArgumentError` if it is no key of the table, or has a column of a type whose hash only Spark
+        knows.
 
         Parameters
         ----------
@@ -215,11 +206,6 @@ class Lookup:
             The key columns that hashes are of.
         key : mapping
             Their values, as JSON has them: times and decimals as text, binaries in base64.
-
-        Raises
-        ------
-        InvalidArgumentError
-            It is no key of the table, or has a column of a type whose hash only Spark knows.
         """
         return cls(keys_of(table, grouping, [key]))
 
@@ -263,10 +249,7 @@ def keys_of(table: TableSchema, grouping: Sequence[str], keys: Sequence[Mapping[
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
     """Return the key that texts like ``user=ann`` name, or one text like ``{"user": null}``.
 
-    Raises
-    ------
-    InvalidArgumentError
-        They name none.
+    Raises `InvalidArgumentError` if they name none.
     """
     if len(pairs) == 1 and pairs[0].lstrip().startswith("{"):
         return parse_key(pairs[0])

@@ -57,12 +57,7 @@ class ShardReaders:
     def tables(self, directory: str) -> StoredTables:
         """Return the current tables of an operator's directory.
 
-        Raises
-        ------
-        NotFoundError
-            There is no state in this directory.
-        CorruptionError
-            What says so is damaged.
+        Raises `NotFoundError` if there is no state in this directory; `CorruptionError`: what says so is damaged.
         """
         record, stored = self._known(directory)
         if record is None or stored is None:
@@ -73,10 +68,7 @@ class ShardReaders:
     def require(self, directory: str, rows: Sequence[PointerRow]) -> int:
         """Check that pointers are of an operator's directory, and return how many shards the operator has.
 
-        Raises
-        ------
-        NotFoundError, SchemaMismatchError
-            They are not.
+        Raises `NotFoundError` or `SchemaMismatchError` if they are not.
         """
         record = self.record(directory) or read_operator(self._storage, directory)
         for row in rows:
@@ -108,10 +100,7 @@ class ShardReaders:
     ) -> Keys | None:
         """Return the keys written in a shard from one version to another; None if the latter does not build on it.
 
-        Raises
-        ------
-        CorruptionError, UnavailableError
-            A commit between them is damaged, or cannot be read.
+        Raises `CorruptionError` or `UnavailableError` if a commit between them is damaged, or cannot be read.
         """
         assert one.pointer is not None
         held = stored.held[table]

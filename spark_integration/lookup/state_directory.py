@@ -28,19 +28,14 @@ _NAME_IT = "name the state directory with --state-dir, or as the argument state_
 def find_state_dir(location: str | Path, options: Mapping[str, object]) -> str:
     """Return the state directory of the query that has this checkpoint location.
 
+    Raises `InvalidArgumentError` if this is not the checkpoint location of a query with durable state, or Spark's state
+    cannot be read without Spark; `NotFoundError` if no micro-batch is committed yet; or the pointers name a directory
+    that does not have this query's state.
+
     Parameters
     ----------
-    location : str or pathlib.Path
     options : mapping of str to object
         Of both storages, as `parse_storage_options` returned them.
-
-    Raises
-    ------
-    InvalidArgumentError
-        This is not the checkpoint location of a query with durable state, or Spark's state cannot be read without
-        Spark.
-    NotFoundError
-        No micro-batch is committed yet; or the pointers name a directory that does not have this query's state.
     """
     with open_storage(str(location), options) as storage, ThreadPoolExecutor(_THREADS) as executor:
         pointers = QueryPointers(storage, executor)

@@ -20,14 +20,7 @@ from holdfast.spark_integration.spark_types import parse_struct
 class PickledProcessor:
     """A processor as it travels to the workers; each call of a shard makes a new one, as Spark does.
 
-    Parameters
-    ----------
-    processor : StatefulProcessor
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is no `StatefulProcessor`, or cannot be pickled.
+    Raises `InvalidArgumentError` if it is no `StatefulProcessor`, or cannot be pickled.
     """
 
     def __init__(self, processor: object) -> None:
@@ -45,13 +38,7 @@ class PickledProcessor:
             ) from exc
 
     def unpickled(self) -> StatefulProcessor:
-        """Return a new processor.
-
-        Raises
-        ------
-        InvalidArgumentError
-            It comes from a module that is not here.
-        """
+        """Return a new processor. Raises `InvalidArgumentError` if it comes from a module that is not here."""
         try:
             processor: StatefulProcessor = cloudpickle.loads(self._pickled)
         except ModuleNotFoundError as exc:
@@ -66,33 +53,21 @@ class PickledProcessor:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a processor declares.
-
-    Attributes
-    ----------
-    variables : tuple of StateVariable
-    schemas : dict of str to StructType
-        The schemas that it gives as text, parsed.
-    """
+    """What a processor declares."""
 
     variables: tuple[StateVariable, ...]
-    schemas: dict[str, StructType]
+    schemas: dict[str, StructType]  #: The schemas that it gives as text, parsed
 
 
 def declaration_of(processor: PickledProcessor, time_mode: TimeMode, parse: ParseText = parse_struct) -> Declaration:
     """Return what a processor declares in ``init``; runs that and ``close``.
 
+    Raises `InvalidArgumentError` or `PySparkRuntimeError` if a declaration is wrong.
+
     Parameters
     ----------
-    processor : PickledProcessor
-    time_mode : {"None", "ProcessingTime", "EventTime"}
     parse : callable
         For schemas given as text; Spark's parser, which needs a JVM, by default.
-
-    Raises
-    ------
-    InvalidArgumentError, PySparkRuntimeError
-        A declaration is wrong.
     """
     fresh = processor.unpickled()
     schemas: dict[str, StructType] = {}

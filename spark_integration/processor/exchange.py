@@ -99,14 +99,9 @@ class OutputRows:
     def add_all(self, returned: Any, key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
         """Iterate over what the processor returned for a key; yield batches as they fill.
 
-        Raises
-        ------
-        AttributeError, PySparkTypeError
-            An element is no `Row` with names.
-        SchemaMismatchError
-            A row lacks a column of the output, or has null where that is NOT NULL.
-        pyarrow.ArrowException
-            A value does not fit its column.
+        Raises `AttributeError` or `PySparkTypeError` if an element is no `Row` with names; `SchemaMismatchError` if a
+        row lacks a column of the output, or has null where that is NOT NULL; `pyarrow.ArrowException` if a value does
+        not fit its column.
         """
         rows, keys, is_flat, copied = self._rows, self._keys, self._is_flat, self._copied
         names = self._names, tuple(self._names)  # of a row made with its names, and of one made by a row of names
@@ -181,20 +176,11 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True)
 class RowExchange:
-    """Of ``transformWithState``: `Row` objects.
-
-    Attributes
-    ----------
-    output_schema : StructType
-    timezone : str
-        The session's.
-    rows_each : int
-        How many rows are converted at once.
-    """
+    """Of ``transformWithState``: `Row` objects."""
 
     output_schema: StructType
-    timezone: str
-    rows_each: int
+    timezone: str  #: The session's
+    rows_each: int  #: How many rows are converted at once
 
     def slabs(self, rows: pa.Table, order: KeyOrder) -> KeySlabs[Any]:
         return KeyRowObjects(rows, order.rows, order.starts, self.rows_each, self.timezone)
@@ -212,22 +198,12 @@ class RowExchange:
 
 @dataclass(frozen=True)
 class FrameExchange:
-    """Of ``transformWithStateInPandas``: frames.
-
-    Attributes
-    ----------
-    output_schema : StructType
-    frame_format : FrameFormat
-        Of the output.
-    rows_each : int
-        Maximum rows per frame.
-    made_anew : bool
-        Whether frames and keys are made of Python's values.
-    """
+    """Of ``transformWithStateInPandas``: frames."""
 
     output_schema: StructType
-    frame_format: FrameFormat
-    rows_each: int
+    frame_format: FrameFormat  #: Of the output
+    rows_each: int  #: Maximum rows per frame
+    #: Whether frames and keys are made of Python's values
     made_anew: bool = field(default_factory=spark_versions.makes_frames_anew)
 
     def slabs(self, rows: pa.Table, order: KeyOrder) -> KeySlabs[Any]:
@@ -308,13 +284,7 @@ class _ProcessorFrames(OutputFrames):
 
 
 def frames_of(returned: Any) -> Iterator[pd.DataFrame]:
-    """Iterate over what a processor returned for a key.
-
-    Raises
-    ------
-    PySparkValueError
-        An element is no frame.
-    """
+    """Iterate over what a processor returned for a key. Raises `PySparkValueError` if an element is no frame."""
     for frame in returned:
         if not isinstance(frame, pd.DataFrame):
             raise PySparkValueError(

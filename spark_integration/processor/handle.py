@@ -57,11 +57,9 @@ class ProcessorHandle(StatefulProcessorHandle):
 
     Parameters
     ----------
-    time_mode : {"None", "ProcessingTime", "EventTime"}
     schemas : dict of str to StructType
         Schemas that were given as text, parsed. On the driver it is filled; a worker, which has no JVM to parse text,
         looks them up.
-    states : States
     timers : ProcessorTimers or None
         None on the driver, and where the time mode has no timers.
     phase : str
@@ -73,7 +71,6 @@ class ProcessorHandle(StatefulProcessorHandle):
     ----------
     variables : dict of str to StateVariable
         What was declared, by name.
-    phase : str
     """
 
     def __init__(

@@ -29,13 +29,7 @@ from holdfast.spark_integration.tables.timers import timers_schema
 
 
 def require_same_configuration(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Check what no run may change: time mode and output mode.
-
-    Raises
-    ------
-    SchemaMismatchError
-        It was changed.
-    """
+    """Check what no run may change: time mode and output mode. Raises `SchemaMismatchError` if it was changed."""
     for name, value in now.items():
         if stored.get(name) != value:
             _refuse(
@@ -49,15 +43,12 @@ def require_same_configuration(stored: Mapping[str, str], now: Mapping[str, str]
 def require_same_grouping(stored: StoredTables, grouping: pa.Schema) -> None:
     """Check the grouping columns of stored state.
 
+    Raises `SchemaMismatchError` if they differ.
+
     Parameters
     ----------
     grouping : pyarrow.Schema
         In storage types.
-
-    Raises
-    ------
-    SchemaMismatchError
-        They differ.
     """
     for name, table in stored.held.items():
         own = 1 if name.startswith("l.") or name == TIMERS else 0
@@ -73,13 +64,7 @@ def require_same_grouping(stored: StoredTables, grouping: pa.Schema) -> None:
 
 
 def require_same_kind(variable: StateVariable, stored: StoredTables) -> None:
-    """Check that no variable of another kind had the name.
-
-    Raises
-    ------
-    SchemaMismatchError
-        One had.
-    """
+    """Check that no variable of another kind had the name. Raises `SchemaMismatchError` if one had."""
     for kind in KINDS:
         table = table_of(kind, variable.name)
         if kind != variable.kind and table in stored.held and not _is_index(table, stored):
@@ -103,10 +88,7 @@ def require_same_kind(variable: StateVariable, stored: StoredTables) -> None:
 def require_readable_values(variable: StateVariable, declared: TableSchema, stored: StoredTables) -> None:
     """Check that a variable's stored values can be read as its new declaration says.
 
-    Raises
-    ------
-    SchemaMismatchError
-        Its keys changed, or its columns did in a way that would lose values.
+    Raises `SchemaMismatchError` if its keys changed, or its columns did in a way that would lose values.
     """
     if declared.name not in stored.held:
         return

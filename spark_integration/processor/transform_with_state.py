@@ -135,47 +135,21 @@ _NO_TIME = -1
 
 @dataclass(frozen=True)
 class TransformWithState:
-    """The `ShardFunction` of ``transformWithState``.
-
-    Attributes
-    ----------
-    processor : PickledProcessor
-    declared : Declaration
-        By its ``init``.
-    key_types : pyarrow.Schema
-        In the types that Spark exchanges with Python.
-    key_schema : StructType
-        The same in Spark's types.
-    given_keys : list of int
-        The key column behind each value of a key's tuple; a key given twice appears twice.
-    shown_columns : list of str
-        Columns of the rows.
-    exchange : Exchange
-    first_exchange : Exchange or None
-        In the first micro-batch of a query that is given an initial state.
-    frame_templates : bool
-        Whether the processor's frames are made from templates.
-    time_mode : {"None", "ProcessingTime", "EventTime"}
-    output_mode : {"append", "update", "complete"}
-    is_streaming : bool
-        False in a batch query, where nothing is kept.
-    state_changes : mapping of str to ColumnChanges
-        By table.
-    """
+    """The `ShardFunction` of ``transformWithState``."""
 
     processor: PickledProcessor
-    declared: Declaration
-    key_types: pa.Schema
-    key_schema: StructType
-    given_keys: list[int]
-    shown_columns: list[str]
+    declared: Declaration  #: By its ``init``
+    key_types: pa.Schema  #: In the types that Spark exchanges with Python
+    key_schema: StructType  #: The same in Spark's types
+    given_keys: list[int]  #: The key column behind each value of a key's tuple; a key given twice appears twice
+    shown_columns: list[str]  #: Columns of the rows
     exchange: Exchange
     time_mode: TimeMode
     output_mode: str
-    is_streaming: bool
-    state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)
-    first_exchange: Exchange | None = None
-    frame_templates: bool = True
+    is_streaming: bool  #: False in a batch query, where nothing is kept
+    state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)  #: By table
+    first_exchange: Exchange | None = None  #: In the first micro-batch of a query that is given an initial state
+    frame_templates: bool = True  #: Whether the processor's frames are made from templates
 
     def tables(self) -> Mapping[str, TableSchema]:
         tables: dict[str, TableSchema] = {}
@@ -243,15 +217,9 @@ class TransformWithState:
 
 @dataclass(frozen=True)
 class InitialState:
-    """The `ShardFunction` of what a query is given to begin with: ``handleInitialState`` for each row or frame.
+    """The `ShardFunction` of what a query is given to begin with: ``handleInitialState`` for each row or frame."""
 
-    Attributes
-    ----------
-    step : TransformWithState
-        With the columns of the initial rows.
-    """
-
-    step: TransformWithState
+    step: TransformWithState  #: With the columns of the initial rows
 
     def tables(self) -> Mapping[str, TableSchema]:
         return self.step.tables()

@@ -48,30 +48,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class NewQuery:
-    """A query in the making.
+    """A query in the making."""
 
-    Attributes
-    ----------
-    settings : Settings
-        Their state directory is the new query's.
-    options : mapping of str to object
-        Of the storage.
-    url : str
-        Of its checkpoint location.
-    location, storage : ObjectStorage
-        Its checkpoint location, and its state directory.
-    query_id : str
-    is_finishing : bool
-        Whether its last step has begun: from then on it may be whole.
-    """
-
-    settings: Settings
-    options: Mapping[str, object]
-    url: str
+    settings: Settings  #: Their state directory is the new query's
+    options: Mapping[str, object]  #: Of the storage
+    url: str  #: Of its checkpoint location
+    #: Its checkpoint location, and its state directory
     location: ObjectStorage
     storage: ObjectStorage
     query_id: str
-    is_finishing: bool = False
+    is_finishing: bool = False  #: Whether its last step has begun: from then on it may be whole
 
     @property
     def stub_url(self) -> str:
@@ -100,13 +86,7 @@ class NewQuery:
         seeding.require_mine(self.location, self.query_id)
 
     def finish(self) -> None:
-        """Let the query be started.
-
-        Raises
-        ------
-        ConflictError
-            Somebody else has taken its location meanwhile.
-        """
+        """Let the query be started. Raises `ConflictError` if somebody else has taken its location meanwhile."""
         self.is_finishing = True
         seeding.finish(self.location, self.query_id)
 
@@ -120,19 +100,14 @@ def new_query(
 ) -> Iterator[NewQuery]:
     """Begin a query in an empty checkpoint location, or in one left by a process that was stopped.
 
+    Raises `ConflictError` if the location holds something else; `InvalidArgumentError` if it is a state directory.
+
     Parameters
     ----------
     checkpoint_location : str or pathlib.Path
         Its checkpoint location.
     state_dir : str or pathlib.Path, optional
         Its state directory; by default that of the settings.
-
-    Raises
-    ------
-    ConflictError
-        The location holds something else.
-    InvalidArgumentError
-        It is a state directory.
     """
     if state_dir is not None:
         given = Settings.parse({f"{PREFIX}state.dir": str(state_dir)})

@@ -201,31 +201,16 @@ class ShardRestorer(ShardTask):
 
 @dataclass(frozen=True)
 class RestoredOperator:
-    """Where an operator's state goes.
+    """Where an operator's state goes."""
 
-    Attributes
-    ----------
-    directory : str
-        Below the state directory.
-    shards, old_shards : int
-        Now, and in the savepoint.
-    schemas : mapping of str to list of str
-        Encoded, of all tables as they were saved.
-    versions : int
-        By how many the query's versions begin earlier than in the savepoint.
-    wakes_to_evict : bool
-        Whether rows that expire wake a shard, as timers do.
-    migrations : mapping of str to Migration
-        By table what gives it other columns.
-    """
-
-    directory: str
+    directory: str  #: Below the state directory
+    #: Now, and in the savepoint
     shards: int
     old_shards: int
-    schemas: Mapping[str, list[str]]
-    versions: int
-    wakes_to_evict: bool
-    migrations: Mapping[str, Migration] = field(default_factory=dict)
+    schemas: Mapping[str, list[str]]  #: Encoded, of all tables as they were saved
+    versions: int  #: By how many the query's versions begin earlier than in the savepoint
+    wakes_to_evict: bool  #: Whether rows that expire wake a shard, as timers do
+    migrations: Mapping[str, Migration] = field(default_factory=dict)  #: By table what gives it other columns
 
 
 class PieceRows:
@@ -239,15 +224,8 @@ class PieceRows:
         The savepoint's.
     name : str
         The operator's.
-    operator : RestoredOperator
     pieces : sequence of Piece
         All that may have rows of these shards, in order by table.
-    shards : range
-
-    Attributes
-    ----------
-    shards : range
-    tables : mapping of str to TableSchema
     """
 
     def __init__(

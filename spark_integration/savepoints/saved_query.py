@@ -28,17 +28,14 @@ def saved_query(
 ) -> SavedQuery:
     """Return a query as it was after a micro-batch; warn of what its sinks show that is not saved.
 
+    Raises `UnavailableError` if Spark has cleaned up meanwhile.
+
     Parameters
     ----------
     folder : ObjectStorage
         The savepoint's, into which what Spark keeps of the sources is copied.
     sinks : iterable of SavedSink
         Found before: so what they have decided was planned.
-
-    Raises
-    ------
-    UnavailableError
-        Spark has cleaned up meanwhile.
     """
     logged = (batch.batch_id, batch.offsets_version, batch.batch, batch.next_watermark_ms)
     sources = _saved_sources(location, batch.sources, folder, {})

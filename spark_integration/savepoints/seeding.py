@@ -51,21 +51,11 @@ _MARK_OF = re.compile(rf"{_MARK}([A-Za-z0-9-]{{1,64}})")
 
 @dataclass(frozen=True)
 class FirstState:
-    """How a location's state was made, which its logs must say.
+    """How a location's state was made, which its logs must say."""
 
-    Attributes
-    ----------
-    conf : mapping of str to str
-        The settings that the query pins.
-    commits_version : str
-        Of the log of commits.
-    commit : mapping
-        What that says of micro-batch 0, but for the watermark.
-    """
-
-    conf: Mapping[str, str]
-    commits_version: str = "v1"
-    commit: Mapping[str, Any] = field(default_factory=dict)
+    conf: Mapping[str, str]  #: The settings that the query pins
+    commits_version: str = "v1"  #: Of the log of commits
+    commit: Mapping[str, Any] = field(default_factory=dict)  #: What that says of micro-batch 0, but for the watermark
 
 
 def require_free(location: ObjectStorage) -> None:
@@ -83,6 +73,8 @@ def _stopped(location: ObjectStorage, found: set[str]) -> set[str]:
 def begin(location: ObjectStorage, query_id: str) -> set[str]:
     """Take a checkpoint location: an empty one, or one that a restore has left that was stopped.
 
+    Raises `ConflictError` if it holds anything else: nothing of it is touched.
+
     Parameters
     ----------
     query_id : str
@@ -92,11 +84,6 @@ def begin(location: ObjectStorage, query_id: str) -> set[str]:
     -------
     set of str
         The ids that the queries of stopped restores would have had.
-
-    Raises
-    ------
-    ConflictError
-        It holds anything else: nothing of it is touched.
     """
     found = {info.key for info in location.list("")}
     marks = _stopped(location, found)
@@ -149,12 +136,8 @@ def _marks(keys: Iterable[str]) -> set[str]:
 def finish(location: ObjectStorage, query_id: str) -> None:
     """Let the query be started.
 
-    Raises
-    ------
-    ConflictError
-        Another restore has taken the location meanwhile.
-    UnavailableError
-        Nobody knows whether it can be.
+    Raises `ConflictError` if another restore has taken the location meanwhile; `UnavailableError` if nobody knows
+    whether it can be.
 
     Notes
     -----
@@ -208,10 +191,7 @@ def partitions_of(batch: LoggedBatch) -> int:
 def pinned_partitions(conf: Mapping[str, object]) -> int:
     """Return into how many partitions a query divides its state; 1 if it pinned none.
 
-    Raises
-    ------
-    CorruptionError
-        It pinned something else.
+    Raises `CorruptionError`: it pinned something else.
     """
     text = str(conf.get(PARTITIONS, 1))
     if not _COUNT.fullmatch(text) or int(text) >= SHARDS_LIMIT:
@@ -222,17 +202,14 @@ def pinned_partitions(conf: Mapping[str, object]) -> int:
 def state_of_stub(stub: ObjectStorage, location: ObjectStorage, conf: Mapping[str, str]) -> FirstState:
     """Copy the state that a stub has made, and return how it did.
 
+    Raises `InvalidArgumentError` if the stub pinned other settings.
+
     Parameters
     ----------
     stub, location : ObjectStorage
         Their roots are the locations.
     conf : mapping of str to str
         As of `pinned`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The stub pinned other settings.
     """
     _, batch = _text(stub, "offsets/0").split("\n")[:2]
     stub_conf: dict[str, str] = json.loads(batch)["conf"]
@@ -262,6 +239,8 @@ def seed(
 ) -> None:
     """Fill a checkpoint location that has its state, between `begin` and `finish`.
 
+    Raises `CorruptionError` if a file of the savepoint is damaged.
+
     Parameters
     ----------
     location : ObjectStorage
@@ -270,16 +249,10 @@ def seed(
         What its logs say of that.
     savepoint : PrefixedStorage
         The savepoint's folder.
-    query : SavedQuery
     fresh : bool
         Let sources begin where their own options say, and the watermark anew.
     planned : PlannedBatch, optional
         The micro-batch that the query runs first; by default Spark plans it.
-
-    Raises
-    ------
-    CorruptionError
-        A file of the savepoint is damaged.
     """
     for source in () if fresh else (*query.sources, *(planned.sources if planned else ())):
         for log in source.logs:
@@ -308,17 +281,14 @@ def moved(key: str, data: memoryview, location: str) -> memoryview | bytes:
     Whatever stands before ``/state/`` in such a path is replaced. It need not be the place that the file was read from:
     a symbolic link, a mount, an alias of a name service lead to the same files, and the original may have been moved.
 
+    Raises `InvalidArgumentError` if it names a file that is not below the location's state.
+
     Parameters
     ----------
     key : str
         Below the location.
     location : str
         URL of the new place.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It names a file that is not below the location's state.
     """
     if not _METADATA.fullmatch(key):
         return data

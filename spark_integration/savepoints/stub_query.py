@@ -64,19 +64,13 @@ def state_by_stub(
 ) -> seeding.FirstState:
     """Give a new query its state, by a stub that is gone when this returns.
 
+    Raises `UnavailableError` if Spark failed; `ConflictError` if another attempt has taken the location meanwhile;
+    `InvalidArgumentError` if this Spark pins other settings.
+
     Parameters
     ----------
     conf : mapping of str to str
         What the savepoint's query pinned.
-
-    Raises
-    ------
-    UnavailableError
-        Spark failed.
-    ConflictError
-        Another attempt has taken the location meanwhile.
-    InvalidArgumentError
-        This Spark pins other settings.
     """
     try:
         with session_of_stub(spark, conf) as own:
@@ -91,17 +85,14 @@ def state_by_stub(
 def run_stub(spark: SparkSession, operators: Sequence[PointerOperator], location: str) -> None:
     """Run the stub; its state is in `location` when this returns.
 
+    Raises `UnavailableError` if Spark failed.
+
     Parameters
     ----------
     operators : sequence of PointerOperator
         By their number in Spark's state, from 0.
     location : str
         A checkpoint location that does not exist yet.
-
-    Raises
-    ------
-    UnavailableError
-        Spark failed.
     """
     rows = [
         {ROUTE: route_of_hash(row.shard), _OPERATOR: number, _ROW: row.columns()[0].decode(), _AT: _ON_TIME}

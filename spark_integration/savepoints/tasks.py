@@ -32,21 +32,13 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class ShardTask(ABC):
-    """What is done for each shard; in Spark, a function for ``mapInArrow``.
-
-    Attributes
-    ----------
-    settings : Settings
-        Of the session, without credentials; their state directory is the query's.
-    target : str
-        URL of where it goes.
-    """
+    """What is done for each shard; in Spark, a function for ``mapInArrow``."""
 
     #: What it yields: ``operator``, ``shard`` and ``error`` among the columns; what a row lacks is null.
     RETURNED: ClassVar[pa.Schema]
 
-    settings: Settings
-    target: str
+    settings: Settings  #: Of the session, without credentials; their state directory is the query's
+    target: str  #: URL of where it goes
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield what becomes of each row; see `each_row`."""
@@ -72,19 +64,14 @@ def run_tasks(
 ) -> list[Row]:
     """Run a task for some shards, in as many tasks of Spark's, and return what they return.
 
+    Raises `UnavailableError` if a task failed, as often as Spark repeats tasks; `HoldfastError`: that a task returned.
+
     Parameters
     ----------
     shards : sequence of tuple
         A row for each; none, and nothing runs.
     given, returned : str
         The columns of these rows, and of what comes back: ``operator``, ``shard`` and ``error`` among them.
-
-    Raises
-    ------
-    UnavailableError
-        A task failed, as often as Spark repeats tasks.
-    HoldfastError
-        That a task returned.
     """
     from pyspark.errors import PySparkException
 
@@ -104,10 +91,7 @@ def run_frame(
 ) -> list[Row]:
     """Run a task for each partition of a DataFrame; see `run_tasks`.
 
-    Raises
-    ------
-    PySparkException
-        What the DataFrame raises, or Spark.
+    Raises `PySparkException`: what the DataFrame raises, or Spark.
     """
     from pyspark.errors import PySparkException
 
@@ -144,17 +128,14 @@ def each_row(
 ) -> Iterator[pa.RecordBatch]:
     """Yield what some work returns of each row that a task is given, or its error: repeating would not help.
 
+    Raises `UnavailableError` if a storage did not answer; Spark repeats the task.
+
     Parameters
     ----------
     work : callable
         Returns rows as mappings; what they lack is null.
     returned : pyarrow.Schema
         Of these rows: ``operator``, ``shard`` and ``error`` among them.
-
-    Raises
-    ------
-    UnavailableError
-        A storage did not answer; Spark repeats the task.
     """
     for batch in batches:
         for row in batch.to_pylist():
@@ -175,10 +156,7 @@ def outcomes(
 def failed(facts: Mapping[str, Any], error: HoldfastError) -> dict[str, Any]:
     """Return an error as a task returns it, with the operator and the shard that `facts` name.
 
-    Raises
-    ------
-    UnavailableError
-        It is one: Spark repeats the task.
+    Raises `UnavailableError` if it is one: Spark repeats the task.
     """
     if error.retryable:
         raise error

@@ -67,10 +67,7 @@ class Tasks(Protocol):
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
         """Return what makes the state of a query that pins such settings and has such operators of Spark's.
 
-        Raises
-        ------
-        NotKnownError
-            Only Spark makes it.
+        Raises `NotKnownError` if only Spark makes it.
         """
         ...
 
@@ -78,10 +75,7 @@ class Tasks(Protocol):
 class SparkTasks:
     """A session of Spark: its executors work on the shards. See `Tasks`.
 
-    Raises
-    ------
-    InvalidArgumentError
-        A setting is wrong, or no state directory is set.
+    Raises `InvalidArgumentError` if a setting is wrong, or no state directory is set.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -108,26 +102,13 @@ class SparkTasks:
 
 @dataclass(frozen=True)
 class OwnProcess:
-    """A process without Spark; see `Tasks`.
-
-    Attributes
-    ----------
-    settings : Settings
-    options : mapping of str to object
-        As `parse_storage_options` returned them.
-    executor : concurrent.futures.Executor
-        Must not run the caller.
-    at_once : int
-        How many shards are worked on side by side: each needs memory for its rows, up to three times.
-    on_shard : callable
-        Told how many shards are done since.
-    """
+    """A process without Spark; see `Tasks`."""
 
     settings: Settings
-    options: Mapping[str, object]
-    executor: Executor
-    at_once: int
-    on_shard: Callable[[int], object]
+    options: Mapping[str, object]  #: As `parse_storage_options` returned them
+    executor: Executor  #: Must not run the caller
+    at_once: int  #: How many shards are worked on side by side: each needs memory for its rows, up to three times
+    on_shard: Callable[[int], object]  #: Told how many shards are done since
 
     @classmethod
     def of(

@@ -79,10 +79,7 @@ class DurableLogs:
     def log_of(self, message: Committed) -> Iterator[ObjectCommitLog | None]:
         """Open the log of a commit's shard for the context; None if nothing is durable.
 
-        Raises
-        ------
-        InvalidArgumentError
-            The URL or an option of the storage is invalid.
+        Raises `InvalidArgumentError` if the URL or an option of the storage is invalid.
         """
         place = _place_of(message)
         if place is None:

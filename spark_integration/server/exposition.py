@@ -40,18 +40,10 @@ BATCHES_KEPT = 128
 
 
 class OperatorName(NamedTuple):
-    """An operator of a query.
+    """An operator of a query."""
 
-    Attributes
-    ----------
-    query : str
-        The query's id.
-    operator : str
-        The name of its directory.
-    """
-
-    query: str
-    operator: str
+    query: str  #: The query's id
+    operator: str  #: The name of its directory
 
     @classmethod
     def of(cls, directory: str) -> OperatorName:
@@ -75,17 +67,11 @@ class _Batch:
 
 @dataclass
 class OperatorTotals:
-    """An operator's micro-batches here.
+    """An operator's micro-batches here."""
 
-    Attributes
-    ----------
-    values : Counter
-        Measures added up since the server began, and ``batches``, ``calls`` and ``repeated_calls``.
-    newest : dict of str to mapping
-        By shard's directory, the measures of its last call.
-    """
-
+    #: Measures added up since the server began, and ``batches``, ``calls`` and ``repeated_calls``
     values: Counter[str] = field(default_factory=Counter)
+    #: By shard's directory, the measures of its last call
     newest: dict[str, Mapping[str, int]] = field(default_factory=dict)
     _batches: OrderedDict[int, _Batch] = field(default_factory=OrderedDict)
 
@@ -206,7 +192,6 @@ class ServerMetrics:
 
     Parameters
     ----------
-    batches : MeasuredBatches
     counters : callable
         Returns the server's counters by name.
     snapshot_ages_ms : callable
@@ -281,7 +266,6 @@ class Exposition:
 
     Parameters
     ----------
-    collector : ServerMetrics
     monotonic_ms : callable
         Returns a time in ms that never goes back.
 

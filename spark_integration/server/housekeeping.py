@@ -85,9 +85,6 @@ class Housekeeping:
 
     Parameters
     ----------
-    shards : OpenShards
-    logs : DurableLogs
-    use : ShardUse
     forget : callable
         Called with the directory of each dropped shard, once its state is removed.
     now_ms : callable

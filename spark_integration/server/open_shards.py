@@ -29,10 +29,7 @@ _log = logging.getLogger(__name__)
 def require_below(root: Path, text: str) -> Path:
     """Return the directory that a request names.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It is not below `root`, which holds the executor's shards.
+    Raises `InvalidArgumentError` if it is not below `root`, which holds the executor's shards.
     """
     directory = Path(text)
     inside = directory.is_relative_to(root) and directory.resolve().is_relative_to(root.resolve())
@@ -109,10 +106,8 @@ class OpenShards:
     def use_announced(self, message: Committed) -> AbstractContextManager[Backend]:
         """Give the backend of an announced commit's shard as `use` does, unless it is open for something else since.
 
-        Raises
-        ------
-        NotFoundError
-            It is: a query that was restarted with other columns has it now, and is neither waited for nor disturbed.
+        Raises `NotFoundError` if it is: a query that was restarted with other columns has it now, and is neither waited
+        for nor disturbed.
         """
         return self._use(message.shard, message.announced_ms)
 
@@ -167,12 +162,8 @@ class OpenShards:
     def remove(self, directory: Path) -> bool:
         """Close a shard and remove its local state; return False if it is in use, here or in a worker.
 
-        Raises
-        ------
-        InvalidArgumentError
-            The directory is not one of this executor's shards.
-        UnavailableError
-            Local storage is failing.
+        Raises `InvalidArgumentError` if the directory is not one of this executor's shards; `UnavailableError` if local
+        storage is failing.
         """
         going = self.root / GOING / clock.new_id()
         require_below(self.root, str(directory))

@@ -38,22 +38,12 @@ SILENT_MS = 15 * 60_000
 
 @dataclass
 class _Operator:
-    """One operator of one query, on this executor.
+    """One operator of one query, on this executor."""
 
-    Attributes
-    ----------
-    kept_ms : int
-        How long its shards stay if it is not called.
-    called_ms : int
-        Time of its last call.
-    calls : int
-    shards : OrderedDict of str to int
-        By directory, the number of calls at the shard's last call; least recent first.
-    """
-
-    kept_ms: int
-    called_ms: int = 0
+    kept_ms: int  #: How long its shards stay if it is not called
+    called_ms: int = 0  #: Time of its last call
     calls: int = 0
+    #: By directory, the number of calls at the shard's last call; least recent first
     shards: OrderedDict[str, int] = field(default_factory=OrderedDict)
 
     def add(self, shards: Iterable[Path]) -> None:

@@ -50,45 +50,21 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Progress:
-    """What this process remembers of a shard's snapshots; losing it only costs a little extra work.
+    """What this process remembers of a shard's snapshots; losing it only costs a little extra work."""
 
-    Attributes
-    ----------
-    seen_ms : int
-        When the shard was first seen, or its last snapshot was written.
-    failures : dict of str to int
-        Consecutive failures, by operation.
-    missed : int
-        Consecutive versions that were gone before their turn.
-    has_looked : bool
-        Whether snapshots that another executor wrote after its last commit were looked for.
-    retry_ms : int
-        When to try again.
-    error : str or None
-        Why the last snapshot failed.
-    headers : Headers or None
-        What clean-ups have read.
-    untold : SnapshotNews
-        What no announcement was answered yet.
-    told : tuple of (int or None, SnapshotNews)
-        The micro-batch of the last announcement, and what it was answered.
-    put_off : Committed or None
-        What was not considered because a worker was having a snapshot written.
-    lock : threading.Lock
-        Held while a snapshot is written.
-    """
-
-    seen_ms: int
+    seen_ms: int  #: When the shard was first seen, or its last snapshot was written
+    #: Consecutive failures, by operation
     failures: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    missed: int = 0
-    has_looked: bool = False
-    retry_ms: int = 0
-    error: str | None = None
-    headers: Headers | None = None
-    untold: SnapshotNews = field(default_factory=SnapshotNews)
+    missed: int = 0  #: Consecutive versions that were gone before their turn
+    has_looked: bool = False  #: Whether snapshots that another executor wrote after its last commit were looked for
+    retry_ms: int = 0  #: When to try again
+    error: str | None = None  #: Why the last snapshot failed
+    headers: Headers | None = None  #: What clean-ups have read
+    untold: SnapshotNews = field(default_factory=SnapshotNews)  #: What no announcement was answered yet
+    #: The micro-batch of the last announcement, and what it was answered
     told: tuple[int | None, SnapshotNews] = field(default_factory=lambda: (None, SnapshotNews()))
-    put_off: Committed | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    put_off: Committed | None = None  #: What was not considered because a worker was having a snapshot written
+    lock: threading.Lock = field(default_factory=threading.Lock)  #: Held while a snapshot is written
 
 
 class Snapshotting:
@@ -96,8 +72,6 @@ class Snapshotting:
 
     Parameters
     ----------
-    shards : OpenShards
-    logs : DurableLogs
     monotonic_ms, now_ms : callable
         Return a time in ms that never goes back, and the time in ms since 1970.
 
@@ -171,10 +145,7 @@ class Snapshotting:
     def write_now(self, message: Committed) -> bool:
         """Write a snapshot of the announced version in the calling thread; return whether one was written.
 
-        Raises
-        ------
-        HoldfastError
-            It could not be written.
+        Raises `HoldfastError` if it could not be written.
         """
         progress = self._progress_of(message)
         try:

@@ -67,17 +67,7 @@ def _answering(what: str) -> Iterator[None]:
 
 
 class StateService(flight.FlightServerBase):
-    """See the module.
-
-    Parameters
-    ----------
-    location : str
-    housekeeping : Housekeeping
-    snapshotting : Snapshotting
-    logs : DurableLogs
-    batches : MeasuredBatches
-    exposition : Exposition
-    """
+    """See the module."""
 
     def __init__(
         self,

@@ -88,10 +88,7 @@ def announce(
 def snapshot_now(operator: Operator, opened: ShardStore, accepted: Pointer) -> None:
     """Have the state server snapshot a version, and wait for it.
 
-    Raises
-    ------
-    HoldfastError
-        There is no server, or the snapshot failed or took too long.
+    Raises `HoldfastError` if there is no server, or the snapshot failed or took too long.
     """
     client = client_of(opened.executor_directory)
     client.require_server()
@@ -111,15 +108,12 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
 
     This keeps restores fast, and shows early that storage rejects snapshots.
 
+    Raises `UnavailableError` if the chain is far too long, and the snapshot failed.
+
     Returns
     -------
     Lineage or None
         What that version is made of; None without durable storage.
-
-    Raises
-    ------
-    UnavailableError
-        The chain is far too long, and the snapshot failed.
     """
     if opened.log is None or view is None:
         return None

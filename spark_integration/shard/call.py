@@ -70,6 +70,8 @@ MEMORY_BYTES = 128 << 20
 def gather_rows(tables: Iterable[pa.Table], schema: pa.Schema, root: Path) -> pa.Table:
     """Return the rows of all tables as one.
 
+    Raises `UnavailableError` if the disk is full or failing.
+
     Parameters
     ----------
     tables : iterable of pyarrow.Table
@@ -83,11 +85,6 @@ def gather_rows(tables: Iterable[pa.Table], schema: pa.Schema, root: Path) -> pa
     -------
     pyarrow.Table
         With one chunk per column or, if mapped, one per table.
-
-    Raises
-    ------
-    UnavailableError
-        The disk is full or failing.
     """
     tables = iter(tables)
     held: list[pa.Table] = []
@@ -141,14 +138,7 @@ HELD_BACK_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class ShardStep:
-    """The definition of one step that all its shards' calls need; travels to the workers.
-
-    Attributes
-    ----------
-    operator : Operator
-    transport : Transport
-    output : Output
-    """
+    """The definition of one step that all its shards' calls need; travels to the workers."""
 
     operator: Operator
     transport: Transport
@@ -174,7 +164,6 @@ def call_shard(
 
     Parameters
     ----------
-    step : ShardStep
     key : tuple of (int,)
         The group's: the route to the shard.
     chunks : iterable of pandas.DataFrame
@@ -321,10 +310,8 @@ def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> No
     A shard with a pointer has its number there. On Spark 4.0 a session that sets another number within
     ``foreachBatch`` hides the one that the query started with, so Spark is asked only where nothing else says it.
 
-    Raises
-    ------
-    SchemaMismatchError
-        The operator was defined for another number, and neither a setting nor a state directory fixes it.
+    Raises `SchemaMismatchError` if the operator was defined for another number, and neither a setting nor a state
+    directory fixes it.
     """
     settings, pinned = operator.settings, streaming.partitions
     if settings.shards is None and settings.state_dir is None and pinned not in (None, operator.shards):
@@ -342,10 +329,7 @@ def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
 
     No query begins with its micro-batch 0 that was restored, so a new query pays nothing for its first shards.
 
-    Raises
-    ------
-    SchemaMismatchError
-        The query was restored, and this operator was not.
+    Raises `SchemaMismatchError` if the query was restored, and this operator was not.
     """
     storage = task_storage.state_storage(operator.settings)
     if storage is None or streaming.batch_id == 0:
@@ -362,10 +346,7 @@ def require_own_state(operator: Operator, streaming: StreamingTask, remembered: 
 
     In the original's it would pass for a newer run of the original, and write over its state.
 
-    Raises
-    ------
-    ConflictError
-        It is not.
+    Raises `ConflictError` if it is not.
     """
     if streaming.spark_id is None or streaming.spark_id == remembered.query:
         return
@@ -389,14 +370,9 @@ def _held_back(batches: Iterator[pa.RecordBatch], output: Output) -> Iterator[li
 
 @dataclass
 class _Watch:
-    """Measures one attempt at a call without ever failing it: unknown values are left out.
+    """Measures one attempt at a call without ever failing it: unknown values are left out."""
 
-    Attributes
-    ----------
-    lineage : Lineage or None
-        Of the version that the call reads; None if there is none, or no durable storage.
-    """
-
+    #: Of the version that the call reads; None where there is none, or no durable storage
     lineage: Lineage | None = None
     monotonic_ns: Callable[[], int] = clock.monotonic_ns
     _started_ns: int = field(init=False)

@@ -52,7 +52,6 @@ class ClaimNote:
     ----------
     operator_directory : pathlib.Path
         The executor's.
-    run_id : str
 
     Notes
     -----
@@ -140,17 +139,13 @@ def keep_claim(
     driver, because only executors are sure to have the credentials, network and local file system that the run will
     use.
 
+    Raises `ConflictError` if another query uses the directory, or another application runs this query; `FencedError` if
+    a newer run of this query uses the directory.
+
     Returns
     -------
     Tenure
         The run's, from now on.
-
-    Raises
-    ------
-    ConflictError
-        Another query uses the directory, or another application runs this query.
-    FencedError
-        A newer run of this query uses the directory.
     """
     claims = Claims(storage, claimant(record, batch_id, settings), lives)
     note = ClaimNote(operator_directory, record.run_id)
@@ -179,13 +174,9 @@ def keep_claim(
 def tables_once(storage: ObjectStorage, record: OperatorRecord, function: ShardFunction) -> StoredTables:
     """Return the tables of an operator's state from now on; looked up once per process and run of the query.
 
-    Raises
-    ------
-    ConflictError
-        The directory belongs to another query, or to another operator of this query.
-    SchemaMismatchError
-        The operator cannot go on with the stored state: that has other tables, another configuration or another number
-        of shards.
+    Raises `ConflictError` if the directory belongs to another query, or to another operator of this query;
+    `SchemaMismatchError` if the operator cannot go on with the stored state: that has other tables, another
+    configuration or another number of shards.
     """
 
     def found() -> StoredTables:
@@ -215,17 +206,14 @@ def origin_once(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
 def require_clone_once(storage: ObjectStorage, query_id: str, state_id: str, directory: str) -> None:
     """Check that a query may continue from another id's state; looked up once per process.
 
+    Raises `ConflictError` if the query was not cloned into this state directory.
+
     Parameters
     ----------
     query_id : str
         The query's, as Spark tells it.
     state_id, directory : str
         What the query's pointer names.
-
-    Raises
-    ------
-    ConflictError
-        The query was not cloned into this state directory.
     """
 
     def check() -> None:
@@ -274,12 +262,8 @@ def claimant(record: OperatorRecord, batch_id: int | None, settings: Settings) -
 def require_one_definition(operator_directory: Path, run_id: str, definition_id: str) -> None:
     """Reject a second operator of the same name in a run of a query.
 
-    Raises
-    ------
-    ConflictError
-        Another operator of this query has this name.
-    UnavailableError
-        Local storage is full or failing.
+    Raises `ConflictError` if another operator of this query has this name; `UnavailableError` if local storage is full
+    or failing.
     """
     note = private_directory(operator_directory / RUNS) / run_id
     with local_files.writing(note):

@@ -49,15 +49,12 @@ def operator_of(directory: str) -> str | None:
 def require_restored(origin: QueryOrigin, operator: str, allowed: Collection[str]) -> None:
     """Check that an operator which begins without state in a restored query is one that should.
 
+    Raises `SchemaMismatchError` if it has no state, and nobody has named it: most likely its name is misspelt.
+
     Parameters
     ----------
     allowed : collection of str
         Operators that may, as the session says.
-
-    Raises
-    ------
-    SchemaMismatchError
-        It has no state, and nobody has named it: most likely its name is misspelt.
     """
     if operator in origin.operators or operator in origin.empty or origin.unnamed:
         return
@@ -77,25 +74,18 @@ def begin_directory(
 ) -> tuple[str, _Claim]:
     """Choose and claim the directory of a shard that has no pointer; return it, and what `claim` returned.
 
+    Raises `ConflictError` if another operator of this query has the name, or another application runs the query;
+    `FencedError` if a newer run of this query is at work; `SchemaMismatchError` if the state was written with other
+    columns or another number of shards.
+
     Parameters
     ----------
-    storage : ObjectStorage
     operator : str
         The operator's name.
-    query_id : str
     claim : callable
         Claims a directory; raises ConflictError if it is another query's.
     is_run_known : bool
         Whether the task knows for certain which run it belongs to. If not, it must not begin under the shared name.
-
-    Raises
-    ------
-    ConflictError
-        Another operator of this query has the name, or another application runs the query.
-    FencedError
-        A newer run of this query is at work.
-    SchemaMismatchError
-        The state was written with other columns or another number of shards.
     """
     own = own_directory(operator, query_id)
     stored = find_operator(storage, operator)

@@ -49,47 +49,26 @@ _NUMBER_LIMIT = 1 << 63
 
 
 class PointerRow(NamedTuple):
-    """The row of one shard.
+    """The row of one shard."""
 
-    Attributes
-    ----------
-    query : str
-        The query's id, as known when the shard began; see `holdfast.spark_integration.shard.streaming_task`.
-    directory : str or None
-        The operator's directory below the state directory; None without a state directory.
-    shard, shards : int
-        Which shard, of how many.
-    pointer : Pointer or None
-        None if the shard has no state yet.
-    carried : bytes or None
-        The commit of this version, if it is no object of its own.
-    earliest_timer_ms : int or None
-        No timer of the shard is due earlier; None if the shard has no timer.
-    batch_ms : int
-        When the micro-batch that put the row was planned, whether it wrote a version or not: Spark's processing time in
-        ms since 1970, the same whenever and wherever the micro-batch is evaluated.
-    state_dir : str or None
-        ``spark.holdfast.state.dir`` of the call that put the row.
-    """
-
-    query: str
-    directory: str | None
+    query: str  #: The query's id, as known when the shard began; see `holdfast.spark_integration.shard.streaming_task`
+    directory: str | None  #: The operator's directory below the state directory; None without a state directory
+    #: Which shard, of how many
     shard: int
     shards: int
-    pointer: Pointer | None
-    carried: bytes | None
-    earliest_timer_ms: int | None
+    pointer: Pointer | None  #: None if the shard has no state yet
+    carried: bytes | None  #: The commit of this version, if it is no object of its own
+    earliest_timer_ms: int | None  #: No timer of the shard is due earlier; None if the shard has no timer
+    #: When the micro-batch that put the row was planned, whether it wrote a version or not: Spark's processing time in
+    #: ms since 1970, the same whenever and wherever the micro-batch is evaluated
     batch_ms: int
-    state_dir: str | None = None
+    state_dir: str | None = None  #: ``spark.holdfast.state.dir`` of the call that put the row
 
     @classmethod
     def read(cls, row: tuple[Any, ...]) -> PointerRow:
         """Return the row that Spark's state gave back: one binary value, as bytes or a bytearray.
 
-        Raises
-        ------
-        CorruptionError
-            It is not a pointer's row, or one of a later release.
+        Raises `CorruptionError` if it is not a pointer's row, or one of a later release.
         """
         fields, carried = _parsed(row)
         query, directory, shard, shards = (fields[name] for name in ("query", "directory", "shard", "shards"))
@@ -113,10 +92,7 @@ class PointerRow(NamedTuple):
     def require(self, operator: str, shard: int, shards: int) -> None:
         """Check the row against the shard as it is defined now.
 
-        Raises
-        ------
-        SchemaMismatchError
-            It belongs to another number of shards, another shard, or another operator.
+        Raises `SchemaMismatchError` if it belongs to another number of shards, another shard, or another operator.
         """
         name = operator if self.directory is None else operator_of(self.directory)
         # First of all whose it is: another operator's number of shards is nothing that this one should take over.

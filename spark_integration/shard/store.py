@@ -54,7 +54,6 @@ class ShardStore:
 
         Parameters
         ----------
-        pointer : Pointer or None
         version : int or None
             The version to commit; None for the one after the pointer's.
         """
@@ -75,10 +74,7 @@ class ShardStore:
         What earlier attempts at this micro-batch left behind proves nothing: it is version ``batch_id + 1``, or 1 if
         the micro-batch is not known.
 
-        Raises
-        ------
-        StateLostError
-            The shard has versions of earlier micro-batches.
+        Raises `StateLostError` if the shard has versions of earlier micro-batches.
         """
         if batch_id == 0:
             return
@@ -117,17 +113,13 @@ class ShardStore:
 def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembered: PointerRow | None) -> ShardStore:
     """Open the store of one shard in the running task.
 
+    Raises `InvalidArgumentError` if the shard's state is durable, and no state directory is set; `HoldfastError` if the
+    state was lost or is damaged, or belongs to others.
+
     Parameters
     ----------
     remembered : PointerRow or None
         The shard's row in Spark's state.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The shard's state is durable, and no state directory is set.
-    HoldfastError
-        The state was lost or is damaged, or belongs to others.
     """
     settings = operator.settings
     if remembered is not None:
@@ -176,10 +168,7 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
 def require_directory_set(settings: Settings, remembered: PointerRow) -> None:
     """Check that a shard with durable state finds it; without, it would seem lost, or go on unkept.
 
-    Raises
-    ------
-    InvalidArgumentError
-        No state directory is set.
+    Raises `InvalidArgumentError` if no state directory is set.
     """
     if settings.state_dir is None and remembered.directory:
         raise InvalidArgumentError(
@@ -196,10 +185,7 @@ def require_kept_shards(stored: OperatorRecord | None, operator: str, shards: in
     A task that does not know its run begins in a directory of its own, where no later definition looks for the number.
     If nothing kept it, a restart in a session with other shuffle partitions would silently begin keys anew.
 
-    Raises
-    ------
-    InvalidArgumentError
-        There is no record, or it has another number.
+    Raises `InvalidArgumentError` if there is no record, or it has another number.
     """
     if stored is None or stored.shards != shards:
         raise InvalidArgumentError(

@@ -37,28 +37,15 @@ _SESSION_TAG = re.compile(r"spark-session-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-
 
 @dataclass(frozen=True)
 class StreamingTask:
-    """The micro-batch that a task belongs to.
+    """The micro-batch that a task belongs to."""
 
-    Attributes
-    ----------
-    query_id : str
-        The same after every restart of the query, for a shard with a pointer.
-    run_id : str
-        New with every start, if known.
-    is_run_known : bool
-    batch_id : int or None
-        None if unknown.
-    partitions : int or None
-        Number of partitions of Spark's state, as pinned in the query's offset log; None if unknown.
-    spark_id : str or None
-        The query's id as Spark tells it here: a clone's own, while `query_id` is the original's; None if unknown.
-    """
-
-    query_id: str
-    run_id: str
+    query_id: str  #: The same after every restart of the query, for a shard with a pointer
+    run_id: str  #: New with every start, if known
     is_run_known: bool
-    batch_id: int | None
+    batch_id: int | None  #: None if unknown
+    #: Number of partitions of Spark's state, as pinned in the query's offset log; None if unknown
     partitions: int | None
+    #: The query's id as Spark tells it here: a clone's own, while `query_id` is the original's; None if unknown
     spark_id: str | None = None
 
     @classmethod

@@ -70,23 +70,13 @@ _ANOTHER_NAME = "To begin anew with an empty target, give the sink another name"
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the tasks of a micro-batch have prepared.
+    """What the tasks of a micro-batch have prepared."""
 
-    Attributes
-    ----------
-    handles : tuple of Handle
-        By partition; of those that had rows.
-    rows : int
-    repeated : bool
-        Whether other attempts may have prepared the same: some task was not the first, or had a twin.
-    unused : tuple of Handle
-        Spare handles that no attempt was given, or has begun with.
-    """
-
-    handles: tuple[Handle, ...]
+    handles: tuple[Handle, ...]  #: By partition; of those that had rows
     rows: int
+    #: Whether other attempts may have prepared the same: some task was not the first, or had a twin
     repeated: bool = False
-    unused: tuple[Handle, ...] = ()
+    unused: tuple[Handle, ...] = ()  #: Spare handles that no attempt was given, or has begun with
 
 
 @dataclass(frozen=True)
@@ -108,8 +98,6 @@ class Coordinator:
 
     Parameters
     ----------
-    sink : TwoPhaseSink
-    query : SinkQuery
     storage : ObjectStorage
         The state directory.
     retained : int
@@ -162,22 +150,16 @@ class Coordinator:
     def start(self, batch_id: int, schema: pa.Schema, plan: str = "") -> None:
         """Begin a run with a micro-batch: end what the last run left, before anything is written.
 
+        Raises `ConflictError` if another query writes under this name, or Spark and the sink disagree about what was
+        decided; `StateLostError` if the target has lost what was decided, or shows what no decision here tells of;
+        `HoldfastError`: as `TwoPhaseSink.open` and `TwoPhaseSink.commit` raise.
+
         Parameters
         ----------
         batch_id : int
             The first micro-batch of the run.
-        schema : pyarrow.Schema
         plan : str
             What Spark has planned for it: see `holdfast.snapshotter.sink_log.plan_of`. Empty if nobody knows.
-
-        Raises
-        ------
-        ConflictError
-            Another query writes under this name, or Spark and the sink disagree about what was decided.
-        StateLostError
-            The target has lost what was decided, or shows what no decision here tells of.
-        HoldfastError
-            As `TwoPhaseSink.open` and `TwoPhaseSink.commit` raise.
         """
         past, shown = self._begin(batch_id, schema, plan)
         with self._unless_overtaken():
@@ -227,10 +209,7 @@ class Coordinator:
     def resume(self, number: int) -> None:
         """Go on with a run that another process has started, under the number that it had.
 
-        Raises
-        ------
-        ConflictError
-            Others have gone on so far that its entry is gone.
+        Raises `ConflictError` if others have gone on so far that its entry is gone.
         """
         try:
             self._entry = self._log.read(number)
@@ -280,10 +259,7 @@ class Coordinator:
 
         Called when a micro-batch has failed: the run is over.
 
-        Raises
-        ------
-        FencedError
-            Another driver has begun, which may be why.
+        Raises `FencedError` if another driver has begun, which may be why.
         """
         number = self.number + 1
 

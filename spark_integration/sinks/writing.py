@@ -52,26 +52,14 @@ _RETURNED_ARROW = pa.schema(
 
 @dataclass(frozen=True)
 class WriteTask:
-    """Writes and prepares what one task has; a function for ``mapInArrow``.
-
-    Attributes
-    ----------
-    sink : TwoPhaseSink
-    query : SinkQuery
-        Without options.
-    option_names : frozenset of str
-    batch_id : int
-    schema : pyarrow.Schema
-    spares : sequence of Handle
-        One for the first attempt at each partition, as far as they reach: `SinkAttempt`.
-    """
+    """Writes and prepares what one task has; a function for ``mapInArrow``."""
 
     sink: TwoPhaseSink
-    query: SinkQuery
+    query: SinkQuery  #: Without options
     option_names: frozenset[str]
     batch_id: int
     schema: pa.Schema
-    spares: Sequence[Handle] = ()
+    spares: Sequence[Handle] = ()  #: One for the first attempt at each partition, as far as they reach: `SinkAttempt`
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield one row if there were any rows, or if there was a spare handle for them."""

@@ -31,37 +31,18 @@ _NO_TIMEOUT = -1
 
 @dataclass(frozen=True)
 class PointerOperator:
-    """One of Spark's operators with state, as a query begins with it.
+    """One of Spark's operators with state, as a query begins with it."""
 
-    Attributes
-    ----------
-    host : str
-        Spark's name of it, as `stored_steps` returns it.
-    timeout_conf : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}
-        Of ``applyInPandasWithState``.
-    time_mode : {"None", "ProcessingTime", "EventTime"}
-        Of ``transformWithStateInPandas``.
-    output_mode : {"append", "update", "complete"}
-        ``transformWithStateInPandas`` keeps it.
-    pointers : tuple of PointerRow
-    """
-
-    host: str
-    timeout_conf: TimeoutConf
-    time_mode: TimeMode
-    output_mode: str
+    host: str  #: Spark's name of it, as `stored_steps` returns it
+    timeout_conf: TimeoutConf  #: Of ``applyInPandasWithState``
+    time_mode: TimeMode  #: Of ``transformWithStateInPandas``
+    output_mode: str  #: ``transformWithStateInPandas`` keeps it
     pointers: tuple[PointerRow, ...]
 
 
 @dataclass(frozen=True)
 class NewState:
-    """How the state of a query is written.
-
-    Attributes
-    ----------
-    partitions : int
-    codec : str
-    """
+    """How the state of a query is written."""
 
     partitions: int
     codec: str
@@ -70,10 +51,7 @@ class NewState:
     def of(cls, pinned: Mapping[str, str], partitions: int, hosts: Iterable[str]) -> NewState:
         """Return how the state of a query is written that pins such settings and has operators of such names.
 
-        Raises
-        ------
-        NotKnownError
-            Only Spark writes such state.
+        Raises `NotKnownError` if only Spark writes such state.
         """
         provider, codec = store_of(pinned)
         if PROVIDER not in pinned:

@@ -54,26 +54,13 @@ def reading_state(location: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class StateOperator:
-    """One of Spark's operators with state.
+    """One of Spark's operators with state."""
 
-    Attributes
-    ----------
-    number : int
-        From 0, in the query's plan.
-    host : str
-        Spark's name of it.
-    partitions : int
-        Of its state; 0 where it has several stores, or others than a host's.
-    variables : tuple of str
-        Names of its state variables; none where it has no such things.
-    properties : mapping
-        What Spark keeps of ``transformWithState``: modes, and variables.
-    """
-
-    number: int
-    host: str
-    partitions: int
-    variables: tuple[str, ...]
+    number: int  #: From 0, in the query's plan
+    host: str  #: Spark's name of it
+    partitions: int  #: Of its state; 0 where it has several stores, or others than a host's
+    variables: tuple[str, ...]  #: Names of its state variables; none where it has no such things
+    #: What Spark keeps of ``transformWithState``: modes, and variables
     properties: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -97,12 +84,7 @@ class StateOperators:
     def at(self, batch_id: int) -> list[StateOperator]:
         """Return the operators as they were in a micro-batch, which is committed.
 
-        Raises
-        ------
-        CorruptionError
-            Metadata cannot be read.
-        NotKnownError
-            It has another format.
+        Raises `CorruptionError` if metadata cannot be read; `NotKnownError` if it has another format.
         """
         if batch_id > self._listed:
             versions: list[dict[int, str]] = []
@@ -167,10 +149,7 @@ def _partitions(number: object) -> int:
 def pointer_columns(location: ObjectStorage, operator: StateOperator) -> tuple[str, ...]:
     """Return the pointer columns of an ``applyInPandasWithState`` group; empty if the names are not a pointer's.
 
-    Raises
-    ------
-    NotKnownError, CorruptionError
-        The schema of the state cannot be read.
+    Raises `NotKnownError` or `CorruptionError` if the schema of the state cannot be read.
     """
     key = f"state/{operator.number}/0/_metadata/schema"
     source = f"{location.url}/{key}"

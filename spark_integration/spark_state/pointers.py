@@ -57,34 +57,19 @@ _ALONE = threading.Lock()
 
 @dataclass(frozen=True)
 class StateStores:
-    """How Spark keeps the state of a query as of a micro-batch.
+    """How Spark keeps the state of a query as of a micro-batch."""
 
-    Attributes
-    ----------
-    version : int
-        That the micro-batch has made.
-    provider : str
-        The class of its state stores, without the package.
-    codec : str
-    unique_ids : mapping of int to tuple of str
-        By operator those of its partitions; none where stores have no ids.
-    """
-
-    version: int
-    provider: str
+    version: int  #: That the micro-batch has made
+    provider: str  #: The class of its state stores, without the package
     codec: str
-    unique_ids: Mapping[int, tuple[str, ...]]
+    unique_ids: Mapping[int, tuple[str, ...]]  #: By operator those of its partitions; none where stores have no ids
 
     @classmethod
     def of(cls, batch: LoggedBatch) -> StateStores:
         """Return the settings that Spark has pinned.
 
-        Raises
-        ------
-        NotKnownError
-            It keeps state in a form that is not read here.
-        CorruptionError
-            The logs of the micro-batch say what cannot be.
+        Raises `NotKnownError` if it keeps state in a form that is not read here; `CorruptionError` if the logs of the
+        micro-batch say what cannot be.
         """
         provider, codec = store_of(json.loads(batch.batch)["conf"])
         return cls(batch.batch_id + 1, provider, codec, _unique_ids(batch))
@@ -94,17 +79,12 @@ class StateStores:
     ) -> Rows:
         """Return the rows of a partition, without the byte of their encoding.
 
+        Raises `NotFoundError` if Spark has purged them; `CorruptionError` if they are damaged.
+
         Parameters
         ----------
         limit_bytes : int
             How large the files may be, what they hold, and the rows.
-
-        Raises
-        ------
-        NotFoundError
-            Spark has purged them.
-        CorruptionError
-            They are damaged.
         """
         folder = PrefixedStorage(location, f"state/{operator}/{partition}")
         ids = self.unique_ids.get(operator)
@@ -122,10 +102,7 @@ class StateStores:
 def store_of(pinned: Mapping[str, object]) -> tuple[str, str]:
     """Return the class of a query's state stores, without the package, and their codec, from what Spark has pinned.
 
-    Raises
-    ------
-    NotKnownError
-        It keeps state in a form that is not known here.
+    Raises `NotKnownError` if it keeps state in a form that is not known here.
     """
     provider = str(pinned.get(PROVIDER, _PACKAGE + FILES))
     codec = str(pinned.get(f"{_PREFIX}compression.codec", LZ4))
@@ -160,6 +137,9 @@ def read_pointers(
 ) -> list[PointerRow] | None:
     """Return the pointers that one of Spark's operators keeps; None if it keeps none of holdfast's.
 
+    Raises `NotKnownError` if Spark's state has a form that is not read here; `NotFoundError` if Spark has purged it;
+    `CorruptionError` if it is damaged, or its pointers are of another release.
+
     Parameters
     ----------
     location : ObjectStorage
@@ -168,15 +148,6 @@ def read_pointers(
         Reads partitions side by side; must not run the caller.
     partitions : collection of int, optional
         Read these only.
-
-    Raises
-    ------
-    NotKnownError
-        Spark's state has a form that is not read here.
-    NotFoundError
-        Spark has purged it.
-    CorruptionError
-        It is damaged, or its pointers are of another release.
     """
     family = None
     if operator.host == GROUP_STATE:

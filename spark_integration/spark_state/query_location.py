@@ -82,6 +82,8 @@ def names_up_to(end: int, compact_numbers: list[int]) -> list[str]:
 def cut(data: bytes | memoryview, name: str, source: str) -> bytes:
     """Return a log file, cut from a later compacted one.
 
+    Raises `CorruptionError` if it is no log, or does not hold all that it should.
+
     Parameters
     ----------
     data : bytes-like
@@ -90,11 +92,6 @@ def cut(data: bytes | memoryview, name: str, source: str) -> bytes:
         Of the file to make.
     source : str
         What to call the later one in an error.
-
-    Raises
-    ------
-    CorruptionError
-        It is no log, or does not hold all that it should.
     """
     is_compact, end = name.endswith(COMPACT), number_of(name)
     assert end is not None
@@ -141,40 +138,22 @@ NAMED_SOURCES, NAMED_SOURCES_SETTING = "v2", "spark.sql.streaming.queryEvolution
 
 @dataclass(frozen=True)
 class LoggedBatch:
-    """A committed micro-batch, as Spark logged it.
-
-    Attributes
-    ----------
-    batch_id : int
-    offsets_version : str
-        ``v1`` or ``v2``.
-    batch : str
-        JSON: watermark, time and pinned settings.
-    sources : tuple of (str, str)
-        Number or name of each source, and its offset at the end of the micro-batch.
-    next_watermark_ms : int
-    unique_ids : mapping of str to list
-        Where Spark's state stores have ids (log of version 2): by operator those of its partitions, as logged.
-    """
+    """A committed micro-batch, as Spark logged it."""
 
     batch_id: int
-    offsets_version: str
-    batch: str
-    sources: tuple[tuple[str, str], ...]
+    offsets_version: str  #: ``v1`` or ``v2``
+    batch: str  #: JSON: watermark, time and pinned settings
+    sources: tuple[tuple[str, str], ...]  #: Number or name of each source, and its offset at the end of the micro-batch
     next_watermark_ms: int
+    #: Where Spark's state stores have ids (log of version 2): by operator those of its partitions, as logged
     unique_ids: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class PlannedOffsets:
-    """A micro-batch as Spark logged it before it ran.
+    """A micro-batch as Spark logged it before it ran."""
 
-    Attributes
-    ----------
-    offsets_version, batch, sources
-        As in `LoggedBatch`.
-    """
-
+    #: As in `LoggedBatch`
     offsets_version: str
     batch: str
     sources: tuple[tuple[str, str], ...]
@@ -183,15 +162,12 @@ class PlannedOffsets:
     def parse(cls, text: str, source: str) -> PlannedOffsets:
         """Parse a file of ``offsets/``.
 
+        Raises `CorruptionError` if it cannot be read.
+
         Parameters
         ----------
         source : str
             What to call it in an error.
-
-        Raises
-        ------
-        CorruptionError
-            It cannot be read.
         """
         version, batch, *lines = _lines(text, source, 2)
         if not isinstance(_json(batch, source).get("conf"), dict):
@@ -211,18 +187,11 @@ class PlannedOffsets:
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """When a micro-batch was planned and committed, by the clock of the store, in ms since 1970.
-
-    Attributes
-    ----------
-    batch_id, planned_ms : int
-    committed_ms : int or None
-        None while it runs, or where it failed.
-    """
+    """When a micro-batch was planned and committed, by the clock of the store, in ms since 1970."""
 
     batch_id: int
     planned_ms: int
-    committed_ms: int | None
+    committed_ms: int | None  #: None while it runs, or where it failed
 
 
 class QueryLocation:
@@ -238,13 +207,7 @@ class QueryLocation:
         self._storage = storage
 
     def query_id(self) -> str:
-        """Return the query's id.
-
-        Raises
-        ------
-        InvalidArgumentError
-            This is no checkpoint location.
-        """
+        """Return the query's id. Raises `InvalidArgumentError` if this is no checkpoint location."""
         try:
             text, source = self._text("metadata")
         except NotFoundError as exc:
@@ -273,12 +236,8 @@ class QueryLocation:
     def batch(self, batch_id: int | None = None) -> LoggedBatch:
         """Return a committed micro-batch, by default the last one.
 
-        Raises
-        ------
-        NotFoundError
-            None is committed, or not this one, or it was purged.
-        CorruptionError
-            A log cannot be read.
+        Raises `NotFoundError` if none is committed, or not this one, or it was purged; `CorruptionError` if a log
+        cannot be read.
         """
         committed = self.committed()
         if not committed:
@@ -298,12 +257,7 @@ class QueryLocation:
     def logged(self, number: int) -> LoggedBatch:
         """Return a micro-batch that is in both logs; reads no others.
 
-        Raises
-        ------
-        NotFoundError
-            It is not.
-        CorruptionError
-            A log cannot be read.
+        Raises `NotFoundError` if it is not; `CorruptionError` if a log cannot be read.
         """
         offsets, (text, source) = self._offsets(number), self._text(f"commits/{number}")
         _, *committed_lines = _lines(text, source, 1)
@@ -320,10 +274,7 @@ class QueryLocation:
     def planned(self, number: int) -> PlannedOffsets | None:
         """Return a micro-batch as Spark planned it, committed or not; None if Spark has not, or has purged it.
 
-        Raises
-        ------
-        CorruptionError
-            The log cannot be read.
+        Raises `CorruptionError` if the log cannot be read.
         """
         try:
             return self._offsets(number)
@@ -375,18 +326,14 @@ class QueryLocation:
 
         What Spark has compacted since is among them: `source_log` makes it again.
 
+        Raises `UnavailableError` if the log of a source of files has a gap: Spark is cleaning up, or it is damaged;
+        `InvalidArgumentError` if sources have names, which the log of micro-batches does not tell.
+
         Parameters
         ----------
         source, offset : str
             As `kept_sources` gives them. Of files ``{"logOffset": 3}``: what is later than that is left out; else
             everything counts.
-
-        Raises
-        ------
-        UnavailableError
-            The log of a source of files has a gap: Spark is cleaning up, or it is damaged.
-        InvalidArgumentError
-            Sources have names, which the log of micro-batches does not tell.
         """
         folder = f"sources/{source}/"
         names = [info.key.removeprefix(folder) for info in self._storage.list(folder)]
@@ -420,12 +367,8 @@ class QueryLocation:
     def source_log(self, source: str, name: str) -> memoryview:
         """Return a file that a source keeps, or kept until Spark compacted it.
 
-        Raises
-        ------
-        NotFoundError
-            There is none, and no newer one holds it.
-        CorruptionError
-            The newer one is damaged.
+        Raises `NotFoundError` if there is none, and no newer one holds it; `CorruptionError` if the newer one is
+        damaged.
         """
         folder = f"sources/{source}/"
         try:

@@ -60,11 +60,13 @@ _NO_ARCHIVE = (
 def read_rows(partition: ObjectStorage, at: Named, codec: str, family: str | None, limit_bytes: int) -> Rows:
     """Return the rows of a version.
 
+    Raises `NotFoundError` if a file is missing: Spark has purged the version, or has not made it yet; `CorruptionError`
+    if a file is damaged; `UnavailableError` if local storage is full or failing.
+
     Parameters
     ----------
     partition : ObjectStorage
         Its root is the folder of the partition.
-    at : Named
     codec : str
         Of changelogs.
     family : str or None
@@ -72,15 +74,6 @@ def read_rows(partition: ObjectStorage, at: Named, codec: str, family: str | Non
         that has no families.
     limit_bytes : int
         How large a database may be, each changelog, what they hold, and all rows.
-
-    Raises
-    ------
-    NotFoundError
-        A file is missing: Spark has purged the version, or has not made it yet.
-    CorruptionError
-        A file is damaged.
-    UnavailableError
-        Local storage is full or failing.
     """
     found = {info.key for info in partition.list("")}
     base, changes = _begin(partition, at, codec, found, limit_bytes, has_families=family is not None)

@@ -71,18 +71,14 @@ _WORD = 8
 class UnsafeRow:
     """One row.
 
+    Raises `CorruptionError` if it is too short.
+
     Parameters
     ----------
-    data : memoryview
     columns : int
         How many it has.
     source : str
         What to call the file in an error.
-
-    Raises
-    ------
-    CorruptionError
-        It is too short.
     """
 
     def __init__(self, data: memoryview, columns: int, source: str) -> None:
@@ -133,22 +129,17 @@ def unsafe_row(*columns: int | bytes) -> bytes:
 def read_rows(partition: ObjectStorage, at: Named, codec: str, limit_bytes: int) -> Rows:
     """Return the rows of a version.
 
+    Raises `NotFoundError` if a file is missing: Spark has purged the version, or has not made it yet; `CorruptionError`
+    if a file is damaged, or too large.
+
     Parameters
     ----------
     partition : ObjectStorage
         Its root is the folder of the partition.
     at : Named
         This store has no ids.
-    codec : str
     limit_bytes : int
         How large each file may be, what it holds, and all rows.
-
-    Raises
-    ------
-    NotFoundError
-        A file is missing: Spark has purged the version, or has not made it yet.
-    CorruptionError
-        A file is damaged, or too large.
     """
     found = {info.key for info in partition.list("")}
     first = at.version
@@ -190,6 +181,8 @@ _PIECE_BYTES = 1 << 20
 def decompressed(data: memoryview, codec: str, limit_bytes: int, source: str) -> bytes:
     """Return the plain bytes of a stream.
 
+    Raises `CorruptionError` if it is no such stream, is cut off, or holds more.
+
     Parameters
     ----------
     codec : str
@@ -198,11 +191,6 @@ def decompressed(data: memoryview, codec: str, limit_bytes: int, source: str) ->
         How many it may have.
     source : str
         What to call the file in an error.
-
-    Raises
-    ------
-    CorruptionError
-        It is no such stream, is cut off, or holds more.
     """
     found = bytearray()
     pieces = _lz4_blocks(data, source) if codec == LZ4 else _pieces(data, codec, source)
@@ -273,13 +261,7 @@ _UNIQUE_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
 class Named(NamedTuple):
-    """A version of a store; where stores have ids, with that of the attempt that made it.
-
-    Attributes
-    ----------
-    version : int
-    unique_id : str or None
-    """
+    """A version of a store; where stores have ids, with that of the attempt that made it."""
 
     version: int
     unique_id: str | None = None
@@ -302,7 +284,6 @@ class RowStream:
 
     Parameters
     ----------
-    data : bytes
     source : str
         What to call the file in an error.
     limit_bytes : int

@@ -34,7 +34,6 @@ class RunningQuery:
     ----------
     session : SparkSession
         Any of the application's.
-    query_id : str
     """
 
     def __init__(self, session: SparkSession, query_id: str) -> None:

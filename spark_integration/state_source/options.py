@@ -61,51 +61,24 @@ class Place:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What to read, and how.
+    """What to read, and how."""
 
-    Attributes
-    ----------
-    path : str
-        Of a savepoint: its directory, a slash, and its name. Of a query: its checkpoint location.
-    operator : str or None
-        Its name; needed of a query, and of a savepoint that has several.
-    table : str
-        A state table, or the name of a processor's variable.
-    columns : tuple of str
-        Those to show, in this order; all if there are none.
-    key : mapping of str to object
-        Read the rows of this key only; all if it is empty.
-    shards : Shards or None
-        Read these only; None for all.
-    state_dir : str or None
-        Of a query; None for a savepoint.
-    batch_id : int or None
-        The micro-batch, the last one of a change feed; None for the last committed one.
-    changes_from : int or None
-        Show what has changed since this micro-batch began; None for the state.
-    storage : mapping of str to str
-        What opens the storage.
-    """
-
-    path: str
-    operator: str | None = None
-    table: str = "state"
-    columns: tuple[str, ...] = ()
-    key: Mapping[str, Any] = field(default_factory=dict)
-    shards: Shards | None = None
-    state_dir: str | None = None
-    batch_id: int | None = None
-    changes_from: int | None = None
-    storage: Mapping[str, str] = field(default_factory=dict, repr=False)
+    path: str  #: Of a savepoint: its directory, a slash, and its name. Of a query: its checkpoint location.
+    operator: str | None = None  #: Its name; needed of a query, and of a savepoint that has several
+    table: str = "state"  #: A state table, or the name of a processor's variable
+    columns: tuple[str, ...] = ()  #: Those to show, in this order; all if there are none
+    key: Mapping[str, Any] = field(default_factory=dict)  #: Read the rows of this key only; all if it is empty
+    shards: Shards | None = None  #: Read these only; None for all
+    state_dir: str | None = None  #: Of a query; None for a savepoint
+    batch_id: int | None = None  #: The micro-batch, the last one of a change feed; None for the last committed one
+    changes_from: int | None = None  #: Show what has changed since this micro-batch began; None for the state
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)  #: What opens the storage
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
         """Return the options of a read.
 
-        Raises
-        ------
-        InvalidArgumentError
-            An option is unknown, has no such value, or does not go with another one.
+        Raises `InvalidArgumentError` if an option is unknown, has no such value, or does not go with another one.
         """
         values = {name.lower(): value for name, value in given.items()}
         storage = {name.removeprefix(STORAGE): value for name, value in values.items() if name.startswith(STORAGE)}
@@ -161,13 +134,7 @@ def storage_options(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def in_json(text: str) -> dict[str, str]:
-    """Parse the option ``storage``.
-
-    Raises
-    ------
-    InvalidArgumentError
-        This is no JSON object of texts.
-    """
+    """Parse the option ``storage``. Raises `InvalidArgumentError` if this is no JSON object of texts."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -181,10 +148,7 @@ def in_json(text: str) -> dict[str, str]:
 def columns_option(names: object) -> str:
     """Return the option's text for columns of any names.
 
-    Raises
-    ------
-    InvalidArgumentError
-        This is no list of names, or names no column.
+    Raises `InvalidArgumentError` if this is no list of names, or names no column.
     """
     found = None if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
     if not found or any(not isinstance(name, str) for name in found):

@@ -34,28 +34,18 @@ _BATCH_ROWS, _BATCH_BYTES = 1_000_000, 256 << 20
 
 @dataclass(frozen=True)
 class ShownTable:
-    """The requested columns of a table, in order.
+    """The requested columns of a table, in order."""
 
-    Attributes
-    ----------
-    fields : tuple of StructField
-        All that there are.
-    wanted : tuple of str
-        Their names, in the order in which they are shown.
-    shard : str
-        What the column of the shard is called.
-    changes : tuple of str
-        What the columns of a change feed are called; none for state.
-    """
-
-    fields: tuple[StructField, ...]
-    wanted: tuple[str, ...]
-    shard: str
-    changes: tuple[str, ...] = ()
+    fields: tuple[StructField, ...]  #: All that there are
+    wanted: tuple[str, ...]  #: Their names, in the order in which they are shown
+    shard: str  #: What the column of the shard is called
+    changes: tuple[str, ...] = ()  #: What the columns of a change feed are called; none for state
 
     @classmethod
     def of(cls, table: TableSchema, wanted: Sequence[str] = (), *, changes: bool = False) -> Self:
         """Return the columns of a table.
+
+        Raises `NotFoundError` if one is wanted that is not there; `InvalidArgumentError` if Spark has no type for one.
 
         Parameters
         ----------
@@ -63,13 +53,6 @@ class ShownTable:
             Their names; all if there are none.
         changes : bool
             Whether it is a change feed.
-
-        Raises
-        ------
-        NotFoundError
-            One is wanted that is not there.
-        InvalidArgumentError
-            Spark has no type for one.
         """
         shown = shown_columns(table)
         taken = list(shown.names)
@@ -103,15 +86,12 @@ class ShownTable:
     def batches(self, run: Run, shard: int, batch_id: int | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a run as Spark wants them.
 
+        Raises `InvalidArgumentError` if so much text stands in a few rows that Spark's Arrow cannot hold it.
+
         Parameters
         ----------
         batch_id : int, optional
             The micro-batch that wrote them; of a change feed.
-
-        Raises
-        ------
-        InvalidArgumentError
-            So much text stands in a few rows that Spark's Arrow cannot hold it.
         """
         names = [field.name for field in self.fields]
         places = [names.index(name) - len(self.changes) for name in self.wanted]

@@ -73,8 +73,6 @@ class TableReader(DataSourceReader):
 
     Parameters
     ----------
-    table : ReadableTable
-    shown : ShownTable
     shards : Shards or None
         Which to read; None for all.
     lookup : Lookup or None

@@ -62,17 +62,10 @@ class Part(InputPartition):
 
 
 class Rows(NamedTuple):
-    """Rows of a part.
-
-    Attributes
-    ----------
-    run : Run
-    batch_id : int or None
-        The micro-batch that wrote them, in a change feed.
-    """
+    """Rows of a part."""
 
     run: Run
-    batch_id: int | None = None
+    batch_id: int | None = None  #: The micro-batch that wrote them, in a change feed
 
 
 class ReadableTable(ABC):
@@ -97,10 +90,7 @@ class ReadableTable(ABC):
     def rows(self, part: Part) -> Iterator[Rows]:
         """Read a part, in a task.
 
-        Raises
-        ------
-        HoldfastError
-            Something of it is missing or damaged, or the storage does not answer.
+        Raises `HoldfastError` if something of it is missing or damaged, or the storage does not answer.
         """
 
     @abstractmethod
@@ -133,12 +123,8 @@ class SavedTable(ReadableTable):
     def find(cls, options: ReadOptions) -> SavedTable:
         """Return the table that options name.
 
-        Raises
-        ------
-        InvalidArgumentError, NotFoundError
-            There is no such savepoint, operator or table.
-        CorruptionError
-            The manifest is damaged.
+        Raises `InvalidArgumentError` or `NotFoundError` if there is no such savepoint, operator or table;
+        `CorruptionError` if the manifest is damaged.
         """
         target, _, name = options.path.rstrip("/").rpartition("/")
         if not target or not name:
@@ -188,39 +174,24 @@ class ShardPart(Part):
 
 @dataclass(frozen=True)
 class QueryTable(ReadableTable):
-    """A table of a query's operator after a micro-batch, or what has changed in it.
+    """A table of a query's operator after a micro-batch, or what has changed in it."""
 
-    Attributes
-    ----------
-    place : Place
-        Of the state directory.
-    held : mapping of str to mapping
-        By directory all tables that the state may hold, with all their columns.
-    names : mapping of str to mapping of str to str
-        By directory under which names the table's columns are stored.
-    changes_from : int or None
-        Read what has changed since this micro-batch began; None: read the state.
-    shards : tuple of ShardPart
-    """
-
-    place: Place
+    place: Place  #: Of the state directory
+    #: By directory all tables that the state may hold, with all their columns
     held: Mapping[str, Mapping[str, TableSchema]] = field(repr=False)
-    names: Mapping[str, Names] = field(repr=False)
+    names: Mapping[str, Names] = field(repr=False)  #: By directory under which names the table's columns are stored
     schema: TableSchema
     grouping: tuple[str, ...]
-    changes_from: int | None
+    changes_from: int | None  #: Read what has changed since this micro-batch began; None: read the state
     shards: tuple[ShardPart, ...] = field(repr=False)
 
     @classmethod
     def find(cls, options: ReadOptions) -> QueryTable:
         """Return the table that options name.
 
-        Raises
-        ------
-        InvalidArgumentError, NotFoundError
-            There is no such query, operator, table or micro-batch; or commits that a change feed needs are gone.
-        CorruptionError
-            A pointer, or what describes the operator, is damaged.
+        Raises `InvalidArgumentError` or `NotFoundError` if there is no such query, operator, table or micro-batch; or
+        commits that a change feed needs are gone; `CorruptionError` if a pointer, or what describes the operator, is
+        damaged.
         """
         if options.operator is None or options.state_dir is None:
             raise InvalidArgumentError("a query's state needs the options operator and stateDir: see holdfast.state")

@@ -44,10 +44,7 @@ def renumbered(run: Run, versions: int) -> Run:
 
     A restored query counts its versions anew: elements that it appends must come after those that it was given.
 
-    Raises
-    ------
-    CorruptionError
-        There are no such numbers.
+    Raises `CorruptionError` if there are no such numbers.
     """
     place = 1 + len(run.schema.key)  # the number is the last key column, behind hash and deletion mark
     if run.batch.column(place).type != pa.int64():
@@ -63,17 +60,9 @@ def renumbered(run: Run, versions: int) -> Run:
 
 @dataclass(frozen=True)
 class Entries:
-    """Some entries.
+    """Some entries."""
 
-    Attributes
-    ----------
-    places : numpy.ndarray of int64, shape (n,)
-        Which of the keys asked for each belongs to.
-    own_keys : pyarrow.RecordBatch, shape (n, key columns beyond the grouping key)
-    values : pyarrow.RecordBatch, shape (n, value columns)
-    """
-
-    places: IntArray
+    places: IntArray  #: Which of the keys asked for each belongs to
     own_keys: pa.RecordBatch
     values: pa.RecordBatch
 
@@ -95,8 +84,6 @@ class EntryRows:
 
     Parameters
     ----------
-    transaction : Transaction
-    schema : TableSchema
     grouping : int
         How many of its key columns are the grouping key.
     expiry : Expiry or None

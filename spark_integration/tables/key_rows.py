@@ -53,12 +53,6 @@ _GONE = -1
 class KeyRows:
     """The rows of a micro-batch's keys in a table whose rows stay until they are deleted.
 
-    Parameters
-    ----------
-    transaction : Transaction
-    table : str
-    keys : Keys, shape (n,)
-
     Notes
     -----
     Threads: one at a time, as the transaction. What is written can be read back at once.
@@ -95,14 +89,9 @@ class KeyRows:
 
 @dataclass(frozen=True)
 class KeyTimes:
-    """When the rows of a micro-batch's keys are in event time, in ms since 1970; the watermark for a key without rows.
+    """When a batch's rows of each key are, in ms of event time since 1970; the watermark for a key without rows."""
 
-    Attributes
-    ----------
-    first_ms, last_ms : numpy.ndarray of int64, shape (n,)
-        The earliest and the latest one.
-    """
-
+    #: The earliest and the latest one
     first_ms: IntArray
     last_ms: IntArray
 
@@ -112,7 +101,6 @@ class Expiry:
 
     Parameters
     ----------
-    table : str
     ttl_ms : int or None
         How long a row lives after it was last written; more than 0. None if only rows of earlier runs expire.
     now_ms : int
@@ -183,9 +171,6 @@ class ExpiringKeyRows:
 
     Parameters
     ----------
-    transaction : Transaction
-    expiry : Expiry
-    keys : Keys, shape (n,)
     times : KeyTimes, optional
         Of the keys, in event time: the rows' own times say what has expired, as the watermark lags behind.
     """

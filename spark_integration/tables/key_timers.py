@@ -45,7 +45,6 @@ class KeyTimers:
 
     Parameters
     ----------
-    transaction : Transaction
     timeout_conf : {"EventTimeTimeout", "ProcessingTimeTimeout"}
         Says the clock.
     earliest_ms : int or None

@@ -25,15 +25,12 @@ _Fields = Iterable[pa.Field]
 def require_same_api(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Check that the kind of operator that wrote the state opens it: a processor, a function, or an operator of ours.
 
+    Raises `SchemaMismatchError` if it is not.
+
     Parameters
     ----------
     stored, now : mapping of str to str
         What the operator let nobody change that wrote the state, and what this one does.
-
-    Raises
-    ------
-    SchemaMismatchError
-        It is not.
     """
     if _kind(stored) != _kind(now):
         raise SchemaMismatchError(
@@ -47,15 +44,12 @@ def require_same_api(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
 def require_same_operator(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Check that state is opened by the operator that wrote it, with the same windows or ranking.
 
+    Raises `SchemaMismatchError` if it is not.
+
     Parameters
     ----------
     stored, now : mapping of str to str
         What an operator lets nobody change: of the run that began, and of this one.
-
-    Raises
-    ------
-    SchemaMismatchError
-        It is not.
     """
     require_same_api(stored, now)
     for name, value in now.items():
@@ -76,15 +70,12 @@ def _kind(configuration: Mapping[str, str]) -> str:
 def require_readable_tables(stored: StoredTables, declared: Mapping[str, TableSchema]) -> None:
     """Check that an operator can go on with its stored tables.
 
+    Raises `SchemaMismatchError` if it cannot: says of each column what is stored, what is declared, and what to do.
+
     Parameters
     ----------
     declared : mapping of str to TableSchema
         All tables of the operator; those of the user with the names that the user gave.
-
-    Raises
-    ------
-    SchemaMismatchError
-        It cannot: says of each column what is stored, what is declared, and what to do.
     """
     _require_same_timers(stored, declared)
     own = {index_of(name) for name in {*stored.held, *declared}} | {TIMERS, TIMERS_BY_DUE}

@@ -67,18 +67,10 @@ def _values_of(keys: Keys) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class DueTimers:
-    """Some timers.
+    """Some timers."""
 
-    Attributes
-    ----------
-    keys : Keys, shape (n,)
-        With the hashes of the keys themselves, for look-ups.
-    due_ms : numpy.ndarray of int64, shape (n,)
-        Ascending.
-    """
-
-    keys: Keys
-    due_ms: IntArray
+    keys: Keys  #: With the hashes of the keys themselves, for look-ups
+    due_ms: IntArray  #: Ascending
 
     def __len__(self) -> int:
         return len(self.due_ms)

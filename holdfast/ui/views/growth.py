@@ -28,21 +28,13 @@ POINTS_MAX = 200
 
 @dataclass(frozen=True)
 class Growth:
-    """The size of an operator's state over time.
-
-    Attributes
-    ----------
-    curve : Curve
-    sampled, shards : int
-        Shards that were asked, of how many with snapshots.
-    unreadable : int
-        Snapshots that could not be read.
-    """
+    """The size of an operator's state over time."""
 
     curve: Curve
+    #: Shards that were asked, of how many with snapshots
     sampled: int
     shards: int
-    unreadable: int
+    unreadable: int  #: Snapshots that could not be read
 
 
 class GrowthReader:
@@ -50,7 +42,6 @@ class GrowthReader:
 
     Parameters
     ----------
-    storage : ObjectStorage
     executor : concurrent.futures.Executor
         For requests side by side.
     sizes : StateSizes
@@ -69,10 +60,7 @@ class GrowthReader:
     def growth(self, operator: OperatorSurvey) -> Growth | None:
         """Return how an operator has grown; None if no snapshot tells.
 
-        Raises
-        ------
-        InvalidArgumentError, UnavailableError
-            The storage refuses or does not answer.
+        Raises `InvalidArgumentError` or `UnavailableError` if the storage refuses or does not answer.
         """
         shards, chosen = _chosen(operator.objects)
         found = list(self._executor.map(partial(self._sizes, operator.name), chosen))

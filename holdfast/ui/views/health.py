@@ -21,19 +21,11 @@ CARDS_MAX = 20
 
 @dataclass(frozen=True)
 class Card:
-    """How a query is.
-
-    Attributes
-    ----------
-    directory : int
-    health : Health
-    failing : dict of str to int
-        By operator how many reports of failures are not over.
-    """
+    """How a query is."""
 
     directory: int
     health: Health
-    failing: dict[str, int]
+    failing: dict[str, int]  #: By operator how many reports of failures are not over
 
 
 def cards(
@@ -41,10 +33,7 @@ def cards(
 ) -> list[Card]:
     """Return how the queries are whose state is in a directory; those with the most operators first.
 
-    Raises
-    ------
-    UnavailableError
-        The storage does not answer.
+    Raises `UnavailableError` if the storage does not answer.
     """
     operators: dict[str, list[OperatorSurvey]] = {}
     for one in survey.operators.values():

@@ -23,25 +23,13 @@ LEVELS = 9
 
 @dataclass(frozen=True)
 class Measure:
-    """What of a shard is shown.
+    """What of a shard is shown."""
 
-    Attributes
-    ----------
-    name : str
-        In the URL.
-    title : str
-    text : callable
-        A value as text.
-    is_sum : bool
-        Whether the values of several shards add up.
-    explained : str
-    """
-
-    name: str
+    name: str  #: In the URL
     title: str
     values: Callable[[OperatorSurvey], Column]
-    text: Callable[[float], str]
-    is_sum: bool
+    text: Callable[[float], str]  #: A value as text
+    is_sum: bool  #: Whether the values of several shards add up
     explained: str
 
 
@@ -103,70 +91,39 @@ CHOICES = {**MEASURES, ROWS.name: ROWS}
 
 @dataclass(frozen=True)
 class Cell:
-    """One shard, or several consecutive ones.
+    """One shard, or several consecutive ones."""
 
-    Attributes
-    ----------
-    first, last : int
-        Numbers of shards.
-    text : str
-        The value, of several shards the greatest one's and their sum; empty where nothing is stored.
-    level : int
-        From 0 to `LEVELS`, of the greatest value of all cells.
-    """
-
+    #: Numbers of shards
     first: int
     last: int
-    text: str
-    level: int
+    text: str  #: The value, of several shards the greatest one's and their sum; empty where nothing is stored
+    level: int  #: From 0 to `LEVELS`, of the greatest value of all cells
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A map of the shards from first to last, and the greatest of them.
-
-    Attributes
-    ----------
-    measure : Measure
-    note : str
-        How the values were had.
-    first, last : int
-    is_whole : bool
-        Whether these are all shards.
-    cells : list of Cell
-    legend : list of str
-        By level, the value up to which it goes.
-    top : list of (int, int, str, str)
-        The shards with the greatest values: number, value, that in words, and as a multiple of the median.
-    """
+    """A map of the shards from first to last, and the greatest of them."""
 
     measure: Measure
-    note: str
+    note: str  #: How the values were had
     first: int
     last: int
-    is_whole: bool
+    is_whole: bool  #: Whether these are all shards
     cells: list[Cell]
-    legend: list[str]
+    legend: list[str]  #: By level, the value up to which it goes
+    #: The shards with the greatest values: number, value, that in words, and as a multiple of the median
     top: list[tuple[int, int, str, str]]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What some shards measure.
-
-    Attributes
-    ----------
-    measure : Measure
-    shards, values : numpy.ndarray of int64
-        Numbers of shards, ascending, and the value of each; all others have nothing.
-    note : str
-        How the values were had, where that is not plain.
-    """
+    """What some shards measure."""
 
     measure: Measure
+    #: Numbers of shards, ascending, and the value of each; all others have nothing
     shards: Column
     values: Column
-    note: str = ""
+    note: str = ""  #: How the values were had, where that is not plain
 
 
 def measured(operator: OperatorSurvey, measure: Measure) -> Measured:
@@ -182,7 +139,6 @@ def heat_map(operator: OperatorSurvey, found: Measured, first: int = 0, last: in
 
     Parameters
     ----------
-    found : Measured
     first, last : int
         Numbers of shards; what the operator does not have is left out.
     """
@@ -236,21 +192,11 @@ def _top(measure: Measure, shards: Column, values: Column, many: int = 8) -> lis
 
 @dataclass(frozen=True)
 class Skew:
-    """How unequal the shards are, greatest first.
+    """How unequal the shards are, greatest first."""
 
-    Attributes
-    ----------
-    says : str
-        In a sentence.
-    bars : list of (float, str)
-        Height from 0 to 1, and what it stands for; shards of like rank share a bar.
-    median : float
-        Its height.
-    """
-
-    says: str
-    bars: list[tuple[float, str]]
-    median: float
+    says: str  #: In a sentence
+    bars: list[tuple[float, str]]  #: Height from 0 to 1, and what it stands for; shards of like rank share a bar
+    median: float  #: Its height
 
 
 def skew(operator: OperatorSurvey, found: Measured) -> Skew | None:

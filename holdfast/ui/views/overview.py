@@ -58,24 +58,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Answer:
-    """A question, and its answer.
-
-    Attributes
-    ----------
-    question : str
-    answer : str
-        In a few words.
-    detail : str
-    verdict : {"good", "bad", "plain"}
-    place : Place or None
-        Where to look.
-    """
+    """A question, and its answer."""
 
     question: str
-    answer: str
+    answer: str  #: In a few words
     detail: str
     verdict: str = "plain"
-    place: Place | None = None
+    place: Place | None = None  #: Where to look
 
 
 @dataclass(frozen=True)

@@ -47,17 +47,14 @@ class RowCounter:
     def measured(self, query: StoredQuery, name: str, objects: StoredObjects) -> Measured:
         """Return the rows of each shard with state.
 
+        Raises `StateLostError`, `CorruptionError` or `UnavailableError` if state cannot be read.
+
         Parameters
         ----------
         name : str
             What the query calls the operator.
         objects : StoredObjects
             Of the operator.
-
-        Raises
-        ------
-        StateLostError, CorruptionError, UnavailableError
-            State cannot be read.
         """
         operator = query.operator(name)
         at = sorted(

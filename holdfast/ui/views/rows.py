@@ -31,21 +31,11 @@ TEXT_MAX = 300
 
 @dataclass(frozen=True)
 class ShownTable:
-    """Rows as text.
+    """Rows as text."""
 
-    Attributes
-    ----------
-    name : str
-        Of the state table.
-    columns : list of (str, bool)
-        Name, and whether it is a number, which stands on the right.
-    rows : list of list of str or None
-        None is a null.
-    """
-
-    name: str
-    columns: list[tuple[str, bool]]
-    rows: list[list[str | None]]
+    name: str  #: Of the state table
+    columns: list[tuple[str, bool]]  #: Name, and whether it is a number, which stands on the right
+    rows: list[list[str | None]]  #: None is a null
 
 
 def shown_table(name: str, table: pa.Table) -> ShownTable:
@@ -96,53 +86,28 @@ _ROWS_OF_KEY_MAX = 20
 
 @dataclass(frozen=True)
 class Asked:
-    """A reader's request.
+    """A reader's request."""
 
-    Attributes
-    ----------
-    batch_id : int or None
-        None for the last one that is committed.
-    table : str or None
-        None for the first one.
-    key : mapping of str to str
-        By grouping column what was typed; empty where no key is looked up.
-    shard : int or None
-        Where to begin; None for the first shard with state.
-    after : str or None
-        Behind which row of it.
-    contains : str
-        What a row's text must contain, in whatever case.
-    """
-
-    batch_id: int | None = None
-    table: str | None = None
+    batch_id: int | None = None  #: None for the last one that is committed
+    table: str | None = None  #: None for the first one
+    #: By grouping column what was typed; empty where no key is looked up
     key: Mapping[str, str] = field(default_factory=dict)
-    shard: int | None = None
-    after: str | None = None
-    contains: str = ""
+    shard: int | None = None  #: Where to begin; None for the first shard with state
+    after: str | None = None  #: Behind which row of it
+    contains: str = ""  #: What a row's text must contain, in whatever case
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a key held in a table from one micro-batch on, until the one above it in the list.
+    """What a key held in a table from one micro-batch on, until the one above it in the list."""
 
-    Attributes
-    ----------
-    batch_id, batch_ms : int
-        The micro-batch, and when it was planned.
-    is_oldest : bool
-        Whether nothing older is retained.
-    rows : list of list of (str or None, bool)
-        Cells without those of the key, and whether the cell was another one before.
-    more : int
-        Rows that are not shown.
-    """
-
+    #: The micro-batch, and when it was planned
     batch_id: int
     batch_ms: int
-    is_oldest: bool
+    is_oldest: bool  #: Whether nothing older is retained
+    #: Cells without those of the key, and whether the cell was another one before
     rows: list[list[tuple[str | None, bool]]]
-    more: int
+    more: int  #: Rows that are not shown
 
 
 @dataclass(frozen=True)
@@ -156,59 +121,30 @@ class KeyTable:
 
 @dataclass(frozen=True)
 class RowsView:
-    """What the view shows.
-
-    Attributes
-    ----------
-    asked : Asked
-    batches : list of int
-        Those that can be read, ascending.
-    batch_id, batch_ms : int
-        The one that is shown, and when it was planned.
-    tables : list of str
-    table : str
-    grouping : tuple of str
-        The columns by which a key is looked up; none where that is not known.
-    found : list of KeyTable or None
-        The rows of the key, by table; None if none is looked up.
-    is_whole : bool
-        Whether all that is retained of the key is shown.
-    rows : ShownTable or None
-        Of the shard; None if a key is looked up, or no shard has rows.
-    shard : int or None
-        The shard of these rows.
-    searched : int
-        How many rows the filter has seen.
-    next : tuple of (int, str or None) or None
-        Shard and row with which the next page begins.
-    """
+    """What the view shows."""
 
     asked: Asked
-    batches: list[int]
+    batches: list[int]  #: Those that can be read, ascending
+    #: The one that is shown, and when it was planned
     batch_id: int
     batch_ms: int
     tables: list[str]
     table: str
-    grouping: tuple[str, ...]
-    found: list[KeyTable] | None = None
-    is_whole: bool = True
-    rows: ShownTable | None = None
-    shard: int | None = None
-    searched: int = 0
-    next: tuple[int, str | None] | None = None
+    grouping: tuple[str, ...]  #: The columns by which a key is looked up; none where that is not known
+    found: list[KeyTable] | None = None  #: The rows of the key, by table; None where none is looked up
+    is_whole: bool = True  #: Whether all that is retained of the key is shown
+    rows: ShownTable | None = None  #: Of the shard; None where a key is looked up, or no shard has rows
+    shard: int | None = None  #: The shard of these rows
+    searched: int = 0  #: How many rows the filter has seen
+    next: tuple[int, str | None] | None = None  #: Shard and row with which the next page begins
 
 
 def rows_view(query: StoredQuery, operator: str, asked: Asked, monotonic_ms: Callable[[], int]) -> RowsView:
     """Return a reader's request.
 
-    Raises
-    ------
-    InvalidArgumentError
-        A key lacks a column, or has a value of another type.
-    NotFoundError
-        There is no such table; or the micro-batch is not committed, or not retained any more.
-    StateLostError, CorruptionError, UnavailableError
-        An object is missing or damaged, or the storage does not answer.
+    Raises `InvalidArgumentError` if a key lacks a column, or has a value of another type; `NotFoundError` if there is
+    no such table; or the micro-batch is not committed, or not retained any more; `StateLostError`, `CorruptionError` or
+    `UnavailableError` if an object is missing or damaged, or the storage does not answer.
     """
     now = query.operator(operator, asked.batch_id)
     tables = sorted(now.tables)

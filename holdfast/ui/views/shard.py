@@ -35,35 +35,17 @@ class VersionRow:
 
 @dataclass(frozen=True)
 class ShardView:
-    """What a shard holds.
-
-    Attributes
-    ----------
-    shard : int
-    kinds : list of (str, int, int)
-        Kind of object, how many, and their bytes.
-    rows : list of VersionRow
-        The newest `VERSIONS_MAX`.
-    versions : int
-        How many commits and snapshots there are.
-    commits_since_snapshot : int
-        All of them, where there is no snapshot.
-    has_snapshot : bool
-    state_bytes : int
-    failures : list of Failure
-        What fails of this shard.
-    before, after : int or None
-        The shards beside it.
-    """
+    """What a shard holds."""
 
     shard: int
-    kinds: list[tuple[str, int, int]]
-    rows: list[VersionRow]
-    versions: int
-    commits_since_snapshot: int
+    kinds: list[tuple[str, int, int]]  #: Kind of object, how many, and their bytes
+    rows: list[VersionRow]  #: The newest `VERSIONS_MAX`
+    versions: int  #: How many commits and snapshots there are
+    commits_since_snapshot: int  #: All of them, where there is no snapshot
     has_snapshot: bool
     state_bytes: int
-    failures: list[Failure]
+    failures: list[Failure]  #: What fails of this shard
+    #: The shards beside it
     before: int | None
     after: int | None
 
@@ -73,15 +55,12 @@ def shard_view(
 ) -> ShardView:
     """Return what a shard holds now.
 
+    Raises `NotFoundError` if the operator has no such shard.
+
     Parameters
     ----------
     committed : int, optional
         The query's last micro-batch that is known to be committed.
-
-    Raises
-    ------
-    NotFoundError
-        The operator has no such shard.
 
     Notes
     -----

@@ -37,42 +37,23 @@ class Bar:
 
 @dataclass(frozen=True)
 class Panel:
-    """One row of bars.
-
-    Attributes
-    ----------
-    title : str
-    total : str
-        Of the whole window.
-    greatest : str
-        What a bar of full height stands for.
-    bars : list of Bar
-    """
+    """One row of bars."""
 
     title: str
-    total: str
-    greatest: str
+    total: str  #: Of the whole window
+    greatest: str  #: What a bar of full height stands for
     bars: list[Bar]
 
 
 @dataclass(frozen=True)
 class TimeLine:
-    """Panels over one axis of time.
-
-    Attributes
-    ----------
-    begin_ms, end_ms : int
-    ticks : list of (float, str)
-    panels : list of Panel
-    versions : str
-        Those of the commits and snapshots in the window.
-    """
+    """Panels over one axis of time."""
 
     begin_ms: int
     end_ms: int
     ticks: list[tuple[float, str]]
     panels: list[Panel]
-    versions: str
+    versions: str  #: Those of the commits and snapshots in the window
 
 
 def time_line(objects: StoredObjects, window: str) -> TimeLine | None:
@@ -156,22 +137,12 @@ def _tick(at_ms: int, step_ms: int) -> str:
 
 @dataclass(frozen=True)
 class Curve:
-    """Sizes over time.
+    """Sizes over time."""
 
-    Attributes
-    ----------
-    points : str
-        Of a polyline, x from 0 to `WIDTH`, y from 0 (the greatest) to `HEIGHT`.
-    ticks : list of (float, str)
-    greatest : str
-    first, last : str
-        The sizes at begin and end.
-    begin_ms, end_ms : int
-    """
-
-    points: str
+    points: str  #: Of a polyline, x from 0 to `WIDTH`, y from 0 (the greatest) to `HEIGHT`
     ticks: list[tuple[float, str]]
     greatest: str
+    #: The sizes at begin and end
     first: str
     last: str
     begin_ms: int

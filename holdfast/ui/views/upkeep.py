@@ -46,58 +46,29 @@ class Leftover:
 
 @dataclass(frozen=True)
 class CheckedShard:
-    """The findings for a shard.
-
-    Attributes
-    ----------
-    shard : int
-    objects : int
-        That would be deleted, or were read.
-    size_bytes : int
-        Of these.
-    kept : int
-        Objects that gc would keep; versions that can be restored, where it was verified.
-    problem : str
-        Why nothing can be said; empty where something can.
-    """
+    """The findings for a shard."""
 
     shard: int
-    objects: int = 0
-    size_bytes: int = 0
-    kept: int = 0
-    problem: str = ""
+    objects: int = 0  #: That would be deleted, or were read
+    size_bytes: int = 0  #: Of these
+    kept: int = 0  #: Objects that gc would keep; versions that can be restored, where it was verified
+    problem: str = ""  #: Why nothing can be said; empty where something can
 
 
 @dataclass(frozen=True)
 class Upkeep:
-    """The result of a command for some shards.
-
-    Attributes
-    ----------
-    check : {"gc", "verify"}
-    rows : list of CheckedShard
-    leftovers : list of Leftover
-        The first ones that gc would delete.
-    damages : list of Damage
-        The first ones.
-    damage_count : int
-    retained : int
-        Versions before the newest one that the query may return to.
-    before, after : int or None
-        With which shard the page before, and the next one, begin.
-    is_cut : bool
-        Whether time ended the page before it had all of its shards.
-    """
+    """The result of a command for some shards."""
 
     check: str
     rows: list[CheckedShard]
-    leftovers: list[Leftover]
-    damages: list[Damage]
+    leftovers: list[Leftover]  #: The first ones that gc would delete
+    damages: list[Damage]  #: The first ones
     damage_count: int
-    retained: int
+    retained: int  #: Versions before the newest one that the query may return to
+    #: With which shard the page before, and the next one, begin
     before: int | None
     after: int | None
-    is_cut: bool
+    is_cut: bool  #: Whether time ended the page before it had all of its shards
 
     @property
     def objects(self) -> int:
@@ -131,17 +102,14 @@ def upkeep(
 ) -> Upkeep:
     """Return the result of a command for the shards from `first` on.
 
+    Raises `InvalidArgumentError` or `UnavailableError` if the storage refuses or does not answer.
+
     Parameters
     ----------
     now_ms : int
         The time of the day, for the age of objects.
     monotonic_ms : callable
         As in `holdfast.clock`.
-
-    Raises
-    ------
-    InvalidArgumentError, UnavailableError
-        The storage refuses or does not answer.
     """
     if isinstance(operator.record, HoldfastError):
         raise operator.record

@@ -31,11 +31,8 @@ class ProcessorListState(ListState):
 
     Parameters
     ----------
-    name : str
-    entries : EntryRows
     rows : StateRows
         Of the elements.
-    slab : Slab
     version : int
         What the micro-batch commits.
     """
@@ -150,10 +147,7 @@ class ProcessorListState(ListState):
     def flush(self) -> None:
         """Write the slab's changes.
 
-        Raises
-        ------
-        StateValueError
-            An element does not fit its column; ``row`` is the place of its key in the slab.
+        Raises `StateValueError` if an element does not fit its column; ``row`` is the place of its key in the slab.
         """
         keys = self._slab.keys
         going = [at for at in self._replaced if at not in self._empty]

@@ -93,25 +93,14 @@ class AskedEntries:
 
 @dataclass(frozen=True)
 class _Window:
-    """The maps of consecutive keys of a slab; what belongs to the entries of all maps stands one after the other.
+    """The maps of consecutive keys of a slab; what belongs to the entries of all maps stands one after the other."""
 
-    Attributes
-    ----------
-    first : int
-        The first key.
-    bounds : list of int
-        Where the entries of each key begin, and where those of the last one end.
-    user_keys, shown_keys : list of tuple
-        User keys as they are compared, and as a processor sees them.
-    values : list of lists
-        Columns: few of the entries are looked at.
-    """
-
-    first: int
-    bounds: list[int]
+    first: int  #: The first key
+    bounds: list[int]  #: Where the entries of each key begin, and where those of the last one end
+    #: User keys as they are compared, and as a processor sees them
     user_keys: list[State]
     shown_keys: list[State]
-    values: list[list[Any]]
+    values: list[list[Any]]  #: Columns: few of the entries are looked at
 
     @property
     def end(self) -> int:
@@ -160,12 +149,8 @@ class ProcessorMapState(MapState):
 
     Parameters
     ----------
-    name : str
-    entries : EntryRows
-    user_keys : UserKeys
     rows : StateRows
         Of the values.
-    slab : Slab
     value_names : list of str
         Columns of the values.
     """
@@ -338,10 +323,8 @@ class ProcessorMapState(MapState):
     def flush(self) -> None:
         """Write the slab's changes.
 
-        Raises
-        ------
-        StateValueError
-            A key or a value does not fit its column; ``row`` is the place of its key in the slab.
+        Raises `StateValueError` if a key or a value does not fit its column; ``row`` is the place of its key in the
+        slab.
         """
         self._entries.delete_all(self._slab.keys.take(np.array(list(self._cleared), np.int64)))
         gone: list[tuple[int, State]] = []

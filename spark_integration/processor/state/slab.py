@@ -50,17 +50,13 @@ class Slab:
     def current(self, doing: str) -> int:
         """Return which key is being called.
 
+        Raises `PySparkRuntimeError` if none is: the processor's ``init`` or ``close`` runs; `InvalidArgumentError` if
+        another thread asks, which could not know whose state it gets.
+
         Parameters
         ----------
         doing : str
             What for, in Spark's words.
-
-        Raises
-        ------
-        PySparkRuntimeError
-            None is: the processor's ``init`` or ``close`` runs.
-        InvalidArgumentError
-            Another thread asks, which could not know whose state it gets.
         """
         if self._thread != get_ident():
             raise InvalidArgumentError(

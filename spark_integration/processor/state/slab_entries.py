@@ -23,22 +23,13 @@ _STEP = 4
 
 @dataclass(frozen=True)
 class Window:
-    """The entries of consecutive keys of a slab, sorted by key.
+    """The entries of consecutive keys of a slab, sorted by key."""
 
-    Attributes
-    ----------
-    first, end : int
-        Which keys.
-    entries : Entries
-        ``places`` counts from `first`.
-    bounds : list of int, length end - first + 1
-        The entries of key i stand from ``bounds[i - first]`` up to ``bounds[i - first + 1]``.
-    """
-
+    #: Which keys
     first: int
     end: int
-    entries: Entries
-    bounds: list[int]
+    entries: Entries  #: ``places`` counts from `first`
+    bounds: list[int]  #: The entries of key i stand from ``bounds[i - first]`` up to ``bounds[i - first + 1]``
 
 
 class SlabEntries:
@@ -46,8 +37,6 @@ class SlabEntries:
 
     Parameters
     ----------
-    rows : EntryRows
-    slab : Slab
     limit_bytes : int
         What a window may hold.
     """

@@ -17,7 +17,6 @@ def state_error(doing: str, condition: str, message: str) -> PySparkRuntimeError
         What was asked for, in Spark's words: "updating value state".
     condition : str
         Spark's error class.
-    message : str
     """
     return PySparkRuntimeError(f"Error {doing}: [{condition}] {message}")
 

@@ -54,7 +54,6 @@ class StateRows:
 
     Parameters
     ----------
-    schema : StructType
     what : str
         What to call the schema in an error.
 
@@ -76,17 +75,13 @@ class StateRows:
     def given(self, row: Any, doing: str = "updating value state") -> State:
         """Return a row that the processor writes, safe from later changes of what it holds.
 
+        Raises `PySparkTypeError` if it is no sequence of values in the order of the columns; `PySparkRuntimeError` if
+        it has another number of values.
+
         Parameters
         ----------
         doing : str
             What for, in Spark's words.
-
-        Raises
-        ------
-        PySparkTypeError
-            It is no sequence of values in the order of the columns.
-        PySparkRuntimeError
-            It has another number of values.
         """
         if type(row) is not tuple:
             row = _values(row, self._names, self._what)
@@ -108,10 +103,7 @@ class StateRows:
     def as_read(self, row: State) -> State:
         """Return a row that was written a moment ago, as the store will give it back.
 
-        Raises
-        ------
-        StateValueError
-            A value does not fit its column.
+        Raises `StateValueError` if a value does not fit its column.
         """
         if _comes_back(row, self._exact) and (self._takes_nulls or None not in row):
             return row
@@ -166,7 +158,6 @@ class UserKeys:
 
     Parameters
     ----------
-    schema : StructType
     what : str
         What to call the schema in an error.
     """
@@ -179,13 +170,7 @@ class UserKeys:
         self._comparable = _of_fields(schema)
 
     def of(self, key: Any, doing: str) -> State:
-        """Return a key that the processor gives.
-
-        Raises
-        ------
-        StateValueError
-            A value does not fit its column.
-        """
+        """Return a key that the processor gives. Raises `StateValueError` if a value does not fit its column."""
         given = self.rows.given(key, doing)
         if _comes_back(given, self._exact):
             return given
@@ -194,10 +179,7 @@ class UserKeys:
     def to_arrow(self, keys: Sequence[State]) -> pa.RecordBatch:
         """Return keys as columns.
 
-        Raises
-        ------
-        StateValueError
-            A value does not fit its column; ``row`` is the index of its key.
+        Raises `StateValueError` if a value does not fit its column; ``row`` is the index of its key.
         """
         columns = self.rows.values.to_arrow(keys)
         for name, column in zip(columns.schema.names, columns.columns, strict=True):

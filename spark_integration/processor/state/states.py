@@ -26,13 +26,10 @@ class ProcessorStates:
 
     Parameters
     ----------
-    transaction : Transaction
     tables : mapping of str to TableSchema
         The operator's.
     grouping : int
         Number of columns of the grouping key.
-    slab : Slab
-    times : BatchTimes
     """
 
     def __init__(
@@ -95,10 +92,7 @@ class ProcessorStates:
     def flush(self) -> None:
         """Write what a slab has changed.
 
-        Raises
-        ------
-        StateValueError
-            A value does not fit its column; ``row`` is the place of its key in the slab.
+        Raises `StateValueError` if a value does not fit its column; ``row`` is the place of its key in the slab.
         """
         for state in self._opened.values():
             state.flush()

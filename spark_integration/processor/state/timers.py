@@ -41,10 +41,8 @@ class ProcessorTimers:
 
     Parameters
     ----------
-    transaction : Transaction
     entries : EntryRows
         Of the table by key.
-    slab : Slab
     earliest_ms : int or None
         No timer is due earlier; None if the shard has no timer.
     """

@@ -18,12 +18,8 @@ class ProcessorValueState(ValueState):
 
     Parameters
     ----------
-    transaction : Transaction
-    table : str
     expiry : Expiry or None
-        None if values stay until they are cleared.
-    rows : StateRows
-    slab : Slab
+        None where values stay until they are cleared.
     """
 
     def __init__(
@@ -81,10 +77,7 @@ class ProcessorValueState(ValueState):
     def flush(self) -> None:
         """Write the slab's changes.
 
-        Raises
-        ------
-        StateValueError
-            A value does not fit its column; ``row`` is the place of its key in the slab.
+        Raises `StateValueError` if a value does not fit its column; ``row`` is the place of its key in the slab.
         """
         if not self._changed:
             return

@@ -60,10 +60,7 @@ def free_name(name: str, key_types: pa.Schema) -> str:
 def find_shown(tables: Mapping[str, TableSchema], name: str) -> str:
     """Return a table that users see, by its name or by that of the processor's variable which it holds.
 
-    Raises
-    ------
-    NotFoundError
-        There is none.
+    Raises `NotFoundError` if there is none.
     """
     shown = [table for table, schema in tables.items() if not is_by_time(schema)]
     for table in tables_called(name):

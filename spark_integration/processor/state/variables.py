@@ -27,25 +27,13 @@ from holdfast.spark_integration.tables.key_rows import EXPIRES, expiring_tables
 
 @dataclass(frozen=True)
 class StateVariable:
-    """What a processor declares by ``getValueState``, ``getListState`` or ``getMapState``.
-
-    Attributes
-    ----------
-    name : str
-    kind : {"value", "list", "map"}
-    schema : StructType
-        Of the value, an element, or an entry's value.
-    user_key : StructType or None
-        Of a map's keys.
-    ttl_ms : int or None
-        How long a value, element or entry lives after it was last written; None for ever.
-    """
+    """What a processor declares by ``getValueState``, ``getListState`` or ``getMapState``."""
 
     name: str
     kind: Kind
-    schema: StructType
-    user_key: StructType | None = None
-    ttl_ms: int | None = None
+    schema: StructType  #: Of the value, an element, or an entry's value
+    user_key: StructType | None = None  #: Of a map's keys
+    ttl_ms: int | None = None  #: How long a value, element or entry lives after it was last written; None for ever
 
     @property
     def table(self) -> str:
@@ -60,10 +48,7 @@ class StateVariable:
     def tables(self, key_types: pa.Schema) -> Mapping[str, TableSchema]:
         """Return the schemas of its tables, for grouping keys of these types.
 
-        Raises
-        ------
-        InvalidArgumentError
-            A type cannot be stored, or a column has a name of holdfast's own.
+        Raises `InvalidArgumentError` if a type cannot be stored, or a column has a name of holdfast's own.
         """
         values = arrow_schema(self.schema, self.what, keep_not_null=True)
         keys = pa.schema([*key_types, *self._own_key_types(key_types)])

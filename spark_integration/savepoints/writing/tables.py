@@ -40,23 +40,12 @@ HASH, SHARD = "hash", "shard"
 
 @dataclass(frozen=True)
 class TableRows:
-    """The rows of a table, as a DataFrame has them.
-
-    Attributes
-    ----------
-    schema : TableSchema
-    frame : DataFrame
-        The key columns, then the value columns, in the order of the schema; their names do not matter.
-    grouping : int
-        How many of the key columns are those by which the operator groups.
-    index : TableSchema or None
-        Of the table that has the same keys in the order of a time.
-    """
+    """The rows of a table, as a DataFrame has them."""
 
     schema: TableSchema
-    frame: DataFrame
-    grouping: int
-    index: TableSchema | None = None
+    frame: DataFrame  #: The key columns, then the value columns, in the order of the schema; their names do not matter
+    grouping: int  #: How many of the key columns are those by which the operator groups
+    index: TableSchema | None = None  #: Of the table that has the same keys in the order of a time
 
     def by_shard(self, shards: int) -> DataFrame:
         """Return the rows with hash and shard before them, each shard in a partition of its own."""
@@ -75,6 +64,8 @@ def tables_of_frames(
 ) -> list[TableRows]:
     """Return the tables of a new operator, whose functions declare their state as these frames have it.
 
+    Raises `InvalidArgumentError` if the frames have other keys, or columns that no state can have.
+
     Parameters
     ----------
     frames : mapping of str to DataFrame
@@ -86,11 +77,6 @@ def tables_of_frames(
         The clock of the timers.
     expiring : collection of str
         Tables with a column `EXPIRES`, a bigint: when a row expires, in ms since 1970; null for never.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The frames have other keys, or columns that no state can have.
     """
     found: list[TableRows] = []
     key_types: pa.Schema | None = None
@@ -161,19 +147,14 @@ def _selected(frame: DataFrame, grouping: Grouping, values: list[str]) -> DataFr
 def edited_tables(frames: Mapping[str, DataFrame], tables: Mapping[str, TableSchema]) -> list[TableRows]:
     """Return tables that take the place of an operator's stored ones.
 
+    Raises `InvalidArgumentError` if a table has other columns; `NotFoundError` if the operator has no such table.
+
     Parameters
     ----------
     frames : mapping of str to DataFrame
         By table, with the columns that `holdfast.savepoints.load` shows, in any order; ``shard`` may be left out.
     tables : mapping of str to TableSchema
         All of the operator's.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A table has other columns.
-    NotFoundError
-        The operator has no such table.
     """
     found = []
     for name, frame in frames.items():

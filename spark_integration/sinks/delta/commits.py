@@ -89,9 +89,6 @@ class TableCommits(FileTarget):
 
     Parameters
     ----------
-    url : str
-    query : SinkQuery
-    keys, partition_by : sequence of str
     attempts : Attempts
         Whose files they are, and where they lie.
     """
@@ -106,12 +103,8 @@ class TableCommits(FileTarget):
     def open(self, schema: pa.Schema, *, create: bool) -> None:
         """Check that the table takes such rows; create it if it is missing.
 
-        Raises
-        ------
-        InvalidArgumentError
-            It is not there, or asks of its writers what this one does not do.
-        SchemaMismatchError
-            It has other columns.
+        Raises `InvalidArgumentError` if it is not there, or asks of its writers what this one does not do;
+        `SchemaMismatchError` if it has other columns.
         """
         self._check_keys(schema)
         try:
@@ -127,14 +120,8 @@ class TableCommits(FileTarget):
     def check(self, files: Sequence[DataFile]) -> None:
         """Check that the table still takes these files, after changes by others.
 
-        Raises
-        ------
-        StateLostError
-            It is gone, or another one.
-        InvalidArgumentError
-            It asks more of its writers now, or takes no null in one of them.
-        SchemaMismatchError
-            It has other columns now.
+        Raises `StateLostError` if it is gone, or another one; `InvalidArgumentError` if it asks more of its writers
+        now, or takes no null in one of them; `SchemaMismatchError` if it has other columns now.
         """
         self._kept.require_same()
         self._require_place(self._kept.current(), files)
@@ -142,10 +129,7 @@ class TableCommits(FileTarget):
     def has(self, batch_id: int, prepared: Sequence[PreparedAttempt], listed: Sequence[ObjectInfo] = ()) -> bool:
         """Tell whether the table has these attempts' rows.
 
-        Raises
-        ------
-        StateLostError
-            It has other rows for this micro-batch, no longer knows, or is gone or another one.
+        Raises `StateLostError` if it has other rows for this micro-batch, no longer knows, or is gone or another one.
         """
         self._kept.require_same()
         try:

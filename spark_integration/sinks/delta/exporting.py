@@ -47,21 +47,15 @@ _FIRST_COMMIT = "_delta_log/00000000000000000000.json"
 def export_table(frame: DataFrame, url: str) -> None:
     """Write a DataFrame as a new Delta table.
 
+    Raises `ConflictError` if it holds something; `SchemaMismatchError` if a column has a type that Delta does not know;
+    `InvalidArgumentError` or `UnavailableError` if the storage refuses, or does not answer.
+
     Parameters
     ----------
     frame : DataFrame
         Its session's ``spark.holdfast.storage.*`` open the table's storage.
     url : str
         A directory that does not exist, or is empty.
-
-    Raises
-    ------
-    ConflictError
-        It holds something.
-    SchemaMismatchError
-        A column has a type that Delta does not know.
-    InvalidArgumentError, UnavailableError
-        The storage refuses, or does not answer.
     """
     schema = arrow_schema(frame.schema, "the table")
     check_columns(schema)
@@ -114,19 +108,10 @@ class _File(NamedTuple):
 
 @dataclass(frozen=True)
 class _FileWriter:
-    """Writes the rows of a partition; a function for ``mapInArrow``.
-
-    Attributes
-    ----------
-    url : str
-    settings : Settings
-        Of the session, without credentials.
-    schema : pyarrow.Schema
-    export_id : str
-    """
+    """Writes the rows of a partition; a function for ``mapInArrow``."""
 
     url: str
-    settings: Settings
+    settings: Settings  #: Of the session, without credentials
     schema: pa.Schema
     export_id: str
 

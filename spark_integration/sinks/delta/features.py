@@ -46,10 +46,7 @@ _FIELDS = {
 def check_features(table: DeltaTable, *, upsert: bool) -> None:
     """Check that the table requires no feature that this writer lacks.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It does; the message says what.
+    Raises `InvalidArgumentError` if it does; the message says what.
     """
     protocol = table.protocol()
     allowed = _KNOWN if upsert else _KNOWN | {"deletionVectors"}
@@ -92,12 +89,7 @@ def refuse(table: DeltaTable, what: str) -> None:
 def check_schema(table: DeltaTable, columns: Mapping[str, str], partition_by: Iterable[str]) -> None:
     """Check that rows with these columns fit the table, which may have more that take nulls.
 
-    Raises
-    ------
-    SchemaMismatchError
-        They do not.
-    InvalidArgumentError
-        The table is partitioned by other columns.
+    Raises `SchemaMismatchError` if they do not; `InvalidArgumentError` if the table is partitioned by other columns.
     """
     found = table.metadata().partition_columns
     needed = columns.keys() | columns_without_nulls(table) | set(found)

@@ -108,10 +108,7 @@ _DAY_US = 86_400_000_000
 def require_years(rows: pa.Table, keys: Sequence[str], partition_by: Sequence[str]) -> None:
     """Check all dates of an upsert, also nested ones, and its keys' timestamps; of appended rows the partitions.
 
-    Raises
-    ------
-    SchemaMismatchError
-        One is not of the years 1 to 9999.
+    Raises `SchemaMismatchError` if one is not of the years 1 to 9999.
     """
     for name in rows.column_names if keys else partition_by:
         column = rows[name]
@@ -157,12 +154,8 @@ _FILES_MAX = 10_000
 def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
     """Check a table's partition columns.
 
-    Raises
-    ------
-    SchemaMismatchError
-        One is missing, or cannot be the name of a partition.
-    InvalidArgumentError
-        No other column is left.
+    Raises `SchemaMismatchError` if one is missing, or cannot be the name of a partition; `InvalidArgumentError` if no
+    other column is left.
     """
     for name in partition_by:
         if name not in schema.names:
@@ -183,7 +176,6 @@ def described(
 
     Parameters
     ----------
-    partition_by : sequence of str
     keys : sequence of str
         Those of an upsert, whose files are merged later and are not taken apart.
     url : StorageUrl
@@ -213,10 +205,7 @@ def described(
 def _require_folders(rows: pa.Table, partition_by: Sequence[str], url: StorageUrl) -> None:
     """Check that a merge, which writes files below folders named after partitions, can make them.
 
-    Raises
-    ------
-    SchemaMismatchError
-        A partition's value is too long, escaped as in a URL.
+    Raises `SchemaMismatchError` if a partition's value is too long, escaped as in a URL.
     """
     is_local = url.scheme == "file"
     room = _FOLDER_BYTES_MAX if is_local else _KEY_BYTES_MAX - len(url.path.encode()) - _FILE_NAME_BYTES

@@ -76,19 +76,12 @@ _DETAIL_MAX = 400
 class KeptTable:
     """A table opened by this process, with what is known of it, to notice one that was recreated or set back.
 
-    Parameters
-    ----------
-    url : str
+    Raises `InvalidArgumentError`: `deltalake` would take the URL for another place.
 
     Attributes
     ----------
     checked : mapping or None
         What the table asked of its writers when they were last checked.
-
-    Raises
-    ------
-    InvalidArgumentError
-        `deltalake` would take the URL for another place.
     """
 
     def __init__(self, url: str) -> None:
@@ -114,13 +107,7 @@ class KeptTable:
         return self
 
     def open(self) -> DeltaTable:
-        """Return the table, read anew.
-
-        Raises
-        ------
-        NotFoundError
-            There is none.
-        """
+        """Return the table, read anew. Raises `NotFoundError` if there is none."""
         self._table = None
         with self.translated("open"):
             table = DeltaTable(self.url, storage_options=self.storage_options)
@@ -147,10 +134,7 @@ class KeptTable:
         What is read later begins after the versions that are known, whatever they have become: so the newest of them is
         read again.
 
-        Raises
-        ------
-        StateLostError
-            The table is gone, another one, or was set back.
+        Raises `StateLostError` if the table is gone, another one, or was set back.
         """
         if self._table_id is None:
             return
@@ -268,10 +252,8 @@ def kept_table(url: str, sink: str, options: Mapping[str, str]) -> KeptTable:
 def storage_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
     """Return a query's options in `deltalake`'s names; those under ``delta.`` unchanged.
 
-    Raises
-    ------
-    InvalidArgumentError
-        An option says how the store is reached, or in whose name, and `deltalake` would not know.
+    Raises `InvalidArgumentError` if an option says how the store is reached, or in whose name, and `deltalake` would
+    not know.
     """
     theirs = {
         name.removeprefix(DELTA_PREFIX): value for name, value in options.items() if name.startswith(DELTA_PREFIX)

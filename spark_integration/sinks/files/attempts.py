@@ -68,13 +68,8 @@ class FileTransaction(SinkTransaction):
 
     Parameters
     ----------
-    attempts : Attempts
-    attempt : SinkAttempt
-    schema : pyarrow.Schema
-    split : callable
     file_bytes : int
         How many bytes of rows, in Arrow, make a file.
-    compression : str
     """
 
     def __init__(
@@ -167,27 +162,14 @@ _FILE_FIELDS = ("rows", "size_bytes", "digest", "details")
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of an attempt.
+    """One file of an attempt."""
 
-    Attributes
-    ----------
-    attempt : str
-        See the module.
-    number : int
-        From 0, in the order of its rows.
-    rows, size_bytes : int
-    digest : str
-        XXH3-128 of its bytes, as 32 hexadecimal digits.
-    details : mapping
-        What the sink itself keeps of it.
-    """
-
-    attempt: str
-    number: int
+    attempt: str  #: See the module
+    number: int  #: From 0, in the order of its rows
     rows: int
     size_bytes: int
-    digest: str
-    details: Mapping[str, Any] = field(default_factory=dict)
+    digest: str  #: XXH3-128 of its bytes, as 32 hexadecimal digits
+    details: Mapping[str, Any] = field(default_factory=dict)  #: What the sink itself keeps of it
 
     @property
     def name(self) -> str:
@@ -232,24 +214,14 @@ def handle_of(attempt: str, notes: int, files: Iterable[DataFile]) -> Handle:
 
 @dataclass(frozen=True)
 class PreparedAttempt:
-    """A handle, read.
-
-    Attributes
-    ----------
-    attempt : str
-    notes, count : int
-        How many notes and files it has.
-    digest : str
-        XXH3-128 of what the notes say of the files.
-    files : tuple of DataFile or None
-        None if only the notes tell them.
-    """
+    """A handle, read."""
 
     attempt: str
+    #: How many notes and files it has
     notes: int
     count: int
-    digest: str
-    files: tuple[DataFile, ...] | None
+    digest: str  #: XXH3-128 of what the notes say of the files
+    files: tuple[DataFile, ...] | None  #: None where only the notes tell them
 
     @property
     def names(self) -> list[str]:
@@ -260,10 +232,7 @@ class PreparedAttempt:
 def attempts_of(handles: Iterable[Handle], batch_id: int | None = None) -> list[PreparedAttempt]:
     """Return the attempts that handles name.
 
-    Raises
-    ------
-    CorruptionError
-        A handle is not of this kind, or of another micro-batch.
+    Raises `CorruptionError` if a handle is not of this kind, or of another micro-batch.
     """
     found = []
     for handle in handles:
@@ -298,7 +267,6 @@ class Attempts:
     ----------
     storage : ObjectStorage
         The sink's URL.
-    query : SinkQuery
     folder : str or None
         Where files lie for good, with a slash at its end; None if the target takes their rows over.
     """
@@ -326,13 +294,7 @@ class Attempts:
         self.storage.put(self._key(attempt, number), stored_file.encode(KIND, header)[0])
 
     def require_note(self, attempt: str, number: int) -> None:
-        """Check that the attempt's note is still there.
-
-        Raises
-        ------
-        FencedError
-            Somebody has.
-        """
+        """Check that the attempt's note is still there. Raises `FencedError` if somebody has."""
         try:
             self.storage.get(self._key(attempt, number))
         except NotFoundError as exc:
@@ -349,7 +311,6 @@ class Attempts:
 
         Parameters
         ----------
-        attempts : sequence of PreparedAttempt
         there : mapping
             What `noted` says.
         """

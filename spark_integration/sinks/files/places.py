@@ -54,10 +54,7 @@ _PLAIN: tuple[Callable[[pa.DataType], bool], ...] = (
 def check_columns(schema: pa.Schema) -> None:
     """Check that every reader of the files gets each column's own type.
 
-    Raises
-    ------
-    SchemaMismatchError
-        A column is of another type, or two have one name.
+    Raises `SchemaMismatchError` if a column is of another type, or two have one name.
     """
     names = [field.name.lower() for field in schema]
     for column in schema:
@@ -114,17 +111,14 @@ def columns_of(schema: pa.Schema) -> dict[str, str]:
 def compare(given: Mapping[str, str], there: Mapping[str, str], for_new: str, **facts: str) -> None:
     """Check that rows have the target's columns, in any order.
 
+    Raises `SchemaMismatchError` if a column is missing, new, or of another type.
+
     Parameters
     ----------
     given, there : mapping of str to str
         As `columns_of` returns them.
     for_new : str
         What an error about a new column offers, other than leaving it out.
-
-    Raises
-    ------
-    SchemaMismatchError
-        A column is missing, new, or of another type.
     """
     if missing := sorted(there.keys() - given.keys()):
         raise SchemaMismatchError(
@@ -158,18 +152,10 @@ _KEPT = 2
 
 @dataclass(frozen=True)
 class Claims:
-    """The claims on a URL.
+    """The claims on a URL."""
 
-    Attributes
-    ----------
-    number : int
-        0 if nothing is.
-    queries : mapping of str to tuple of str
-        By sink all queries that have written, each after the one that it replaced.
-    columns : pyarrow.Schema or None
-    """
-
-    number: int = 0
+    number: int = 0  #: 0 if nothing is
+    #: By sink all queries that have written, each after the one that it replaced
     queries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     columns: pa.Schema | None = None
 
@@ -177,23 +163,16 @@ class Claims:
 def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = None) -> None:
     """Claim a URL for a query and its sink's name, unless another has it.
 
+    Raises `ConflictError` if another query, which this one does not replace, has written under this name; or under
+    another one, below a URL that one sink has for itself; `SchemaMismatchError` if the first query's columns are
+    others; `StateLostError` if the query has decided micro-batches, and has never written there.
+
     Parameters
     ----------
     storage : ObjectStorage
         The sink's URL.
-    query : SinkQuery
     columns : pyarrow.Schema, optional
         Of the rows to come, for a sink that has the URL for itself.
-
-    Raises
-    ------
-    ConflictError
-        Another query, which this one does not replace, has written under this name; or under another one, below a URL
-        that one sink has for itself.
-    SchemaMismatchError
-        The first query's columns are others.
-    StateLostError
-        The query has decided micro-batches, and has never written there.
     """
     fence = Fence(storage, _QUERIES)
     for _ in looks(storage.url):
@@ -222,13 +201,7 @@ def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = 
 
 
 def read_claims(storage: ObjectStorage) -> Claims:
-    """Return the current claims on a URL.
-
-    Raises
-    ------
-    CorruptionError
-        It is damaged.
-    """
+    """Return the current claims on a URL. Raises `CorruptionError` if it is damaged."""
     return _newest(Fence(storage, _QUERIES))
 
 
@@ -313,12 +286,7 @@ def read_file(
 ) -> pa.Table:
     """Return the rows of a Parquet file.
 
-    Raises
-    ------
-    NotFoundError
-        It is gone.
-    CorruptionError
-        It is not what was written.
+    Raises `NotFoundError` if it is gone; `CorruptionError` if it is not what was written.
     """
     data = storage.get(key, limit_bytes=size_bytes)
     if len(data) != size_bytes or xxhash.xxh3_128(data).hexdigest() != digest:

@@ -48,10 +48,7 @@ class FileTarget(ABC):
     def has(self, batch_id: int, prepared: Sequence[PreparedAttempt], listed: Sequence[ObjectInfo]) -> bool:
         """Tell whether a micro-batch is visible, made of these attempts; `listed` is the query's folder.
 
-        Raises
-        ------
-        StateLostError
-            It is visible with other rows, or nobody can tell any more.
+        Raises `StateLostError` if it is visible with other rows, or nobody can tell any more.
         """
 
     @abstractmethod
@@ -64,8 +61,6 @@ class FileSink(TwoPhaseSink):
 
     Attributes
     ----------
-    name, url : str
-    compression : str
     file_mb : int
         How many MB of rows, uncompressed, make a file.
     """

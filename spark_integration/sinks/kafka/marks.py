@@ -35,12 +35,8 @@ class Marks:
     def claim(self, query: SinkQuery) -> int:
         """Make the query the one that writes here; return its newest micro-batch, -1 if there is none.
 
-        Raises
-        ------
-        ConflictError
-            Another query writes here, which this one does not replace.
-        StateLostError
-            There is no mark of a query that has decided micro-batches.
+        Raises `ConflictError` if another query writes here, which this one does not replace; `StateLostError` if there
+        is no mark of a query that has decided micro-batches.
         """
         mark, was_shown = self._read(), -1 if query.was_shown is None else query.was_shown
         if mark is None and query.was_shown is not None:
@@ -56,15 +52,12 @@ class Marks:
     def require(self, query: SinkQuery, batch_id: int) -> bool:
         """Check that a mark still exists, of any query: it vanishes with its topic.
 
+        Raises `StateLostError` if there is none.
+
         Returns
         -------
         bool
             Whether this query's micro-batch was wholly visible once.
-
-        Raises
-        ------
-        StateLostError
-            There is none.
         """
         mark = self._read()
         if mark is None:

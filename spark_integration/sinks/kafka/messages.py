@@ -57,12 +57,8 @@ _EXPECTED: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
 def check_schema(schema: pa.Schema, topic: str | None) -> None:
     """Raise unless rows of this schema are messages.
 
-    Raises
-    ------
-    SchemaMismatchError
-        A column is missing, has another type, or is none of a message.
-    InvalidArgumentError
-        No topic, or two.
+    Raises `SchemaMismatchError` if a column is missing, has another type, or is none of a message;
+    `InvalidArgumentError`: no topic, or two.
     """
     for field in schema:
         if field.name not in _EXPECTED:

@@ -45,24 +45,15 @@ _UNREADABLE = ("ssl.keystore.location", "ssl.key.pem", "ssl.certificate.pem", "s
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """The options of one query's sink.
+    """The options of one query's sink."""
 
-    Attributes
-    ----------
-    values : mapping of str to str
-        librdkafka's, with ``bootstrap.servers``.
-    """
-
-    values: Mapping[str, str] = field(repr=False)
+    values: Mapping[str, str] = field(repr=False)  #: librdkafka's, with ``bootstrap.servers``
 
     @classmethod
     def of(cls, options: Mapping[str, str], servers: str | None) -> ClientOptions:
         """Check the user's options; `servers` is where to begin if they do not say it.
 
-        Raises
-        ------
-        InvalidArgumentError
-            No servers, or an option that is the sink's own.
+        Raises `InvalidArgumentError` if no servers, or an option that is the sink's own.
         """
         for name in _OURS:
             if name in options:
@@ -97,10 +88,7 @@ class ClientOptions:
     def security(self) -> Security:
         """Return how our own connections are secured.
 
-        Raises
-        ------
-        InvalidArgumentError
-            In a way that librdkafka knows, and our own requests do not.
+        Raises `InvalidArgumentError`: in a way that librdkafka knows, and our own requests do not.
         """
         protocol = self.values.get("security.protocol", "plaintext").lower()
         if protocol not in ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl"):

@@ -209,10 +209,7 @@ class KafkaTransaction(SinkTransaction):
 def producer_of(options: ClientOptions, settings: dict[str, Any]) -> client.Producer:
     """Return a producer whose log goes to the logger ``holdfast.kafka``.
 
-    Raises
-    ------
-    InvalidArgumentError
-        librdkafka does not take an option.
+    Raises `InvalidArgumentError` if librdkafka does not take an option.
     """
     try:
         return client.Producer(settings, logger=_log)

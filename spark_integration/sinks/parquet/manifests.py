@@ -67,15 +67,9 @@ _ATTEMPT_PATTERN = "^[0-9]{18}-[0-9]{6}-[0-9a-f]{32}$"
 
 @dataclass(frozen=True)
 class Manifest:
-    """The name of a manifest.
+    """The name of a manifest."""
 
-    Attributes
-    ----------
-    level, first, last : int
-        The micro-batches from first to last.
-    size_bytes : int
-    """
-
+    #: The micro-batches from first to last
     level: int
     first: int
     last: int
@@ -115,10 +109,7 @@ def in_force(manifests: Iterable[Manifest]) -> list[Manifest]:
 
     One may lie inside another of its level: a merge that was given up, and whose put came late.
 
-    Raises
-    ------
-    CorruptionError
-        Two overlap, and neither lies inside the other.
+    Raises `CorruptionError` if two overlap, and neither lies inside the other.
     """
     kept: list[Manifest] = []
     for manifest in manifests:
@@ -137,7 +128,6 @@ class Manifests(FileTarget):
     ----------
     storage : ObjectStorage
         The sink's URL.
-    sink, query_id : str
     """
 
     def __init__(self, storage: ObjectStorage, sink: str, query_id: str) -> None:
@@ -194,12 +184,7 @@ class Manifests(FileTarget):
     def read(self, manifest: Manifest) -> pa.Table:
         """Return the files of a manifest.
 
-        Raises
-        ------
-        CorruptionError
-            It is damaged, or holds what it cannot.
-        NotFoundError
-            It was merged.
+        Raises `CorruptionError` if it is damaged, or holds what it cannot; `NotFoundError` if it was merged.
         """
         key = self._folder + manifest.name
         source = f"{self._storage.url}/{key}"

@@ -48,27 +48,13 @@ _CUTTING = {"name", "char", "bytea"}
 
 @dataclass(frozen=True)
 class PgType:
-    """A PostgreSQL type; for a domain, its base type.
+    """A PostgreSQL type; for a domain, its base type."""
 
-    Attributes
-    ----------
-    name : str
-        As ``pg_type.typname`` has it: ``int4``, ``_text``.
-    shown : str
-        As SQL writes it: ``numeric(10,2)``.
-    category : str
-        ``pg_type.typcategory``.
-    modifier : int
-        -1 if there is none.
-    element : str or None
-        The ``typname`` of an array's elements.
-    """
-
-    name: str
-    shown: str
-    category: str
-    modifier: int = -1
-    element: str | None = None
+    name: str  #: As ``pg_type.typname`` has it: ``int4``, ``_text``
+    shown: str  #: As SQL writes it: ``numeric(10,2)``
+    category: str  #: ``pg_type.typcategory``
+    modifier: int = -1  #: -1 if there is none
+    element: str | None = None  #: The ``typname`` of an array's elements
     element_category: str = "U"
 
 
@@ -98,10 +84,7 @@ def fits(arrow: pa.DataType, into: PgType) -> bool:
 def require_room(column: pa.Array, name: str, into: PgType) -> None:
     """Check the lengths of texts for varchar(n) or char(n), where the server trims or pads blanks.
 
-    Raises
-    ------
-    SchemaMismatchError
-        One would change.
+    Raises `SchemaMismatchError` if one would change.
     """
     if into.modifier < 0 or (into.element or into.name) not in ("varchar", "bpchar"):
         return

@@ -54,10 +54,7 @@ _ANSWER_MAX_S = 86_400
 def parsed(dsn: str) -> dict[str, str]:
     """Return the options of a libpq connection string or URL.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It is none. Its text is not shown: a password may be in it.
+    Raises `InvalidArgumentError` if it is none. Its text is not shown: a password may be in it.
     """
     try:
         return {name: str(value) for name, value in conninfo.conninfo_to_dict(dsn).items() if value is not None}
@@ -173,12 +170,8 @@ def take(to: Mapping[str, str], application: str) -> Link:
 
     The server ends those of workers when a query starts again.
 
-    Raises
-    ------
-    UnavailableError
-        The server does not answer.
-    InvalidArgumentError
-        It answers that it does not let this user in.
+    Raises `UnavailableError` if the server does not answer; `InvalidArgumentError` if it answers that it does not let
+    this user in.
     """
     while True:
         with _lock:
@@ -252,10 +245,7 @@ def lent(to: Mapping[str, str], application: str) -> Iterator[Link]:
 def require_own_session(link: Link, lend: Callable[[], AbstractContextManager[Link]]) -> None:
     """Refuse a pooler that shares the server's sessions, and so their settings, between transactions.
 
-    Raises
-    ------
-    InvalidArgumentError
-        There is one.
+    Raises `InvalidArgumentError` if there is one.
     """
     asked = "SELECT pg_backend_pid()"
     mine = link.run(asked)

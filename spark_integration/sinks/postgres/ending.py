@@ -59,13 +59,7 @@ class Staged(NamedTuple):
 
 
 class Ending:
-    """What a query's driver does with the parts of a micro-batch, on one connection.
-
-    Parameters
-    ----------
-    marks : Marks
-    keys : sequence of str
-    """
+    """What a query's driver does with the parts of a micro-batch, on one connection."""
 
     def __init__(self, marks: Marks, keys: Sequence[str]) -> None:
         self._marks, self._keys = marks, keys
@@ -249,12 +243,7 @@ def end_older_drivers(link: Link, query: SinkQuery) -> None:
 def _end_sessions(link: Link, application: str, which: str = "") -> None:
     """End all other sessions of this name.
 
-    Raises
-    ------
-    InvalidArgumentError
-        One is another role's.
-    UnavailableError
-        One does not end.
+    Raises `InvalidArgumentError` if one is another role's; `UnavailableError` if one does not end.
     """
     sessions = f"{_SESSIONS} {which}"
     try:

@@ -92,10 +92,8 @@ class Marks:
     def require(self, *, staging: bool) -> None:
         """Make the tables if they are missing.
 
-        Raises
-        ------
-        InvalidArgumentError
-            The user may not make them, may not write them, or may not make staging tables where these are needed.
+        Raises `InvalidArgumentError` if the user may not make them, may not write them, or may not make staging tables
+        where these are needed.
         """
         rights = dict(self.link.run(_RIGHTS, [self.schema, [SINKS, ATTEMPTS]]))
         may_create = self.link.run(_MAY_CREATE, [self.schema])
@@ -131,12 +129,8 @@ class Marks:
     def claim(self) -> int:
         """Make the sink's name this query's, if it is nobody's or the replaced query's; return its newest micro-batch.
 
-        Raises
-        ------
-        ConflictError
-            The name is another query's.
-        StateLostError
-            The table is not the one that shows the query's micro-batches.
+        Raises `ConflictError` if the name is another query's; `StateLostError` if the table is not the one that shows
+        the query's micro-batches.
         """
         is_new = self.query.was_shown is None
         if is_new:
@@ -154,12 +148,8 @@ class Marks:
     def require_same(self) -> None:
         """Check that the table's name means the table with which the query began.
 
-        Raises
-        ------
-        ConflictError
-            The sink's name is another query's.
-        StateLostError
-            It was dropped, and perhaps made anew, or another took its name; or these are not the marks of the query.
+        Raises `ConflictError` if the sink's name is another query's; `StateLostError` if it was dropped, and perhaps
+        made anew, or another took its name; or these are not the marks of the query.
         """
         marked = self.link.run(self._sql(_IS_SAME), [self.target.identifier.as_string(), self.query.sink])
         owner, is_same = marked[0] if marked else (self.query.query_id, False)

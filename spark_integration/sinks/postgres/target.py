@@ -191,10 +191,7 @@ class Target:
 def read(link: Link, table: str) -> Target:
     """Return the table of a name, which is resolved as SQL would.
 
-    Raises
-    ------
-    InvalidArgumentError
-        There is none, or it is none that can be written so.
+    Raises `InvalidArgumentError` if there is none, or it is none that can be written so.
     """
     found = link.run(_TABLE, [table] * 2)
     if not found:
@@ -247,12 +244,8 @@ def _column(row: tuple[Any, ...]) -> Column:
 def check(target: Target, schema: pa.Schema, keys: Sequence[str]) -> None:
     """Raise if rows of a schema cannot go into the table, by these keys.
 
-    Raises
-    ------
-    SchemaMismatchError
-        A column is missing, is of another type, or must not be written.
-    InvalidArgumentError
-        The keys are no unique key of the table, or the user lacks a right.
+    Raises `SchemaMismatchError` if a column is missing, is of another type, or must not be written;
+    `InvalidArgumentError` if the keys are no unique key of the table, or the user lacks a right.
     """
     shown = f"{target.schema}.{target.name}"
     for field in schema:

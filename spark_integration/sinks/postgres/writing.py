@@ -38,10 +38,6 @@ class CopyTransaction(SinkTransaction):
 
     Parameters
     ----------
-    attempt : SinkAttempt
-    marks : Marks
-    keys : sequence of str
-    schema : pyarrow.Schema
     release : callable
         Takes the link back.
     """

@@ -33,7 +33,6 @@ class Cluster:
     ----------
     servers : sequence of (host, port)
         Where to begin.
-    security : Security
     patience_ms : int
         How long one request is tried, in all.
     """

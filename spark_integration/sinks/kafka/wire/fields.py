@@ -84,10 +84,7 @@ class Answer:
     def read(self, layout: str) -> tuple[Any, ...]:
         """Return what comes next: numbers, text or None, bytes, lists for arrays, and tuples for structs.
 
-        Raises
-        ------
-        MalformedAnswerError
-            Something else comes.
+        Raises `MalformedAnswerError` if something else comes.
         """
         return tuple(map(self._field, _parsed(layout)))
 

@@ -56,13 +56,7 @@ class Request(Generic[T]):
     flexible: bool = False
 
     def read(self, answer: Answer) -> T:
-        """Return what an answer says.
-
-        Raises
-        ------
-        MalformedAnswerError
-            It is none to this request.
-        """
+        """Return what an answer says. Raises `MalformedAnswerError` if it is none to this request."""
         return self.result(*answer.read(self.layout))
 
 

@@ -31,10 +31,7 @@ class Login:
 def authenticate(login: Login, send: Callable[[bytes], bytes], nonce: str) -> None:
     """Exchange the mechanism's tokens; `send` sends one and returns the server's.
 
-    Raises
-    ------
-    MalformedAnswerError
-        The server does not keep to the mechanism, or does not know the password itself.
+    Raises `MalformedAnswerError` if the server does not keep to the mechanism, or does not know the password itself.
     """
     if login.mechanism == "PLAIN":
         send(f"\0{login.user}\0{login.password}".encode())
