@@ -43,8 +43,7 @@ from holdfast.snapshotter.commit_objects import Commit, CommitObjects
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import ChainEntry
 from holdfast.snapshotter.snapshots.manifest import Manifest, Part, SnapshotFile
-from holdfast.snapshotter.snapshots.snapshots import Snapshots
-from holdfast.snapshotter.snapshots.transfer import fetch_part
+from holdfast.snapshotter.snapshots.snapshots import Snapshots, fetch_part
 from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage

@@ -17,7 +17,7 @@ from holdfast.snapshotter.ownership import claims, stored_claims
 from holdfast.snapshotter.snapshots import policy
 from holdfast.snapshotter.storage.hdfs import storage as hdfs
 from holdfast.snapshotter.storage.s3 import storage as s3
-from holdfast.spark_integration.copies import copied_location
+from holdfast.spark_integration.copies import cloning
 from holdfast.spark_integration.executor import local_dirs, server_files, takeover
 from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.plan import shuffle_partitions
@@ -132,7 +132,7 @@ FIGURES = {
     ],
     "docs/savepoints.md": [
         f"one commit of at most {gib(commit_objects.COMMIT_BYTES_MAX)} GiB",
-        f"up to {mib(copied_location.AT_ONCE_BYTES)} MiB together",
+        f"up to {mib(cloning.AT_ONCE_BYTES)} MiB together",
     ],
     "docs/ui.md": [
         f"*Yes* if more than {overview._LAG_BEHIND} commits of a shard wait",

@@ -13,11 +13,10 @@ import click
 from holdfast import clock
 from holdfast.commands.target import Target, moment, on_state_dir, opened, plain, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
-from holdfast.health.failures import read_failures, reports
+from holdfast.health.failures import counted, read_failures, reports
 from holdfast.health.health import Health, health_of
 from holdfast.health.signs import OperatorSigns, signs_of
 from holdfast.health.spark_tables import SparkTables, spark_tables
-from holdfast.health.words import counted
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.ownership.query_origin import find_origin
 from holdfast.snapshotter.ownership.stored_tables import stored_tables

@@ -22,9 +22,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal
 
-from holdfast.health.failures import Failure, Report
+from holdfast.health.failures import Failure, Report, ago, count, duration
 from holdfast.health.signs import Run, Signs
-from holdfast.health.words import ago, count, duration
 from holdfast.snapshotter.ownership.stored_claims import ALIVE_MS
 
 State = Literal["running", "stopped", "stale", "failing"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.commands.target import moment, printable, size
-from holdfast.health.words import ago, count, duration
+from holdfast.health.failures import ago, count, duration
 
 
 def times(value: float) -> str:

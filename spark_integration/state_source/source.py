@@ -8,23 +8,327 @@
 
 On the driver Spark gives a source neither session nor settings: what opens the storage stands in options, or where the
 store's own tools look. Options travel to the executors, but for credentials, which tasks have from their session.
+
+The tables that a read may show, in parts: each a stretch of the hashes of one shard.
+
+::
+
+    savepoint     a part for each piece
+    query         a part for each shard with state
+    changes       a part for each shard that has any since the feed begins
+
+The driver reads a savepoint's manifest or a query's pointers. Executors read pieces, or restore each shard at its
+pointer, as a micro-batch would: from durable storage, without what the query keeps locally.
+
+A change feed is read from the commits, newest first, along their lineage::
+
+    pointer 25 ─▶ carried: 24, 25 ─▶ commits/23 ─▶ commits/21 ─▶ …      each says what its micro-batches wrote
+
+A commit that several micro-batches share is the net of their writes, and counts as the last one's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cached_property
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from holdfast.errors import InvalidArgumentError
+from holdfast.backends.column_names import Names
+from holdfast.backends.evolution import evolved
+from holdfast.backends.run import Run, TableSchema, under_names
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.commit_objects import Commit, CommitObjects
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.ownership.operator_record import read_operator, shard_prefix
+from holdfast.snapshotter.ownership.stored_tables import stored_tables
+from holdfast.snapshotter.savepoints.pieces import read_piece
+from holdfast.snapshotter.savepoints.saved_operator import Piece
+from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.catalogue import list_state_dir
+from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.version_reader import read_tables
+from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.lookup.keys import Lookup, Shards
+from holdfast.spark_integration.lookup.query_pointers import StoredOperator
+from holdfast.spark_integration.lookup.stored_query import opened_query
+from holdfast.spark_integration.processor.state.variable_tables import find_shown, grouping_columns
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange
-from holdfast.spark_integration.state_source.options import ReadOptions
+from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.shard.task_storage import io_executor, local_dir_of_session
+from holdfast.spark_integration.state_source.options import Place, ReadOptions
 from holdfast.spark_integration.state_source.shown import ShownTable
-from holdfast.spark_integration.state_source.tables import Part, QueryTable, ReadableTable, SavedTable
+
+
+@dataclass(frozen=True)
+class Part(InputPartition):
+    """What a task reads: rows of one shard, whose keys have some hashes."""
+
+    shard: int
+    hashes: HashRange
+
+
+class Rows(NamedTuple):
+    """Rows of a part."""
+
+    run: Run
+    batch_id: int | None = None  #: The micro-batch that wrote them, in a change feed
+
+
+class ReadableTable(ABC):
+    """One table of an operator; without its parts it travels to the executors.
+
+    Attributes
+    ----------
+    schema : TableSchema
+        As it is shown.
+    grouping : tuple of str
+        The key columns that the rows' hashes are of; none where that is not known.
+    """
+
+    schema: TableSchema
+    grouping: tuple[str, ...]
+
+    @abstractmethod
+    def parts(self) -> list[Part]:
+        """Return all parts."""
+
+    @abstractmethod
+    def rows(self, part: Part) -> Iterator[Rows]:
+        """Read a part, in a task.
+
+        Raises `HoldfastError` if something of it is missing or damaged, or the storage does not answer.
+        """
+
+    @abstractmethod
+    def travelling(self) -> ReadableTable:
+        """Return the table without parts and credentials."""
+
+
+# -------------------------------------------------------------------------------------------------- savepoints
+
+
+@dataclass(frozen=True)
+class PiecePart(Part):
+    """A piece of a savepoint."""
+
+    piece: Piece
+
+
+@dataclass(frozen=True)
+class SavedTable(ReadableTable):
+    """A table of an operator in the savepoint `name`, which is in the directory `place`."""
+
+    place: Place
+    name: str
+    operator: str
+    schema: TableSchema
+    grouping: tuple[str, ...]
+    pieces: tuple[Piece, ...] = field(repr=False)
+
+    @classmethod
+    def find(cls, options: ReadOptions) -> SavedTable:
+        """Return the table that options name.
+
+        Raises `InvalidArgumentError` or `NotFoundError` if there is no such savepoint, operator or table;
+        `CorruptionError` if the manifest is damaged.
+        """
+        target, _, name = options.path.rstrip("/").rpartition("/")
+        if not target or not name:
+            raise InvalidArgumentError("load the path of a savepoint: its directory, a slash, and its name")
+        place = Place(target, options.storage)
+        with place.open() as storage:
+            try:
+                savepoint = read_savepoint(storage, name)
+            except NotFoundError as exc:
+                raise NotFoundError(
+                    f"{exc.message}; to read a query's state, use holdfast.state(spark, checkpoint_location, operator)",
+                    **exc.facts,
+                ) from exc
+            operator = savepoint.find_operator(options.operator)
+        if options.shards is not None:
+            options.shards.require_below(operator.shards)
+        table = find_shown(operator.tables, options.table)
+        grouping = grouping_columns(operator.tables, table)
+        return cls(place, name, operator.name, operator.tables[table], grouping, tuple(operator.of_table(table)))
+
+    def parts(self) -> list[Part]:
+        """Return a part for each piece."""
+        return [PiecePart(piece.shard, HashRange(piece.first_hash, piece.last_hash), piece) for piece in self.pieces]
+
+    def rows(self, part: Part) -> Iterator[Rows]:
+        """Yield the rows of a piece."""
+        assert isinstance(part, PiecePart)
+        with self.place.in_task().open() as storage:
+            folder = savepoint_folder(storage, self.name)
+            yield Rows(read_piece(folder, self.operator, part.piece, self.schema))
+
+    def travelling(self) -> SavedTable:
+        """Return the table without pieces and credentials."""
+        return replace(self, place=self.place.without_credentials(), pieces=())
+
+
+# ----------------------------------------------------------------------------------------------------- queries
+
+
+@dataclass(frozen=True)
+class ShardPart(Part):
+    """A shard at its pointer, in one of the operator's directories."""
+
+    directory: str
+    at: PointerRow = field(repr=False)
+
+
+@dataclass(frozen=True)
+class QueryTable(ReadableTable):
+    """A table of a query's operator after a micro-batch, or what has changed in it."""
+
+    place: Place  #: Of the state directory
+    #: By directory all tables that the state may hold, with all their columns
+    held: Mapping[str, Mapping[str, TableSchema]] = field(repr=False)
+    names: Mapping[str, Names] = field(repr=False)  #: By directory under which names the table's columns are stored
+    schema: TableSchema
+    grouping: tuple[str, ...]
+    changes_from: int | None  #: Read what has changed since this micro-batch began; None: read the state
+    shards: tuple[ShardPart, ...] = field(repr=False)
+
+    @classmethod
+    def find(cls, options: ReadOptions) -> QueryTable:
+        """Return the table that options name.
+
+        Raises `InvalidArgumentError` or `NotFoundError` if there is no such query, operator, table or micro-batch; or
+        commits that a change feed needs are gone; `CorruptionError` if a pointer, or what describes the operator, is
+        damaged.
+        """
+        if options.operator is None or options.state_dir is None:
+            raise InvalidArgumentError("a query's state needs the options operator and stateDir: see holdfast.state")
+        place = Place(options.state_dir, options.storage)
+        with opened_query(options.path, place.url, parse_storage_options(options.storage)) as query:
+            operator = query.operator(options.operator, options.batch_id)
+        with place.open() as storage:
+            stored = {name: stored_tables(storage, read_operator(storage, name)) for name in operator.pointers}
+            if options.changes_from is not None:
+                _require_kept(storage, operator, options.changes_from)
+        if options.shards is not None:
+            options.shards.require_below(operator.shards)
+        every = {name: schema for tables in stored.values() for name, schema in tables.held.items()}
+        table = find_shown(every, options.table)
+        latest = [tables.latest[table] for tables in stored.values() if table in tables.latest]
+        return cls(
+            place,
+            {name: tables.held for name, tables in stored.items()},
+            {name: tables.names[table] for name, tables in stored.items() if table in tables.names},
+            reduce(evolved, latest),
+            grouping_columns(every, table),
+            options.changes_from,
+            tuple(
+                ShardPart(row.shard, HashRange.of_shard(row.shard, operator.shards), directory, row)
+                for directory, rows in operator.pointers.items()
+                for row in rows
+                if row.pointer is not None and table in stored[directory].held
+            ),
+        )
+
+    def parts(self) -> list[Part]:
+        """Return a part for each shard that may have rows."""
+        return [part for part in self.shards if self.changes_from is None or _version(part.at) > self.changes_from]
+
+    def rows(self, part: Part) -> Iterator[Rows]:
+        """Yield the rows of a shard: live ones, or those of each commit."""
+        assert isinstance(part, ShardPart)
+        with self.place.in_task().open() as storage:
+            yield from self._live(storage, part) if self.changes_from is None else self._changes(storage, part)
+
+    def _live(self, storage: ObjectStorage, part: ShardPart) -> Iterator[Rows]:
+        assert part.at.pointer is not None
+        with own_directory(local_dir_of_session()) as home:
+            prefix, held = shard_prefix(part.directory, part.shard), self.held[part.directory]
+            log = ObjectCommitLog(storage, prefix, held, io_executor(), home, carried=dict(part.at.carried_commits))
+            rows = read_tables(log, part.at.pointer, [self.schema.name])
+        for run in rows.values():
+            yield Rows(under_names(run, self.schema, self.names[part.directory]))
+
+    def _changes(self, storage: ObjectStorage, part: ShardPart) -> Iterator[Rows]:
+        assert self.changes_from is not None
+        held = self.held[part.directory][self.schema.name]
+        for commit in _commits_after(storage, part, held, self.changes_from):
+            run = commit.run_of(held)
+            if run is not None:
+                # Micro-batch b commits version b + 1.
+                yield Rows(under_names(run, self.schema, self.names[part.directory]), commit.pointer.version - 1)
+
+    def travelling(self) -> QueryTable:
+        """Return the table without shards and credentials."""
+        return replace(self, place=self.place.without_credentials(), shards=())
+
+
+def _version(row: PointerRow) -> int:
+    return -1 if row.pointer is None else row.pointer.version
+
+
+def _commits_after(storage: ObjectStorage, part: ShardPart, table: TableSchema, version: int) -> Iterator[Commit]:
+    """Yield the commits of a shard that hold writes of later versions than one, newest first."""
+    row = part.at
+    assert row.pointer is not None
+    objects = CommitObjects(PrefixedStorage(storage, shard_prefix(part.directory, part.shard)), {table.name: table})
+    carried = row.carried
+    commit = objects.fetch_newest(row.pointer) if carried is None else objects.decode_carried(carried, row.pointer)
+    while commit.pointer.version > version:
+        yield commit
+        last = commit.lineage.last
+        if last is None or last.version <= version:
+            return
+        try:
+            commit = objects.fetch(last)
+        except CorruptionError as exc:
+            if isinstance(exc.__cause__, NotFoundError):
+                raise _cleaned_up(part.directory, part.shard, last.version) from exc
+            raise
+
+
+def _require_kept(storage: ObjectStorage, operator: StoredOperator, version: int) -> None:
+    """Check that commits of later versions than one are kept, of all shards; on the driver, before any task runs.
+
+    Clean-ups delete the oldest ones, so the oldest that is there says how far back they reach.
+
+    Notes
+    -----
+    Cost: one listing, and a read of one commit for each shard that has none as old as that version.
+    """
+    missing: list[tuple[int, str, int]] = []
+    for directory, rows in operator.pointers.items():
+        listing = list_state_dir(storage, directory).operators[directory]
+        for row in rows:
+            prefix = shard_prefix(directory, row.shard)
+            shard = listing.shards.get(prefix)
+            commits = shard.of_kind("commit") if shard else []
+            if _version(row) > version and commits and commits[0].version > version:
+                last = Headers(PrefixedStorage(storage, prefix)).commit(commits[0]).lineage.last
+                if last is not None and last.version > version:
+                    missing.append((last.version, directory, row.shard))
+    if missing:
+        first, directory, number = max(missing)
+        raise _cleaned_up(directory, number, first)
+
+
+def _cleaned_up(directory: str, shard: int, first: int) -> NotFoundError:
+    """Return the error for a feed that begins before a shard's oldest commit; `first` is where it may begin."""
+    return NotFoundError(
+        "the change feed begins before the oldest commit that is kept, because the query deletes what it no longer "
+        f"needs: begin with micro-batch {first} or a later one",
+        operator=directory,
+        shard=shard,
+        first=first,
+    )
+
 
 NAME = "holdfast"
 

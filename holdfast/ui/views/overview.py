@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.errors import HoldfastError
-from holdfast.health.words import counted
+from holdfast.health.failures import counted
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.ui.directory import Awaited, Directory
 from holdfast.ui.inquiry import Dated, Patience, answers

@@ -41,7 +41,7 @@ from holdfast.spark_integration.processor.state.timers import timer_tables
 from holdfast.spark_integration.processor.state.variable_tables import Kind
 from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
-from holdfast.spark_integration.savepoints.saved_query import saved_query
+from holdfast.spark_integration.savepoints.creating import saved_query
 from holdfast.spark_integration.savepoints.seeding import partitions_of
 from holdfast.spark_integration.savepoints.tasks import versions_of
 from holdfast.spark_integration.savepoints.writing.tables import TableRows

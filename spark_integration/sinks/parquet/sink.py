@@ -9,19 +9,388 @@
 
 Spark, Hive and their like pass over names that begin with ``_``: who reads the URL without the manifests sees nothing,
 rather than rows that were never decided. One put makes a micro-batch visible.
+
+Which files of a Parquet sink count: one manifest per micro-batch, merged as they grow many.
+
+::
+
+    _holdfast/<sink>/<query id>/batches/<level>-<first>-<last>      kind "sink-batches": sink, query_id, level, first,
+                                                                    last; section "files": batch, attempt, number,
+                                                                    rows, size_bytes, digest
+
+    level 0   17 18 19 …         one micro-batch with rows each
+    level 1   1 to 99, 100 to 204 a hundred of level 0, or more
+    level 2   1 to 9999          a hundred of level 1
+
+A reader takes the widest ranges and passes over those inside of them, which are about to be deleted. It reads few
+objects, and as many bytes as there are files; a manifest is written again once for each level.
+
+Invariants
+----------
+* **once**: a micro-batch has one list of files, for ever; one with another list is refused.
+* **whole**: a range is merged from all that lies in it; nothing is added to a range later.
+* **bounded**: what is listed does not grow with the number of micro-batches, but for merged ones that are full.
+
+Reads a Parquet sink's committed files: those that manifests name.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from holdfast.spark_integration.sinks.files.attempts import Attempts
-from holdfast.spark_integration.sinks.files.places import check_columns, claim
-from holdfast.spark_integration.sinks.files.sink import FileSink
-from holdfast.spark_integration.sinks.parquet.manifests import Manifests
+from holdfast.backends import stored_file
+from holdfast.backends.arrow.streams import read_accepted
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, StateLostError, UnavailableError
+from holdfast.snapshotter.fields import DIGEST, Fields
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.snapshotter.storage.url import parse_url
+from holdfast.spark_integration.shard.task_storage import io_executor
+from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile, PreparedAttempt, file_name
+from holdfast.spark_integration.sinks.files.places import FOLDER, check_columns, claim, read_claims, read_file
+from holdfast.spark_integration.sinks.files.sink import FileSink, FileTarget
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
+
+#: A listing is some ms old when a manifest is read, and that may have been merged.
+_TRIES = 5
+
+
+def read_parquet(
+    url: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> pa.Table:
+    """Return the rows of all committed micro-batches of a Parquet sink.
+
+    Raises `InvalidArgumentError` if there is no such column, or it is named twice; `NotFoundError` if no sink has been
+    opened there; `CorruptionError` if a manifest or a file is not what was written.
+
+    Parameters
+    ----------
+    url : str
+        The sink's.
+    columns : sequence of str, optional
+        All by default.
+    options : mapping of str to str, optional
+        As ``spark.holdfast.sink.<name>.*`` has them: ``key``, ``secret``, ``client_kwargs.endpoint_url`` …
+
+    Returns
+    -------
+    pyarrow.Table
+        In the order of micro-batches, of partitions, and of rows in them.
+    """
+    url = str(parse_url(url))
+    with open_storage(url, parse_storage_options(options or {})) as storage:
+        listed = _listed(storage)
+        wanted = listed.schema.names if columns is None else list(columns)
+        unknown = [name for name in wanted if name not in listed.schema.names]
+        if unknown or not wanted or len(set(wanted)) < len(wanted):
+            raise InvalidArgumentError(
+                "columns must name some of the sink's, each once",
+                columns=", ".join(unknown or wanted),
+                there=", ".join(listed.schema.names),
+            )
+        schema = pa.schema([listed.schema.field(name) for name in wanted])
+
+        def read(entry: Mapping[str, object]) -> pa.Table:
+            return _rows_of(storage, entry, wanted).select(wanted).cast(schema)
+
+        tables = list(io_executor().map(read, listed.files.to_pylist()))
+    return pa.concat_tables([schema.empty_table(), *tables])
+
+
+def parquet_files(url: str | os.PathLike[str], *, options: Mapping[str, str] | None = None) -> list[str]:
+    """Return the URLs of a Parquet sink's committed files, for any Parquet reader.
+
+    For a local sink they are paths. ``spark.read.parquet(*files)``, ``duckdb.read_parquet(files)`` and
+    ``pyarrow.dataset.dataset(files)`` take them.
+
+    Raises `NotFoundError` if no sink has been opened there; `CorruptionError` if a manifest is not what was written.
+
+    Parameters
+    ----------
+    url, options
+        As for `read_parquet`.
+    """
+    url = str(parse_url(url))
+    with open_storage(url, parse_storage_options(options or {})) as storage:
+        files = _listed(storage).files.select(["attempt", "number"]).to_pydict()
+    names = map(file_name, files["attempt"], files["number"])
+    return [f"{url}/{DATA}/{name}" for name in names]
+
+
+@dataclass(frozen=True)
+class _Listed:
+    schema: pa.Schema
+    files: pa.Table
+
+
+def _listed(storage: ObjectStorage) -> _Listed:
+    """Return the manifests of all the sink's queries, at one moment."""
+    claims = read_claims(storage)
+    if claims.columns is None:
+        raise NotFoundError("no sink has been opened there", storage=storage.url)
+    ((sink, queries),) = claims.queries.items()
+    for _ in range(_TRIES):
+        try:
+            tables = [table for query_id in queries for table in _tables(storage, sink, query_id)]
+        except NotFoundError:
+            continue
+        return _Listed(claims.columns, pa.concat_tables([FILES.empty_table(), *tables]))
+    raise UnavailableError("manifests are merged faster than they can be read: try again", storage=storage.url)
+
+
+def _tables(storage: ObjectStorage, sink: str, query_id: str) -> list[pa.Table]:
+    manifests = Manifests(storage, sink, query_id)
+    return list(io_executor().map(manifests.read, in_force(manifests.listed())))
+
+
+def _rows_of(storage: ObjectStorage, entry: Mapping[str, object], columns: Sequence[str]) -> pa.Table:
+    key = f"{DATA}/{file_name(str(entry['attempt']), int(str(entry['number'])))}"
+    try:
+        table = read_file(storage, key, int(str(entry["size_bytes"])), str(entry["digest"]), columns)
+    except NotFoundError as exc:
+        raise CorruptionError("a committed file is gone", key=key, storage=storage.url) from exc
+    if table.num_rows != entry["rows"]:
+        raise CorruptionError("a committed file has another number of rows", key=key, storage=storage.url)
+    return table
+
+
+_log = logging.getLogger(__name__)
+
+KIND = "sink-batches"
+#: So many of a level become one of the next.
+MERGED = 100
+#: A manifest of this size is full: it is merged no more.
+FULL_BYTES = 16 << 20
+#: No manifest is larger.
+_BYTES_MAX = (MERGED + 1) * FULL_BYTES
+_PATTERN = re.compile(r"([0-9])-([0-9]{18})-([0-9]{18})")
+_LEVEL_MAX = 9
+_NUMBER_MAX = 1_000_000
+FILES = pa.schema(
+    [
+        pa.field("batch", pa.int64(), nullable=False),
+        pa.field("attempt", pa.string(), nullable=False),
+        pa.field("number", pa.int32(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),
+        pa.field("size_bytes", pa.int64(), nullable=False),
+        pa.field("digest", pa.string(), nullable=False),
+    ]
+)
+_ATTEMPT_PATTERN = "^[0-9]{18}-[0-9]{6}-[0-9a-f]{32}$"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The name of a manifest."""
+
+    #: The micro-batches from first to last
+    level: int
+    first: int
+    last: int
+    size_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """The last part of its key."""
+        return f"{self.level}-{self.first:018}-{self.last:018}"
+
+    def holds(self, other: Manifest) -> bool:
+        """Tell whether the other's range lies within this one's."""
+        return self.first <= other.first and other.last <= self.last
+
+
+def found(infos: Iterable[ObjectInfo]) -> list[Manifest]:
+    """Return the manifests of a query's listing, in the order of their micro-batches, those inside others last."""
+    manifests = []
+    for info in infos:
+        folder, _, name = info.key.rpartition("/")
+        match = _PATTERN.fullmatch(name)
+        if match and folder.endswith("/batches"):
+            level, first, last = map(int, match.groups())
+            if first > last or (level == 0 and first != last):
+                raise CorruptionError("a manifest has an impossible name", key=info.key)
+            manifests.append(Manifest(level, first, last, info.size_bytes))
+    return sorted(manifests, key=place)
+
+
+def place(manifest: Manifest) -> tuple[int, int, int]:
+    """Return where a manifest stands in a list: in the order of micro-batches, before those inside of it."""
+    return manifest.first, -manifest.last, -manifest.level
+
+
+def in_force(manifests: Iterable[Manifest]) -> list[Manifest]:
+    """Return the manifests inside no other, by micro-batch; expects the order of `place`.
+
+    One may lie inside another of its level: a merge that was given up, and whose put came late.
+
+    Raises `CorruptionError` if two overlap, and neither lies inside the other.
+    """
+    kept: list[Manifest] = []
+    for manifest in manifests:
+        if kept and kept[-1].holds(manifest):
+            continue
+        if kept and manifest.first <= kept[-1].last:
+            raise CorruptionError("two manifests overlap", one=kept[-1].name, other=manifest.name)
+        kept.append(manifest)
+    return kept
+
+
+class Manifests(FileTarget):
+    """The manifests of one query.
+
+    Parameters
+    ----------
+    storage : ObjectStorage
+        The sink's URL.
+    """
+
+    def __init__(self, storage: ObjectStorage, sink: str, query_id: str) -> None:
+        self._storage, self._sink, self._query_id = storage, sink, query_id
+        self._folder = f"{FOLDER}/{sink}/{query_id}/batches/"
+        self._there: list[Manifest] = []
+
+    def newest(self) -> int:
+        """Return the newest micro-batch that is visible; -1 if there is none."""
+        return max((manifest.last for manifest in self.listed()), default=-1)
+
+    def listed(self) -> list[Manifest]:
+        """Return the existing manifests, in order of `place`."""
+        return found(self._storage.list(self._folder))
+
+    def check(self, files: Sequence[DataFile]) -> None:
+        """Accept any files."""
+
+    def has(self, batch_id: int, prepared: Sequence[PreparedAttempt], listed: Sequence[ObjectInfo]) -> bool:
+        """Tell whether there is a manifest of a micro-batch, alone or among others."""
+        self._there = found(listed)
+        within = next((one for one in in_force(self._there) if one.first <= batch_id <= one.last), None)
+        if within is None:
+            return False
+        shown = {(one["attempt"], one["number"]) for one in self.read(within).to_pylist() if one["batch"] == batch_id}
+        if shown != {(each.attempt, number) for each in prepared for number in range(each.count)}:
+            raise StateLostError(
+                "the sink shows other files for this micro-batch, or had ended it without any",
+                batch=batch_id,
+                sink=self._sink,
+                manifest=within.name,
+            )
+        return True
+
+    def show(self, batch_id: int, prepared: Sequence[PreparedAttempt], files: Sequence[DataFile]) -> None:
+        """Put a micro-batch's manifest; now and then merge manifests, which never fails a micro-batch."""
+        columns = [
+            [batch_id] * len(files),
+            [file.attempt for file in files],
+            [file.number for file in files],
+            [file.rows for file in files],
+            [file.size_bytes for file in files],
+            [file.digest for file in files],
+        ]
+        made = Manifest(0, batch_id, batch_id)
+        self._put(made, pa.table(columns, schema=FILES))
+        there = [*self._there, made]
+        if sum(one.level == 0 for one in there) >= MERGED:
+            try:
+                self.merge(sorted(there, key=place))
+            except (UnavailableError, NotFoundError) as exc:
+                _log.warning("the manifests of sink %r are not merged for now: %s", self._sink, exc)
+
+    def read(self, manifest: Manifest) -> pa.Table:
+        """Return the files of a manifest.
+
+        Raises `CorruptionError` if it is damaged, or holds what it cannot; `NotFoundError` if it was merged.
+        """
+        key = self._folder + manifest.name
+        source = f"{self._storage.url}/{key}"
+        data = self._storage.get(key, limit_bytes=_BYTES_MAX)
+        stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=4 * _BYTES_MAX)
+        fields = Fields(stored.header, source, "sink", "query_id", "level", "first", "last")
+        said = (fields.text("sink"), fields.text("query_id"))
+        ranged = (fields.number("level"), fields.number("first"), fields.number("last"))
+        if said != (self._sink, self._query_id) or ranged != (manifest.level, manifest.first, manifest.last):
+            fields.refuse("is of other micro-batches than its name says")
+
+        def accept(columns: pa.Schema) -> None:
+            if not columns.equals(FILES):
+                fields.refuse("has other columns than a manifest has")
+
+        batches = read_accepted(stored.section("files", source), accept, source=source, table="files")
+        files = pa.Table.from_batches(batches, FILES)
+        _check(files, manifest, fields)
+        return files
+
+    def merge(self, manifests: Sequence[Manifest]) -> None:
+        """Merge a level with many manifests; delete those inside others."""
+        valid = in_force(manifests)
+        for level in range(_LEVEL_MAX):
+            run = _last_run(valid, level)
+            if len(run) < MERGED:
+                continue
+            whole = Manifest(level + 1, run[0].first, run[-1].last)
+            self._put(whole, pa.concat_tables([self.read(one) for one in run]))
+            valid = [one for one in valid if one not in run] + [whole]
+            valid.sort(key=lambda one: one.first)
+        self._storage.delete(self._folder + one.name for one in manifests if one not in valid)
+
+    def _put(self, manifest: Manifest, files: pa.Table) -> None:
+        def write(out: pa.NativeFile) -> None:
+            with pa.ipc.new_stream(out, FILES) as stream:
+                stream.write_table(files.combine_chunks())
+
+        header = {
+            "sink": self._sink,
+            "query_id": self._query_id,
+            "level": manifest.level,
+            "first": manifest.first,
+            "last": manifest.last,
+        }
+        data, _ = stored_file.encode(KIND, header, {"files": write}, encoding="lz4")
+        self._storage.put(self._folder + manifest.name, data)
+
+
+def _last_run(valid: Sequence[Manifest], level: int) -> list[Manifest]:
+    """Return the newest neighbours of a level that are not full."""
+    run: list[Manifest] = []
+    for manifest in reversed(valid):
+        if manifest.level == level and manifest.size_bytes < FULL_BYTES:
+            run.append(manifest)
+        elif run:
+            break
+    return run[::-1]
+
+
+def _check(files: pa.Table, manifest: Manifest, fields: Fields) -> None:
+    """Refuse manifests that no sink has written: they decide which files are read."""
+    if any(column.null_count for column in files.columns):
+        fields.refuse("has a null")
+    batch = files["batch"].to_numpy()
+    number, rows, size = (files[name].to_numpy() for name in ("number", "rows", "size_bytes"))
+    if not files.num_rows or batch.min() < manifest.first or batch.max() > manifest.last or np.any(np.diff(batch) < 0):
+        fields.refuse("has a micro-batch outside of its range, or out of order")
+    if min(number.min(), rows.min(), size.min()) < 0 or number.max() >= _NUMBER_MAX:
+        fields.refuse("has an invalid number")
+    shapes = (("attempt", _ATTEMPT_PATTERN), ("digest", f"^{DIGEST.pattern}$"))
+    if not all(pc.all(pc.match_substring_regex(files[name], pattern)).as_py() for name, pattern in shapes):
+        fields.refuse("has an invalid name")
+    of_attempt = pc.cast(pc.utf8_slice_codeunits(files["attempt"], 0, 18), pa.int64()).to_numpy()
+    if np.any(of_attempt != batch):
+        fields.refuse("has a file of another micro-batch")
+    names = pc.binary_join_element_wise(files["attempt"], pc.cast(files["number"], pa.string()), "-")
+    if pc.count_distinct(names).as_py() != files.num_rows:
+        fields.refuse("names a file twice")
+
 
 DATA = "_data"
 

@@ -20,8 +20,7 @@ from holdfast.snapshotter.fence import Fence
 from holdfast.snapshotter.sink_log import FOLDER
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
-from holdfast.spark_integration.sinks.parquet.reading import read_parquet
-from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
+from holdfast.spark_integration.sinks.parquet.sink import ParquetSink, read_parquet
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
 from holdfast.spark_integration.sinks.writing import write_rows
 from tests.model.sink_target import CrashingStorage

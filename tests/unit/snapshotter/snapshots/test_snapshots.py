@@ -18,7 +18,7 @@ from holdfast.backends.base import Pointer
 from holdfast.clock import new_id
 from holdfast.errors import HoldfastError, UnavailableError
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.snapshots import transfer
+from holdfast.snapshotter.snapshots import snapshots as snapshots_module
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage, WrappedStorage
 from tests.model.built_in import BUILT_IN
@@ -94,7 +94,7 @@ def test_a_file_that_is_cut_while_it_is_sent_is_no_snapshot(storage: ObjectStora
 
     shard = PrefixedStorage(Cutting(storage), SHARD)
     with ThreadPoolExecutor(1) as executor, pytest.raises(UnavailableError, match="was cut while it was stored"):
-        transfer.upload_files([path], 1000, shard, executor, new_id)
+        snapshots_module.upload_files([path], 1000, shard, executor, new_id)
 
 
 @pytest.mark.parametrize("going", ["*", "*.arrow"])
@@ -143,8 +143,8 @@ def test_a_snapshot_that_does_not_fit_on_the_disk_says_so_before_it_begins(
 ) -> None:
     one = shard_of()
     entry, _ = one.snapshot(one.write(None, range(3000), 1))
-    usage = transfer.shutil.disk_usage("/")._replace(free=1000)
-    monkeypatch.setattr(transfer.shutil, "disk_usage", lambda _: usage)
+    usage = snapshots_module.shutil.disk_usage("/")._replace(free=1000)
+    monkeypatch.setattr(snapshots_module.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(UnavailableError, match="no space left") as caught, one.log.snapshots.downloaded(entry):
         pass
     assert caught.value.facts["free_bytes"] == 1000

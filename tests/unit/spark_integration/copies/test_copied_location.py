@@ -15,8 +15,8 @@ from holdfast.errors import UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage
-from holdfast.spark_integration.copies import copied_location
-from holdfast.spark_integration.copies.copied_location import copy_location
+from holdfast.spark_integration.copies import cloning
+from holdfast.spark_integration.copies.cloning import copy_location
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 
 BATCH = '{"batchWatermarkMs":5,"batchTimestampMs":1700000000000,"conf":{"spark.sql.shuffle.partitions":"2"}}'
@@ -91,7 +91,7 @@ def test_files_in_memory_at_once_are_bounded_in_bytes(
     source: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight threads held a file each, of 4 GiB perhaps; a file that is too large for company goes alone."""
-    monkeypatch.setattr(copied_location, "AT_ONCE_BYTES", 3000)
+    monkeypatch.setattr(cloning, "AT_ONCE_BYTES", 3000)
     sizes = {f"state/0/0/{n}.sst": 1000 for n in range(12)} | {"state/0/0/12.sst": 4000}
     for key, size_bytes in sizes.items():
         source.put(key, b"x" * size_bytes)

@@ -26,10 +26,18 @@ from holdfast.errors import (
 )
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
-from holdfast.spark_integration.sinks.parquet import manifests as manifests_module
-from holdfast.spark_integration.sinks.parquet.manifests import FILES, KIND, Manifest, Manifests, found, in_force
-from holdfast.spark_integration.sinks.parquet.reading import parquet_files, read_parquet
-from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
+from holdfast.spark_integration.sinks.parquet import sink as sink_module
+from holdfast.spark_integration.sinks.parquet.sink import (
+    FILES,
+    KIND,
+    Manifest,
+    Manifests,
+    ParquetSink,
+    found,
+    in_force,
+    parquet_files,
+    read_parquet,
+)
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery
 
 SCHEMA = pa.schema([("key", pa.int64()), ("word", pa.string())])
@@ -76,7 +84,7 @@ def keys_of(table: pa.Table) -> list[int]:
 @pytest.mark.slow(1)
 def test_manifests_are_merged_and_nothing_is_lost_or_doubled(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many micro-batches there are, few objects are listed, and each row is read once, in order."""
-    monkeypatch.setattr(manifests_module, "MERGED", 4)
+    monkeypatch.setattr(sink_module, "MERGED", 4)
     handles = [writer.write(2 * batch, [batch]) for batch in range(70)]
     names = sorted(path.name for path in writer.folder.iterdir())
     assert len(names) < 16
@@ -113,7 +121,7 @@ def test_a_query_that_replaces_itself_replaces_nobody(tmp_path: Path) -> None:
 
 def test_a_merge_that_was_cut_off_changes_nothing(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver dies between the merged manifest and the deletes: both are there, and each row is read once."""
-    monkeypatch.setattr(manifests_module, "MERGED", 4)
+    monkeypatch.setattr(sink_module, "MERGED", 4)
     for batch in range(4):
         writer.write(batch, [batch])
     parts = {path: path.read_bytes() for path in writer.folder.iterdir()}
@@ -129,7 +137,7 @@ def test_a_merge_that_was_cut_off_changes_nothing(writer: Writer, monkeypatch: p
 
 def test_a_merge_whose_put_comes_late_changes_nothing(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store did not answer in time, or its driver was asleep: meanwhile the next micro-batch has merged more."""
-    monkeypatch.setattr(manifests_module, "MERGED", 4)
+    monkeypatch.setattr(sink_module, "MERGED", 4)
     put, late = Manifests._put, []
 
     def put_late(self: Manifests, manifest: Manifest, files: pa.Table) -> None:

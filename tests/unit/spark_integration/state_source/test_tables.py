@@ -15,11 +15,10 @@ from holdfast.backends.run import TableSchema
 from holdfast.spark_integration.executor import local_dirs, takeover
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange
 from holdfast.spark_integration.shard.pointer_row import PointerRow
-from holdfast.spark_integration.state_source import tables
+from holdfast.spark_integration.state_source import source
 from holdfast.spark_integration.state_source.options import Place
 from holdfast.spark_integration.state_source.shown import ShownTable
-from holdfast.spark_integration.state_source.source import TableReader
-from holdfast.spark_integration.state_source.tables import QueryTable, ShardPart
+from holdfast.spark_integration.state_source.source import QueryTable, ShardPart, TableReader
 from tests.faults.elsewhere import run_elsewhere
 
 STATE = TableSchema.of("state", pa.schema([("user", pa.string())]), pa.schema([("n", pa.int64())]))
@@ -28,7 +27,7 @@ ROW = PointerRow("5d1f", "totals", 0, 1, Pointer(7, "aa"), None, None, 0)
 
 def killed_reading(state_dir: Path, local: Path) -> None:
     os.environ["SPARK_LOCAL_DIRS"] = str(local)
-    tables.read_tables = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment, return-value]
+    source.read_tables = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment, return-value]
     part = ShardPart(0, HashRange.of_shard(0, 1), "totals", ROW)
     held, names = {"totals": {"state": STATE}}, {"totals": {"n": "n"}}
     table = QueryTable(Place(str(state_dir), {}), held, names, STATE, ("user",), None, (part,))
