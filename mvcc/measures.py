@@ -83,15 +83,7 @@ class Measures:
         self._looked_up.setdefault(table, []).append((keys, exists))
 
     def written(self, runs: Mapping[str, Run], *, is_first: bool) -> None:
-        """Note the committed rows.
-
-        Parameters
-        ----------
-        runs : mapping of str to Run
-            By table.
-        is_first : bool
-            There was no version before, so all rows are new.
-        """
+        """Note the committed rows. `runs`: by table; `is_first`: there was no version before, so all rows are new."""
         for table, run in runs.items():
             deleted = int(np.count_nonzero(run.deleted))
             new, removed = (len(run) - deleted, 0) if is_first else self._known(run, self._looked_up.get(table, []))

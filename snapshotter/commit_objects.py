@@ -139,13 +139,7 @@ def _commit(
 
 @dataclass(frozen=True)
 class CommitObjects:
-    """The commits of one shard.
-
-    Parameters
-    ----------
-    limit_bytes : int
-        The size of the largest commit.
-    """
+    """The commits of one shard. `limit_bytes`: the size of the largest commit."""
 
     shard: PrefixedStorage
     tables: Mapping[str, TableSchema]

@@ -51,10 +51,7 @@ _NUMBER = re.compile(rf"[0-9]{{{_DIGITS}}}")
 class Fence:
     """A sequence of objects in a folder of its own.
 
-    Parameters
-    ----------
-    folder : str
-        Whole segments, without a trailing slash.
+    `folder`: whole segments, without a trailing slash.
 
     Notes
     -----

@@ -153,10 +153,7 @@ class Entry:
 class SinkLog:
     """The log of one sink in a state directory.
 
-    Parameters
-    ----------
-    storage : ObjectStorage
-        The state directory.
+    `storage`: the state directory.
 
     Notes
     -----

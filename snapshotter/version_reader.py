@@ -54,12 +54,7 @@ def read_tables(log: ObjectCommitLog, pointer: Pointer, tables: Collection[str])
 
     Raises `StateLostError`, `CorruptionError` or `UnavailableError`: see `ObjectCommitLog.restore`.
 
-    Parameters
-    ----------
-    log : ObjectCommitLog
-        Without a backend, so that it returns rows.
-    tables : collection of str
-        The tables to return.
+    `log`: without a backend, so that it returns rows; `tables`: the tables to return.
 
     Notes
     -----
@@ -223,10 +218,7 @@ class VersionReader:
         Raises `StateLostError` if the version's commit is not in the storage; `CorruptionError` if an object is missing
         or damaged; `UnavailableError` if the storage does not answer, or local storage is full.
 
-        Parameters
-        ----------
-        prefixes : Keys
-            As for `holdfast.backends.base.View.scan_prefix`.
+        `prefixes`: as for `holdfast.backends.base.View.scan_prefix`.
         """
         return self.of_keys(table, prefixes).at(at)
 

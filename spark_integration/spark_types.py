@@ -302,12 +302,7 @@ def require_nulls_allowed(column: pa.Array, field: pa.Field, whose: str, **facts
 
     Raises `SchemaMismatchError` if it has others.
 
-    Parameters
-    ----------
-    column : pyarrow.Array
-        With the nested types of `field`.
-    whose : str
-        What to call the user's code in an error.
+    `column`: with the nested types of `field`; `whose`: what to call the user's code in an error.
     """
     if column.null_count and not field.nullable:
         raise SchemaMismatchError(

@@ -149,12 +149,8 @@ def java_versions(spark_version: str = pyspark.__version__) -> frozenset[int]:
 def state_partitions(tell: Callable[[str], str], *, in_sparks_thread: bool) -> int | None:
     """Return how many partitions Spark's state has, as pinned in the query's offset log; None if unknown.
 
-    Parameters
-    ----------
-    tell : callable
-        Returns a property of the task by name, "" if it is not set.
-    in_sparks_thread : bool
-        Whether the query's own thread started the job.
+    `tell`: returns a property of the task by name, "" if it is not set; `in_sparks_thread`: whether the query's own
+    thread started the job.
 
     Notes
     -----
@@ -173,10 +169,7 @@ def _number(text: str) -> int | None:
 def wrong_type(name: str, expected: str, given: object) -> PySparkTypeError:
     """Return Spark's error for an argument of another type, with the condition that this Spark has for it.
 
-    Parameters
-    ----------
-    expected : str
-        ``str`` or ``StructType or str``.
+    `expected`: ``str`` or ``StructType or str``.
     """
     of_argument = {"arg_name": name, "arg_type": type(given).__name__}
     if _SPARK >= (4, 2):
@@ -233,10 +226,8 @@ def prefers_nullable_integers(session: SparkSession) -> bool:
 def makes_frames_anew(*, beside_initial_state: bool = False) -> bool:
     """Return whether a processor's frames and keys are made of Python's values, instead of Arrow's columns.
 
-    Parameters
-    ----------
-    beside_initial_state : bool
-        In the first micro-batch of a query that is given an initial state, and for that state itself.
+    `beside_initial_state`: in the first micro-batch of a query that is given an initial state, and for that state
+    itself.
     """
     if beside_initial_state:
         return _SPARK >= (4, 2)

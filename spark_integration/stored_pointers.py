@@ -86,10 +86,7 @@ def stored_steps(location: ObjectStorage, batch: LoggedBatch) -> list[StatefulSt
     that holdfast does not read; `NotFoundError` if the micro-batch was purged; `CorruptionError` if something of
     Spark's state is damaged, or missing.
 
-    Parameters
-    ----------
-    location : ObjectStorage
-        Its root is the checkpoint location.
+    `location`: its root is the checkpoint location.
     """
     with reading_state(location.url), ThreadPoolExecutor(_THREADS) as executor:
         operators, stores = StateOperators(location), StateStores.of(batch)

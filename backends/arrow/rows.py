@@ -198,10 +198,7 @@ def _normalize_floats(column: pa.Array) -> pa.Array:
 def rows_equal(left: pa.RecordBatch, right: pa.RecordBatch) -> BoolArray:
     """Tell for each row i whether row i of `left` and row i of `right` are the same key.
 
-    Parameters
-    ----------
-    left, right : pyarrow.RecordBatch
-        Equal schemas and numbers of rows.
+    `left`, `right`: equal schemas and numbers of rows.
     """
     equal = np.ones(left.num_rows, np.bool_)
     for mine, other in zip(left.columns, right.columns, strict=True):
@@ -272,10 +269,7 @@ class RowOrder(NamedTuple):
 def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
     """Order rows by (hash, key) and mark where each key begins.
 
-    Parameters
-    ----------
-    keys : pyarrow.RecordBatch, shape (n, key columns)
-        Normalised (`normalize_keys`).
+    `keys`: normalised (`normalize_keys`).
 
     Notes
     -----

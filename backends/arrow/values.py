@@ -29,10 +29,7 @@ def storable(column: pa.Array, field: pa.Field, table: str, shown_key: Callable[
 
     Raises `SchemaMismatchError` if it has another type, or a value that cannot be stored in it without loss.
 
-    Parameters
-    ----------
-    shown_key : callable, optional
-        Returns the key of a row for the error.
+    `shown_key`: returns the key of a row for the error.
     """
     given = column.type
     facts: dict[str, object] = {"table": table, "given": given, "expected": field.type}
@@ -131,10 +128,7 @@ def viewed(column: pa.Array, t: pa.DataType) -> pa.Array:
 
     `pyarrow.Array.view` refuses each null in what is NOT NULL, also the one below a null, where there is no value.
 
-    Parameters
-    ----------
-    column : pyarrow.Array
-        With no other null in what is NOT NULL.
+    `column`: with no other null in what is NOT NULL.
     """
     try:
         return column.view(t)
@@ -160,10 +154,7 @@ def _blind_field(field: pa.Field) -> pa.Field:
 def null_where_none_may_be(column: pa.Array) -> str | None:
     """Return what inside of a nested column is NOT NULL and has a null: the name of an element or the path of a field.
 
-    Parameters
-    ----------
-    column : pyarrow.Array
-        Valid.
+    `column`: valid.
     """
     t = column.type
     return _forbidden_null(column.view(blind_type(t)), t) if pa.types.is_nested(t) else None

@@ -31,10 +31,7 @@ class MappedFile:
 
     Raises `OSError` if it cannot be opened.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        Of a file that is not empty.
+    `path`: of a file that is not empty.
 
     Attributes
     ----------

@@ -84,12 +84,7 @@ def map_stored_file(path: Path, kind: str, note: FileNote, *, verify: bool = Fal
 
     Raises `NotFoundError` if it is not there; `CorruptionError` if it is not what was written.
 
-    Parameters
-    ----------
-    note : FileNote
-        What was noted when it was written.
-    verify : bool, default False
-        Compute the digest of a file that looks untouched, too.
+    `note`: what was noted when it was written; `verify`: compute the digest of a file that looks untouched, too.
     """
     with reading(path):
         found = os.stat(path)

@@ -105,13 +105,7 @@ def _pauses(gaps_ms: Iterable[int], silence_ms: float) -> list[int]:
 
 
 def judge(signs: Signs, now_ms: int) -> Verdict:
-    """Return how a query is.
-
-    Parameters
-    ----------
-    now_ms : int
-        The time, by a clock close to the store's.
-    """
+    """Return how a query is. `now_ms`: the time, by a clock close to the store's."""
     pace, failing = pace_of(signs), signs.failing
     of_batch = next((one for one in failing if one.batch_id is not None), None)
     newest = failing[0] if failing else None
@@ -221,12 +215,7 @@ def health_of(
 ) -> Health:
     """Return how a query is.
 
-    Parameters
-    ----------
-    failures : iterable of Failure
-        What the first of ``signs.failing`` say.
-    now_ms : int
-        The time, by a clock close to the store's.
+    `failures`: what the first of ``signs.failing`` say; `now_ms`: the time, by a clock close to the store's.
     """
     found, pace = judge(signs, now_ms), pace_of(signs)
     told = list(failures)

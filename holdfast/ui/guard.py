@@ -34,12 +34,7 @@ _EVERYWHERE = {"0.0.0.0", "::", ""}  # noqa: S104  compared, not bound to
 def trusted_hosts(host: str, also: Collection[str] = ()) -> list[str]:
     """Return the names under which a server bound to a host is asked for.
 
-    Parameters
-    ----------
-    host : str
-        What it is bound to.
-    also : collection of str
-        Further names, as of a proxy.
+    `host`: what it is bound to; `also`: further names, as of a proxy.
     """
     names = {host} if host not in _EVERYWHERE else {socket.gethostname(), socket.getfqdn()}
     return sorted({"localhost", "127.0.0.1", "[::1]", *(f"[{n}]" if ":" in n else n for n in names), *also})

@@ -33,10 +33,7 @@ _K = TypeVar("_K")
 class Patience:
     """How long a view still waits for stores: for all of them together.
 
-    Parameters
-    ----------
-    seconds : float or None
-        None to wait until they answer or fail.
+    `seconds`: None to wait until they answer or fail.
     """
 
     def __init__(self, seconds: float | None) -> None:

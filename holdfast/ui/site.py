@@ -52,12 +52,7 @@ _REST = 10
 class Live:
     """The last micro-batches, asked for now and then.
 
-    Parameters
-    ----------
-    read : callable
-        Asks the state servers.
-    monotonic_ms : callable
-        The time.
+    `read`: asks the state servers; `monotonic_ms`: the time.
 
     Notes
     -----
@@ -97,12 +92,7 @@ Join = Callable[[Directory, Directory], StoredQuery]
 class Assignment:
     """Where the state of a query lies; once that is known, it stays.
 
-    Parameters
-    ----------
-    query : Directory
-        The query's location.
-    join : callable
-        Opens the query of a location with the state in a directory.
+    `query`: the query's location; `join`: opens the query of a location with the state in a directory.
 
     Notes
     -----

@@ -118,12 +118,7 @@ class Claims:
         Raises `ConflictError` if another query runs or has state here, or another application runs this query;
         `FencedError` if a newer run of this query has begun; `CorruptionError` if the newest claim cannot be read.
 
-        Parameters
-        ----------
-        record : OperatorRecord
-            Of this run's operator.
-        store_ms : int
-            The time by the store's clock.
+        `record`: of this run's operator; `store_ms`: the time by the store's clock.
         """
 
         def begun(newest: Claim | None, besides: Sequence[Beside]) -> Tenure | None:

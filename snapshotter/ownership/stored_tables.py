@@ -181,10 +181,7 @@ def stored_tables(storage: ObjectStorage, record: OperatorRecord) -> StoredTable
 
     Raises `CorruptionError`: what is stored is damaged, or belongs elsewhere.
 
-    Parameters
-    ----------
-    record : OperatorRecord
-        The stored one.
+    `record`: the stored one.
     """
     return _newest(Fence(storage, f"{record.operator}/{FOLDER}"), record)[1]
 

@@ -89,12 +89,7 @@ def read_piece(savepoint: ObjectStorage, operator: str, piece: Piece, schema: Ta
 
     Raises `CorruptionError` if it is missing, damaged, or not the one that the manifest names.
 
-    Parameters
-    ----------
-    savepoint : ObjectStorage
-        Its folder.
-    schema : TableSchema
-        Of its table, as the manifest has it.
+    `savepoint`: its folder; `schema`: of its table, as the manifest has it.
     """
     source = f"{savepoint.url}/{piece.key}"
     try:

@@ -33,10 +33,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 def sinks_of(storage: ObjectStorage, query_id: str) -> tuple[SavedSink, ...]:
     """Return the sinks that a query writes to, and what it has decided to show there.
 
-    Parameters
-    ----------
-    storage : ObjectStorage
-        The query's state directory.
+    `storage`: the query's state directory.
     """
     return tuple(_sinks_of(storage, query_id))
 
@@ -55,10 +52,7 @@ def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:
     Raises `InvalidArgumentError` if the query had no sinks, or they are in another state directory; `ConflictError` if
     they show what the savepoint does not hold, or another query writes to them.
 
-    Parameters
-    ----------
-    storage : ObjectStorage
-        The new query's state directory.
+    `storage`: the new query's state directory.
     """
     if not query.sinks:
         raise InvalidArgumentError(

@@ -195,12 +195,8 @@ def read_part(
 
     Raises `CorruptionError` if it is damaged, no part, belongs to another shard, or is not as large.
 
-    Parameters
-    ----------
-    plain_bytes : int, optional
-        How many bytes of a file it must hold.
-    plain_bytes_max : int
-        How many it may hold where that is not known.
+    `plain_bytes`: how many bytes of a file it must hold; `plain_bytes_max`: how many it may hold where that is not
+    known.
     """
     stored = stored_file.decode(
         data, source=source, kind=PART_KIND, plain_bytes=plain_bytes, plain_bytes_max=plain_bytes_max

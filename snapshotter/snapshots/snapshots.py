@@ -78,12 +78,7 @@ def upload_files(
     Raises `UnavailableError`, `NotFoundError` or `InvalidArgumentError` if the storage failed, or a file is gone.
     Stored parts stay; no manifest names them.
 
-    Parameters
-    ----------
-    part_bytes : int
-        Bytes of a file in each part but the last.
-    shard : PrefixedStorage
-        Receives the parts.
+    `part_bytes`: bytes of a file in each part but the last; `shard`: receives the parts.
     """
     stats = {}
     # Reused: allocating memory costs more than all other work on a part.
@@ -149,12 +144,8 @@ def download_files(
     Raises `CorruptionError` if a part is missing, or is not what was stored; the message names it; `UnavailableError`
     if local storage is full or failing, or the storage did not answer.
 
-    Parameters
-    ----------
-    part_bytes : int
-        Bytes of a file in each of its parts but the last one.
-    folder : pathlib.Path
-        Empty, and of no use to anybody before this returns.
+    `part_bytes`: bytes of a file in each of its parts but the last one; `folder`: empty, and of no use to anybody
+    before this returns.
     """
     files = list(files)
     _require_room(files, shard, folder)
@@ -186,10 +177,7 @@ def fetch_part(shard: PrefixedStorage, part: Part, size_bytes: int) -> pa.Buffer
 
     Raises `CorruptionError` if the part is missing, or is not what was stored.
 
-    Parameters
-    ----------
-    size_bytes : int
-        How many they must be.
+    `size_bytes`: how many they must be.
     """
     source = f"{shard.url}/{part.key}"
     try:
@@ -275,12 +263,7 @@ class SnapshotNote:
 class SnapshotNotes:
     """The notes of one shard.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Made when the first note is left.
-    new_id : callable
-        Returns a new unique name each time.
+    `folder`: made when the first note is left; `new_id`: returns a new unique name each time.
     """
 
     def __init__(self, folder: Path, new_id: Callable[[], str]) -> None:

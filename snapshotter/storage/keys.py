@@ -23,10 +23,7 @@ def check_key(key: str) -> str:
     Raises `InvalidArgumentError` if the key is absolute, too long, has an empty, ``.`` or ``..`` segment, a colon, a
     control character, a lone surrogate, or a segment that is reserved: for unfinished writes, or ``.snapshot``.
 
-    Parameters
-    ----------
-    key : str
-        Segments joined by "/", each 1 to 255 bytes of UTF-8, 1,024 bytes in all.
+    `key`: segments joined by "/", each 1 to 255 bytes of UTF-8, 1,024 bytes in all.
 
     Returns
     -------

@@ -131,12 +131,7 @@ class Bandwidth:
     A token bucket, kept as the moment when it is full again. A caller gets the next free moment, sleeps until then and
     sends. So callers go first come, first served, nobody polls, and the callers after a large part pay for it.
 
-    Parameters
-    ----------
-    bytes_per_second : int
-        At least 1.
-    monotonic_ms, sleep_ms : callable, optional
-        As in `holdfast.clock`.
+    `bytes_per_second`: at least 1; `monotonic_ms`, `sleep_ms`: as in `holdfast.clock`.
 
     Notes
     -----
@@ -167,10 +162,7 @@ class Bandwidth:
 class LimitedStorage(WrappedStorage):
     """A storage with an upload limit in bytes per second.
 
-    Parameters
-    ----------
-    bandwidth : Bandwidth
-        Shared with other storages, it limits all of them together.
+    `bandwidth`: shared with other storages, it limits all of them together.
     """
 
     def __init__(self, inner: ObjectStorage, bandwidth: Bandwidth) -> None:

@@ -130,12 +130,8 @@ def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
 
     Raises `CorruptionError`, `NotFoundError` or `UnavailableError` if a header on the way cannot be had.
 
-    Parameters
-    ----------
-    chain : tuple of Link
-        All stored objects that the version is made of at which the query is, oldest first.
-    horizon : int
-        The lowest version number that the query may return to.
+    `chain`: all stored objects that the version is made of at which the query is, oldest first; `horizon`: the lowest
+    version number that the query may return to.
 
     Returns
     -------
@@ -165,10 +161,7 @@ def needed_in_storage(retained: int, history: History) -> int:
 
     Raises `CorruptionError`, `NotFoundError` or `UnavailableError`: as `needed_from`.
 
-    Parameters
-    ----------
-    retained : int
-        How many versions before the newest one the query may return to.
+    `retained`: how many versions before the newest one the query may return to.
 
     Notes
     -----

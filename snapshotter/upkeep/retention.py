@@ -121,10 +121,7 @@ def carry_out(shard: ObjectStorage, planned: Plan) -> None:
     Raises `InvalidArgumentError` or `UnavailableError` if some objects could not be deleted; the error names them.
     Parts are then left alone, since one of those objects may name them. Run it again to delete the rest.
 
-    Parameters
-    ----------
-    shard : ObjectStorage
-        Holds the planned keys.
+    `shard`: holds the planned keys.
     """
     for last in (False, True):
         keys = [key for key in planned.delete if (key in planned.parts) == last]

@@ -53,13 +53,7 @@ class Trouble:
 
 
 class Troubles:
-    """The troubles of one shard.
-
-    Parameters
-    ----------
-    new_id : callable
-        Returns a new unique name each time.
-    """
+    """The troubles of one shard. `new_id`: returns a new unique name each time."""
 
     def __init__(self, shard: PrefixedStorage, new_id: Callable[[], str] = clock.new_id) -> None:
         self._shard = shard
@@ -97,10 +91,7 @@ def read_trouble(shard: PrefixedStorage, key: str) -> Trouble:
     Raises `NotFoundError`, `CorruptionError` or `UnavailableError` if it is gone, is not a report, or cannot be read
     now.
 
-    Parameters
-    ----------
-    key : str
-        Below the shard.
+    `key`: below the shard.
     """
     source = f"{shard.url}/{key}"
     header = stored_file.decode(shard.get(key), source=source, kind=KIND, plain_bytes_max=0).header

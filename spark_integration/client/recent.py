@@ -72,10 +72,7 @@ def over_executors(batches: Iterable[RecentBatch]) -> list[OperatorBatch]:
 def recent_batches(local_dir: str | None = None) -> list[RecentBatch]:
     """Return the last micro-batches of this user's running queries on this machine, oldest first.
 
-    Parameters
-    ----------
-    local_dir : str, optional
-        Their ``spark.holdfast.local.dir``, where it is set.
+    `local_dir`: their ``spark.holdfast.local.dir``, where it is set.
 
     Notes
     -----

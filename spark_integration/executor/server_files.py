@@ -67,10 +67,7 @@ def take_lock(executor_directory: Path, *, shared: bool = False) -> int | None:
 
     Raises `UnavailableError` if the directory is not there, not writable, or on a file system without locks.
 
-    Parameters
-    ----------
-    shared : bool, default False
-        Share it with other processes that ask for it shared.
+    `shared`: share it with other processes that ask for it shared.
     """
     with local_files.writing(executor_directory):
         descriptor = os.open(executor_directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)

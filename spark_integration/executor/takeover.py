@@ -173,10 +173,7 @@ def own_directory(local_dir: str | None = None) -> Iterator[Path]:
 
     Raises `InvalidArgumentError` or `UnavailableError` if it cannot be made.
 
-    Parameters
-    ----------
-    local_dir : str, optional
-        As of `choose_root`.
+    `local_dir`: as of `choose_root`.
     """
     root = choose_root(local_dir, in_memory=False)
     begun_ms = clock.monotonic_ms()

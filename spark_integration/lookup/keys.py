@@ -45,10 +45,7 @@ _CANONICAL_NAN = {4: b"\x00\x00\xc0\x7f", 8: b"\x00\x00\x00\x00\x00\x00\xf8\x7f"
 def hash_of_key(key: Iterable[pa.Scalar]) -> int | None:
     """Return the hash of a key, as unsigned; None where a column has a type that only Spark hashes.
 
-    Parameters
-    ----------
-    key : iterable of pyarrow.Scalar
-        The key's columns, in storage types.
+    `key`: the key's columns, in storage types.
     """
     seed = _SEED
     for value in key:

@@ -32,10 +32,7 @@ def find_state_dir(location: str | Path, options: Mapping[str, object]) -> str:
     cannot be read without Spark; `NotFoundError` if no micro-batch is committed yet; or the pointers name a directory
     that does not have this query's state.
 
-    Parameters
-    ----------
-    options : mapping of str to object
-        Of both storages, as `parse_storage_options` returned them.
+    `options`: of both storages, as `parse_storage_options` returned them.
     """
     with open_storage(str(location), options) as storage, ThreadPoolExecutor(_THREADS) as executor:
         pointers = QueryPointers(storage, executor)

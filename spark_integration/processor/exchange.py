@@ -47,12 +47,7 @@ def python_columns(rows: pa.Table, timezone: str) -> list[list[Any]]:
 class KeyRowObjects(KeySlabs[Row]):
     """The rows of a shard in one micro-batch, as `Row` objects by key.
 
-    Parameters
-    ----------
-    rows, order, starts, rows_each
-        See `KeySlabs`.
-    timezone : str
-        The session's.
+    `rows`, `order`, `starts`, `rows_each`: see `KeySlabs`; `timezone`: the session's.
     """
 
     def __init__(self, rows: pa.Table, order: IntArray, starts: IntArray, rows_each: int, timezone: str) -> None:
@@ -72,12 +67,7 @@ class KeyRowObjects(KeySlabs[Row]):
 class OutputRows:
     """Gathers the rows that a processor returns for many keys, and converts them together.
 
-    Parameters
-    ----------
-    schema : StructType
-        Of the output.
-    rows_each : int
-        A batch is yielded once it has so many rows.
+    `schema`: of the output; `rows_each`: a batch is yielded once it has so many rows.
 
     Attributes
     ----------

@@ -45,10 +45,7 @@ def require_same_grouping(stored: StoredTables, grouping: pa.Schema) -> None:
 
     Raises `SchemaMismatchError` if they differ.
 
-    Parameters
-    ----------
-    grouping : pyarrow.Schema
-        In storage types.
+    `grouping`: in storage types.
     """
     for name, table in stored.held.items():
         own = 1 if name.startswith("l.") or name == TIMERS else 0

@@ -80,10 +80,7 @@ class AttributeWatch:
     What ``init`` makes, such as a cache, may fill. A container that the processor came with may not: whoever fills it
     expects to find it filled.
 
-    Parameters
-    ----------
-    processor : StatefulProcessor
-        Before its ``init``.
+    `processor`: before its ``init``.
     """
 
     def __init__(self, processor: StatefulProcessor) -> None:

@@ -75,10 +75,7 @@ def begin(location: ObjectStorage, query_id: str) -> set[str]:
 
     Raises `ConflictError` if it holds anything else: nothing of it is touched.
 
-    Parameters
-    ----------
-    query_id : str
-        That the new query will have.
+    `query_id`: that the new query will have.
 
     Returns
     -------
@@ -204,12 +201,7 @@ def state_of_stub(stub: ObjectStorage, location: ObjectStorage, conf: Mapping[st
 
     Raises `InvalidArgumentError` if the stub pinned other settings.
 
-    Parameters
-    ----------
-    stub, location : ObjectStorage
-        Their roots are the locations.
-    conf : mapping of str to str
-        As of `pinned`.
+    `stub`, `location`: their roots are the locations; `conf`: as of `pinned`.
     """
     _, batch = _text(stub, "offsets/0").split("\n")[:2]
     stub_conf: dict[str, str] = json.loads(batch)["conf"]
@@ -283,12 +275,7 @@ def moved(key: str, data: memoryview, location: str) -> memoryview | bytes:
 
     Raises `InvalidArgumentError` if it names a file that is not below the location's state.
 
-    Parameters
-    ----------
-    key : str
-        Below the location.
-    location : str
-        URL of the new place.
+    `key`: below the location; `location`: URL of the new place.
     """
     if not _METADATA.fullmatch(key):
         return data

@@ -67,10 +67,7 @@ def state_by_stub(
     Raises `UnavailableError` if Spark failed; `ConflictError` if another attempt has taken the location meanwhile;
     `InvalidArgumentError` if this Spark pins other settings.
 
-    Parameters
-    ----------
-    conf : mapping of str to str
-        What the savepoint's query pinned.
+    `conf`: what the savepoint's query pinned.
     """
     try:
         with session_of_stub(spark, conf) as own:
@@ -87,12 +84,7 @@ def run_stub(spark: SparkSession, operators: Sequence[PointerOperator], location
 
     Raises `UnavailableError` if Spark failed.
 
-    Parameters
-    ----------
-    operators : sequence of PointerOperator
-        By their number in Spark's state, from 0.
-    location : str
-        A checkpoint location that does not exist yet.
+    `operators`: by their number in Spark's state, from 0; `location`: a checkpoint location that does not exist yet.
     """
     rows = [
         {ROUTE: route_of_hash(row.shard), _OPERATOR: number, _ROW: row.columns()[0].decode(), _AT: _ON_TIME}
@@ -117,10 +109,7 @@ def session_of_stub(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[Sp
     In Spark Connect it is the user's, whose settings are other ones meanwhile: a new session there would lack the
     packages that were added to it.
 
-    Parameters
-    ----------
-    conf : mapping of str to str
-        What the savepoint's query pinned.
+    `conf`: what the savepoint's query pinned.
     """
     wanted = {
         **conf,

@@ -57,10 +57,7 @@ class Tasks(Protocol):
     def require_known(self, location: ObjectStorage) -> None:
         """Raise `NotKnownError` if only Spark makes such state as a query has.
 
-        Parameters
-        ----------
-        location : ObjectStorage
-            Its root is the checkpoint location.
+        `location`: its root is the checkpoint location.
         """
         ...
 

@@ -190,12 +190,8 @@ _log = logging.getLogger(__name__)
 class ServerMetrics:
     """What a state server shows to Prometheus: a collector, as ``prometheus-client`` calls it.
 
-    Parameters
-    ----------
-    counters : callable
-        Returns the server's counters by name.
-    snapshot_ages_ms : callable
-        Returns by shard's directory how long ago its last snapshot was written.
+    `counters`: returns the server's counters by name; `snapshot_ages_ms`: returns by shard's directory how long ago its
+    last snapshot was written.
     """
 
     def __init__(
@@ -264,10 +260,7 @@ def _longest(newest: _Newest) -> float:
 class Exposition:
     """Answers Prometheus, from the first announcement on that names a port.
 
-    Parameters
-    ----------
-    monotonic_ms : callable
-        Returns a time in ms that never goes back.
+    `monotonic_ms`: returns a time in ms that never goes back.
 
     Attributes
     ----------

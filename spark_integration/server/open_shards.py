@@ -69,10 +69,7 @@ def _identity(directory: Path) -> tuple[int, int] | None:
 class OpenShards:
     """Opens shards on first use, and again when their tables, options or directory have changed.
 
-    Parameters
-    ----------
-    executor_directory : pathlib.Path
-        Only shards below it are opened.
+    `executor_directory`: only shards below it are opened.
 
     Attributes
     ----------

@@ -66,10 +66,7 @@ class _Operator:
 class ShardUse:
     """Counts the calls of durable shards.
 
-    Parameters
-    ----------
-    now_ms : callable
-        Returns a time in ms that never goes back.
+    `now_ms`: returns a time in ms that never goes back.
 
     Notes
     -----

@@ -70,10 +70,7 @@ class _Progress:
 class Snapshotting:
     """Writes the snapshots of an executor's shards, one after the other.
 
-    Parameters
-    ----------
-    monotonic_ms, now_ms : callable
-        Return a time in ms that never goes back, and the time in ms since 1970.
+    `monotonic_ms`, `now_ms`: return a time in ms that never goes back, and the time in ms since 1970.
 
     Notes
     -----

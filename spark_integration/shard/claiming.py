@@ -48,10 +48,7 @@ from holdfast.spark_integration.shard.operator import ShardFunction
 class ClaimNote:
     """A note of a run's place in an operator's directory; its modification time says when an executor looked last.
 
-    Parameters
-    ----------
-    operator_directory : pathlib.Path
-        The executor's.
+    `operator_directory`: the executor's.
 
     Notes
     -----
@@ -208,12 +205,7 @@ def require_clone_once(storage: ObjectStorage, query_id: str, state_id: str, dir
 
     Raises `ConflictError` if the query was not cloned into this state directory.
 
-    Parameters
-    ----------
-    query_id : str
-        The query's, as Spark tells it.
-    state_id, directory : str
-        What the query's pointer names.
+    `query_id`: the query's, as Spark tells it; `state_id`, `directory`: what the query's pointer names.
     """
 
     def check() -> None:

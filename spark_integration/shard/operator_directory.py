@@ -51,10 +51,7 @@ def require_restored(origin: QueryOrigin, operator: str, allowed: Collection[str
 
     Raises `SchemaMismatchError` if it has no state, and nobody has named it: most likely its name is misspelt.
 
-    Parameters
-    ----------
-    allowed : collection of str
-        Operators that may, as the session says.
+    `allowed`: operators that may, as the session says.
     """
     if operator in origin.operators or operator in origin.empty or origin.unnamed:
         return

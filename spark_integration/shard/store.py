@@ -201,10 +201,7 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     Raises `InvalidArgumentError` if the shard's state is durable, and no state directory is set; `HoldfastError` if the
     state was lost or is damaged, or belongs to others.
 
-    Parameters
-    ----------
-    remembered : PointerRow or None
-        The shard's row in Spark's state.
+    `remembered`: the shard's row in Spark's state.
     """
     settings = operator.settings
     if remembered is not None:

@@ -88,12 +88,8 @@ def write_attempt(
 ) -> tuple[int, str]:
     """Write and prepare what the running task has, as an attempt of its own; returns what `write_rows` does.
 
-    Parameters
-    ----------
-    query : SinkQuery
-        Options that this task's session has set go before its own.
-    option_names : collection of str
-        Of the options that the session may have set.
+    `query`: options that this task's session has set go before its own; `option_names`: of the options that the session
+    may have set.
     """
     context = TaskContext.get()
     assert context is not None
@@ -162,10 +158,7 @@ def task_options(sink: str, names: Collection[str]) -> Mapping[str, str]:
 def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepared:
     """Run the tasks of a micro-batch, and return what they prepared.
 
-    Parameters
-    ----------
-    has_twins : bool
-        Whether Spark may run two attempts at one task at a time (``spark.speculation``).
+    `has_twins`: whether Spark may run two attempts at one task at a time (``spark.speculation``).
     """
     session = frame.sparkSession
     require_worker_python(session)

@@ -67,10 +67,7 @@ class StateOperator:
 class StateOperators:
     """The operators with state of a query, by micro-batch; what was read is kept.
 
-    Parameters
-    ----------
-    location : ObjectStorage
-        Its root is the checkpoint location.
+    `location`: its root is the checkpoint location.
     """
 
     def __init__(self, location: ObjectStorage) -> None:

@@ -81,10 +81,7 @@ class StateStores:
 
         Raises `NotFoundError` if Spark has purged them; `CorruptionError` if they are damaged.
 
-        Parameters
-        ----------
-        limit_bytes : int
-            How large the files may be, what they hold, and the rows.
+        `limit_bytes`: how large the files may be, what they hold, and the rows.
         """
         folder = PrefixedStorage(location, f"state/{operator}/{partition}")
         ids = self.unique_ids.get(operator)

@@ -164,10 +164,7 @@ class PlannedOffsets:
 
         Raises `CorruptionError` if it cannot be read.
 
-        Parameters
-        ----------
-        source : str
-            What to call it in an error.
+        `source`: what to call it in an error.
         """
         version, batch, *lines = _lines(text, source, 2)
         if not isinstance(_json(batch, source).get("conf"), dict):
@@ -195,13 +192,7 @@ class BatchTimes:
 
 
 class QueryLocation:
-    """Spark's checkpoint location of one query.
-
-    Parameters
-    ----------
-    storage : ObjectStorage
-        Its root is the location.
-    """
+    """Spark's checkpoint location of one query. `storage`: its root is the location."""
 
     def __init__(self, storage: ObjectStorage) -> None:
         self._storage = storage
@@ -292,10 +283,7 @@ class QueryLocation:
         a repetition is not logged: so the files of each folder count up to the latest offset of all. Spark reads what
         is later than a folder's own offset next, as after a driver that died when it had found files.
 
-        Parameters
-        ----------
-        sources : sequence of (str, str)
-            As in `LoggedBatch`.
+        `sources`: as in `LoggedBatch`.
 
         Notes
         -----

@@ -73,12 +73,7 @@ class UnsafeRow:
 
     Raises `CorruptionError` if it is too short.
 
-    Parameters
-    ----------
-    columns : int
-        How many it has.
-    source : str
-        What to call the file in an error.
+    `columns`: how many it has; `source`: what to call the file in an error.
     """
 
     def __init__(self, data: memoryview, columns: int, source: str) -> None:
@@ -282,12 +277,7 @@ def stream_of_rows(rows: Rows) -> bytes:
 class RowStream:
     """The plain bytes of a file, read from their begin.
 
-    Parameters
-    ----------
-    source : str
-        What to call the file in an error.
-    limit_bytes : int
-        See `require_few`.
+    `source`: what to call the file in an error; `limit_bytes`: see `require_few`.
     """
 
     def __init__(self, data: bytes, source: str, limit_bytes: int) -> None:

@@ -28,13 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunningQuery:
-    """A query of a classic session.
-
-    Parameters
-    ----------
-    session : SparkSession
-        Any of the application's.
-    """
+    """A query of a classic session. `session`: any of the application's."""
 
     def __init__(self, session: SparkSession, query_id: str) -> None:
         jvm: Any = session._jvm  # noqa: SLF001

@@ -82,12 +82,8 @@ class Entries:
 class EntryRows:
     """The entries of one table in one transaction.
 
-    Parameters
-    ----------
-    grouping : int
-        How many of its key columns are the grouping key.
-    expiry : Expiry or None
-        None if entries stay until they are deleted.
+    `grouping`: how many of its key columns are the grouping key; `expiry`: None where entries stay until they are
+    deleted.
 
     Notes
     -----
@@ -115,10 +111,7 @@ class EntryRows:
     def scan(self, keys: Keys) -> Iterator[Entries]:
         """Yield the entries of some keys, in any order; what has expired is absent.
 
-        Parameters
-        ----------
-        keys : Keys, shape (m,)
-            Grouping keys, each once.
+        `keys`: grouping keys, each once.
         """
         if not len(keys):
             return

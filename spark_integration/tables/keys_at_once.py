@@ -10,10 +10,7 @@ _FIRST, _GROWTH = 256, 8
 class KeysAtOnce:
     """The number of keys that fit into `AT_ONCE_BYTES`, by what the last ones read and wrote.
 
-    Parameters
-    ----------
-    count : int, optional
-        How many come first.
+    `count`: how many come first.
 
     Attributes
     ----------

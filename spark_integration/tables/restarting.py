@@ -27,10 +27,7 @@ def require_same_api(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
 
     Raises `SchemaMismatchError` if it is not.
 
-    Parameters
-    ----------
-    stored, now : mapping of str to str
-        What the operator let nobody change that wrote the state, and what this one does.
+    `stored`, `now`: what the operator let nobody change that wrote the state, and what this one does.
     """
     if _kind(stored) != _kind(now):
         raise SchemaMismatchError(

@@ -40,12 +40,7 @@ class Growth:
 class GrowthReader:
     """Reads how operators of one directory have grown.
 
-    Parameters
-    ----------
-    executor : concurrent.futures.Executor
-        For requests side by side.
-    sizes : StateSizes
-        Of the same directory.
+    `executor`: for requests side by side; `sizes`: of the same directory.
 
     Notes
     -----

@@ -29,10 +29,7 @@ _STRIDE = 8
 class RowCounter:
     """Counts rows, and remembers them: a version never changes.
 
-    Parameters
-    ----------
-    monotonic_ms : callable
-        The time.
+    `monotonic_ms`: the time.
 
     Notes
     -----
@@ -49,12 +46,7 @@ class RowCounter:
 
         Raises `StateLostError`, `CorruptionError` or `UnavailableError` if state cannot be read.
 
-        Parameters
-        ----------
-        name : str
-            What the query calls the operator.
-        objects : StoredObjects
-            Of the operator.
+        `name`: what the query calls the operator; `objects`: of the operator.
         """
         operator = query.operator(name)
         at = sorted(

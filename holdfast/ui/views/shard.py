@@ -57,10 +57,7 @@ def shard_view(
 
     Raises `NotFoundError` if the operator has no such shard.
 
-    Parameters
-    ----------
-    committed : int, optional
-        The query's last micro-batch that is known to be committed.
+    `committed`: the query's last micro-batch that is known to be committed.
 
     Notes
     -----

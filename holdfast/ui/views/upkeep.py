@@ -104,12 +104,7 @@ def upkeep(
 
     Raises `InvalidArgumentError` or `UnavailableError` if the storage refuses or does not answer.
 
-    Parameters
-    ----------
-    now_ms : int
-        The time of the day, for the age of objects.
-    monotonic_ms : callable
-        As in `holdfast.clock`.
+    `now_ms`: the time of the day, for the age of objects; `monotonic_ms`: as in `holdfast.clock`.
     """
     if isinstance(operator.record, HoldfastError):
         raise operator.record

@@ -133,10 +133,7 @@ def read_file(
 ) -> memoryview:
     """Return some bytes of a file; raise NotFoundError if it is absent.
 
-    Parameters
-    ----------
-    choose : callable
-        Is told the size, and returns where to begin and to end, or raises.
+    `choose`: is told the size, and returns where to begin and to end, or raises.
     """
     try:
         reader = client.read(path)

@@ -29,12 +29,7 @@ _READ_AT_ONCE = 10_000
 class ProcessorListState(ListState):
     """One variable in one call of a shard; methods as Spark documents them.
 
-    Parameters
-    ----------
-    rows : StateRows
-        Of the elements.
-    version : int
-        What the micro-batch commits.
+    `rows`: of the elements; `version`: what the micro-batch commits.
     """
 
     def __init__(self, name: str, entries: EntryRows, rows: StateRows, slab: Slab, version: int) -> None:

@@ -147,12 +147,7 @@ class _FetchedMap:
 class ProcessorMapState(MapState):
     """One variable in one call of a shard; methods as Spark documents them.
 
-    Parameters
-    ----------
-    rows : StateRows
-        Of the values.
-    value_names : list of str
-        Columns of the values.
+    `rows`: of the values; `value_names`: columns of the values.
     """
 
     def __init__(

@@ -53,10 +53,7 @@ class Slab:
         Raises `PySparkRuntimeError` if none is: the processor's ``init`` or ``close`` runs; `InvalidArgumentError` if
         another thread asks, which could not know whose state it gets.
 
-        Parameters
-        ----------
-        doing : str
-            What for, in Spark's words.
+        `doing`: what for, in Spark's words.
         """
         if self._thread != get_ident():
             raise InvalidArgumentError(
@@ -69,13 +66,7 @@ class Slab:
 
 
 class MissingSlab(Slab):
-    """Stands in for a slab after ``init`` has deleted the variable it declared.
-
-    Parameters
-    ----------
-    name : str
-        The variable.
-    """
+    """Stands in for a slab after ``init`` has deleted the variable it declared. `name`: the variable."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

@@ -33,13 +33,7 @@ class Window:
 
 
 class SlabEntries:
-    """Windows of one variable's entries.
-
-    Parameters
-    ----------
-    limit_bytes : int
-        What a window may hold.
-    """
+    """Windows of one variable's entries. `limit_bytes`: what a window may hold."""
 
     def __init__(self, rows: EntryRows, slab: Slab, limit_bytes: int = SLAB_BYTES) -> None:
         self._rows = rows

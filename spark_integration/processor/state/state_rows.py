@@ -52,10 +52,7 @@ _EXACT_IN_KEYS: dict[type[DataType], type] = {
 class StateRows:
     """Rows of one schema.
 
-    Parameters
-    ----------
-    what : str
-        What to call the schema in an error.
+    `what`: what to call the schema in an error.
 
     Attributes
     ----------
@@ -78,10 +75,7 @@ class StateRows:
         Raises `PySparkTypeError` if it is no sequence of values in the order of the columns; `PySparkRuntimeError` if
         it has another number of values.
 
-        Parameters
-        ----------
-        doing : str
-            What for, in Spark's words.
+        `doing`: what for, in Spark's words.
         """
         if type(row) is not tuple:
             row = _values(row, self._names, self._what)
@@ -156,10 +150,7 @@ def _comes_back(row: State, exact: tuple[type | None, ...]) -> bool:
 class UserKeys:
     """Keys of a map, in a form in which equal ones are equal in Python too, and no others.
 
-    Parameters
-    ----------
-    what : str
-        What to call the schema in an error.
+    `what`: what to call the schema in an error.
     """
 
     def __init__(self, schema: StructType, what: str) -> None:

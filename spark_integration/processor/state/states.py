@@ -24,12 +24,7 @@ State = ProcessorValueState | ProcessorListState | ProcessorMapState
 class ProcessorStates:
     """Opens variables as they are declared, and writes and evicts all of them.
 
-    Parameters
-    ----------
-    tables : mapping of str to TableSchema
-        The operator's.
-    grouping : int
-        Number of columns of the grouping key.
+    `tables`: the operator's; `grouping`: number of columns of the grouping key.
     """
 
     def __init__(

@@ -16,10 +16,7 @@ from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, Expiry, 
 class ProcessorValueState(ValueState):
     """One variable in one call of a shard; methods as Spark documents them.
 
-    Parameters
-    ----------
-    expiry : Expiry or None
-        None where values stay until they are cleared.
+    `expiry`: None where values stay until they are cleared.
     """
 
     def __init__(

@@ -213,13 +213,7 @@ _Commit: TypeAlias = Callable[[DeltaTable, CommitProperties], None]
 
 
 class TableCommits(FileTarget):
-    """The table of one sink, for one query.
-
-    Parameters
-    ----------
-    attempts : Attempts
-        Whose files they are, and where they lie.
-    """
+    """The table of one sink, for one query. `attempts`: whose files they are, and where they lie."""
 
     def __init__(
         self, url: str, query: SinkQuery, keys: Sequence[str], partition_by: Sequence[str], attempts: Attempts

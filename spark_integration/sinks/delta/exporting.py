@@ -50,12 +50,8 @@ def export_table(frame: DataFrame, url: str) -> None:
     Raises `ConflictError` if it holds something; `SchemaMismatchError` if a column has a type that Delta does not know;
     `InvalidArgumentError` or `UnavailableError` if the storage refuses, or does not answer.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        Its session's ``spark.holdfast.storage.*`` open the table's storage.
-    url : str
-        A directory that does not exist, or is empty.
+    `frame`: its session's ``spark.holdfast.storage.*`` open the table's storage; `url`: a directory that does not
+    exist, or is empty.
     """
     schema = arrow_schema(frame.schema, "the table")
     check_columns(schema)

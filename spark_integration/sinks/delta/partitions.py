@@ -174,12 +174,7 @@ def described(
 ) -> Callable[[pa.Table], Iterable[tuple[pa.Table, Mapping[str, Any]]]]:
     """Return a function that splits rows into files and describes each, for a file sink's transaction.
 
-    Parameters
-    ----------
-    keys : sequence of str
-        Those of an upsert, whose files are merged later and are not taken apart.
-    url : StorageUrl
-        The table's.
+    `keys`: those of an upsert, whose files are merged later and are not taken apart; `url`: the table's.
     """
 
     def split(rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:

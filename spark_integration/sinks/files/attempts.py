@@ -64,13 +64,7 @@ def in_one_file(rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
 
 
 class FileTransaction(SinkTransaction):
-    """See the module.
-
-    Parameters
-    ----------
-    file_bytes : int
-        How many bytes of rows, in Arrow, make a file.
-    """
+    """See the module. `file_bytes`: how many bytes of rows, in Arrow, make a file."""
 
     def __init__(
         self,
@@ -307,13 +301,7 @@ class Attempts:
     def files(
         self, attempts: Sequence[PreparedAttempt], there: Mapping[str, set[int]]
     ) -> tuple[list[DataFile], list[str]]:
-        """Return the files of attempts, and what is missing: ended attempts, or files.
-
-        Parameters
-        ----------
-        there : mapping
-            What `noted` says.
-        """
+        """Return the files of attempts, and what is missing: ended attempts, or files. `there`: what `noted` says."""
         if gone := [each.attempt for each in attempts if there.get(each.attempt) != {*range(each.notes)}]:
             return [], gone
         listed = list(io_executor().map(self._listed, attempts))

@@ -113,12 +113,8 @@ def compare(given: Mapping[str, str], there: Mapping[str, str], for_new: str, **
 
     Raises `SchemaMismatchError` if a column is missing, new, or of another type.
 
-    Parameters
-    ----------
-    given, there : mapping of str to str
-        As `columns_of` returns them.
-    for_new : str
-        What an error about a new column offers, other than leaving it out.
+    `given`, `there`: as `columns_of` returns them; `for_new`: what an error about a new column offers, other than
+    leaving it out.
     """
     if missing := sorted(there.keys() - given.keys()):
         raise SchemaMismatchError(
@@ -167,12 +163,7 @@ def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = 
     another one, below a URL that one sink has for itself; `SchemaMismatchError` if the first query's columns are
     others; `StateLostError` if the query has decided micro-batches, and has never written there.
 
-    Parameters
-    ----------
-    storage : ObjectStorage
-        The sink's URL.
-    columns : pyarrow.Schema, optional
-        Of the rows to come, for a sink that has the URL for itself.
+    `storage`: the sink's URL; `columns`: of the rows to come, for a sink that has the URL for itself.
     """
     fence = Fence(storage, _QUERIES)
     for _ in looks(storage.url):

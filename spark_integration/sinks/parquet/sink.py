@@ -117,10 +117,7 @@ def parquet_files(url: str | os.PathLike[str], *, options: Mapping[str, str] | N
 
     Raises `NotFoundError` if no sink has been opened there; `CorruptionError` if a manifest is not what was written.
 
-    Parameters
-    ----------
-    url, options
-        As for `read_parquet`.
+    `url`, `options`: as for `read_parquet`.
     """
     url = str(parse_url(url))
     with open_storage(url, parse_storage_options(options or {})) as storage:
@@ -248,13 +245,7 @@ def in_force(manifests: Iterable[Manifest]) -> list[Manifest]:
 
 
 class Manifests(FileTarget):
-    """The manifests of one query.
-
-    Parameters
-    ----------
-    storage : ObjectStorage
-        The sink's URL.
-    """
+    """The manifests of one query. `storage`: the sink's URL."""
 
     def __init__(self, storage: ObjectStorage, sink: str, query_id: str) -> None:
         self._storage, self._sink, self._query_id = storage, sink, query_id

@@ -36,10 +36,7 @@ SELECT current_setting('max_prepared_transactions')::int - (SELECT count(*) FROM
 class CopyTransaction(SinkTransaction):
     """See the module; the link of the marks is this attempt's until it is prepared or aborted.
 
-    Parameters
-    ----------
-    release : callable
-        Takes the link back.
+    `release`: takes the link back.
     """
 
     def __init__(

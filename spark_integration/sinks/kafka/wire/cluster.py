@@ -29,12 +29,7 @@ _ANSWER_LIMIT_MS = 10_000
 class Cluster:
     """Connections to brokers, made when they are needed; use it in a ``with`` statement, in one thread.
 
-    Parameters
-    ----------
-    servers : sequence of (host, port)
-        Where to begin.
-    patience_ms : int
-        How long one request is tried, in all.
+    `servers`: where to begin; `patience_ms`: how long one request is tried, in all.
     """
 
     def __init__(
