@@ -102,7 +102,7 @@ class PlainUpsert:
 
 def _copied(copy: psycopg.Copy, batches: Rows) -> int:
     """Send rows as the sink does, and return how many they were."""
-    from holdfast.spark_integration.sinks.postgres.encoding import encoded
+    from holdfast.spark_integration.sinks.postgres.writing import encoded
 
     count = 0
     for batch in batches:

@@ -27,9 +27,9 @@ from psycopg import errors, sql
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.sink_log import checked_sink
-from holdfast.spark_integration.sinks.postgres import connecting, ending, failures, names, target
+from holdfast.spark_integration.sinks.postgres import connecting, ending, names, target
 from holdfast.spark_integration.sinks.postgres.columns import made_for
-from holdfast.spark_integration.sinks.postgres.connecting import Link
+from holdfast.spark_integration.sinks.postgres.connecting import Link, as_ours
 from holdfast.spark_integration.sinks.postgres.ending import Ending
 from holdfast.spark_integration.sinks.postgres.marks import Marks
 from holdfast.spark_integration.sinks.postgres.names import Part
@@ -79,7 +79,7 @@ class PostgresSink(TwoPhaseSink):
         # Once, also if it is ended itself, by a driver that ends others at this moment, too: two that start at the same
         # time would go on ending each other's sessions.
         with (
-            failures.as_ours("older drivers are ended", sink=self.name),
+            as_ours("older drivers are ended", sink=self.name),
             suppress(errors.AdminShutdown),
             self._lent(query) as link,
         ):
@@ -106,7 +106,7 @@ class PostgresSink(TwoPhaseSink):
         query = attempt.query
         to = connecting.parameters(self.name, self.dsn, query.options)
         application = names.application(query.sink, query.query_id)
-        with failures.as_ours("a transaction begins", sink=self.name):
+        with as_ours("a transaction begins", sink=self.name):
             link = connecting.take(to, application)
             try:
                 is_known = self.table in link.known
@@ -143,7 +143,7 @@ class PostgresSink(TwoPhaseSink):
 
     def _drive(self, query: SinkQuery, doing: str, step: Callable[[Link], _Result], **facts: object) -> _Result:
         """Run a step of the driver, and repeat it if a driver that starts or wakes up ends its session."""
-        with failures.as_ours(doing, sink=self.name, **facts):
+        with as_ours(doing, sink=self.name, **facts):
             for _ in range(_DRIVERS_AT_ONCE):
                 with suppress(errors.AdminShutdown), self._lent(query) as link:
                     return step(link)

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast import clock
 from holdfast.errors import HoldfastError, InvalidArgumentError, SchemaMismatchError, UnavailableError
-from holdfast.spark_integration.sinks.postgres import connecting, failures
+from holdfast.spark_integration.sinks.postgres import connecting
 from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
 from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery
 from tests.servers.postgres import PASSWORD, Postgres
@@ -309,7 +309,7 @@ def test_statements_that_others_prepared_in_the_same_session_mean_a_pooler(postg
     """PgBouncer in transaction mode, where the look at the start has not seen it."""
     with postgres.connect() as connection:
         connection.execute("PREPARE p AS SELECT 1")
-        with pytest.raises(InvalidArgumentError, match="pool_mode = session"), failures.as_ours("rows are copied"):
+        with pytest.raises(InvalidArgumentError, match="pool_mode = session"), connecting.as_ours("rows are copied"):
             connection.execute(statement)
 
 

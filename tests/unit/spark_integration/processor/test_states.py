@@ -22,7 +22,8 @@ from pyspark.sql.types import (
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.keyed.python_values import RowValues
-from holdfast.spark_integration.processor.state import list_state, slab_entries
+from holdfast.spark_integration.processor.state import slab_entries
+from holdfast.spark_integration.processor.state import states as states_module
 from holdfast.spark_integration.tables import keys_at_once
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
 
@@ -230,7 +231,7 @@ def test_how_much_is_fetched_at_once_makes_no_difference(
 ) -> None:
     """Slabs of few keys, windows of a slab, and single lists and maps that are too large to fetch."""
     monkeypatch.setattr(slabs, "SLAB_KEYS", slab_keys)
-    monkeypatch.setattr(list_state, "_READ_AT_ONCE", 3)
+    monkeypatch.setattr(states_module, "_READ_AT_ONCE", 3)
     monkeypatch.setattr(slab_entries.SlabEntries.__init__, "__defaults__", (limit_bytes,))
     shard = ProcessorShard(tmp_path / "shard", Scripted(declare_all))
     keys = [f"k{i}" for i in range(9)]

@@ -9,9 +9,8 @@ from pyspark.sql.streaming import StatefulProcessorHandle
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueState
 
 from holdfast.spark_integration.processor.handle import ProcessorHandle
-from holdfast.spark_integration.processor.state.list_state import ProcessorListState
 from holdfast.spark_integration.processor.state.map_state import ProcessorMapState
-from holdfast.spark_integration.processor.state.value_state import ProcessorValueState
+from holdfast.spark_integration.processor.state.states import ProcessorListState, ProcessorValueState
 
 CLASSES = [
     (StatefulProcessorHandle, ProcessorHandle),

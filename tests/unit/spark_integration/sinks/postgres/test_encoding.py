@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.errors import SchemaMismatchError
-from holdfast.spark_integration.sinks.postgres.encoding import encoded
+from holdfast.spark_integration.sinks.postgres.writing import encoded
 
 
 def copied(values: Any, kind: pa.DataType) -> str:
