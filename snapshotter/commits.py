@@ -136,7 +136,7 @@ class ObjectCommitLog:
         Parameters
         ----------
         parent : mapping or None
-            Properties of the version it builds on; None where it builds on nothing.
+            Properties of the version it builds on; None if it builds on nothing.
         """
         lineage = self.snapshots.notes.apply_to(Lineage.of(parent))
         if lineage.since:

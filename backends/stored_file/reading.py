@@ -74,7 +74,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class StoredEnd:
-    """What a file says of itself at its end, where the rest was not read: so no checksum has proved it."""
+    """What a file's end says of the file, unproved by a checksum, as the rest was not read."""
 
     header: Mapping[str, Any]  #: The facts of its kind, JSON values
     sections: Mapping[str, int]  #: How many bytes each has when it is decoded

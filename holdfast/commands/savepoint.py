@@ -31,12 +31,14 @@ from holdfast.commands.target import (
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.savepoints import Listed, Savepoint, TableDifference
 from holdfast.settings import PREFIX
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.savepoints.changes import Changes
 from holdfast.spark_integration.savepoints.creating import save
 from holdfast.spark_integration.savepoints.new_query import require_new_location, shards_to_set
 from holdfast.spark_integration.savepoints.restoring import Restorable, restore_with
 from holdfast.spark_integration.shard.timeout import TimeoutConf
+from holdfast.spark_integration.spark_state.query_location import QueryLocation
 
 
 @click.command("from-spark")
@@ -85,6 +87,8 @@ def from_spark(
     applyInPandasWithState, transformWithState or transformWithStateInPandas: docs/migrate.md.
     """
     names = _names(operators)
+    with open_storage(checkpoint_location, parse_storage_options(options)) as storage:
+        QueryLocation(storage).query_id()  # of what is no location: Spark would first start for half a minute
     with started_spark(None, options, conf) as spark:
         made = savepoints.from_spark(
             spark,

@@ -92,10 +92,11 @@ def _paced(begun_ms: Sequence[int], known_from: str, takes_ms: float | None, run
 
 def _is_between_runs(before_ms: int, after_ms: int, runs: Sequence[Run]) -> bool:
     """Tell whether a known start of the query falls between two micro-batches."""
-    if len(runs) < 2:
-        return False
     starts = [run.started_ms for run in runs]
-    return before_ms < min(starts) or any(before_ms < start <= after_ms for start in starts)
+    if any(before_ms < start <= after_ms for start in starts):
+        return True
+    # Of what began before all known starts, nobody knows.
+    return len(starts) > 1 and before_ms < min(starts)
 
 
 def _pauses(gaps_ms: Iterable[int], silence_ms: float) -> list[int]:

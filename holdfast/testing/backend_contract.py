@@ -140,7 +140,7 @@ class BackendFilesContract(BackendRowsContract):
     # Opening frozen files where they lie.
 
     def test_a_frozen_version_is_read_where_it_lies(self, backend: Backend, tmp_path: Path) -> None:
-        """Look-ups answer as an open version does, whichever of its bytes they ask for, and bring no other files."""
+        """Look-ups answer as an open version does, whatever they fetch of it, and fetch no other files."""
         make_versions(backend)
         for pointer in (P1, P2):
             files = StoredElsewhere(backend.freeze(pointer), tmp_path / f"elsewhere-{pointer}")
@@ -316,7 +316,7 @@ class BackendFilesContract(BackendRowsContract):
     def test_a_missing_file_is_refused(
         self, backend: Backend, other: Backend, copy_of: Callable[[Pointer, Backend], Path]
     ) -> None:
-        """Whichever it is; an empty folder, too."""
+        """Any missing file is noticed; so is an empty folder."""
         for name in [path.name for path in backend.freeze(P2)]:
             folder = copy_of(P2, other)
             (folder / name).unlink()
@@ -328,7 +328,7 @@ class BackendFilesContract(BackendRowsContract):
     def test_a_cut_file_is_refused_or_lacks_nothing_that_counts(
         self, backend: Backend, other: Backend, copy_of: Callable[[Pointer, Backend], Path]
     ) -> None:
-        """Whichever it is, wherever it ends: never another state."""
+        """Any file cut anywhere is noticed, or harmless: never another state."""
         for path in backend.freeze(P2):
             for kept_bytes in sorted({0, 1, path.stat().st_size // 2, path.stat().st_size - 1}):
                 folder = copy_of(P2, other)

@@ -3,7 +3,7 @@
 Calls are as in a query: a new copy of the processor for each, typed state in versions, ordered timers, TTL. Only Spark,
 the files and undeclared types are left out.
 
-What a tested processor takes and returns, as it is: for tests that say nothing about the types of rows.
+Passes a tested processor's rows through unconverted: for tests that declare no types.
 
 Keys that a test gives, as rows of grouping columns whose types the first one tells.
 """
@@ -98,7 +98,7 @@ class GroupingColumns:
 
     @classmethod
     def of_key(cls, key: Any) -> GroupingColumns:
-        """Return the columns of which a key has the values; None is taken for a string.
+        """Return the columns of a key with these values; None counts as a string.
 
         Raises
         ------
@@ -108,7 +108,7 @@ class GroupingColumns:
         return cls(StructType([StructField(f"_{at}", _type_of(value)) for at, value in enumerate(_values(key), 1)]))
 
     def rows(self, key: Any, n: int) -> pa.Table:
-        """Return so many rows with this key.
+        """Return `n` rows with this key.
 
         Raises
         ------
@@ -152,9 +152,9 @@ class GivenExchange:
     typed : Exchange
         For keys, and for what the test does declare.
     pieces : sequence or None
-        What ``handleInputRows`` iterates over, one for each row of the micro-batch; None where rows are typed.
+        What ``handleInputRows`` iterates over, one for each row of the micro-batch; None if rows are typed.
     kept : KeptOutput or None
-        None where output is typed.
+        None if output is typed.
     """
 
     typed: Exchange

@@ -118,7 +118,7 @@ class Assignment:
             return self._opened[home.place]
 
     def leave(self) -> None:
-        """Close the query: its location is not that of this query any more."""
+        """Close the query: its location holds another one now."""
         with self._lock:
             self._is_left = True
             opened = list(self._opened.values())
@@ -126,7 +126,7 @@ class Assignment:
             one.leave()
 
     def pointers(self, homes: Sequence[Directory]) -> Inquiry[Pointers] | None:
-        """Return what is asked for the pointers; None where that is not needed, or useless."""
+        """Return the inquiry for the pointers; None if needless or useless."""
         return None if self._belongs is not None or not homes else self.in_directory(homes[0]).pointers
 
     def places(
@@ -180,7 +180,7 @@ def assign(
 
 
 def _named(location: str, told: Dated[Pointers] | HoldfastError) -> Mapping[str, str] | Awaited:
-    """Return the directories that a query's pointers name, with the query of each, or why there are none."""
+    """Return the directories that a query's pointers name, with the query of each, or the reason for none."""
     error = told if isinstance(told, HoldfastError) else told.error
     if error is not None:
         return Awaited(location, str(error), is_wrong=True)

@@ -10,7 +10,7 @@ from dataclasses import asdict, astuple, dataclass, fields, replace
 
 @dataclass(frozen=True)
 class CallMeasures:
-    """What one call of a shard has measured; None where it is not known."""
+    """The measurements of one call of a shard; None if unknown."""
 
     shard: int
     rows: int  #: Rows that came in

@@ -148,7 +148,7 @@ def _copy_objects(
 
 
 def _side_by_side(keys: Iterable[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Yield files in groups that memory has room for; what Spark has compacted since counts as nothing."""
+    """Yield files in groups that fit into memory; files that Spark has compacted since count as empty."""
     group: list[str] = []
     room = AT_ONCE_BYTES
     for key in keys:

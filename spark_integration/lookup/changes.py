@@ -20,7 +20,7 @@ ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 #: So many keys are looked up on either side; for more, both are read.
 _KEYS_MAX = 10_000
 Side = tuple[str, PointerRow] | None
-"""The directory and the pointer of a shard; None where it was never called."""
+"""The directory and the pointer of a shard; None if it was never called."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ _CANONICAL_NAN = {4: b"\x00\x00\xc0\x7f", 8: b"\x00\x00\x00\x00\x00\x00\xf8\x7f"
 
 
 def hash_of_key(key: Iterable[pa.Scalar]) -> int | None:
-    """Return the hash of a key, as unsigned; None where a column has a type that only Spark hashes.
+    """Return the hash of a key, as unsigned; None if a column has a type that only Spark hashes.
 
     `key`: the key's columns, in storage types.
     """

@@ -379,7 +379,7 @@ def _read_place(after: str | None) -> tuple[int, int]:
 
 
 def _next_place(hashes: HashArray, limit: int, first_hash: int, skipped: int) -> str | None:
-    """Return where the page after so many rows begins; None if there are no more."""
+    """Return where the page after `limit` rows begins; None at the end."""
     if len(hashes) <= limit:
         return None
     shown = int((hashes[:limit] == hashes[limit]).sum())

@@ -120,7 +120,7 @@ def saved_query(
 def _planned(
     location: QueryLocation, batch_id: int, saved: Iterable[SavedSource], folder: ObjectStorage
 ) -> PlannedBatch | None:
-    """Return a micro-batch if Spark has planned it; copy what it needs of the sources besides what is saved."""
+    """Return a micro-batch if Spark has planned it; also copy the source files that it needs."""
     planned = location.planned(batch_id)
     if planned is None:
         return None

@@ -1,6 +1,6 @@
 """The open components of one shard in the running task: its backend, its commit log, the store that joins them.
 
-Checks that the state directory knows a shard's history, before the shard goes on with local copies of it.
+Checks that the state directory knows a shard's history before the shard continues from local copies.
 
 ::
 

@@ -40,7 +40,7 @@ def first_number(version: int) -> int:
 
 
 def renumbered(run: Run, versions: int) -> Run:
-    """Return elements, or their expiry index, renumbered as if so many versions earlier, in the same order.
+    """Return elements, or their expiry index, renumbered as if written some versions earlier, in the same order.
 
     A restored query counts its versions anew: elements that it appends must come after those that it was given.
 

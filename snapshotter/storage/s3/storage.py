@@ -113,7 +113,7 @@ def check_options(options: Mapping[str, object]) -> None:
 
 
 def _check_credentials(given: set[str], options: Mapping[str, object]) -> None:
-    """Refuse incomplete or contradictory credentials, of which a client would silently choose some."""
+    """Refuse incomplete or contradictory credentials: a client would silently choose some."""
     for pair in (("key", "secret"), ("username", "password")):
         if len(given & set(pair)) == 1:
             raise InvalidArgumentError("options belong together: set both, or neither", options=" ".join(pair))

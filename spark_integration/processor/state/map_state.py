@@ -37,7 +37,7 @@ _FIRST_KEYS, _GROWTH = 16, 8
 
 @dataclass(frozen=True)
 class Asked:
-    """An entry's values in the maps of consecutive keys of a slab; None where it is absent."""
+    """An entry's values in the maps of consecutive keys of a slab; None if it is absent."""
 
     first: int
     values: list[State | None]
@@ -76,7 +76,7 @@ class AskedEntries:
         self._takes_more = False
 
     def of(self, at: int, user_key: State) -> Asked | None:
-        """Return an entry that covers key `at`, looked up if that may pay; None where whole maps are to be fetched."""
+        """Return an entry that covers key `at`, looked up if that may pay; None if whole maps should be fetched."""
         asked = self._asked.get(user_key)
         if asked is not None and asked.first <= at < asked.end:
             return asked

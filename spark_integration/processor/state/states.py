@@ -172,7 +172,7 @@ class ProcessorListState(ListState):
 class ProcessorValueState(ValueState):
     """One variable in one call of a shard; methods as Spark documents them.
 
-    `expiry`: None where values stay until they are cleared.
+    `expiry`: None if values stay until they are cleared.
     """
 
     def __init__(

@@ -80,7 +80,7 @@ class Marks:
         return was_shown
 
     def require(self, query: SinkQuery, batch_id: int) -> bool:
-        """Check that there still is a mark, of whichever query: it goes with its topic.
+        """Check that a mark still exists, of any query: it vanishes with its topic.
 
         Raises `StateLostError` if there is none.
 

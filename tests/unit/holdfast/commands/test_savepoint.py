@@ -202,7 +202,7 @@ def test_a_restore_of_what_is_not_there_starts_no_spark(
 
 def test_a_location_that_is_not_there_starts_no_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a query on Spark's own operators, too: a misspelt path is found in milliseconds."""
-    monkeypatch.delattr("holdfast.commands.from_spark.started_spark")
+    monkeypatch.delattr("holdfast.commands.savepoint.started_spark")
     named = ["--to", str(tmp_path), "--name", "one", "--operator", "totals"]
     found = CliRunner().invoke(savepoint, ["from-spark", str(tmp_path / "nowhere"), *named])
     assert isinstance(found.exception, InvalidArgumentError)
