@@ -66,7 +66,7 @@ RUNS = [
     Run("docs/savepoints.md", (1,), "fresh"),
     Run("docs/savepoints.md", (2,)),
     Run("docs/savepoints.md", (3,), before="spark.conf.set('spark.holdfast.state.dir', '/data/app')"),
-    Run("docs/savepoints.md", (4, 5, 6, 8), before="from pyspark.sql import functions as F"),
+    Run("docs/savepoints.md", (4, 5, 6, 8)),
     Run(
         "docs/savepoints.md",
         (7,),
