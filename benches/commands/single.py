@@ -32,6 +32,7 @@ from holdfast.benches.peers.engines import ENGINES as PEERS
 from holdfast.benches.peers.job import FromFiles
 from holdfast.benches.report import tables
 from holdfast.benches.report.results import document
+from holdfast.benches.runs import small_run
 from holdfast.benches.runs.by_name import engines_for
 from holdfast.benches.runs.child_process import BenchError
 from holdfast.benches.runs.paired import Entry, Run, run_engine
@@ -203,13 +204,13 @@ def _variants(job: Job, vary: str | None, of_job: list[click.Option]) -> Mapping
 
 
 def _prepared(job: Job, labels: list[str]) -> dict[str, Any]:
-    """Install the peers that a job needs, and compare what engines of Nexmark find; return what is known of that."""
+    """Install the peers that a job needs, and compare what engines find; return what is known of that."""
     for environment in dict.fromkeys(PEERS[name].program.environment for name in labels if name in PEERS):
         environment.install(_console.print)
-    if not isinstance(job, Nexmark):
+    if not isinstance(job, Nexmark | Operators):
         return {}
     _console.print(f"[dim]do they find the same: {', '.join(labels)} …[/dim]")
-    equality = checked(job, labels)
+    equality = checked(job, labels) if isinstance(job, Nexmark) else small_run.checked(job, labels)
     if not equality["equal"]:
         raise BenchError("engines do not find the same, so no time counts", **equality)
     _console.print(f"they find the same {equality['rows']} results")

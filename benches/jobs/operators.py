@@ -48,6 +48,11 @@ class Operators(StreamingJob):
         """In which the query shows its rows."""
         return "update" if self.operator == "agg" else "append"
 
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The columns in which engines must agree; none for all: which of two duplicates comes is chance."""
+        return ("key",) if self.operator == "dedup" else ()
+
     def source(self, spark: SparkSession) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 

@@ -13,9 +13,7 @@ In append mode a result may come once; in update mode the last one counts.
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +24,7 @@ from holdfast.benches.nexmark.engines import ENGINES
 from holdfast.benches.nexmark.events import AUCTION, BID, CYCLE, PERSON, events, of_kind
 from holdfast.benches.nexmark.job import Nexmark
 from holdfast.benches.runs.child_process import call_in_child
+from holdfast.benches.runs.small_run import LIMIT_S, rows_of, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,9 +32,7 @@ if TYPE_CHECKING:
     from holdfast.benches.nexmark.query import Query
 
 _LATER_S = 86_400
-_LOOK_EVERY_S = 0.05
 _VIEWS = {"person": PERSON, "auction": AUCTION, "bid": BID}
-_LIMIT_S = 900.0
 
 Result = dict[tuple[Any, ...], tuple[Any, ...]]
 
@@ -53,7 +50,7 @@ def checked(job: Nexmark, engines: Sequence[str]) -> dict[str, Any]:
             f"{__name__}:_compared",
             *(small(job).stored(), list(engines), folder),
             folders=[Path(folder)],
-            limit_s=_LIMIT_S,
+            limit_s=LIMIT_S,
         )
     return found
 
@@ -108,7 +105,7 @@ def expected(spark: SparkSession, job: Nexmark) -> Result:
     try:
         for view, kind in _VIEWS.items():
             of_kind(tables, kind).createOrReplaceTempView(view)
-        return results(job.asked, [_rows(spark.sql(job.asked.sql))])
+        return results(job.asked, [rows_of(spark.sql(job.asked.sql))])
     finally:
         for view in _VIEWS:
             spark.catalog.dropTempView(view)
@@ -118,25 +115,9 @@ def expected(spark: SparkSession, job: Nexmark) -> Result:
 def computed(spark: SparkSession, job: Nexmark, engine: str, folder: Path, settings: Mapping[str, str]) -> Result:
     """Return what an engine finds in a stream."""
     chosen = ENGINES[engine]
-    places = Places(folder / "disk", folder / "memory")
-    for place in (places.disk, places.memory):
-        place.mkdir(parents=True)
-    batches: list[list[dict[str, Any]]] = []
-    with _configured(spark, chosen.settings(job, places) | dict(settings)):
-        frame = chosen.query(events(_with_an_end(job, spark), job.mix), job)
-        writer = frame.writeStream.foreachBatch(lambda rows, _: batches.append(_rows(rows)))
-        started = (
-            writer.outputMode(chosen.output_mode(job)).option("checkpointLocation", str(places.checkpoint)).start()
-        )
-        try:
-            last = job.batches - 1 if job.asked.at_once else job.batches + 1
-            while started.exception() is None and len(batches) <= last:
-                time.sleep(_LOOK_EVERY_S)
-        finally:
-            started.stop()
-        if (failure := started.exception()) is not None:
-            raise failure
-    return results(job.asked, batches[: last + 1], once=chosen.output_mode(job) == "append")
+    batches = job.batches if job.asked.at_once else job.batches + 2
+    found = shown(spark, chosen, events(_with_an_end(job, spark), job.mix), job, folder, batches, settings)
+    return results(job.asked, found, once=chosen.output_mode(job) == "append")
 
 
 def _with_an_end(job: Nexmark, spark: SparkSession) -> DataFrame:
@@ -148,11 +129,6 @@ def _with_an_end(job: Nexmark, spark: SparkSession) -> DataFrame:
     number = F.col("value")
     kept = job.numbers(spark).where((number < end) | (number % job.rows < CYCLE))
     return kept.select(F.when(number < end, number).otherwise(number + later).alias("number"))
-
-
-def _rows(frame: DataFrame) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = frame.toArrow().to_pylist()
-    return found
 
 
 def results(query: Query, batches: Sequence[Sequence[Mapping[str, Any]]], *, once: bool = True) -> Result:
@@ -168,17 +144,3 @@ def results(query: Query, batches: Sequence[Sequence[Mapping[str, Any]]], *, onc
             # What comes twice and should not is no result of anything.
             found[key] = ("twice", found[key], value) if once and key in found else value
     return found
-
-
-@contextmanager
-def _configured(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Give a session what can be set while it runs, and take it back."""
-    before = {name: spark.conf.get(name, None) for name in settings if spark.conf.isModifiable(name)}
-    before |= {name: None for name in settings if name.startswith("spark.holdfast.")}
-    for name in before:
-        spark.conf.set(name, settings[name])
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            spark.conf.unset(name) if value is None else spark.conf.set(name, value)
