@@ -481,7 +481,7 @@ class GroupedStream:
             name=operator_name(func, name),
             output=output_of_tables(without_watermark(output), rows_each(self.df), settings.transport),
             host=GroupStateHost(mode, TIMEOUT_CONF[timeMode]),
-            # Where Spark drops late rows, one by one, every event time would need a blob of its own.
+            # Where late rows are dropped, blobs come with nearly as many marks as rows, if these are few.
             transport=None if timeMode == "EventTime" else "packed",
             settings=settings,
         ).plan()

@@ -55,7 +55,7 @@ def _batches(
         # As in a stream, where initial state has a version of its own: elements of lists are numbered by version.
         transaction.version = step.operator.first_version
         times = BatchTimes(now_ms, None, earliest_timer_ms, None)
-        batch = step.operator.input_of(step.gather([frame]), step.shard_of(key), None, times)
+        batch = step.operator.input_of(step.received([frame]), step.shard_of(key), None, times)
         earliest_timer_ms = yield from step.operator.function.run(batch, transaction)
 
 

@@ -67,7 +67,7 @@ def operator_plan(rows: KeyedRows, output: StructType, mode: Mode, name: str, *,
         name=operator_name(None, name),
         output=output_of_tables(shown, rows_each(rows.df), settings.transport),
         host=host,
-        # Where Spark drops late rows, one by one, every event time would need a blob of its own.
+        # Where late rows are dropped, blobs come with nearly as many marks as rows, if these are few.
         transport=None if is_timed else "packed",
         settings=settings,
     ).plan()

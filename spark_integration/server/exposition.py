@@ -159,6 +159,7 @@ _TOTALS: Sequence[tuple[str, str, str, float]] = (
     ("repeated_calls", "Calls of a shard for a micro-batch that it was called for before.", "repeated_calls", 1),
     ("rows", "Rows that came in.", "rows", 1),
     ("keys", "Keys that the function was called for.", "keys", 1),
+    ("rows_late", "Rows that came too late, and were dropped.", "rows_late", 1),
     ("keys_new", "Rows of state that were looked up, absent and written.", "keys_new", 1),
     ("keys_removed", "Rows of state that were looked up, there and deleted.", "keys_removed", 1),
     ("state_rows_put", "Rows of state written.", "state_rows_put", 1),

@@ -62,7 +62,7 @@ from holdfast.spark_integration.shard.timeout import TIMERS_TABLE
 from holdfast.spark_integration.transport.output import Output
 from holdfast.spark_integration.transport.python_stage import freeze_modules
 from holdfast.spark_integration.transport.routes import hash_of_route, shard_of_route
-from holdfast.spark_integration.transport.transport import Transport
+from holdfast.spark_integration.transport.transport import Received, Transport
 
 MEMORY_BYTES = 128 << 20
 
@@ -148,13 +148,10 @@ class ShardStep:
         """Return the shard of a group of Spark's operator."""
         return shard_of_route(int(key[0]), self.operator.shards)
 
-    def gather(self, chunks: Iterable[pd.DataFrame]) -> pa.Table:
+    def received(self, chunks: Iterable[pd.DataFrame]) -> Received:
         """Return all rows that reach a shard in a micro-batch."""
-        return gather_rows(
-            self.transport.receive(chunks),
-            self.transport.arrow_schema,
-            local_dirs.choose_root(self.operator.settings.local_dir, in_memory=False),
-        )
+        root = local_dirs.choose_root(self.operator.settings.local_dir, in_memory=False)
+        return self.transport.receive(chunks, lambda tables: gather_rows(tables, self.transport.arrow_schema, root))
 
 
 def call_shard(
@@ -204,7 +201,7 @@ def _called(
     else:
         require_own_state(operator, streaming, remembered)
     times = _own_times(operator, group)
-    batch = operator.input_of(step.gather(chunks), step.shard_of(key), streaming.batch_id, times)
+    batch = operator.input_of(step.received(chunks), step.shard_of(key), streaming.batch_id, times)
     attempt = _Attempt(operator, batch, streaming, remembered)
     frames = _held_back(attempt.run(), output)
     try:
@@ -405,6 +402,7 @@ class _Watch:
             state_rows=rows,
             state_bytes=size_bytes,
             snapshot_lag_versions=self._lag_versions(opened, committed),
+            rows_late=batch.late,
         )
 
     def _lag_versions(self, opened: ShardStore, committed: Pointer | None) -> int | None:

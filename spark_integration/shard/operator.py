@@ -21,7 +21,7 @@ from holdfast.mvcc import Transaction
 from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.spark_types import Watermark
-from holdfast.spark_integration.transport.transport import HASH
+from holdfast.spark_integration.transport.transport import HASH, Received
 
 #: The version of a shard that holds what a query was given to begin with, and no micro-batch has written.
 INITIAL_VERSION = 0
@@ -86,12 +86,14 @@ class ShardInput:
     batch_id : int or None
         Spark's micro-batch; None in a batch query, and where Spark does not tell.
     rows : pyarrow.Table, shape (n, input columns)
-        In no particular order; none if the shard is called for its timers alone.
+        In no particular order; none if the shard is called for its timers alone, or if all are late.
     shown_keys : pyarrow.Table, shape (n, key columns)
         The key of each row, as Spark gave it.
     hashes : pyarrow.Array of int64, shape (n,)
         Spark's ``xxhash64`` of each row's key.
     times : BatchTimes
+    late : int or None
+        Rows that were dropped as late, as `Received` has them.
     counts : CallCounts
         For the function to add to.
     """
@@ -103,6 +105,7 @@ class ShardInput:
     shown_keys: pa.Table
     hashes: pa.Array
     times: BatchTimes
+    late: int | None = 0
     counts: CallCounts = field(default_factory=CallCounts)
 
     def after_unknown_calls(self) -> ShardInput:
@@ -214,14 +217,16 @@ class Operator:
         """How much later than a timer is due by the operator's own clock Spark's clock says so."""
         return self.held_back_ms if self.fires_by_watermark else 0
 
-    def input_of(self, received: pa.Table, shard: int, batch_id: int | None, times: BatchTimes) -> ShardInput:
-        """Return the rows received from a transport as the input of one shard."""
+    def input_of(self, received: Received, shard: int, batch_id: int | None, times: BatchTimes) -> ShardInput:
+        """Return what was received from a transport as the input of one shard."""
+        rows = received.rows
         return ShardInput(
             operator=self.name,
             shard=shard,
             batch_id=batch_id,
-            rows=received.select(self.row_columns),
-            shown_keys=received.select(self.key_columns).rename_columns(self.key_names).combine_chunks(),
-            hashes=received.column(HASH).combine_chunks(),
+            rows=rows.select(self.row_columns),
+            shown_keys=rows.select(self.key_columns).rename_columns(self.key_names).combine_chunks(),
+            hashes=rows.column(HASH).combine_chunks(),
             times=times,
+            late=received.late,
         )

@@ -96,15 +96,16 @@ class KeyTimers:
         gone, new = np.flatnonzero(changed & (old_ms != NEVER)), np.flatnonzero(changed & (new_ms != NEVER))
         self._by_due.remove(keys.take(gone), old_ms[gone])
         self._by_due.add(keys.take(new), new_ms[new])
+        if len(gone) and self._earliest_ms in old_ms[gone]:
+            self._is_exact = False
         cleared = np.flatnonzero(changed & (new_ms == NEVER))
         if len(cleared):
             self._transaction.delete(TIMERS, keys.take(cleared))
         if len(new):
             self._transaction.put(TIMERS, keys.take(new), pa.table({self._column: pa.array(new_ms[new])}))
             earliest_new_ms = int(new_ms[new].min())
-            if self._earliest_ms is None or earliest_new_ms < self._earliest_ms:
-                self._earliest_ms = earliest_new_ms
-        self._is_exact &= not len(gone)
+            if self._earliest_ms is None or earliest_new_ms <= self._earliest_ms:
+                self._earliest_ms, self._is_exact = earliest_new_ms, True
 
     def fire(self, before_ms: int) -> DueTimers | None:
         """Remove the timers due before `before_ms` and return them; None if there are none."""

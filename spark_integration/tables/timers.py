@@ -30,7 +30,8 @@ from holdfast.spark_integration.tables.keys_at_once import KeysAtOnce
 
 _ZERO = np.uint64(1 << 63)
 _KEY_HASH = "key_hash"
-
+# In which the earliest timer is looked for; seven ranges reach the end of time.
+_FIRST_RANGE_MS, _RANGE_GROWTH = 1_000, 256
 
 _VALUES = pa.schema([(_KEY_HASH, pa.uint64())])
 
@@ -117,10 +118,20 @@ class Timers:
                     yield _timers(chunk)
 
     def earliest(self, first_ms: int) -> int | None:
-        """Return when the earliest timer at or after `first_ms` is due; None if there is none."""
-        for run in self._transaction.scan(self._table, _bound(first_ms), MAX_HASH):
-            if len(run):
-                return first_due_ms(run)
+        """Return when the earliest timer at or after `first_ms` is due; None if there is none.
+
+        Notes
+        -----
+        Cost: by what is due soon and what this transaction has written there. A scan sorts all of the writes in its
+        range, so the ranges begin short.
+        """
+        start, width = _bound(first_ms), _FIRST_RANGE_MS
+        while start <= MAX_HASH:
+            end = min(start + width, MAX_HASH)
+            for run in self._transaction.scan(self._table, start, end):
+                if len(run):
+                    return first_due_ms(run)
+            start, width = end + 1, width * _RANGE_GROWTH
         return None
 
 

@@ -85,6 +85,7 @@ OBSERVED: Sequence[ObservedMetric] = (
     ObservedMetric("shards", _LONG, _shards),
     ObservedMetric("calls", _LONG, _calls),
     ObservedMetric("rows", _LONG, _total("rows"), is_total=True),
+    ObservedMetric("rows_late", _LONG, _total("rows_late"), is_total=True),
     ObservedMetric("keys", _LONG, _total("keys"), is_total=True),
     ObservedMetric("keys_new", _LONG, _total("keys_new"), is_total=True),
     ObservedMetric("keys_removed", _LONG, _total("keys_removed"), is_total=True),
@@ -115,8 +116,9 @@ _REMEMBERED: Mapping[str, tuple[str, int]] = {
     "look_up_seconds": ("look_up_us", _US),
     "commit_seconds": ("commit_us", _US),
     "snapshot_lag_versions_max": ("snapshot_lag_versions", 1),
-    **{name: (name, 1) for name in ("rows", "keys", "keys_new", "keys_removed", "state_rows_put", "timers_due")},
-    **{name: (name, 1) for name in ("state_rows_deleted", "commit_bytes", "stored_bytes", "state_rows", "state_bytes")},
+    **{name: (name, 1) for name in ("rows", "rows_late", "keys", "keys_new", "keys_removed", "timers_due")},
+    **{name: (name, 1) for name in ("state_rows_put", "state_rows_deleted", "state_rows", "state_bytes")},
+    **{name: (name, 1) for name in ("commit_bytes", "stored_bytes")},
 }
 
 

@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
-from holdfast.backends.arrow.rows import IntArray
 from holdfast.spark_integration.transport.blobs import BLOB, BLOB_BYTES, PADDED_ROWS_MAX, read_blob, write_blob
+from holdfast.spark_integration.transport.late_rows import NEVER_LATE, NO_MARKS, Marks, marks_of
 from holdfast.spark_integration.transport.python_stage import prepared
 from holdfast.spark_integration.transport.routes import ROUTE, routes_of, shards_of
-from holdfast.spark_integration.transport.transport import EVENT_TIME, HASH, EventTime, moments_of, quoted
+from holdfast.spark_integration.transport.transport import EVENT_TIME, HASH, EventTime, Gather, Received, quoted
 
 #: Rows that wait to be sent take no more than this, whatever the number of shards: all may be of one, whose blob then
 #: has that size, and Arrow holds less than 2 GiB in a column of blobs.
@@ -38,7 +36,6 @@ class PackedTransport:
     arrow_schema : pyarrow.Schema
         Of the table to receive.
     event_time : EventTime or None
-        Its newest value travels beside each blob. If Spark filters rows by it, each blob holds rows of one event time.
     rows_each : int or None
         Maximum rows of a batch in which Spark hands over what arrives; None if its bytes are not to be bounded.
     """
@@ -49,50 +46,42 @@ class PackedTransport:
     rows_each: int | None = None
 
     def send(self, frame: DataFrame, hashed: Column) -> DataFrame:
-        fields = [StructField(ROUTE, IntegerType()), StructField(BLOB, BinaryType())]
+        sent = StructField(EVENT_TIME, LongType()) if self.event_time is None else self.event_time.sent
+        schema = StructType([StructField(ROUTE, IntegerType()), StructField(BLOB, BinaryType()), sent])
         routes, names, rows_each = routes_of(self.shards), [*frame.columns, HASH], self.rows_each
-        event_time, filters_rows = None, False
-        if self.event_time is not None:
-            fields.append(self.event_time.sent)
-            event_time, filters_rows = self.event_time.column, self.event_time.filters_rows
+        marked = self._marked
 
         def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            named = (batch.rename_columns(names) for batch in prepared(batches))
-            return pack_rows(named, routes, event_time, cut_by_time=filters_rows, rows_each=rows_each)
+            return pack_rows((b.rename_columns(names) for b in prepared(batches)), routes, marked, rows_each)
 
         # PySpark looks columns up by bare name, and parses dots and backticks in it as syntax.
         columns = [*map(quoted, frame.columns), hashed]
         plain = frame.select(*[column.alias(f"c{i}") for i, column in enumerate(columns)])
-        sent = plain.mapInArrow(pack, StructType(fields))
-        if self.event_time is None or not self.event_time.later_us:
-            return sent
-        at = self.event_time.sent
-        later = (F.col(at.name) + self.event_time.later_us).alias(at.name, metadata=at.metadata)
-        return sent.select(ROUTE, BLOB, later)
+        return plain.mapInArrow(pack, schema)
 
-    def receive(self, chunks: Iterable[pd.DataFrame]) -> Iterator[pa.Table]:
-        return (read_blob(blob) for chunk in chunks for blob in chunk[BLOB] if blob is not None)
+    @property
+    def _marked(self) -> EventTime | None:
+        """The event time by which late rows are dropped."""
+        return self.event_time if self.event_time is not None and self.event_time.filters_rows else None
+
+    def receive(self, chunks: Iterable[pd.DataFrame], gather: Gather) -> Received:
+        marks = Marks()
+        rows = gather(read_blob(blob) for chunk in map(marks.noted, chunks) for blob in chunk[BLOB] if blob is not None)
+        return Received(rows, 0) if self._marked is None else marks.drop_late(rows, self._marked, gather)
 
 
 def pack_rows(
-    batches: Iterable[pa.RecordBatch],
-    routes: list[int],
-    event_time: str | None,
-    *,
-    cut_by_time: bool = False,
-    rows_each: int | None = None,
+    batches: Iterable[pa.RecordBatch], routes: list[int], marked: EventTime | None, rows_each: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Split batches by shard and yield them as rows of (route, blob[, newest event time]).
+    """Split batches by shard and yield them as rows of (route, blob, event time).
 
     Parameters
     ----------
     batches : iterable of pyarrow.RecordBatch
     routes : list of int
         By shard.
-    event_time : str or None
-        Name of its column.
-    cut_by_time : bool, default False
-        Whether each blob must hold rows of one event time only.
+    marked : EventTime or None
+        By which late rows are dropped: blobs come with its marks.
     rows_each : int, optional
         As of `PackedTransport`.
     """
@@ -112,56 +101,27 @@ def pack_rows(
             waiting[shard].append(sorted_batch.slice(start, end - start))
         waiting_bytes += batch.nbytes
         if waiting_bytes >= min(BLOB_BYTES * len(routes), WAITING_BYTES):
-            yield _blobs(waiting, routes, event_time, cut_by_time, padding_each)
+            yield _packed(waiting, routes, marked, padding_each)
             waiting, waiting_bytes = [[] for _ in routes], 0
     if any(waiting):
-        yield _blobs(waiting, routes, event_time, cut_by_time, padding_each)
+        yield _packed(waiting, routes, marked, padding_each)
 
 
-def _blobs(
-    waiting: list[list[pa.RecordBatch]],
-    routes: list[int],
-    event_time: str | None,
-    cut_by_time: bool,
-    padding_each: float,
+def _packed(
+    waiting: list[list[pa.RecordBatch]], routes: list[int], marked: EventTime | None, padding_each: float
 ) -> pa.RecordBatch:
-    """Return blobs as rows, each followed by `padding_each` empty rows per byte."""
-    blobs = [(route, batches) for route, batches in zip(routes, waiting, strict=True) if batches]
-    if cut_by_time and event_time is not None:
-        blobs = [(route, [cut]) for route, batches in blobs for cut in _cut_by_time(batches, event_time)]
-    written = [write_blob(batches[0].schema, batches) for _, batches in blobs]
-    rows = np.array([1 + int(len(data) * padding_each) for data in written])
-    columns: dict[str, Any] = {
-        ROUTE: pa.array(np.repeat([route for route, _ in blobs], rows), pa.int32()),
-        BLOB: pa.array(_padded(written, rows), pa.binary()),
+    """Return a blob for each shard, followed by `padding_each` empty rows per byte; and then all marks."""
+    held = [(route, batches) for route, batches in zip(routes, waiting, strict=True) if batches]
+    blobs = [write_blob(batches[0].schema, batches) for _, batches in held]
+    rows = np.array([1 + int(len(data) * padding_each) for data in blobs])
+    marks = [NO_MARKS if marked is None else marks_of(batches, marked) for _, batches in held]
+    numbers = [route for route, _ in held]
+    placed: list[Any] = [None] * int(rows.sum() + sum(map(len, marks)))
+    for place, data in zip((np.cumsum(rows) - rows).tolist(), blobs, strict=True):
+        placed[place] = data
+    columns = {
+        ROUTE: pa.array(np.concatenate([np.repeat(numbers, rows), np.repeat(numbers, [*map(len, marks)])]), pa.int32()),
+        BLOB: pa.array(placed, pa.binary()),
+        EVENT_TIME: pa.array(np.concatenate([np.full(rows.sum(), NEVER_LATE), *marks])),
     }
-    if event_time is not None:
-        # Spark drops no row without an event time.
-        newest = [_newest([b.column(event_time) for b in batches]) for _, batches in blobs]
-        columns[EVENT_TIME] = pa.array(_padded(newest, rows), pa.int64())
     return pa.RecordBatch.from_pydict(columns)
-
-
-def _padded(values: list[Any], rows: IntArray) -> list[Any]:
-    """Return so many rows for each value: the value, and null."""
-    padded: list[Any] = [None] * int(rows.sum())
-    for place, value in zip((np.cumsum(rows) - rows).tolist(), values, strict=True):
-        padded[place] = value
-    return padded
-
-
-def _cut_by_time(batches: list[pa.RecordBatch], event_time: str) -> Iterator[pa.RecordBatch]:
-    """Yield one batch per event time."""
-    together = pa.concat_batches(batches)
-    moments = moments_of(together.column(event_time)).dictionary_encode(null_encoding="encode").indices.to_numpy()
-    order = np.argsort(moments, kind="stable")
-    starts = np.flatnonzero(np.diff(moments[order], prepend=-1))
-    in_order = together.take(pa.array(order))
-    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
-        yield in_order.slice(start, end - start)
-
-
-def _newest(columns: list[pa.Array]) -> int | None:
-    """Return the newest event time, in microseconds since 1970."""
-    newest: int | None = pc.max(moments_of(pa.concat_arrays(columns)).view(pa.int64())).as_py()
-    return newest

@@ -15,7 +15,7 @@ binary, decimal                        as they are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pandas as pd
@@ -40,7 +40,7 @@ from pyspark.sql.types import (
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.transport.route_columns import route_column
 from holdfast.spark_integration.transport.routes import ROUTE
-from holdfast.spark_integration.transport.transport import EventTime, quoted
+from holdfast.spark_integration.transport.transport import EventTime, Gather, Received, quoted
 
 _AS_THEY_ARE = (BinaryType, DecimalType)
 
@@ -92,8 +92,9 @@ class RowsTransport:
         encoded = frame.select(*columns, hashed.alias(last))
         return encoded.select("*", route_column(F.col(last), self.shards).alias(ROUTE))
 
-    def receive(self, chunks: Iterable[pd.DataFrame]) -> Iterator[pa.Table]:
-        return (self._decode(chunk) for chunk in chunks if len(chunk))
+    def receive(self, chunks: Iterable[pd.DataFrame], gather: Gather) -> Received:
+        rows = gather(self._decode(chunk) for chunk in chunks if len(chunk))
+        return Received(rows, None if self.event_time is not None and self.event_time.filters_rows else 0)
 
     def _decode(self, chunk: pd.DataFrame) -> pa.Table:
         columns = []

@@ -8,15 +8,15 @@ into what Spark shuffles by ``route``, and back into columns inside the shard's 
 * `holdfast.spark_integration.transport.rows`: Spark computes the route and sends the rows as they are. No stage before
   the shuffle: best for small batches.
 
-Output has a seam of its own: `holdfast.spark_integration.transport.output`. If Spark drops late rows, it does so
-between `Transport.send` and `Transport.receive`, by the event time that travels beside the rows.
+Output has a seam of its own: `holdfast.spark_integration.transport.output`. If late rows are dropped, Spark tells
+which, between `Transport.send` and `Transport.receive`, by the event times that travel beside the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pandas as pd
 import pyarrow as pa
@@ -34,6 +34,24 @@ EVENT_TIME = "__holdfast_event_time"
 def quoted(name: str) -> Column:
     """Return a column by its bare name, whatever characters it contains."""
     return F.col("`" + name.replace("`", "``") + "`")
+
+
+#: Puts tables of rows together, in memory or in a file.
+Gather = Callable[[Iterable[pa.Table]], pa.Table]
+
+
+class Received(NamedTuple):
+    """The rows of one shard and micro-batch.
+
+    Attributes
+    ----------
+    rows : pyarrow.Table
+    late : int or None
+        How many more there were, dropped because they were late; None where Spark has dropped them, and counts them.
+    """
+
+    rows: pa.Table
+    late: int | None
 
 
 class Transport(Protocol):
@@ -59,8 +77,8 @@ class Transport(Protocol):
     def arrow_schema(self) -> pa.Schema:
         """The columns of the frame sent."""
 
-    def receive(self, chunks: Iterable[pd.DataFrame]) -> Iterator[pa.Table]:
-        """Yield the rows of one shard and micro-batch; runs in a worker."""
+    def receive(self, chunks: Iterable[pd.DataFrame], gather: Gather) -> Received:
+        """Return the rows of one shard and micro-batch; runs in a worker."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +91,7 @@ class EventTime:
     watermark : Watermark
     filters_rows : bool
         Whether Spark drops rows older than the watermark before they reach their shard, as it does for
-        ``EventTimeTimeout``: then each row must travel with its own event time. Otherwise Spark only needs the
-        column's metadata.
+        ``EventTimeTimeout``. Otherwise it only needs the column's metadata.
     """
 
     column: str

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from holdfast.spark_integration.transport import output as output_module
 from holdfast.spark_integration.transport import packed as packed_module
 from holdfast.spark_integration.transport.blobs import BLOB, read_blob, write_blob
+from holdfast.spark_integration.transport.late_rows import NEVER_LATE
 from holdfast.spark_integration.transport.output import pack_output, unpack_output
 from holdfast.spark_integration.transport.packed import PackedTransport, pack_rows
 from holdfast.spark_integration.transport.routes import ROUTE, routes_of, shards_of
@@ -24,7 +24,11 @@ from holdfast.testing.state_rows import TYPES, VALUE_TYPES, plain
 
 AT = pa.timestamp("us", "America/New_York")
 COLUMNS = pa.schema([(HASH, pa.int64()), ("row", pa.int64()), ("name", pa.string()), ("at", AT)])
-NO_EVENT = PackedTransport([0], pa.schema([]), None)
+NO_EVENT = PackedTransport(1, pa.schema([]), None)
+
+
+def together(tables: Iterable[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables)
 
 
 def batch_of(rows: list[tuple[int, int, str | None, int | None]]) -> pa.RecordBatch:
@@ -51,28 +55,23 @@ def inputs(draw: st.DrawFn) -> list[pa.RecordBatch]:
 
 
 @pytest.mark.slow(0.5)
-@given(inputs(), st.sampled_from([1, 3, 200]), st.sampled_from([1, 500, 32 << 20]), st.sampled_from([None, "at"]))
-def test_every_row_reaches_its_shard_once(
-    batches: list[pa.RecordBatch], shards: int, blob_bytes: int, event_time: str | None
-) -> None:
+@given(inputs(), st.sampled_from([1, 3, 200]), st.sampled_from([1, 500, 32 << 20]))
+def test_every_row_reaches_its_shard_once(batches: list[pa.RecordBatch], shards: int, blob_bytes: int) -> None:
     """Also where blobs are flushed again and again because they are large."""
     routes = routes_of(shards)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed_module, "BLOB_BYTES", blob_bytes)
-        packed = list(pack_rows(iter(batches), routes, event_time))
+        packed = list(pack_rows(iter(batches), routes, None))
     received: list[dict[str, Any]] = []
     for batch in packed:
-        assert batch.schema.names == [ROUTE, BLOB, *([EVENT_TIME] if event_time else [])]
+        assert batch.schema.names == [ROUTE, BLOB, EVENT_TIME]
         assert batch.num_rows <= shards
         for row in range(batch.num_rows):
             table = read_blob(batch.column(BLOB)[row].as_py())
             assert table.schema == COLUMNS
             shard = routes.index(batch.column(ROUTE)[row].as_py())
             assert set(shards_of(table[HASH].to_numpy().view(np.uint64), shards)) == {shard}
-            if event_time:
-                times = [t for t in table["at"].cast(pa.timestamp("us")).cast(pa.int64()).to_pylist() if t is not None]
-                assert batch.column(EVENT_TIME).type == pa.int64()
-                assert batch.column(EVENT_TIME)[row].as_py() == max(times, default=None)
+            assert batch.column(EVENT_TIME)[row].as_py() == NEVER_LATE
             received += table.drop(["at"]).to_pylist()
     sent = [row for batch in batches for row in batch.drop_columns(["at"]).to_pylist()]
     assert sorted(received, key=lambda r: r["row"]) == sorted(sent, key=lambda r: r["row"])
@@ -95,14 +94,11 @@ def test_large_blobs_fill_batches_of_so_many_rows(rows_each: int | None, monkeyp
     batches = [batch_of([(5, i, "x" * size, i)]) for i, size in enumerate([1, 30_000, 60_000, 1, 90_000])]
     monkeypatch.setattr(packed_module, "WAITING_BYTES", 1)
     monkeypatch.setattr(packed_module, "BATCH_BYTES", 50_000)
-    packed = pa.Table.from_batches(pack_rows(batches, [7], "at", rows_each=rows_each))
+    packed = pa.Table.from_batches(pack_rows(batches, [7], None, rows_each))
     blobs = packed[BLOB].to_pylist()
     assert set(packed[ROUTE].to_pylist()) == {7}
-    assert packed[EVENT_TIME].to_pylist() == [
-        None if blob is None else read_blob(blob)["row"][0].as_py() for blob in blobs
-    ]
-    received = pa.concat_tables(NO_EVENT.receive([packed.select([BLOB]).to_pandas()]))
-    assert received["row"].to_pylist() == list(range(5))
+    received = NO_EVENT.receive([packed.to_pandas()], together)
+    assert received.rows["row"].to_pylist() == list(range(5))
     if rows_each is None or rows_each == 1 << 19:
         assert len(blobs) == 5
         return
@@ -118,41 +114,12 @@ def test_rows_of_a_key_keep_their_order() -> None:
     assert read_blob(packed.column(BLOB)[0].as_py())["row"].to_pylist() == list(range(6))
 
 
-@pytest.mark.parametrize(
-    "at",
-    [
-        dt.datetime(2024, 11, 3, 6, 30, tzinfo=dt.UTC),  # 01:30 in New York, for the second time that day
-        dt.datetime(2024, 11, 3, 5, 30, tzinfo=dt.UTC),  # for the first time
-        dt.datetime(1, 1, 1, tzinfo=dt.UTC),  # in New York a year before Python's first
-    ],
-)
-def test_the_newest_event_time_is_an_instant_of_arrow_not_of_python(at: dt.datetime) -> None:
-    us = int((at - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) / dt.timedelta(microseconds=1))
-    (packed,) = pack_rows([batch_of([(0, 0, None, None), (1, 1, None, us)])], [0], "at")
-    assert packed.column(EVENT_TIME).to_pylist() == [us]
-
-
-def test_event_times_beyond_the_year_9999_pass() -> None:
-    """Spark's timestamps reach the year 294247."""
-    (packed,) = pack_rows([batch_of([(0, 0, None, 2**63 - 1)])], [0], "at")
-    assert packed.column(EVENT_TIME).to_pylist() == [2**63 - 1]
-
-
-def test_of_windows_the_one_that_ends_last_counts() -> None:
-    """A window of an event-time column carries the watermark too."""
-    times = pa.array([None, 3, 9, 1], pa.int64()).view(AT)
-    windows = pa.StructArray.from_arrays([times, times], ["start", "end"], mask=pa.array([True, False, True, False]))
-    batch = pa.RecordBatch.from_arrays([pa.array([0, 0, 0, 0]), windows], [HASH, "window"])
-    (packed,) = pack_rows([batch], [0], "window")
-    assert packed.column(EVENT_TIME).to_pylist() == [3]
-
-
 @pytest.mark.parametrize("make", [bytes, bytearray], ids=["Spark 4.1 and later", "Spark 4.0"])
 def test_blobs_are_received_in_each_form_that_spark_gives_them(make: type[bytes | bytearray]) -> None:
     batches = [batch_of([(i, i, "x", i)]) for i in range(3)]
     blobs = [make(write_blob(COLUMNS, [batch])) for batch in batches]
-    chunks = [pd.DataFrame({BLOB: blobs[:2]}), pd.DataFrame({BLOB: blobs[2:]})]
-    assert pa.concat_tables(NO_EVENT.receive(iter(chunks))) == pa.Table.from_batches(batches)
+    chunks = [pd.DataFrame({BLOB: some, EVENT_TIME: NEVER_LATE}) for some in (blobs[:2], blobs[2:])]
+    assert NO_EVENT.receive(iter(chunks), together) == (pa.Table.from_batches(batches), 0)
 
 
 def test_a_slice_packs_only_its_rows() -> None:
@@ -197,25 +164,3 @@ def test_columns_of_every_type_are_carried(data_type: pa.DataType, one: Any, oth
     received = read_blob(packed.column(BLOB)[0].as_py())
     assert received.schema == batch.schema
     assert [plain(v) for v in received["v"].to_pylist()] == [plain(v) for v in batch["v"].to_pylist()]
-
-
-@pytest.mark.parametrize("is_window", [False, True])
-def test_rows_of_one_blob_have_one_event_time_where_spark_drops_late_ones(is_window: bool) -> None:
-    """Spark drops a blob as a whole: by the end of a window, and never where the time is null."""
-    moments = [30, 10, None, 20, 10, 30, None]
-    times: pa.Array = pa.array(moments, pa.timestamp("us", "UTC"))
-    if is_window:
-        starts = pa.array([0] * len(moments), times.type)
-        times = pa.StructArray.from_arrays([starts, times], ["start", "end"])
-    numbers, hashes = pa.array(range(len(moments))), pa.array([0] * len(moments), pa.int64())
-    batch = pa.RecordBatch.from_arrays([numbers, times, hashes], names=["n", "at", HASH])
-    (packed,) = pack_rows([batch.slice(0, 3), batch.slice(3)], [7], "at", cut_by_time=True)
-    blobs = {
-        tuple(read_blob(blob.as_py())["n"].to_pylist()): packed.column(EVENT_TIME)[i].as_py()
-        for i, blob in enumerate(packed.column(BLOB))
-    }
-    expected = {(0, 5): 30, (1, 4): 10, (3,): 20, (2, 6): None}
-    assert packed.column(ROUTE).to_pylist() == [7] * 4
-    assert blobs.keys() == expected.keys()
-    for rows, moment in expected.items():
-        assert blobs[rows] == moment

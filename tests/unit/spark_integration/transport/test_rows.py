@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -62,11 +64,16 @@ def test_frames_are_decoded_as_what_was_sent(rows: slice) -> None:
     transport = RowsTransport([0], SCHEMA, ARROW, None)
     part = INPUT.slice(rows.start, rows.stop - rows.start)
     chunk = pd.DataFrame({k: v for i, c in enumerate(part.columns) for k, v in encoded(c, i).items()})
-    received = list(transport.receive(iter([chunk, chunk])))
-    assert all(table.schema == ARROW for table in received)
-    assert exact(pa.concat_tables(received, promote_options="none") if received else ARROW.empty_table()) == exact(
-        pa.concat_tables([part, part])
-    )
+    tables: list[pa.Table] = []
+
+    def gather(received: Iterable[pa.Table]) -> pa.Table:
+        tables.extend(received)
+        return pa.concat_tables(tables, promote_options="none") if tables else ARROW.empty_table()
+
+    received = transport.receive(iter([chunk, chunk]), gather)
+    assert all(table.schema == ARROW for table in tables)
+    assert exact(received.rows) == exact(pa.concat_tables([part, part]))
+    assert received.late == 0
 
 
 def test_text_may_have_any_bytes() -> None:
@@ -74,5 +81,6 @@ def test_text_may_have_any_bytes() -> None:
     schema = T.StructType([T.StructField("text", T.StringType())])
     given = pa.array([b"\xff\xfe", None, b"", b"caf\xe9"]).view(pa.string())
     transport = RowsTransport([0], schema, arrow_schema(schema, "the input"), None)
-    (received,) = transport.receive([pd.DataFrame(encoded(pa.chunked_array([given.view(pa.binary())]), 0))])
+    frame = pd.DataFrame(encoded(pa.chunked_array([given.view(pa.binary())]), 0))
+    received = transport.receive([frame], pa.concat_tables).rows
     assert received["text"].combine_chunks().equals(given)

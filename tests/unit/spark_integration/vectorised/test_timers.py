@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.tables.timers import Timers
 from holdfast.spark_integration.vectorised.arrow_with_state import StateColumns
 from holdfast.spark_integration.vectorised.batch import ShardBatch
 from tests.unit.spark_integration.vectorised.operator_shard import COUNT, OperatorShard, users_of
@@ -167,6 +168,22 @@ def test_what_is_no_time_is_refused(shard: OperatorShard, times: Any, text: str)
     assert shard.earliest_ms is None
 
 
+def test_the_earliest_timer_is_looked_for_only_when_it_has_gone(
+    shard: OperatorShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look costs as much as a look-up of all keys."""
+    shard.run(["ann", "bob"], 0, set_all(100, 200))
+    monkeypatch.setattr(Timers, "earliest", lambda *_: pytest.fail("looked for"))
+    for later_ms, earliest_ms in ((300, 100), (50, 50)):
+        shard.run(["bob"], 0, set_all(later_ms))
+        assert shard.earliest_ms == earliest_ms
+    monkeypatch.undo()
+    shard.run(["bob"], 0, set_all(10**12))
+    assert shard.earliest_ms == 100
+    shard.run(["ann"], 0, set_all(None))
+    assert shard.earliest_ms == 10**12
+
+
 def test_an_operator_without_timers_says_how_to_have_them(tmp_path: Path) -> None:
     shard = OperatorShard(tmp_path, FOR_EVER, "None")
     with pytest.raises(InvalidArgumentError, match="timeMode='EventTime'"):
@@ -174,7 +191,7 @@ def test_an_operator_without_timers_says_how_to_have_them(tmp_path: Path) -> Non
 
 
 users = st.lists(st.sampled_from(["ann", "bob", "cem", "", None]), max_size=4)
-times = st.one_of(st.none(), st.integers(0, 60))
+times = st.one_of(st.none(), st.integers(0, 60), st.integers(0, 2**60))
 micro_batches = st.lists(st.tuples(users, st.integers(0, 20), st.lists(times, min_size=5, max_size=5)), max_size=8)
 
 
