@@ -131,7 +131,7 @@ def explained(frame: DataFrame, folder: Path) -> list[list[str]]:
 
 
 def by_each_api(spark: SparkSession, folder: Path) -> dict[str, Any]:
-    """Return the state of a vectorised operator and of one by key, and the output of a batch query."""
+    """Return the state of each kind of operator, the output of a batch query, and what is said of a failure."""
     source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
     events = source.parquet(str(folder / "input"))
     spark.conf.set("spark.holdfast.metrics.inProgress", "true")
@@ -155,22 +155,13 @@ def by_each_api(spark: SparkSession, folder: Path) -> dict[str, Any]:
     writer = by_key.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
     writer.option("checkpointLocation", str(folder / "query-by-key")).start().awaitTermination()
     state_by_key = holdfast.read_state(spark, folder / "query-by-key", "by_key")
-    for name, value in NEEDED.items():
-        spark.conf.set(name, value)
-    processed = (
-        holdfast.stream(events)
-        .groupBy("key")
-        .transformWithState(CountRows(), "key string, n long", "update", "None", name="processed")
-    )
-    writer = processed.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
-    writer.option("checkpointLocation", str(folder / "query-processed")).start().awaitTermination()
-    processed_state = holdfast.read_state(spark, folder / "query-processed", "processed", table="v.n")
     batch = spark.createDataFrame([("a", 1), ("a", 2)], "key string, v long")
     once = (
         holdfast.stream(batch)
         .groupBy("key")
         .applyInArrowWithState(add_up, "key string, n long", "n long", "update", name="counts")
     )
+    needed_by_processors(spark)
     begun = (
         holdfast.stream(events)
         .groupBy("key")
@@ -188,16 +179,39 @@ def by_each_api(spark: SparkSession, folder: Path) -> dict[str, Any]:
     begun_state = holdfast.read_state(spark, folder / "query-begun", "begun", table="v.n")
     return {
         "explained": explained(refusing(events), folder / "query-refusing"),
-        "twice": explained(counted_twice(events), folder / "query-twice"),
         "metrics": metrics,
         "begun": sorted(begun_state.to_pylist(), key=repr),
-        "refused": refused(spark, events),
         "state": sorted(state.to_pylist(), key=repr),
         "state by key": sorted(state_by_key.to_pylist(), key=repr),
-        "processed": sorted(processed_state.to_pylist(), key=repr),
-        "woken": with_timers(spark, events, folder),
         "batch": [row.asDict() for row in once.collect()],
     }
+
+
+def by_rarer_ways(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """Return the state of a processor without initial state and of timers, and what is said of what cannot be."""
+    events = (
+        spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
+    )
+    needed_by_processors(spark)
+    processed = (
+        holdfast.stream(events)
+        .groupBy("key")
+        .transformWithState(CountRows(), "key string, n long", "update", "None", name="processed")
+    )
+    writer = processed.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(folder / "query-processed")).start().awaitTermination()
+    processed_state = holdfast.read_state(spark, folder / "query-processed", "processed", table="v.n")
+    return {
+        "processed": sorted(processed_state.to_pylist(), key=repr),
+        "woken": with_timers(spark, events, folder),
+        "refused": refused(spark, events),
+        "twice": explained(counted_twice(events), folder / "query-twice"),
+    }
+
+
+def needed_by_processors(spark: SparkSession) -> None:
+    for name, value in NEEDED.items():
+        spark.conf.set(name, value)
 
 
 def refused(spark: SparkSession, events: DataFrame) -> list[str]:
@@ -392,6 +406,7 @@ class Guarded(csv_folder.CsvFolder):
 
 PARTS: dict[str, Callable[[SparkSession, Path], dict[str, Any]]] = {
     "each API": by_each_api,
+    "rarer ways": by_rarer_ways,
     "in foreachBatch": in_foreach_batch,
     "savepoints": by_savepoint,
     "drain": by_draining,

@@ -27,6 +27,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.executor.processes import ProcessId, place_of
 from tests.spark.application import start_program
 from tests.spark.conftest import Lab, age, claims, configured
+from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +36,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 STARTED = r"started=20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ host=\S+"
 PROGRAM = Path(__file__).with_name("endless_query.py")
-QUERIES = ("copied", "works", "hangs")
+#: ``make test`` has only the test of the first one.
+QUERIES = cases(["copied", "works", "hangs"])
 
 
 class Application:
@@ -73,13 +75,8 @@ class Application:
 def application(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, local_state: Path
 ) -> Iterator[Application]:
-    """Start the application; beside its query that hangs, which looks dead some minutes later, a second one runs."""
     running = Application(spark, tmp_path_factory.mktemp("application"), local_state)
     try:
-        with configured(lab := running.labs["hangs"]):
-            running.wait_for("READY hangs")
-            lab.run(lab.totals(), query="second")
-            assert not (lab.folder / "durable/totals/operator").exists(), "the first one lives, and the name is its own"
         yield running
     finally:
         if running._process.returncode is None:
@@ -88,7 +85,14 @@ def application(
 
 @pytest.fixture(scope="module")
 def killed(application: Application) -> Application:
-    """Run a second query where one of the application's is at work; then kill the application."""
+    """Run a second query where one of the application's is at work, and one where one hangs; then kill the application.
+
+    The one that hangs looks dead some minutes later.
+    """
+    with configured(lab := application.labs["hangs"]):
+        application.wait_for("READY hangs")
+        lab.run(lab.totals(), query="second")
+        assert not (lab.folder / "durable/totals/operator").exists(), "the first one lives, and the name is its own"
     with configured(lab := application.labs["works"]):
         application.wait_for("READY works")
         lab.run(lab.totals(), query="second")
