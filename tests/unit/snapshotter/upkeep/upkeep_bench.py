@@ -31,7 +31,9 @@ class Bench:
 
     def query(self, name: str = "one", shards: int = 1, **more: Any) -> Query:
         settings: dict[str, Any] = {"policy": SnapshotPolicy(max_commits=5), "retained_versions": 10}
-        self.queries.append(Query(name, shards, self.place, **(settings | {"carried_bytes": 0, "backend": "memory"} | more)))
+        self.queries.append(
+            Query(name, shards, self.place, **(settings | {"carried_bytes": 0, "backend": "memory"} | more))
+        )
         return self.queries[-1]
 
     def run(
