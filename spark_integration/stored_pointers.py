@@ -24,7 +24,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, PointerRow
 from holdfast.spark_integration.shard.timeout import TimeMode
-from holdfast.spark_integration.spark_state.operators import StateOperators, reading_state
+from holdfast.spark_integration.spark_state.operators import StateOperators
 from holdfast.spark_integration.spark_state.pointers import StateStores, read_pointers
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
 
@@ -82,13 +82,13 @@ def configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
 def stored_steps(location: ObjectStorage, batch: LoggedBatch) -> list[StatefulStep]:
     """Return the operators with state of a query, with their pointers after a micro-batch.
 
-    Raises `InvalidArgumentError` if this is not the checkpoint location of a query with state, or its state has a form
-    that holdfast does not read; `NotFoundError` if the micro-batch was purged; `CorruptionError` if something of
-    Spark's state is damaged, or missing.
+    Raises `InvalidArgumentError` if this is not the checkpoint location of a query with state; `NotKnownError` if its
+    state has a form that is not read here; `NotFoundError` if the micro-batch was purged; `CorruptionError` if
+    something of Spark's state is damaged, or missing.
 
     `location`: its root is the checkpoint location.
     """
-    with reading_state(location.url), ThreadPoolExecutor(_THREADS) as executor:
+    with ThreadPoolExecutor(_THREADS) as executor:
         operators, stores = StateOperators(location), StateStores.of(batch)
         found = operators.at(batch.batch_id)
         if location.list(f"state/{len(found)}/"):  # they are numbered without gaps, and each has metadata
@@ -104,12 +104,13 @@ def stored_steps(location: ObjectStorage, batch: LoggedBatch) -> list[StatefulSt
         for operator in found:
             rows = read_pointers(location, stores, operator, operators, executor)
             has_timeout = rows is not None and operator.host == GROUP_STATE and operators.has_timeout(operator)
-            facts = operator.number, operator.host, rows is not None, has_timeout, _by_directory(rows or [])
+            facts = operator.number, operator.host, rows is not None, has_timeout, by_directory(rows or [])
             steps.append(StatefulStep(*facts, operator.properties))
         return steps
 
 
-def _by_directory(rows: Iterable[PointerRow]) -> dict[str, list[PointerRow]]:
+def by_directory(rows: Iterable[PointerRow]) -> dict[str, list[PointerRow]]:
+    """Return pointers by the directory that they name."""
     pointers: dict[str, list[PointerRow]] = {}
     for row in rows:
         pointers.setdefault(row.directory or "", []).append(row)

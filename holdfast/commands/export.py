@@ -200,6 +200,7 @@ def export(
     else:
         state_dir = None
     if kind == "delta" or conf:
+        what.require(state_dir, options)
         with started_spark(state_dir, options, conf) as spark, errors_of_spark():
             write(what.frame(spark, state_dir), target, kind)
     else:
@@ -236,15 +237,21 @@ class _Exported:
         """Write it, a shard after the other."""
         with ExitStack() as stack:
             to = stack.enter_context(open_storage(target, parse_storage_options(options)))
-            if state_dir is None or self.operator is None:
-                rows = self._saved_rows(stack, options)
-            else:
-                query = stack.enter_context(open_query(self.location, state_dir, options))
-                rows = query.rows(self.operator, self.table, batch_id=self.batch_id)
+            rows = self._rows(stack, state_dir, options)
             on_rows = stack.enter_context(things_shown("rows", None))
             write_files(rows, self.names or (), to, kind, on_rows)
 
-    def _saved_rows(self, stack: ExitStack, options: Mapping[str, str]) -> ShardRows:
+    def require(self, state_dir: str | None, options: Mapping[str, str]) -> None:
+        """Raise what reading it fails with, if there is no such table or column, before a Spark starts for it."""
+        with ExitStack() as stack:
+            schema, _ = self._rows(stack, state_dir, options)
+            ShownTable.of(schema, self.names or ())
+
+    def _rows(self, stack: ExitStack, state_dir: str | None, options: Mapping[str, str]) -> ShardRows:
+        """Return its rows, which are read as they are asked for."""
+        if state_dir is not None and self.operator is not None:
+            query = stack.enter_context(open_query(self.location, state_dir, options))
+            return query.rows(self.operator, self.table, batch_id=self.batch_id)
         directory, name = _place(self.location)
         saved = stack.enter_context(open_storage(directory, parse_storage_options(options)))
         try:

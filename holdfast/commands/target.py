@@ -119,12 +119,17 @@ def state_dir_option(
 
 
 def state_dir_of(location: str, given: str | None, options: Mapping[str, str]) -> str:
-    """Return the state directory of the query at a checkpoint location, which need not be given."""
-    if given is not None:
-        return given
-    from holdfast.spark_integration.lookup.state_directory import find_state_dir
+    """Return the state directory of the query at a checkpoint location, which need not be given.
 
-    return find_state_dir(location, parse_storage_options(options))
+    Raises `InvalidArgumentError` if the location is no query's, before a Spark starts for it; else as `find_state_dir`.
+    """
+    from holdfast.spark_integration.lookup.state_directory import find_state_dir, require_query
+
+    parsed = parse_storage_options(options)
+    if given is None:
+        return find_state_dir(location, parsed)
+    require_query(location, parsed)
+    return given
 
 
 def batch_option(text: str = "Default: the last one committed.") -> Callable[[_Command], _Command]:

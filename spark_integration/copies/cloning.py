@@ -73,10 +73,10 @@ from holdfast.spark_integration.savepoints.creating import SHARD, shard_row
 from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
 from holdfast.spark_integration.savepoints.tasks import ShardTask
 from holdfast.spark_integration.savepoints.working import SparkTasks, Tasks
-from holdfast.spark_integration.shard.operator_directory import operator_of
+from holdfast.spark_integration.shard.pointer_row import require_state_of
 from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.spark_state.query_location import LEFTOVER, LoggedBatch, QueryLocation
-from holdfast.spark_integration.stored_pointers import StatefulStep, stored_steps
+from holdfast.spark_integration.stored_pointers import StatefulStep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -348,7 +348,7 @@ def copy(
         batch = query.batch(batch_id)
 
         def cloned() -> str:
-            steps = stored_steps(location, batch)
+            steps = tasks.steps(location, str(original), batch)
             with new_query(tasks.settings, tasks.options, checkpoint_location, to_state_dir) as new:
                 _copy_operators(tasks, new, storage, steps, query_id, batch.batch_id)
                 new.require()  # copying may have taken long
@@ -385,8 +385,7 @@ def _copy_operators(
         )
     records = {directory: read_operator(storage, directory) for directory in sorted(rows)}
     for directory, record in records.items():
-        for row in rows[directory]:
-            row.require(operator_of(directory) or "", row.shard, record.shards)
+        require_state_of(rows[directory], record, storage.url)
     taken = [directory for directory in records if new.storage.list(f"{directory}/")]
     if taken:
         raise ConflictError(

@@ -21,15 +21,14 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_ta
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.version_reader import At, VersionReader
 from holdfast.spark_integration.executor.takeover import own_directory
-from holdfast.spark_integration.shard.operator_directory import operator_of
-from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.shard.pointer_row import PointerRow, require_state_of
 
 _KEPT_READERS = 16
 _KNOWN_MS = 3_000
 
 
 class ShardReaders:
-    """See the module; to be closed. Safe for many threads, which take turns.
+    """See the module; to be closed. Safe for many threads, which take turns at a shard.
 
     Parameters
     ----------
@@ -45,10 +44,12 @@ class ShardReaders:
         self, storage: ObjectStorage, executor: Executor, monotonic_ms: Callable[[], int] = clock.monotonic_ms
     ) -> None:
         self._storage, self._executor = storage, executor
+        #: Those that nobody uses, by shard; and who uses each.
         self._readers: OrderedDict[str, VersionReader] = OrderedDict()
+        self._turns: dict[str, threading.Lock] = {}
         self._records: dict[str, tuple[int, OperatorRecord | None, StoredTables | None]] = {}
         self._monotonic_ms = monotonic_ms
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
 
     def record(self, directory: str) -> OperatorRecord | None:
         """Return the record of an operator's directory; None if there is none. Raises CorruptionError."""
@@ -71,8 +72,7 @@ class ShardReaders:
         Raises `NotFoundError` or `SchemaMismatchError` if they are not.
         """
         record = self.record(directory) or read_operator(self._storage, directory)
-        for row in rows:
-            row.require(operator_of(directory) or directory, row.shard, record.shards)
+        require_state_of(rows, record, self._storage.url)
         return record.shards
 
     def find(self, directory: str, row: PointerRow, stored: StoredTables, table: TableSchema, prefixes: Keys) -> Run:
@@ -147,16 +147,24 @@ class ShardReaders:
     def _reader(self, directory: str, row: PointerRow, stored: StoredTables) -> Iterator[VersionReader]:
         shard = shard_prefix(directory, row.shard)
         with self._lock:
-            reader = self._readers.pop(shard, None)
+            turn = self._turns.setdefault(shard, threading.Lock())
+        with turn:
+            with self._lock:
+                reader = self._readers.pop(shard, None)
             if reader is not None and reader.tables != stored.held:
                 reader.close()  # a run has declared more since
                 reader = None
-            self._readers[shard] = reader or VersionReader(
-                self._storage, shard, stored.held, self._executor, own_directory
-            )
+            reader = reader or VersionReader(self._storage, shard, stored.held, self._executor, own_directory)
+            try:
+                yield reader
+            finally:
+                self._keep(shard, reader)
+
+    def _keep(self, shard: str, reader: VersionReader) -> None:
+        with self._lock:
+            self._readers[shard] = reader
             while len(self._readers) > _KEPT_READERS:
                 self._readers.popitem(last=False)[1].close()
-            yield self._readers[shard]
 
     def close(self) -> None:
         """Remove what was read."""

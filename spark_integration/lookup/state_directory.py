@@ -35,17 +35,25 @@ def find_state_dir(location: str | Path, options: Mapping[str, object]) -> str:
     `options`: of both storages, as `parse_storage_options` returned them.
     """
     with open_storage(str(location), options) as storage, ThreadPoolExecutor(_THREADS) as executor:
-        pointers = QueryPointers(storage, executor)
-        try:
-            query_id = pointers.query_id
-        except InvalidArgumentError:
-            require_no_state_directory(storage)
-            raise
-        newest = _newest(pointers)
+        query_id, newest = _query_of(storage), _newest(QueryPointers(storage, executor))
     assert newest.state_dir is not None
     with open_storage(newest.state_dir, options) as states:
         _require_state_of(states, query_id, newest)
     return newest.state_dir
+
+
+def require_query(location: str | Path, options: Mapping[str, object]) -> None:
+    """Raise `InvalidArgumentError` if this is not the checkpoint location of a query."""
+    with open_storage(str(location), options) as storage:
+        _query_of(storage)
+
+
+def _query_of(location: ObjectStorage) -> str:
+    try:
+        return QueryLocation(location).query_id()
+    except InvalidArgumentError:
+        require_no_state_directory(location)
+        raise
 
 
 def query_at(location: str | Path, options: Mapping[str, object]) -> str | None:

@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -27,6 +28,7 @@ import pyarrow as pa
 from holdfast.backends.arrow.rows import HashArray
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, StateLostError
+from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
@@ -44,6 +46,7 @@ from holdfast.spark_integration.lookup.shard_readers import ShardReaders
 from holdfast.spark_integration.lookup.shown import as_table, same_rows
 from holdfast.spark_integration.lookup.state_directory import find_state_dir
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
+from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.spark_state.query_location import BatchTimes, LoggedBatch
 from holdfast.spark_integration.transport.routes import shards_of
 
@@ -229,17 +232,30 @@ class StoredQuery:
         return Page(rows, _next_place(hashes, limit, first_hash, skipped))
 
     def rows(
-        self, operator: str, table: str, *, batch_id: int | None = None
+        self, operator: str, table: str, *, batch_id: int | None = None, at_once: int = 1
     ) -> tuple[TableSchema, Iterator[tuple[int, Run]]]:
-        """Return a table's columns, and all its rows by shard, each shard read when its turn comes; raises as `get`."""
+        """Return a table's columns, and all its rows by shard, each shard read when its turn comes; raises as `get`.
+
+        Parameters
+        ----------
+        at_once : int
+            How many shards are read side by side, or wait in memory.
+        """
         found = self.operator(operator, self._batch(batch_id).batch_id)
         schema = found.tables[find_shown(found.tables, table)]
 
+        def read(place: tuple[int, tuple[str, PointerRow]]) -> tuple[int, Run]:
+            shard, (directory, row) = place
+            return shard, self._readers.all_rows(directory, row, self._readers.tables(directory), schema)
+
         def of_shards() -> Iterator[tuple[int, Run]]:
-            for shard, (directory, row) in sorted(found.places.items()):
-                stored = self._readers.tables(directory)
-                if row.pointer is not None and schema.name in stored.held:
-                    yield shard, self._readers.all_rows(directory, row, stored, schema)
+            held = [
+                (shard, (directory, row))
+                for shard, (directory, row) in sorted(found.places.items())
+                if row.pointer is not None and schema.name in self._readers.tables(directory).held
+            ]
+            with ThreadPoolExecutor(at_once) as shards, closing(ahead(shards, read, held, at_once)) as rows:
+                yield from rows
 
         return schema, of_shards()
 

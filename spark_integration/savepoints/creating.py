@@ -75,10 +75,10 @@ from holdfast.spark_integration.savepoints.seeding import partitions_of
 from holdfast.spark_integration.savepoints.tasks import ShardTask, each_ahead
 from holdfast.spark_integration.savepoints.working import SparkTasks, Tasks
 from holdfast.spark_integration.shard.operator_directory import operator_of
-from holdfast.spark_integration.shard.pointer_row import STATE_VARIABLES, PointerRow
+from holdfast.spark_integration.shard.pointer_row import STATE_VARIABLES, PointerRow, require_state_of
 from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
-from holdfast.spark_integration.stored_pointers import StatefulStep, modes_of, stored_steps
+from holdfast.spark_integration.stored_pointers import StatefulStep, modes_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -449,7 +449,7 @@ class _Saving:
         self, batch: LoggedBatch, without: Collection[str], new: Making, query_id: str
     ) -> tuple[tuple[SavedOperator, ...], tuple[str, ...], SavedQuery]:
         """Save everything after a micro-batch: operators, the names of those that are left out, and the query."""
-        steps, left_out = self._chosen(stored_steps(self.logs, batch), batch.batch_id, without)
+        steps, left_out = self._chosen(self._steps(batch), batch.batch_id, without)
         assert self.tasks.settings.state_dir is not None
         with open_storage(self.tasks.settings.state_dir, self.tasks.options) as storage:
             known = {
@@ -462,12 +462,15 @@ class _Saving:
             sinks = sinks_of(storage, query_id)
         return operators, left_out, saved_query(self.location, query_id, batch, new.folder, sinks)
 
+    def _steps(self, batch: LoggedBatch) -> list[StatefulStep]:
+        return self.tasks.steps(self.logs, self.checkpoint_location, batch)
+
     def look(self, without: Collection[str]) -> None:
         """Raise what a save fails with for its operators; nothing, if the query twice leaves behind what is read."""
         for _ in range(2):
             batch = self.location.batch()
             try:
-                steps = stored_steps(self.logs, batch)
+                steps = self._steps(batch)
             except HoldfastError:
                 if not self._has_left(batch):
                     raise
@@ -512,14 +515,15 @@ class _Saving:
 
     def _described(self, storage: ObjectStorage, name: str, step: StatefulStep) -> _Known:
         """Return an operator without pieces, and its shards' pointers."""
-        rows = [row for directory, of in step.pointers.items() if operator_of(directory) == name for row in of]
+        pointers = {directory: of for directory, of in step.pointers.items() if operator_of(directory) == name}
         record: OperatorRecord | None = None
         tables: dict[str, TableSchema] = {}
         declared: dict[str, TableSchema] = {}
         stored_names: dict[str, StoredNames] = {}
         is_continuous = True
-        for directory in sorted({row.directory for row in rows if row.directory}):
+        for directory in sorted(pointers):
             record = read_operator(storage, directory)
+            require_state_of(pointers[directory], record, storage.url)
             stored = stored_tables(storage, record)
             declared, is_continuous = stored.declared, is_continuous and stored.is_continuous
             stored_names[directory] = StoredNames(encode_schemas(stored.held), stored.names)
@@ -527,8 +531,7 @@ class _Saving:
                 tables[table] = _both(tables[table], schema) if table in tables else schema
         if record is None:
             raise CorruptionError("the pointers of an operator name no directory", operator=name)
-        for row in rows:
-            row.require(name, row.shard, record.shards)
+        rows = [row for of in pointers.values() for row in of]
         times = tuple(
             ShardTimes(row.shard, row.earliest_timer_ms, row.batch_ms)
             for row in sorted(rows, key=lambda row: row.shard)

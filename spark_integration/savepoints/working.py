@@ -1,8 +1,9 @@
-"""Who writes the pointers of a query and works on its shards: Spark (`SparkTasks`) or this process."""
+"""Who reads and writes the pointers of a query and works on its shards: Spark (`SparkTasks`) or this process."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing, contextmanager
@@ -19,11 +20,12 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.savepoints.new_query import NewQuery
 from holdfast.spark_integration.savepoints.seeding import FirstState, pinned_partitions
+from holdfast.spark_integration.savepoints.steps_by_spark import steps_by_spark
 from holdfast.spark_integration.savepoints.tasks import ShardTask, outcomes, require_no_error, run_tasks, versions_of
-from holdfast.spark_integration.spark_state.new_state import NewState, PointerOperator
-from holdfast.spark_integration.spark_state.pointers import PLAIN_ROWS
-from holdfast.spark_integration.spark_state.query_location import QueryLocation
-from holdfast.spark_integration.stored_pointers import configured, stored_steps
+from holdfast.spark_integration.spark_state.new_state import PLAIN_ROWS, NewState, PointerOperator
+from holdfast.spark_integration.spark_state.operators import NotKnownError
+from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
+from holdfast.spark_integration.stored_pointers import StatefulStep, configured, stored_steps
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,10 +33,11 @@ if TYPE_CHECKING:
 #: Puts the pointers of a new query's operators, by Spark's number of each, into Spark's state of it.
 StateMaker = Callable[[NewQuery, Sequence[PointerOperator]], FirstState]
 _PUTS_AT_ONCE = 16
+_log = logging.getLogger(__name__)
 
 
 class Tasks(Protocol):
-    """Who writes the pointers of a new query, and works on its shards."""
+    """Who reads the pointers of a query, writes those of a new one, and works on their shards."""
 
     @property
     def settings(self) -> Settings:
@@ -50,12 +53,19 @@ class Tasks(Protocol):
         """Return the releases that take part."""
         ...
 
+    def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
+        """Return the operators with state of a query, with their pointers after a micro-batch; see `stored_steps`.
+
+        `location`: its root is the checkpoint location; `checkpoint_location`: as the user named it.
+        """
+        ...
+
     def run(self, shards: Sequence[tuple[Any, ...]], given: str, task: ShardTask, returned: str) -> Sequence[Any]:
         """Run a task for some shards; see `run_tasks`."""
         ...
 
     def require_known(self, location: ObjectStorage) -> None:
-        """Raise `NotKnownError` if only Spark makes such state as a query has.
+        """Raise `NotKnownError` if only Spark reads the pointers of a query, or makes such state as it has.
 
         `location`: its root is the checkpoint location.
         """
@@ -83,12 +93,20 @@ class SparkTasks:
         """See `Tasks`."""
         return versions_of(self.spark)
 
+    def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
+        """See `Tasks`; what is not known here, Spark's own reader reads."""
+        try:
+            return stored_steps(location, batch)
+        except NotKnownError as exc:
+            _log.warning("Spark reads the pointers to the query's state: %s", exc)
+            return steps_by_spark(self.spark, checkpoint_location, batch.batch_id)
+
     def run(self, shards: Sequence[tuple[Any, ...]], given: str, task: ShardTask, returned: str) -> Sequence[Any]:
         """See `Tasks`; each shard has a task of its own."""
         return run_tasks(self.spark, shards, given, task, returned)
 
     def require_known(self, location: ObjectStorage) -> None:
-        """See `Tasks`; Spark makes its own state."""
+        """See `Tasks`; Spark reads and makes its own state."""
 
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
         """See `Tasks`; a query of Spark's makes it."""
@@ -123,6 +141,10 @@ class OwnProcess:
     def versions(self) -> dict[str, str]:
         """Return the releases that take part: no Spark does."""
         return {"holdfast": distribution.VERSION}
+
+    def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
+        """See `Tasks`; raises `NotKnownError` if only Spark reads them."""
+        return stored_steps(location, batch)
 
     def run(self, shards: Sequence[tuple[Any, ...]], given: str, task: ShardTask, returned: str) -> Sequence[Any]:
         """Run a task for some shards, some of them side by side; raises what it raises, with the shard."""

@@ -15,11 +15,12 @@ The row is one binary value, a line of JSON and the commit that it carries, if a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from holdfast.backends.base import Pointer
-from holdfast.errors import CorruptionError, InvalidArgumentError, SchemaMismatchError
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, SchemaMismatchError
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.spark_integration.shard.operator_directory import QUERY_ID, operator_of
 
 ROW_FORMAT = 1
@@ -143,6 +144,25 @@ class PointerRow(NamedTuple):
     def carried_commits(self) -> Mapping[Pointer, bytes]:
         """The commit that the row carries, if any, by its pointer."""
         return {} if self.carried is None or self.pointer is None else {self.pointer: self.carried}
+
+
+def require_state_of(rows: Iterable[PointerRow], record: OperatorRecord, state_dir: str) -> None:
+    """Check that a query's pointers are to the operator that a state directory has a record of.
+
+    Raises `NotFoundError` if it is another query's; else as `PointerRow.require`.
+    """
+    for row in rows:
+        if row.query != record.query_id:
+            raise NotFoundError(
+                "the state directory has another query's operator of this name: set spark.holdfast.state.dir (in "
+                "commands --state-dir) to the one that has this query's state",
+                operator=record.operator,
+                state_dir=state_dir,
+                owner=record.query_id,
+                query=row.query,
+                last_used=row.state_dir,
+            )
+        row.require(operator_of(record.operator) or record.operator, row.shard, record.shards)
 
 
 def _parsed(row: tuple[Any, ...]) -> tuple[dict[str, Any], bytes | None]:

@@ -21,11 +21,19 @@ from dataclasses import dataclass
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, PointerRow
 from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_state.operators import NotKnownError, metadata_of_groups, schema_of_groups
-from holdfast.spark_integration.spark_state.pointers import FILES, PROVIDER, store_of
-from holdfast.spark_integration.spark_state.row_streams import Rows, compressed, stream_of_rows, unsafe_row
+from holdfast.spark_integration.spark_state.pointers import ENCODING, FILES, PROVIDER, ROW_CHECKSUM, store_of
+from holdfast.spark_integration.spark_state.row_streams import (
+    WRITTEN_CODECS,
+    Rows,
+    compressed,
+    stream_of_rows,
+    unsafe_row,
+)
 from holdfast.spark_integration.transport.routes import route_of_hash
 
 _FORMAT, _KNOWN_FORMAT = "spark.sql.streaming.flatMapGroupsWithState.stateFormatVersion", "2"
+#: How rows stand in files that are written here.
+PLAIN_ROWS: Mapping[str, str] = {ROW_CHECKSUM: "false", ENCODING: "unsaferow"}
 _NO_TIMEOUT = -1
 
 
@@ -58,6 +66,11 @@ class NewState:
             raise NotKnownError("a state store that its session chooses")
         if provider != FILES:
             raise NotKnownError(f"the state store {provider}")
+        if codec not in WRITTEN_CODECS:
+            raise NotKnownError(f"state compressed by {codec}")
+        for name, known in PLAIN_ROWS.items():
+            if (given := str(pinned.get(name, known))).lower() != known:
+                raise NotKnownError(f"state written with {name}={given[:80]}")
         if (version := pinned.get(_FORMAT)) != _KNOWN_FORMAT:
             raise NotKnownError(f"state written with {_FORMAT}={version}")
         for host in hosts:

@@ -48,7 +48,9 @@ def reading_state(location: str) -> Iterator[None]:
         yield
     except NotKnownError as exc:
         raise InvalidArgumentError(
-            f"holdfast cannot read the pointers in Spark's state of such a form: {exc}", location=location
+            f"only Spark reads the pointers in its state of such a form, {exc}: save the query "
+            "(holdfast savepoint create, which starts Spark for them), and read the savepoint",
+            location=location,
         ) from exc
 
 

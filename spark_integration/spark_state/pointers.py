@@ -7,7 +7,8 @@
     state/0/…       version 8: a row for each shard, whose value is the pointer
 
 Keys and values are rows of Spark's (`holdfast.spark_integration.spark_state.row_streams`); RocksDB has a byte before
-each, the number of their encoding, 0. The value is the struct ``groupState``, beside a timeout, or the pointer itself.
+each, the version of their encoding, 0, and may have them as Avro. The value is the struct ``groupState``, beside a
+timeout, or the pointer itself.
 
 Source: Spark 4.3, and locations that 4.0 to 4.3 wrote.
 """
@@ -15,6 +16,7 @@ Source: Spark 4.3, and locations that 4.0 to 4.3 wrote.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor
@@ -34,16 +36,26 @@ from holdfast.spark_integration.spark_state.operators import (
     StateOperators,
 )
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
-from holdfast.spark_integration.spark_state.row_streams import CODECS, LZ4, Named, Rows, UnsafeRow, checked_unique_id
+from holdfast.spark_integration.spark_state.row_streams import (
+    CODECS,
+    LZ4,
+    Named,
+    Rows,
+    UnsafeRow,
+    avro_binary,
+    checked_unique_id,
+)
 
 _PREFIX = "spark.sql.streaming.stateStore."
 #: The setting that names the class of state stores.
 PROVIDER = f"{_PREFIX}providerClass"
 FILES, _ROCKSDB = "HDFSBackedStateStoreProvider", "RocksDBStateStoreProvider"
 _PACKAGE = "org.apache.spark.sql.execution.streaming.state."
-#: How rows stand in the files that are known here.
-PLAIN_ROWS: Mapping[str, str] = {f"{_PREFIX}rowChecksum.enabled": "false", f"{_PREFIX}encodingFormat": "unsaferow"}
-_ENCODING = b"\0"
+_CODEC = re.compile(r"(?:org\.apache\.spark\.io\.)?(\w+?)(?:compressioncodec)?", re.IGNORECASE)
+#: The settings of whether rows have checksums, and, on RocksDB, of how they are encoded.
+ROW_CHECKSUM, ENCODING = f"{_PREFIX}rowChecksum.enabled", f"{_PREFIX}encodingFormat"
+_UNSAFE_ROW, _AVRO = "unsaferow", "avro"
+_ENCODING_VERSION = b"\0"
 #: Of a partition that is read alone: the largest file, what it may hold, and all rows: pointers of some shards.
 FILE_BYTES_MAX = 1 << 30
 #: The same of one that is read beside others, so that all of them have about as much together.
@@ -62,6 +74,8 @@ class StateStores:
     version: int  #: That the micro-batch has made
     provider: str  #: The class of its state stores, without the package
     codec: str
+    has_checksums: bool  #: Whether rows have some
+    is_avro: bool  #: Else rows are Spark's
     unique_ids: Mapping[int, tuple[str, ...]]  #: By operator those of its partitions; none where stores have no ids
 
     @classmethod
@@ -71,13 +85,18 @@ class StateStores:
         Raises `NotKnownError` if it keeps state in a form that is not read here; `CorruptionError` if the logs of the
         micro-batch say what cannot be.
         """
-        provider, codec = store_of(json.loads(batch.batch)["conf"])
-        return cls(batch.batch_id + 1, provider, codec, _unique_ids(batch))
+        pinned = json.loads(batch.batch)["conf"]
+        provider, codec = store_of(pinned)
+        has_checksums = str(pinned.get(ROW_CHECKSUM)).lower() == "true"
+        encoding = str(pinned.get(ENCODING, _UNSAFE_ROW)).lower() if provider == _ROCKSDB else _UNSAFE_ROW
+        if encoding not in (_UNSAFE_ROW, _AVRO):
+            raise NotKnownError(f"state written with {ENCODING}={encoding[:80]}")
+        return cls(batch.batch_id + 1, provider, codec, has_checksums, encoding == _AVRO, _unique_ids(batch))
 
     def read(
         self, location: ObjectStorage, operator: int, partition: int, family: str | None, limit_bytes: int
     ) -> Rows:
-        """Return the rows of a partition, without the byte of their encoding.
+        """Return the rows of a partition, without checksums and the version of their encoding.
 
         Raises `NotFoundError` if Spark has purged them; `CorruptionError` if they are damaged.
 
@@ -89,27 +108,41 @@ class StateStores:
             raise CorruptionError(f"{location.url}/commits names no state of a partition", partition=partition)
         at = Named(self.version, ids[partition] if ids is not None else None)
         if self.provider == FILES:
-            return row_streams.read_rows(folder, at, self.codec, limit_bytes)
-        rows = rocksdb_files.read_rows(folder, at, self.codec, family, limit_bytes)
-        if any(row[:1] != _ENCODING for pair in rows.items() for row in pair):
+            return row_streams.read_rows(folder, at, self.codec, limit_bytes, has_checksums=self.has_checksums)
+        rows = rocksdb_files.read_rows(folder, at, self.codec, family, limit_bytes, has_checksums=self.has_checksums)
+        if any(row[:1] != _ENCODING_VERSION for pair in rows.items() for row in pair):
             raise NotKnownError(f"rows with another encoding in {folder.url}")
         return {key[1:]: value[1:] for key, value in rows.items()}
+
+    def pointer(self, value: bytes, source: str, *, is_of_group: bool) -> tuple[object, ...]:
+        """Return the row of a pointer from a value of Spark's state, that of a group or a state variable's.
+
+        Raises `CorruptionError` if there is none in it.
+        """
+        if self.is_avro:  # which Spark refuses for groups
+            return (avro_binary(value, source),)
+        row: memoryview | None = memoryview(value)
+        if is_of_group:
+            # The column of the group's state stands before that of a timeout.
+            row = UnsafeRow(memoryview(value), 1, source).binary(0)
+        if row is None:
+            raise CorruptionError(f"{source} holds a group without a state")
+        return (UnsafeRow(row, 1, source).whole(0),)
 
 
 def store_of(pinned: Mapping[str, object]) -> tuple[str, str]:
     """Return the class of a query's state stores, without the package, and their codec, from what Spark has pinned.
 
-    Raises `NotKnownError` if it keeps state in a form that is not known here.
+    Raises `NotKnownError` if one is not known here.
     """
     provider = str(pinned.get(PROVIDER, _PACKAGE + FILES))
-    codec = str(pinned.get(f"{_PREFIX}compression.codec", LZ4))
+    named = str(pinned.get(f"{_PREFIX}compression.codec", LZ4))
+    match = _CODEC.fullmatch(named)
+    codec = match[1].lower() if match else named
     if provider not in (_PACKAGE + FILES, _PACKAGE + _ROCKSDB):
         raise NotKnownError(f"the state store {provider[:200]}")
     if codec not in CODECS:
         raise NotKnownError(f"state compressed by {codec[:80]}")
-    for name, known in PLAIN_ROWS.items():
-        if (given := str(pinned.get(name, known))).lower() != known:
-            raise NotKnownError(f"state written with {name}={given[:80]}")
     return provider.removeprefix(_PACKAGE), codec
 
 
@@ -160,7 +193,8 @@ def read_pointers(
     left_bytes = KEPT_BYTES_MAX
     pointers = []
     for rows in _each(read, wanted, executor):
-        pointers += [PointerRow.read(_pointer(memoryview(value), family is None, source)) for value in rows.values()]
+        found = (stores.pointer(value, source, is_of_group=family is None) for value in rows.values())
+        pointers += [PointerRow.read(one) for one in found]
         left_bytes -= sum(map(len, rows.values()))
         if left_bytes < 0:
             raise CorruptionError(f"{source} holds more than Spark stores there", limit_bytes=KEPT_BYTES_MAX)
@@ -185,14 +219,3 @@ def _each(read: Callable[..., Rows], partitions: Collection[int], executor: Exec
                 with _ALONE:
                     large = read(partition, limit_bytes=FILE_BYTES_MAX)
                 yield large
-
-
-def _pointer(value: memoryview, is_of_group: bool, source: str) -> tuple[object, ...]:
-    """Return the row of a pointer from a value of Spark's state."""
-    if is_of_group:
-        # The column of the group's state stands before that of a timeout.
-        inner = UnsafeRow(value, 1, source).binary(0)
-        if inner is None:
-            raise CorruptionError(f"{source} holds a group without a state")
-        value = inner
-    return (UnsafeRow(value, 1, source).whole(0),)

@@ -40,7 +40,15 @@ from holdfast.backends.rocksdb.errors import is_full
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.executor.takeover import own_directory
-from holdfast.spark_integration.spark_state.row_streams import ROW_BYTES, Named, Rows, require_few, stream_of
+from holdfast.spark_integration.spark_state.row_streams import (
+    ROW_BYTES,
+    SIZED_CHECKSUM,
+    Named,
+    Rows,
+    require_few,
+    stream_of,
+    verified,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -57,7 +65,15 @@ _NO_ARCHIVE = (
 )
 
 
-def read_rows(partition: ObjectStorage, at: Named, codec: str, family: str | None, limit_bytes: int) -> Rows:
+def read_rows(
+    partition: ObjectStorage,
+    at: Named,
+    codec: str,
+    family: str | None,
+    limit_bytes: int,
+    *,
+    has_checksums: bool = False,
+) -> Rows:
     """Return the rows of a version.
 
     Raises `NotFoundError` if a file is missing: Spark has purged the version, or has not made it yet; `CorruptionError`
@@ -74,14 +90,23 @@ def read_rows(partition: ObjectStorage, at: Named, codec: str, family: str | Non
         that has no families.
     limit_bytes : int
         How large a database may be, each changelog, what they hold, and all rows.
+    has_checksums : bool
+        Whether rows have checksums, which are verified.
     """
     found = {info.key for info in partition.list("")}
     base, changes = _begin(partition, at, codec, found, limit_bytes, has_families=family is not None)
     rows, families = _database(partition, base, limit_bytes) if base is not None else ({}, {})
     for change in changes:
-        stream_of(partition, f"{change}.changelog", codec, limit_bytes).apply_changelog_to(rows)
+        stream = stream_of(partition, f"{change}.changelog", codec, limit_bytes, has_checksums=has_checksums)
+        stream.apply_changelog_to(rows)
         require_few(rows, limit_bytes, partition.url)
-    return rows if family is None else _of_family(rows, families.get(family))
+    prefix = b"" if family is None else _prefix(families.get(family))
+    if prefix is None:
+        return {}
+    wanted = {key: value for key, value in rows.items() if key.startswith(prefix)}
+    if has_checksums:  # of whole keys
+        wanted = verified(wanted, SIZED_CHECKSUM, partition.url)
+    return {key[len(prefix) :]: value for key, value in wanted.items()}
 
 
 def _begin(
@@ -112,9 +137,9 @@ def _begin(
     return None, changes[::-1]
 
 
-def _of_family(rows: Rows, number: int | None) -> Rows:
-    prefix = b"" if number is None else number.to_bytes(_FAMILY_NUMBER_BYTES, "little")
-    return {key[len(prefix) :]: value for key, value in rows.items() if prefix and key.startswith(prefix)}
+def _prefix(number: int | None) -> bytes | None:
+    """Return what stands before each key of a family; None if there is no such family."""
+    return None if number is None else number.to_bytes(_FAMILY_NUMBER_BYTES, "little")
 
 
 def _database(partition: ObjectStorage, at: Named, limit_bytes: int) -> tuple[Rows, dict[str, int]]:

@@ -13,7 +13,10 @@
 
 Texts are Java's: 2 bytes for their size, then UTF-8.
 
-Source: Spark 4.3's ``HDFSBackedStateStoreProvider`` and ``StateStoreChangelog``.
+Where a query sets ``stateStore.rowChecksum.enabled``, the CRC-32C of key and value, 4 bytes, stands before the value,
+on RocksDB followed by the value's size; and before the key of a deleted row its own. Both are little endian.
+
+Source: Spark 4.3's ``HDFSBackedStateStoreProvider``, ``StateStoreChangelog`` and ``KeyValueChecksumEncoder``.
 
 The compressed streams of Spark's state store files, read and written.
 
@@ -23,7 +26,14 @@ The compressed streams of Spark's state store files, read and written.
      8 bytes      1                4 bytes      4        4                …
                   0x1. plain, 0x2. LZ4                   XXH32 of the plain bytes, seed 0x9747b28c, 28 bits
 
-A block with no plain bytes ends the stream.
+A block with no plain bytes ends the stream. ``snappy`` is snappy-java's format, ``lzf`` that of compress-lzf, both big
+endian::
+
+    0x82 "SNAPPY" 0   versions      compressed   data   compressed   data …
+     8 bytes           8             4            …
+
+    "ZV" 0   plain   data …         "ZV" 1   compressed   plain   data …
+     3        2       …              3        2            2       …
 
 Files of Spark's default state store, ``HDFSBackedStateStoreProvider``: rows by version, as changes and as a whole.
 
@@ -55,7 +65,8 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import lz4.block
@@ -121,7 +132,9 @@ def unsafe_row(*columns: int | bytes) -> bytes:
     return bytes(fixed + following)
 
 
-def read_rows(partition: ObjectStorage, at: Named, codec: str, limit_bytes: int) -> Rows:
+def read_rows(
+    partition: ObjectStorage, at: Named, codec: str, limit_bytes: int, *, has_checksums: bool = False
+) -> Rows:
     """Return the rows of a version.
 
     Raises `NotFoundError` if a file is missing: Spark has purged the version, or has not made it yet; `CorruptionError`
@@ -135,33 +148,37 @@ def read_rows(partition: ObjectStorage, at: Named, codec: str, limit_bytes: int)
         This store has no ids.
     limit_bytes : int
         How large each file may be, what it holds, and all rows.
+    has_checksums : bool
+        Whether rows have checksums, which are verified.
     """
     found = {info.key for info in partition.list("")}
     first = at.version
     while first > 0 and f"{first}.snapshot" not in found and f"{first}.delta" in found:
         first -= 1
     rows: Rows = {}
-    if first > 0:
-        stream_of(partition, f"{first}.snapshot", codec, limit_bytes).apply_to(rows)
-    for number in range(first + 1, at.version + 1):
-        stream_of(partition, f"{number}.delta", codec, limit_bytes).apply_to(rows)
+    names = [f"{number}.delta" for number in range(first + 1, at.version + 1)]
+    for name in [f"{first}.snapshot", *names] if first > 0 else names:
+        stream_of(partition, name, codec, limit_bytes, has_checksums=has_checksums).apply_to(rows)
         require_few(rows, limit_bytes, partition.url)
-    return rows
+    return verified(rows, CHECKSUM, partition.url) if has_checksums else rows
 
 
-def stream_of(partition: ObjectStorage, name: str, codec: str, limit_bytes: int) -> RowStream:
+def stream_of(
+    partition: ObjectStorage, name: str, codec: str, limit_bytes: int, *, has_checksums: bool = False
+) -> RowStream:
     """Return a file's content; raises NotFoundError if Spark has purged it."""
     source = f"{partition.url}/{name}"
     try:
         data = partition.get(name, limit_bytes)
     except NotFoundError as exc:
         raise NotFoundError("Spark has purged this version of its state, or has not made it", file=source) from exc
-    return RowStream(decompressed(data, codec, limit_bytes, source), source, limit_bytes)
+    plain = decompressed(data, codec, limit_bytes, source)
+    return RowStream(plain, source, limit_bytes, has_checksums=has_checksums)
 
 
-LZ4, ZSTD = "lz4", "zstd"
-#: Those that are known here.
-CODECS = frozenset({LZ4, ZSTD})
+LZ4, ZSTD, SNAPPY, LZF = "lz4", "zstd", "snappy", "lzf"
+#: Those that are read, and those that are also written.
+CODECS, WRITTEN_CODECS = frozenset({LZ4, ZSTD, SNAPPY, LZF}), frozenset({LZ4, ZSTD})
 _MAGIC = b"LZ4Block"
 _HEADER = struct.Struct("<8sBiii")
 _PLAIN_METHOD, _LZ4_METHOD = 0x10, 0x20
@@ -188,8 +205,7 @@ def decompressed(data: memoryview, codec: str, limit_bytes: int, source: str) ->
         What to call the file in an error.
     """
     found = bytearray()
-    pieces = _lz4_blocks(data, source) if codec == LZ4 else _pieces(data, codec, source)
-    for piece in pieces:
+    for piece in _PIECES[codec](data, source):
         found += piece
         if len(found) > limit_bytes:
             raise CorruptionError(f"{source} holds more than Spark stores there", limit_bytes=limit_bytes)
@@ -197,7 +213,7 @@ def decompressed(data: memoryview, codec: str, limit_bytes: int, source: str) ->
 
 
 def compressed(data: bytes, codec: str) -> bytes:
-    """Return a stream of some plain bytes; the codec is one of `CODECS`."""
+    """Return a stream of some plain bytes; the codec is one of `WRITTEN_CODECS`."""
     if codec == ZSTD:
         stream: bytes = pa.compress(data, codec, asbytes=True)
         return stream
@@ -235,13 +251,153 @@ def _lz4_blocks(data: memoryview, source: str) -> Iterator[bytes]:
         yield plain
 
 
-def _pieces(data: memoryview, codec: str, source: str) -> Iterator[bytes]:
+def _zstd_pieces(data: memoryview, source: str) -> Iterator[bytes]:
     try:
-        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), codec) as stream:
+        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), ZSTD) as stream:
             while piece := stream.read(_PIECE_BYTES):
                 yield piece
     except (OSError, pa.ArrowException) as exc:
-        raise CorruptionError(f"{source} is not a {codec} stream, or is cut off: {exc}") from exc
+        raise CorruptionError(f"{source} is not a zstd stream, or is cut off: {exc}") from exc
+
+
+_SNAPPY_BEGIN, _SNAPPY_VERSIONS_BYTES = b"\x82SNAPPY\0", 8
+
+
+def _snappy_blocks(data: memoryview, source: str) -> Iterator[bytes]:
+    if bytes(data[: len(_SNAPPY_BEGIN)]) != _SNAPPY_BEGIN:
+        raise CorruptionError(f"{source} is not a stream of snappy-java's", size_bytes=len(data))
+    stream = RowStream(bytes(data[len(_SNAPPY_BEGIN) + _SNAPPY_VERSIONS_BYTES :]), source, 0)
+    while not stream.is_at_end():
+        block = stream.sized()
+        plain_size, _ = _varint(block, 0, source)
+        if plain_size > _BLOCK_BYTES_MAX:
+            raise CorruptionError(f"{source} has a block that is too large", size_bytes=plain_size)
+        try:
+            yield pa.decompress(block, plain_size, SNAPPY, asbytes=True)
+        except (OSError, pa.ArrowException) as exc:
+            raise CorruptionError(f"{source} has a damaged block: {exc}") from exc
+
+
+_LZF_BEGIN, _LZF_PLAIN, _LZF_LITERALS, _LZF_LONG = b"ZV", 0, 32, 7
+
+
+def _lzf_chunks(data: memoryview, source: str) -> Iterator[bytes]:
+    at, data = 0, memoryview(bytes(data))
+    try:
+        while at < len(data):
+            if data[at : at + 2] != _LZF_BEGIN:
+                raise CorruptionError(f"{source} is not a stream of LZF chunks, or is cut off", offset=at)
+            kind, (size,) = data[at + 2], _TEXT_SIZE.unpack_from(data, at + 3)
+            begin = at + 5 if kind == _LZF_PLAIN else at + 7
+            plain_size = size if kind == _LZF_PLAIN else _TEXT_SIZE.unpack_from(data, at + 5)[0]
+            chunk = bytes(data[begin : begin + size])
+            plain = chunk if kind == _LZF_PLAIN else _lzf_plain(chunk)
+            if len(chunk) != size or len(plain) != plain_size:
+                raise CorruptionError(f"{source} has a damaged chunk, or is cut off", offset=at)
+            yield plain
+            at = begin + size
+    except (IndexError, struct.error) as exc:
+        raise CorruptionError(f"{source} has a damaged chunk, or is cut off", offset=at) from exc
+
+
+def _lzf_plain(chunk: bytes) -> bytes:
+    """Return what runs of literals, and copies of what stands before, make up; raises IndexError if it is damaged."""
+    found, at = bytearray(), 0
+    while at < len(chunk):
+        token = chunk[at]
+        at += 1
+        if token < _LZF_LITERALS:
+            found += chunk[at : at + token + 1]
+            at += token + 1
+            continue
+        size = token >> 5
+        if size == _LZF_LONG:
+            size += chunk[at]
+            at += 1
+        begin = len(found) - ((token & 0x1F) << 8 | chunk[at]) - 1
+        at += 1
+        if begin < 0:
+            raise IndexError("it copies what stands before its begin")
+        for place in range(begin, begin + size + 2):  # a copy may hold itself
+            found.append(found[place])
+    return bytes(found)
+
+
+_PIECES: Mapping[str, Callable[[memoryview, str], Iterator[bytes]]] = {
+    LZ4: _lz4_blocks,
+    ZSTD: _zstd_pieces,
+    SNAPPY: _snappy_blocks,
+    LZF: _lzf_chunks,
+}
+
+
+def _varint(data: bytes, at: int, source: str) -> tuple[int, int]:
+    """Return a number of which each byte holds 7 bits, lowest first, and where it ends."""
+    number = 0
+    for place, byte in enumerate(data[at : at + _VARINT_BYTES_MAX]):
+        number |= (byte & 0x7F) << 7 * place
+        if byte < _VARINT_GOES_ON:
+            return number, at + place + 1
+    raise CorruptionError(f"{source} is cut off, or damaged", offset=at)
+
+
+_VARINT_BYTES_MAX, _VARINT_GOES_ON = 5, 0x80
+_SCHEMA_ID_BYTES = 2
+
+
+def avro_binary(row: bytes, source: str) -> bytes | None:
+    """Return the first column, a binary, of a row as Avro has it: the number of a schema, null or not, size and bytes.
+
+    Of what holds pointers the schema never changes. Raises `CorruptionError` if it is no such row.
+    """
+    branch, at = _varint(row, _SCHEMA_ID_BYTES, source)
+    if branch == 0:
+        return None
+    twice_size, at = _varint(row, at, source)
+    size = twice_size >> 1
+    if branch != _AVRO_THERE or twice_size & 1 or size > len(row) - at:
+        raise CorruptionError(f"{source} holds a row that is not Avro's", size_bytes=len(row))
+    return row[at : at + size]
+
+
+_AVRO_THERE = 2  # 1, as Avro writes numbers
+
+#: What stands before a value that has a checksum: in files, and on RocksDB, with its size.
+CHECKSUM, SIZED_CHECKSUM = struct.Struct("<I"), struct.Struct("<Ii")
+_CRC_32C = 0x82F63B78
+
+
+@cache
+def _crc_table() -> list[int]:
+    table = list(range(256))
+    for _ in range(8):
+        table = [number >> 1 ^ (_CRC_32C if number & 1 else 0) for number in table]
+    return table
+
+
+def crc_32c(data: bytes) -> int:
+    """Return the checksum of some bytes; it takes 60 ns each, and rows with checksums are rare."""
+    table, found = _crc_table(), 0xFFFFFFFF
+    for byte in data:
+        found = found >> 8 ^ table[(found ^ byte) & 0xFF]
+    return found ^ 0xFFFFFFFF
+
+
+def verified(rows: Rows, before: struct.Struct, source: str) -> Rows:
+    """Return rows without their checksums; raises `CorruptionError` if one does not match.
+
+    `before`: `CHECKSUM` or `SIZED_CHECKSUM`; `source`: what to call the files in an error.
+    """
+    return {key: _verified(value, before, key, source) for key, value in rows.items()}
+
+
+def _verified(data: bytes, before: struct.Struct, key: bytes, source: str) -> bytes:
+    plain = data[before.size :]
+    if len(data) >= before.size:
+        checksum, *size = before.unpack_from(data)
+        if size in ([], [len(plain)]) and crc_32c(key + plain) == checksum:
+            return plain
+    raise CorruptionError(f"{source} has a damaged row: its checksum does not match", size_bytes=len(data))
 
 
 Rows = dict[bytes, bytes]
@@ -277,12 +433,14 @@ def stream_of_rows(rows: Rows) -> bytes:
 class RowStream:
     """The plain bytes of a file, read from their begin.
 
-    `source`: what to call the file in an error; `limit_bytes`: see `require_few`.
+    `source`: what to call the file in an error; `limit_bytes`: see `require_few`; `has_checksums`: whether rows have
+    checksums, of which those of deleted rows are verified here, the others by `verified`.
     """
 
-    def __init__(self, data: bytes, source: str, limit_bytes: int) -> None:
+    def __init__(self, data: bytes, source: str, limit_bytes: int, *, has_checksums: bool = False) -> None:
         self._data, self._at, self._source = memoryview(data), 0, source
         self._rows_max = limit_bytes // ROW_BYTES
+        self._has_checksums = has_checksums
 
     def apply_to(self, rows: Rows) -> None:
         """Read rows to the end of the file, and change `rows` accordingly; raises `CorruptionError`."""
@@ -298,7 +456,15 @@ class RowStream:
         while (kind := self._bytes(1)[0]) != _END:
             if kind not in (_PUT, _DELETE):  # pointers are put, never appended to
                 raise CorruptionError(f"{self._source} holds a change to no row", kind=kind, offset=self._at)
-            self._apply_row(rows, self._bytes(self._size()))
+            self._apply_row(rows, self.sized())
+
+    def is_at_end(self) -> bool:
+        """Tell whether everything is read."""
+        return self._at == len(self._data)
+
+    def sized(self) -> bytes:
+        """Return the next bytes, before which their number stands; raises `CorruptionError`."""
+        return self._bytes(self._size())
 
     def lineage(self) -> list[Named]:
         """Return the versions listed before a changelog; raises `CorruptionError`."""
@@ -307,7 +473,7 @@ class RowStream:
     def _apply_row(self, rows: Rows, key: bytes) -> None:
         size = self._size()
         if size == _NONE:
-            rows.pop(key, None)
+            rows.pop(_verified(key, CHECKSUM, b"", self._source) if self._has_checksums else key, None)
         else:
             rows[key] = self._bytes(size)
             if len(rows) > self._rows_max:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import DataSource
 
+_SHARDS_AT_ONCE = 4
 # What a source says in the process where Spark plans it stands in the middle of Spark's own words.
 _SAID = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
 
@@ -84,7 +85,7 @@ def read_state(
     with opened_query(checkpoint_location, settings.state_dir, options) as query:
         if keys is not None:
             return query.get(operator, keys, table=table, batch_id=batchId).popitem()[1]
-        schema, shards = query.rows(operator, table, batch_id=batchId)
+        schema, shards = query.rows(operator, table, batch_id=batchId, at_once=_SHARDS_AT_ONCE)
         return as_table(schema, [run for _, run in shards])
 
 

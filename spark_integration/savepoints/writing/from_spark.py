@@ -14,8 +14,6 @@ Source: Spark 4.3's data sources ``state-metadata`` and ``statestore``, and stat
 
 from __future__ import annotations
 
-import json
-import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +25,7 @@ from pyspark.sql.types import StructType
 from holdfast import clock
 from holdfast.backends.registry import backend_names
 from holdfast.backends.schema import TableSchema
-from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.settings import Settings
 from holdfast.snapshotter.savepoints.making import making
 from holdfast.snapshotter.savepoints.manifest import SavedSink, Savepoint
@@ -43,6 +41,7 @@ from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
 from holdfast.spark_integration.savepoints.creating import saved_query
 from holdfast.spark_integration.savepoints.seeding import partitions_of
+from holdfast.spark_integration.savepoints.steps_by_spark import properties_of, require_readable
 from holdfast.spark_integration.savepoints.tasks import versions_of
 from holdfast.spark_integration.savepoints.writing.tables import TableRows
 from holdfast.spark_integration.savepoints.writing.write import TableSetWriter, without_rows
@@ -63,8 +62,6 @@ if TYPE_CHECKING:
 _PROCESSORS = ("transformWithStateInPandasExec", "transformWithStateInPySparkExec")
 _KINDS: Mapping[str, Kind] = {"ValueState": "value", "ListState": "list", "MapState": "map"}
 _NO_TIMEOUT = -1
-#: What stands in a URL as it is, below 128: Spark's source of state takes a location with others for another one.
-_AS_IT_IS = frozenset(string.ascii_letters + string.digits + "/-_.!~'()*:@&=+$,;")
 
 
 def from_spark(
@@ -215,36 +212,6 @@ def _steps(spark: SparkSession, location: str, batch: LoggedBatch) -> list[_Step
                 number=step.number,
             )
     return steps
-
-
-def properties_of(text: str | None, number: int) -> dict[str, Any]:
-    """Return what Spark keeps of an operator in its metadata: JSON, or nothing."""
-    try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise CorruptionError("Spark's metadata of an operator with state is damaged", number=number)
-    return found
-
-
-def require_readable(checkpoint_location: str) -> None:
-    """Check that Spark's source ``statestore`` finds a location: it escapes the path as in a URL.
-
-    It looks for ``a%20b`` instead of ``a b``, where another query may be.
-    """
-    escaped = sorted({one for one in checkpoint_location if not _is_as_it_is(one)})
-    if escaped:
-        raise InvalidArgumentError(
-            "Spark cannot read the state of a query whose checkpointLocation has such characters: name it through a "
-            "symbolic link without them, or mount the directory under another name",
-            checkpoint_location=checkpoint_location,
-            characters=escaped,
-        )
-
-
-def _is_as_it_is(one: str) -> bool:
-    return one in _AS_IT_IS if one.isascii() else one.isprintable() and not one.isspace()
 
 
 def _sinks(settings: Settings, options: Mapping[str, object], query_id: str) -> tuple[SavedSink, ...]:

@@ -223,6 +223,18 @@ def test_what_cannot_be_copied(lab: Lab) -> None:
     assert not list(lab.folder.glob("durable*/_*/*"))
 
 
+def test_another_querys_state_directory_is_named(lab: Lab) -> None:
+    """It has an operator of the same name: the error was about its number of shards."""
+    begun(lab, CASES[0])
+    lab.configure({"shards": "3"})
+    run(lab, CASES[0], "other", "durable-other")
+    refused(
+        lab, NotFoundError, r"another query's operator of this name.*last_used=\S*/durable$", durable="durable-other"
+    )
+    with pytest.raises(NotFoundError, match="another query's operator of this name"):
+        savepoints.rescale(lab.spark, lab.folder / "query", lab.folder / "again", shards=2)
+
+
 @pytest.mark.all
 def test_a_query_is_rescaled_within_its_state_directory(lab: Lab) -> None:
     """Without another directory, state goes to one of the new query's own beside the original's."""

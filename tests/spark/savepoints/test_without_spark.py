@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
+import holdfast
 from holdfast import savepoints
 from holdfast.cli import group
 from holdfast.commands import own_spark
 from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.savepoints.steps_by_spark import steps_by_spark
+from holdfast.spark_integration.spark_state import pointers
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 from holdfast.spark_integration.stored_pointers import stored_steps
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
-from tests.spark.pointers_by_spark import steps_by_spark
 from tests.spark.savepoints.queries import CASES, UNCHECKED, Case, run, saved, state
 from tests.spark.savepoints.test_copies import begun, clone, of_spark_and_ours
 from tests.tiers import cases
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast.savepoints import Savepoint
 
 pytestmark = pytest.mark.spark
+STORE = "spark.sql.streaming.stateStore."
 STORES = ["HDFSBackedStateStoreProvider", "RocksDBStateStoreProvider"]
 
 
@@ -195,14 +198,47 @@ def test_state_that_only_spark_writes_starts_spark(lab: Lab, monkeypatch: pytest
 
 
 @pytest.mark.all
-@pytest.mark.since("4.1")
 def test_state_that_only_spark_reads_starts_spark(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command says so, and the savepoint is made."""
+    """The command says so, and the savepoint is made; who only looks is told to make one."""
     asked = spark_of_lab(lab, monkeypatch)
-    with configured(lab.spark, {"spark.sql.streaming.stateStore.rowChecksum.enabled": "true"}):
-        begun(lab, CASES[0])
-        places = "--to", lab.folder / "savepoints", "--name", "one", "--state-dir", lab.folder / "durable"
-        done = command("savepoint", "create", lab.folder / "query", *places)
-    assert "starting Spark, which this query's state needs: state written with spark.sql.streaming.s" in done.stderr
+    begun(lab, CASES[0])
+    monkeypatch.setattr(pointers, "CODECS", frozenset())
+    places = "--to", lab.folder / "savepoints", "--name", "one", "--state-dir", lab.folder / "durable"
+    done = command("savepoint", "create", lab.folder / "query", *places)
+    assert "starting Spark, which this query's state needs: state compressed by lz4" in done.stderr
     assert len(asked) == 1
     assert savepoints.read(lab.folder / "savepoints", "one").operators[0].rows
+    with pytest.raises(InvalidArgumentError, match="state compressed by lz4: save the query"):
+        holdfast.read_state(lab.spark, lab.folder / "query", "totals")
+
+
+ROCKSDB = {f"{STORE}providerClass": f"org.apache.spark.sql.execution.streaming.state.{STORES[1]}"}
+CHECKSUMS = {f"{STORE}rowChecksum.enabled": "true"}
+AVRO = ROCKSDB | {f"{STORE}encodingFormat": "avro"}
+CHANGES = {f"{STORE}rocksdb.changelogCheckpointing.enabled": "true"}
+SINCE_4_1 = pytest.mark.since("4.1")
+
+
+@pytest.mark.all
+@pytest.mark.parametrize(
+    ("case", "form"),
+    [
+        pytest.param(CASES[0], {f"{STORE}compression.codec": "lzf"}, id="lzf"),
+        pytest.param(CASES[2], {f"{STORE}compression.codec": "snappy"}, id="snappy"),
+        pytest.param(CASES[1], CHECKSUMS, id="checksums", marks=SINCE_4_1),
+        pytest.param(CASES[2], ROCKSDB | CHECKSUMS, id="checksums on RocksDB", marks=SINCE_4_1),
+        pytest.param(CASES[3], CHECKSUMS | CHANGES, id="checksums in families and changes", marks=SINCE_4_1),
+        pytest.param(CASES[3], AVRO, id="Avro"),
+        pytest.param(CASES[4], AVRO | CHECKSUMS | CHANGES, id="Avro with checksums", marks=SINCE_4_1),
+    ],
+)
+def test_every_form_of_state_is_read(lab: Lab, no_spark: None, case: Case, form: dict[str, str]) -> None:
+    """As Spark's own reader reads it; and it is saved and looked up without Spark."""
+    with configured(lab.spark, dict(case.settings) | form):
+        for file in begun(lab, case):
+            lab.feed(file)
+        run(lab, case)
+        require_the_same_steps(lab)
+    command("savepoint", "create", lab.folder / "query", "--to", lab.folder / "savepoints", "--name", "one")
+    with holdfast.open_query(lab.folder / "query") as query:
+        assert [one.name for one in query.operators()] == [case.operator]

@@ -209,6 +209,28 @@ def test_a_location_that_is_not_there_starts_no_spark(tmp_path: Path, monkeypatc
     assert "lacks the file metadata" in str(found.exception)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["savepoint", "create", "{}/nowhere", "--to", "{}", "--name", "one", "--state-dir", "{}/durable"],
+        ["rescale", "{}/nowhere", "--checkpoint-location", "{}/new", "--shards", "2", "--state-dir", "{}/durable"],
+        ["export", "{}/nowhere", "--to", "{}/new", "--operator", "totals", "--state-dir", "{}/durable"],
+        ["export", "{}/nowhere", "--to", "{}/new"],
+        ["export", "{}/one", "--to", "{}/new", "--columns", "amount", "--operator", "totals"],
+    ],
+    ids=lambda given: " ".join(given[:3]),
+)
+def test_what_is_not_there_starts_no_spark_that_is_configured(
+    target: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str]
+) -> None:
+    """With --conf Spark does the work, and took half a minute to say that a path is misspelt."""
+    a_savepoint(target, "one")
+    for command in ("own_spark", "export"):
+        monkeypatch.delattr(f"holdfast.commands.{command}.started_spark")
+    with pytest.raises((NotFoundError, InvalidArgumentError)):
+        group.main([one.format(tmp_path) for one in [*given, "--conf", "spark.a=b"]], standalone_mode=False)
+
+
 def test_diff_takes_savepoints_by_their_places(target: ObjectStorage, tmp_path: Path) -> None:
     """``holdfast diff`` of two savepoints is what ``holdfast savepoint diff`` says, also of two directories."""
     a_savepoint(target, "one")

@@ -22,7 +22,7 @@ from holdfast.errors import (
 )
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.savepoints import creating
+from holdfast.spark_integration.savepoints import creating, working
 from holdfast.spark_integration.stored_pointers import StatefulStep
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 
@@ -62,7 +62,7 @@ class Ground:
         self.has_state(lambda: [TOTALS])
 
     def has_state(self, steps: Callable[[], list[StatefulStep]]) -> None:
-        self._monkeypatch.setattr(creating, "stored_steps", lambda *_: steps())
+        self._monkeypatch.setattr(working, "stored_steps", lambda *_: steps())
 
     def refuse(self, url: Path, **fault: Any) -> None:
         def opened(of: str, options: Mapping[str, object]) -> ObjectStorage:

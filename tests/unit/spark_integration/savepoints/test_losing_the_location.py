@@ -17,7 +17,7 @@ from holdfast.errors import ConflictError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.copies import cloning, rescaling
-from holdfast.spark_integration.savepoints import restoring, seeding, stub_query
+from holdfast.spark_integration.savepoints import restoring, seeding, stub_query, working
 from holdfast.spark_integration.savepoints.new_query import NewQuery
 from tests.unit.snapshotter.savepoints.sample import a_savepoint
 
@@ -62,7 +62,7 @@ def test_before_the_next_part_of_a_new_query(tmp_path: Path, monkeypatch: pytest
     with open_storage(str(tmp_path / "query")) as query:
         query.put("metadata", b'{"id":"5d1f"}')
         committed(query, 0)
-    monkeypatch.setattr(cloning, "stored_steps", lambda *_: [])
+    monkeypatch.setattr(working, "stored_steps", lambda *_: [])
     monkeypatch.setattr(cloning, "_copy_operators", taken)
     monkeypatch.setattr(cloning, "copy_location", go_on)
     monkeypatch.setattr(rescaling, "save", taken)
