@@ -13,7 +13,7 @@ The files of a snapshot, read in place: parts, or ranges of them, on demand.
 A part is verified by its digest, so it is read as a whole. Who verifies each block by itself, as RocksDB does, reads
 ranges: of a part that holds its bytes as they are, they stand at its begin.
 
-The live rows of one version of a shard, read from durable storage into memory.
+`read_tables` reads all live rows of one version into memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``holdfast export``: a state table as Parquet or CSV files, or as a Delta table.
 
-A state table as Parquet or CSV files, written by this process shard by shard, without Spark.
+This process writes Parquet and CSV itself, shard by shard, without Spark:
 
 ::
 

@@ -1,7 +1,4 @@
-"""Failures reported in the state directory: of micro-batches, snapshots and clean-ups.
-
-Numbers and lengths of time as people read them.
-"""
+"""Failures reported in the state directory: of micro-batches, snapshots and clean-ups; numbers and times in words."""
 
 from __future__ import annotations
 

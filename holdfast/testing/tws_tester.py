@@ -3,9 +3,8 @@
 Calls are as in a query: a new copy of the processor for each, typed state in versions, ordered timers, TTL. Only Spark,
 the files and undeclared types are left out.
 
-Passes a tested processor's rows through unconverted: for tests that declare no types.
-
-Keys that a test gives, as rows of grouping columns whose types the first one tells.
+For tests that declare no types, `GivenExchange` passes rows through unconverted, and the first key tells the types of
+the grouping columns (`GroupingColumns`).
 """
 
 from __future__ import annotations

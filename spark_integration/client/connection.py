@@ -3,8 +3,6 @@
 No micro-batch waits for the server or fails without it: a commit is complete before it is announced, and the server
 catches up at the next announcement.
 
-Starts an executor's state server, from the first worker that finds none.
-
 The server inherits a lock from the worker, so an executor never has two: a worker that does not get the lock knows that
 a server runs or is starting. Its configuration comes on standard input, its environment from Spark's
 worker.

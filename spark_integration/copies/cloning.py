@@ -19,7 +19,7 @@ the original can, and knows as much of what was cleaned up. What the version bui
 are the parts of all snapshots: one with a damaged part is left out. What is later, or an attempt at the version that
 Spark did not accept, is no part of it.
 
-Copies Spark's checkpoint location of a query as it was after a micro-batch, while the query may run.
+Of Spark's checkpoint location it copies, while the query may run:
 
 ::
 

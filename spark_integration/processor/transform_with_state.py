@@ -13,7 +13,7 @@
 Keys are called in ascending order, null first and NaN last. Which timers fire is settled when the last row was handled:
 what is registered while they fire waits for the next micro-batch.
 
-Warns of a processor that keeps state in its attributes: they are gone when the call of its shard ends.
+`AttributeWatch` warns of a processor that keeps state in its attributes: they are gone when its shard's call ends.
 """
 
 from __future__ import annotations

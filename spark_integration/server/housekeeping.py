@@ -4,7 +4,7 @@ It drops versions that the query no longer needs, merges large runs, removes lef
 shards that are no longer used here (`holdfast.spark_integration.server.shard_use`). Snapshots have a thread of their
 own: `holdfast.spark_integration.server.snapshotting`.
 
-Removes what an operator leaves in its local directory: the notes of former runs, and folders without shards.
+It also removes what an operator leaves in its local directory: the notes of former runs, and folders without shards.
 """
 
 from __future__ import annotations

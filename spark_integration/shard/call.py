@@ -9,12 +9,10 @@
 
 Spark commits the pointer together with the micro-batch, so what a rejected attempt wrote is never seen again.
 
-The seam between a shard's call and Spark's operator that makes the call.
-
 To Spark each shard is a group of one of its own stateful operators, the host, which keeps the shard's pointer as the
 group's state: `holdfast.spark_integration.hosts`.
 
-Gathers all rows of one shard and micro-batch before its function is called: in memory or, if large, in a file.
+All rows of a shard and micro-batch are gathered before its function is called: in memory or, if large, in a file.
 
 Rows are grouped by key, so all of them must have arrived before the first key is called. Beyond `MEMORY_BYTES` they
 go to an unlinked file on a local disk and are mapped, so that the operating system can evict their pages. The keys, and

@@ -1,9 +1,7 @@
 """Checks before a task uses an operator's directory, once per executor or process.
 
-The processes of an executor share a claim through `holdfast.spark_integration.shard.claim_note`;
+The processes of an executor share the state of their run's claim in a file (`ClaimNote`);
 `holdfast.snapshotter.ownership.claims` says what a claim is.
-
-A file in which the processes of an executor share the state of their run's claim.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The open components of one shard in the running task: its backend, its commit log, the store that joins them.
 
-Checks that the state directory knows a shard's history before the shard continues from local copies.
+Before a shard continues from local copies, the state directory must know its history:
 
 ::
 

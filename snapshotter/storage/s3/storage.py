@@ -9,8 +9,7 @@
 
 Why not s3fs's own file methods: its ``rm`` drops the errors of single keys, its uploads go on sending parts
 while they abort, it asks HEAD before each GET, and its retries multiply with botocore's. So requests are made
-one by one (`holdfast.snapshotter.storage.s3.client`), with s3fs's options, credentials and session, and its retries
-set to one.
+one by one, with s3fs's options, credentials and session, and its retries set to one.
 
 Bounded: botocore's standard mode, 9 attempts of a request in about 45 s, 5 of a PutObject that meets another one of its
 key (409), 5 s to connect, 20 s without a byte, and all of one operation within `operation_timeout_seconds` (120) plus
@@ -22,7 +21,7 @@ which is safe because keys are written once.
 
 Fork: see `holdfast.snapshotter.storage.connections`.
 
-Clients of S3: made, used for single requests and closed. All that is not public in s3fs and fsspec stands here.
+Of s3fs and fsspec it uses what is not public:
 
 ::
 
@@ -32,8 +31,6 @@ Clients of S3: made, used for single requests and closed. All that is not public
     fsspec.asyn.iothread       whether this is the event loop's own thread
 
 `PRIVATE` names them; a test fails by name when a new release has one no more.
-
-Options of `s3`: what s3fs takes, checked before it sees them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Map state of a processor: a row for each entry.
 
-Entries that a processor asks for are looked up for many keys at once: see `asked_entries`. If it iterates over maps, or
-asks for many entries, the maps of many keys are fetched whole. A map too large for that is read entry by entry,
-and iterated over piece by piece; what was looked up in it is remembered until the slab ends. Writes need no read.
+An entry is looked up in the maps of many keys at once (`AskedEntries`), as a processor may ask each key's map for the
+same few. If it iterates over maps, or asks for many entries, the maps of many keys are fetched whole. A map too large
+for that is read entry by entry, and iterated over piece by piece; what was looked up in it is remembered until the slab
+ends. Writes need no read.
 
-Looks up an entry in the maps of many keys at once: a processor may ask each key's map for the same few.
-
-The first time that it asks for an entry, this is looked up for a few keys, from the one in hand on; then for more. So
-one of twenty entries costs one row a key, not twenty. Entries that differ from key to key are looked up in vain: after
-a few of them, or once a map was iterated over, whole maps are fetched until the shard's call ends.
+The first time that a processor asks for an entry, it is looked up for a few keys, from the one in hand on; then for
+more. So one of twenty entries costs one row a key, not twenty. Entries that differ from key to key are looked up in
+vain: after a few of them, or once a map was iterated over, whole maps are fetched until the shard's call ends.
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@
     what the base has besides  ──▶ copies                     tasks
     manifest                                                  driver, last
 
-Takes objects of one savepoint over into another one: byte for byte, by tasks, since a savepoint names no other.
-
-What a task does for a savepoint that is made of DataFrames: it sorts the rows of a shard, and stores them as pieces.
+A task sorts the rows of a shard and stores them as pieces (`TableWriter`), or copies pieces of the base byte for byte
+(`PieceCopier`), since a savepoint names no other.
 
 A key that stands twice, a null where none may be and a value that its type does not hold are errors that name the key:
 nobody could say which of two rows counts.

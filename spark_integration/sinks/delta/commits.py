@@ -1,11 +1,8 @@
 """The driver's side of a Delta sink: what the table shows, and one transaction for each micro-batch.
 
-A trial commit on an empty local copy of the table.
-
-What the table will not take is found before anything is decided, in the words of the library that would refuse it
-afterwards.
-
-The features that a Delta table may require of writers, and those that this one lacks.
+A trial commit on an empty local copy of the table (`rehearse`) finds what the table will not take before anything is
+decided, in the words of the library that would refuse it afterwards. `check_features` refuses a table that requires of
+writers what this one lacks.
 """
 
 from __future__ import annotations

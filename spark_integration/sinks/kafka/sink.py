@@ -4,7 +4,7 @@
 
     transactional id   holdfast.<sink>.<query>.<batch>.<partition>.<attempt>     of the attempt that first had it
                        holdfast.<sink>.check                                     by which `open` tries its rights
-    consumer group     holdfast.<sink>     an offset at partition 0              the mark, see marks.py
+    consumer group     holdfast.<sink>     an offset at partition 0              the mark, see below
     handle             transactional_id, producer_id, epoch                      Kafka's own numbers; no secrets
 
 Names of sinks and queries have no dots, so no id begins with the prefix of another query.

@@ -3,14 +3,14 @@
 ::
 
     <url>/_data/part-<attempt>-<number>.parquet              rows
-          _holdfast/<sink>/<query id>/batches/…              see `manifests`
+          _holdfast/<sink>/<query id>/batches/…              see below
           _holdfast/<sink>/<query id>/attempts/…             see `holdfast.spark_integration.sinks.files.attempts`
           _holdfast/queries/…                                see `holdfast.spark_integration.sinks.files.places`
 
 Spark, Hive and their like pass over names that begin with ``_``: who reads the URL without the manifests sees nothing,
 rather than rows that were never decided. One put makes a micro-batch visible.
 
-Which files of a Parquet sink count: one manifest per micro-batch, merged as they grow many.
+Manifests say which files count: one per micro-batch, merged as they grow many.
 
 ::
 
@@ -30,8 +30,6 @@ Invariants
 * **once**: a micro-batch has one list of files, for ever; one with another list is refused.
 * **whole**: a range is merged from all that lies in it; nothing is added to a range later.
 * **bounded**: what is listed does not grow with the number of micro-batches, but for merged ones that are full.
-
-Reads a Parquet sink's committed files: those that manifests name.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(f"{sinks}.files.sink.storage_of", world.storage_of)
         return world
 
-    for module in ("attempts", "places", "writing"):
+    for module in ("attempts", "places"):
         monkeypatch.setattr(f"{sinks}.files.{module}.io_executor", _InTurn)
     return made
 

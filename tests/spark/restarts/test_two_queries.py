@@ -27,7 +27,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.executor.processes import ProcessId, place_of
 from tests.spark.application import start_program
 from tests.spark.conftest import Lab, age, claims, configured
-from tests.tiers import cases
+from tests.tiers import ALL, cases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,6 +77,11 @@ def application(
 ) -> Iterator[Application]:
     running = Application(spark, tmp_path_factory.mktemp("application"), local_state)
     try:
+        if ALL:  # and at once: some minutes later the query that hangs looks dead
+            with configured(lab := running.labs["hangs"]):
+                running.wait_for("READY hangs")
+                lab.run(lab.totals(), query="second")
+                assert not (lab.folder / "durable/totals/operator").exists(), "the first one has the name"
         yield running
     finally:
         if running._process.returncode is None:
@@ -85,14 +90,7 @@ def application(
 
 @pytest.fixture(scope="module")
 def killed(application: Application) -> Application:
-    """Run a second query where one of the application's is at work, and one where one hangs; then kill the application.
-
-    The one that hangs looks dead some minutes later.
-    """
-    with configured(lab := application.labs["hangs"]):
-        application.wait_for("READY hangs")
-        lab.run(lab.totals(), query="second")
-        assert not (lab.folder / "durable/totals/operator").exists(), "the first one lives, and the name is its own"
+    """Run a second query where one of the application's is at work; then kill the application."""
     with configured(lab := application.labs["works"]):
         application.wait_for("READY works")
         lab.run(lab.totals(), query="second")

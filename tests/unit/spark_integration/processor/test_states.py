@@ -25,6 +25,7 @@ from holdfast.spark_integration.keyed.python_values import RowValues
 from holdfast.spark_integration.processor.state import slab_entries
 from holdfast.spark_integration.processor.state import states as states_module
 from holdfast.spark_integration.tables import keys_at_once
+from tests.tiers import ALL
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
 
 N = columns(n=LongType())
@@ -168,7 +169,7 @@ def test_large_state_is_read_and_written_a_few_keys_at_a_time(
         return before
 
     shard = ProcessorShard(tmp_path / "shard", Scripted(declare))
-    keys = [f"k{i}" for i in range(100)]
+    keys = [f"k{i}" for i in range(200 if ALL else 100)]
     for before in ("False", "True"):
         tracemalloc.start()
         try:
@@ -177,7 +178,7 @@ def test_large_state_is_read_and_written_a_few_keys_at_a_time(
         finally:
             tracemalloc.stop()
         assert set(seen.values()) == {before}
-        assert peak_bytes < 5 << 20, "all of it is 10 MB"
+        assert peak_bytes < 5 << 20, "all of it is 10 MB, or 20"
 
 
 @pytest.mark.parametrize("kind", ["list", "map"])
