@@ -149,13 +149,14 @@ class View(ABC):
         """
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
-        """Yield the live rows that begin with one of `prefixes`, ascending, in any number of runs.
+        """Yield the live rows that begin with one of `prefixes`, ascending by hash, in any number of runs.
 
         Parameters
         ----------
         prefixes : Keys
             Hashes, and the first so many of the table's key columns; see `TableSchema.prefix`. Any order,
-            duplicates allowed. Rows of one prefix share its hash: entries of a map, elements of a list.
+            duplicates allowed. Rows of one prefix share its hash: entries of a map, elements of a list. Where these
+            are very many, they may stand in several runs, in any order.
 
         Notes
         -----

@@ -160,6 +160,16 @@ _CAUSES = (
         "spark.sql.streaming.unsupportedOperationCheck to false (docs/configuration.md)",
     ),
     _Cause(
+        re.compile(
+            r"Stateful operators in the metadata: \[(?P<before>.*?)\]; "
+            r"Stateful operators in current batch: \[(?P<now>.*?)\]"
+        ),
+        r"the checkpointLocation was begun by other stateful operators of Spark: it has \g<before>, the query \g<now>",
+        "define the operators that it began with, in their order, and set "
+        "spark.sql.streaming.stateStore.providerClass to what it was then: operators in one line run in "
+        "transformWithState with Spark's RocksDB state store, else in applyInPandasWithState",
+    ),
+    _Cause(
         re.compile(r"Invalid streaming output mode: complete\b"),
         "the query was started in output mode complete, which only Spark's own aggregations have",
         'start it in the mode that its operator was defined for: outputMode("update") or outputMode("append")',

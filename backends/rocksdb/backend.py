@@ -203,7 +203,9 @@ class RocksDBBackend(FilesystemBackend):
         """Return how many bytes of the shard may lie in runs: the shards of an executor share what all may have."""
         shards = 1
         if self.directory.is_relative_to(self.executor_directory):  # else it is being taken over
-            pattern = "/".join("*" * len(self.directory.relative_to(self.executor_directory).parts))
+            # Other folders stand beside shards.
+            depth = len(self.directory.relative_to(self.executor_directory).parts)
+            pattern = "/".join([*"*" * depth, self._versions.name])
             shards = max(1, len(glob.glob(pattern, root_dir=self.executor_directory)))
         return self._rocksdb.runs_bytes // shards
 

@@ -59,7 +59,8 @@ def operator_plan(rows: KeyedRows, output: StructType, mode: Mode, name: str, *,
     shown = output if hands_on and mode == "append" else without_watermark(output)
     host: Host
     if hands_on:
-        host = StatefulProcessorHost(mode, "EventTime" if is_timed else "None", "")
+        # Spark lets no restart change this mode, which changes nothing: the operator's own mode may change.
+        host = StatefulProcessorHost("append", "EventTime" if is_timed else "None", "")
     else:
         host = GroupStateHost(mode, "EventTimeTimeout" if is_timed else "NoTimeout")
     return Definition(

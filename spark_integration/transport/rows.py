@@ -38,6 +38,7 @@ from pyspark.sql.types import (
 )
 
 from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.transport.late_rows import NEVER_LATE
 from holdfast.spark_integration.transport.route_columns import route_column
 from holdfast.spark_integration.transport.routes import ROUTE
 from holdfast.spark_integration.transport.transport import EventTime, Gather, Received, quoted
@@ -85,7 +86,9 @@ class RowsTransport:
             columns += _encode(quoted(field.name), field, f"c{i}")
         if self.event_time is not None:
             sent = self.event_time.sent
-            at = F.unix_micros(quoted(self.event_time.column)) + self.event_time.later_us
+            later_us = self.event_time.later_us
+            # Up to the end of time, beyond which Spark fails; what has no time is never late either.
+            at = F.least(F.unix_micros(quoted(self.event_time.column)), F.lit(NEVER_LATE - later_us)) + later_us
             moment = at if self.event_time.filters_rows else F.lit(None)
             columns.append(moment.cast(sent.dataType).alias(sent.name, metadata=sent.metadata))
         last = f"c{len(self.schema) - 1}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
@@ -180,3 +180,29 @@ def test_what_cannot_follow_says_so(lab: Lab) -> None:
         holdfast.stream(joined(lab, "inner").drop("paid")).groupBy("user").window("at", "1 hour").agg(
             n=holdfast.count()
         )
+
+
+def test_a_restart_may_change_the_output_mode(lab: Lab) -> None:
+    """Spark notes the output mode of what hosts an operator, and lets no restart change that."""
+    chance = random.Random(8)
+    for mode in ("update", "append"):
+        feed(lab, chance, 3)
+        windows = holdfast.stream(source(lab)).groupBy("user").window("at", "20 minutes")
+        assert any(lab.run(windows.agg(n=holdfast.count(), outputMode=mode), mode=mode))
+
+
+@pytest.mark.parametrize("began_with_rocksdb", cases([False, True], quick=1))
+def test_another_state_store_than_a_query_began_with_says_so(lab: Lab, began_with_rocksdb: bool) -> None:
+    """The session's decides which of Spark's operators hosts ours; the query's own cannot change."""
+    ((name, provider),) = NEEDED.items()
+
+    def run(with_rocksdb: bool) -> None:
+        feed(lab, random.Random(8), 1)
+        lab.spark.conf.set(name, provider) if with_rocksdb else lab.spark.conf.unset(name)
+        windows = holdfast.stream(source(lab)).groupBy("user").window("at", "20 minutes")
+        lab.run(windows.agg(n=holdfast.count()), mode="append")
+
+    run(began_with_rocksdb)
+    with pytest.raises(StreamingQueryException) as raised:
+        run(not began_with_rocksdb)
+    assert name in holdfast.explain(raised.value)

@@ -200,6 +200,11 @@ def test_of_java_only_the_innermost_cause_is_kept() -> None:
         ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple jobs", "another program", "stop one"),
         ("Multiple streaming queries are concurrently using file:/app/offsets.", "another program", "stop one"),
         ("Multiple applyInPandasWithStates are not supported on a stream;\n~Project", "Spark allows one", "processors"),
+        (
+            "Stateful operators in the metadata: [(0 -> one)]; Stateful operators in current batch: [(0 -> other)].",
+            "it has (0 -> one), the query (0 -> other)",
+            "stateStore.providerClass",
+        ),
         ("[STREAMING_OUTPUT_MODE] Invalid streaming output mode: complete. This", "aggregations", '"update"'),
         ("Could not serialize object: TypeError: cannot pickle '_thread.lock' object", "_thread.lock", "inside of"),
         ("'DataStreamWriter' object has no attribute 'awaitTermination'", "not started", ".start().awaitTermination"),

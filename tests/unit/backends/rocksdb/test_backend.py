@@ -127,6 +127,7 @@ def test_shards_of_an_executor_share_what_may_lie_in_runs(tmp_path: Path, monkey
     """The budget is the executor's, whatever the number of its shards, and whichever of its processes asks."""
     monkeypatch.undo()
     operator = tmp_path / "disk" / "query" / "totals"
+    (operator / "runs").mkdir(parents=True)  # which definitions run, beside the shards
     shards = [RocksDBBackend(operator / str(n), TABLES, clock.new_id, {}, tmp_path) for n in range(4)]
     with_four = shards[0].share_bytes()
     assert with_four == 64 << 20
