@@ -38,12 +38,12 @@ def repetitions(quick: int, long: int) -> range:
     return range(long if LONG else quick)
 
 
-def kills(quick: int) -> int:
-    """Return how many processes a test of kills is to kill, 10 in the long tier; ``HOLDFAST_TEST_KILLS=100`` more.
+def kills(quick: int, long: int = 10) -> int:
+    """Return how many processes a test of kills is to kill; ``HOLDFAST_TEST_KILLS=100`` kills more.
 
     Nearly all of its time is starting what was killed: 14 CPU seconds for a driver.
     """
-    return int(os.environ.get("HOLDFAST_TEST_KILLS") or (10 if LONG else quick))
+    return int(os.environ.get("HOLDFAST_TEST_KILLS") or (long if LONG else quick))
 
 
 def examples(quick: int = 10, every: int = 20, long: int = 200) -> int:
