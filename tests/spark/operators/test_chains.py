@@ -17,7 +17,10 @@ from tests.spark.answers import Batches
 from tests.spark.conftest import Lab
 from tests.spark.operators.test_equal_to_spark import compare, feed, shown_by, source
 from tests.spark.operators.test_joins import by_spark, joined, orders, payments
+from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
+from tests.spark.processors.test_chaining import OUTPUT as NUMBERED
+from tests.spark.processors.test_chaining import Numbering
 from tests.tiers import cases
 
 if TYPE_CHECKING:
@@ -167,14 +170,42 @@ def test_all_operators_go_on_from_a_savepoint(lab: Lab, chain: str) -> None:
     assert expected
 
 
+@pytest.mark.all
+def test_operators_that_nothing_has_reached_go_on_from_a_savepoint(lab: Lab) -> None:
+    """As in a chain's first micro-batches: nothing tells their names, so that the restore gives them."""
+    chance = random.Random(9)
+
+    def shown(query: str) -> Batches:
+        with configured(lab.spark, {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}):
+            return shown_by(lab, all_of_them(lab), query, "append")
+
+    feed(lab, chance, 1)
+    assert not shown("query")
+    made = savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
+    from_the_end = sorted(made.operators, key=lambda of: of.number)
+    named = zip(from_the_end, ("window", "session", "join", "distinct"), strict=True)
+    rename = {of.name: name for of, name in named if of.is_unnamed}
+    assert "window" in rename.values()
+    feed(lab, chance, 5)
+    expected = shown("query")
+    lab.configure({"state.dir": str(lab.folder / "again-state")})
+    savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "again", shards=3, rename=rename)
+    assert shown("again") == expected
+    assert expected
+
+
 def test_what_cannot_follow_says_so(lab: Lab) -> None:
-    """Spark's own window would drop what a join shows late; and two times would be two watermarks."""
+    """Spark's own operators would drop what a join shows late, or fail; and two times would be two watermarks."""
     feed(lab, random.Random(1), 1)
     pairs = joined(lab, "inner")
     with pytest.raises(AnalysisException, match="watermark"):
         lab.run(pairs.groupBy(F.window("at", "1 hour")).count(), mode="append")
     with pytest.raises(AnalysisException, match="event time columns"):
         holdfast.stream(pairs).dropDuplicates(["user"])
+    by_user = holdfast.stream(pairs.drop("paid")).groupBy("user")
+    for api, method in (("row", by_user.transformWithState), ("pandas", by_user.transformWithStateInPandas)):
+        with pytest.raises(InvalidArgumentError, match="eventTimeColumnName cannot follow a join"):
+            method(Numbering(api), NUMBERED, "append", "EventTime", eventTimeColumnName="at")
     lab.spark.conf.unset(next(iter(NEEDED)))
     with pytest.raises(InvalidArgumentError, match="RocksDB state store"):
         holdfast.stream(joined(lab, "inner").drop("paid")).groupBy("user").window("at", "1 hour").agg(
