@@ -29,7 +29,7 @@ from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_VARIABLE, STATE_VARIABLES, PointerRow
-from holdfast.spark_integration.spark_state import rocksdb_files, row_streams
+from holdfast.spark_integration.spark_state import row_streams
 from holdfast.spark_integration.spark_state.operators import (
     NotKnownError,
     StateOperator,
@@ -109,6 +109,9 @@ class StateStores:
         at = Named(self.version, ids[partition] if ids is not None else None)
         if self.provider == FILES:
             return row_streams.read_rows(folder, at, self.codec, limit_bytes, has_checksums=self.has_checksums)
+        # Spark imports the data source, and with it this module, in each new process; few of them need RocksDB.
+        from holdfast.spark_integration.spark_state import rocksdb_files
+
         rows = rocksdb_files.read_rows(folder, at, self.codec, family, limit_bytes, has_checksums=self.has_checksums)
         if any(row[:1] != _ENCODING_VERSION for pair in rows.items() for row in pair):
             raise NotKnownError(f"rows with another encoding in {folder.url}")

@@ -214,7 +214,7 @@ def test_settings(lab: Lab, setting: str, value: str, expected: str) -> None:
         ({"backend": "rocksdb", "rocksdb.compression": "zip"}, r"compression cannot be 'zip'.*lz4"),
         ({"backend": "rocksdb", "rocksdb.memory": "1m"}, r"spark\.holdfast\.rocksdb\.memory is too small.*set it to"),
         ({"backend": "half_done"}, r"'half_done' lacks methods of the contract: apply, close, .*view; add them"),
-        ({"backend": "older"}, r"'older' was built for another version.*install.*built_for=0 wanted=1"),
+        ({"backend": "older"}, r"'older' was built for another version.*install.*built_for=0 wanted=2"),
         ({"backend": "gone"}, r"'gone' cannot be loaded from 'no_such_package:Backend'"),
     ],
 )

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 import holdfast
+from holdfast import savepoints
 from holdfast.errors import InvalidArgumentError
 from tests.spark.conftest import Lab
 from tests.tiers import cases
@@ -62,8 +63,8 @@ def test_spark_calls_shards_for_timers_and_to_evict(lab: Lab, backend: str) -> N
     finally:
         query.stop()
     assert sorted(map(tuple, ended)) == [("a", 2), ("b", 1), ("c", 1)]
-    for table in ("counts", "seen", "seen.expiring", "timers", "timers_by_due"):
-        assert len(holdfast.read_state(lab.spark, lab.folder / "query", "idle", table=table)) == 0, table
+    saved = savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
+    assert saved.operators[0].rows == dict.fromkeys(("counts", "seen", "seen.expiring", "timers", "timers_by_due"), 0)
 
 
 @pytest.mark.parametrize(

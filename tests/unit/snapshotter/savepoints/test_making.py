@@ -44,7 +44,7 @@ def test_the_one_that_finishes_first_has_the_name(target: TimedStorage, threads:
     first, second = making(target, "one"), making(target, "one")
     made, too_late = stored(target, "first"), stored(target, "second")
     first.finish(made)
-    with pytest.raises(ConflictError, match="somebody else"):
+    with pytest.raises(ConflictError, match="another process"):
         second.finish(too_late)
     assert read_savepoint(target, "one") == made
     assert verify_savepoint(target, made, threads) == []
@@ -66,7 +66,7 @@ def test_a_savepoint_that_is_deleted_meanwhile_is_not_finished(target: TimedStor
     new = making(target, "one")
     made = stored(target, "mine")
     delete_savepoint(target, "one")
-    with pytest.raises(ConflictError, match="somebody else has deleted"):
+    with pytest.raises(ConflictError, match="another process has deleted"):
         new.finish(made)
     assert find_savepoint(target, "one") is None
 
@@ -99,7 +99,7 @@ def test_a_manifest_that_lands_late_replaces_no_other(target: TimedStorage, thre
     """Another maker has finished meanwhile: its savepoint is whole."""
     new = making(held_up(target, lambda: making(target, "one").finish(stored(target, "another"))), "one")
     made = stored(target, "mine")
-    with pytest.raises(ConflictError, match="make it again, under another name"):
+    with pytest.raises(ConflictError, match="use another name"):
         new.finish(made)
     found = read_savepoint(target, "one")
     assert found.comment == "another"
@@ -109,7 +109,7 @@ def test_a_manifest_that_lands_late_replaces_no_other(target: TimedStorage, thre
 def test_a_savepoint_that_is_deleted_before_its_manifest_lands_is_not_finished(target: TimedStorage) -> None:
     new = making(held_up(target, lambda: delete_savepoint(target, "one")), "one")
     made = stored(target, "mine")
-    with pytest.raises(ConflictError, match=r"somebody else has deleted.*missing=\S+"):
+    with pytest.raises(ConflictError, match=r"another process has deleted.*missing=\S+"):
         new.finish(made)
 
 
@@ -131,7 +131,7 @@ def test_one_that_is_deleted_before_its_last_look_is_not_finished(target: TimedS
     storage = FaultyStorage(target, [Fault("delay", "list", nth=2, wait=lambda: delete_savepoint(target, "one"))])
     new = making(storage, "one")
     made = stored(target, "mine")
-    with pytest.raises(ConflictError, match="somebody else has deleted this savepoint"):
+    with pytest.raises(ConflictError, match="another process has deleted this savepoint"):
         new.finish(made)
     storage.assert_all_hit()
 

@@ -201,7 +201,7 @@ def test_a_savepoint_of_which_parts_were_deleted_is_not_finished(target: ObjectS
     """Somebody took it for an unfinished one."""
     made = a_savepoint(target)
     savepoint_folder(target, "one").delete([KEY, made.operators[0].pieces[2].key])
-    with pytest.raises(ConflictError, match=r"somebody else.*0000-2-"):
+    with pytest.raises(ConflictError, match=r"another process.*0000-2-"):
         making(target, "one").finish(made)
     assert find_savepoint(target, "one") is None
 
