@@ -182,7 +182,8 @@ def _places(tmp_path: Path) -> Places:
 def test_a_run_yields_the_time_of_each_micro_batch_and_what_was_equal(tmp_path: Path) -> None:
     measured = _plain(tmp_path, sleep_s=0.3).run(_JOB, _places(tmp_path))
     assert len(measured.batch_ms) == _JOB.batches
-    assert min(measured.batch_ms[1:]) > 20
+    # In all: whoever looks for results may come late to one, and then two are there at once.
+    assert sum(measured.batch_ms) > 250 * _JOB.batches
     assert measured.equality == {"what": "sampled keys", "rows": 20, "equal": True}
     assert measured.start_ms is not None
     assert measured.start_ms > 0
