@@ -12,7 +12,6 @@ In append mode a result may come once; in update mode the last one counts.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +22,7 @@ from holdfast.benches.instruments.spark import session
 from holdfast.benches.nexmark.engines import ENGINES
 from holdfast.benches.nexmark.events import AUCTION, BID, CYCLE, PERSON, events, of_kind
 from holdfast.benches.nexmark.job import Nexmark
-from holdfast.benches.runs.child_process import call_in_child
-from holdfast.benches.runs.small_run import LIMIT_S, rows_of, shown
+from holdfast.benches.runs.small_run import compared_in_child, rows_of, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,15 +42,7 @@ def small(job: Nexmark, rows: int = 10_000, batches: int = 4) -> Nexmark:
 
 def checked(job: Nexmark, engines: Sequence[str]) -> dict[str, Any]:
     """Compare engines on a small run of the job's query, in a process of its own; the result is that of `compare`."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", ignore_cleanup_errors=True) as folder:
-        found: dict[str, Any] = call_in_child(
-            f"a comparison of what query {job.query} finds",
-            f"{__name__}:_compared",
-            *(small(job).stored(), list(engines), folder),
-            folders=[Path(folder)],
-            limit_s=LIMIT_S,
-        )
-    return found
+    return compared_in_child(f"what query {job.query} finds", f"{__name__}:_compared", small(job), engines)
 
 
 def _compared(stored: Mapping[str, Any], engines: Sequence[str], folder: str) -> dict[str, Any]:

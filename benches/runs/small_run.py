@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.benches.jobs.job import StreamingJob
 
 _LOOK_EVERY_S = 0.05
-LIMIT_S = 900.0
+_LIMIT_S = 900.0
 
 
 def shown(
@@ -84,13 +84,18 @@ def checked(job: Operators, engines: Sequence[str]) -> dict[str, Any]:
     ``differences`` by engine: in which micro-batch, how many rows, and one of them.
     """
     small = replace(job, rows=min(job.rows, 2_000), keys=min(job.keys, 1_000), batches=6, warmup=0)
+    return compared_in_child(f"what {job.operator} shows", f"{__name__}:_compared", small, engines)
+
+
+def compared_in_child(what: str, function: str, job: StreamingJob, engines: Sequence[str]) -> dict[str, Any]:
+    """Call a comparison, ``module:name``, in a process of its own, with the stored job, the engines and a folder."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", ignore_cleanup_errors=True) as folder:
         found: dict[str, Any] = call_in_child(
-            f"a comparison of what {job.operator} shows",
-            f"{__name__}:_compared",
-            *(small.stored(), list(engines), folder),
+            f"a comparison of {what}",
+            function,
+            *(job.stored(), list(engines), folder),
             folders=[Path(folder)],
-            limit_s=LIMIT_S,
+            limit_s=_LIMIT_S,
         )
     return found
 
