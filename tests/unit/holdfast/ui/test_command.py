@@ -28,7 +28,8 @@ def said(*arguments: object) -> str:
 @pytest.mark.slow(6)
 def test_it_serves_until_it_is_interrupted(sample: Path) -> None:
     """It prints its address, on this machine alone, answers there and nowhere else, and ends by Ctrl-C."""
-    main = "from holdfast.cli import main; main()"
+    # A shell that starts `make test &` has its processes ignore Ctrl-C.
+    main = "import signal; signal.signal(2, signal.default_int_handler); from holdfast.cli import main; main()"
     command = [sys.executable, "-c", main, "ui", str(sample), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
