@@ -6,11 +6,11 @@ import uuid
 
 import confluent_kafka as client
 
+from holdfast.spark_integration.sinks.kafka import protocol
+from holdfast.spark_integration.sinks.kafka.brokers import Cluster
 from holdfast.spark_integration.sinks.kafka.options import ClientOptions
 from holdfast.spark_integration.sinks.kafka.prepared import describe
-from holdfast.spark_integration.sinks.kafka.wire import requests
-from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster
-from holdfast.spark_integration.sinks.kafka.wire.requests import Transaction
+from holdfast.spark_integration.sinks.kafka.protocol import TransactionDescription
 from tests.servers.kafka import Kafka
 
 
@@ -44,10 +44,10 @@ def committed(server: Kafka, topic: str, isolation: str = "read_committed") -> l
         consumer.close()
 
 
-def transactional_ids(server: Kafka, prefix: str) -> dict[str, Transaction]:
+def transactional_ids(server: Kafka, prefix: str) -> dict[str, TransactionDescription]:
     """Return all transactional ids that begin so and that coordinators remember."""
     options = ClientOptions.of({}, server.servers)
     with Cluster(options.servers(), options.security(), patience_ms=10_000) as cluster:
-        nodes, _ = cluster.ask_any(requests.metadata([]))
-        listed = [cluster.ask_node(node, requests.list_transactions([]))[1] for node in nodes]
+        nodes, _ = cluster.ask_any(protocol.metadata([]))
+        listed = [cluster.ask_node(node, protocol.list_transactions([]))[1] for node in nodes]
         return describe(cluster, [name for names in listed for name, _ in names if name.startswith(prefix)])

@@ -1,13 +1,11 @@
 """Rows become messages: the columns that Spark's Kafka sink takes, and ``timestamp``.
 
-::
-
-    value       string or binary; null deletes the key in a compacted topic    required
-    key         string or binary                                               optional
-    topic       string                                                         where the sink has no topic of its own
-    partition   int                                                            optional; null: by the key
-    headers     array<struct<key: string, value: binary>>                      optional
-    timestamp   timestamp, kept in milliseconds                                optional; null: now
+value       string or binary; null deletes the key in a compacted topic    required
+key         string or binary                                               optional
+topic       string                                                         where the sink has no topic of its own
+partition   int                                                            optional; null: by the key
+headers     array<struct<key: string, value: binary>>                      optional
+timestamp   timestamp, kept in milliseconds                                optional; null: now
 """
 
 from __future__ import annotations
@@ -55,11 +53,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
 
 
 def check_schema(schema: pa.Schema, topic: str | None) -> None:
-    """Raise unless rows of this schema are messages.
-
-    Raises `SchemaMismatchError` if a column is missing, has another type, or is none of a message;
-    `InvalidArgumentError`: no topic, or two.
-    """
+    """Raise SchemaMismatchError unless rows of this schema are messages; InvalidArgumentError for no topic, or two."""
     for field in schema:
         if field.name not in _EXPECTED:
             raise SchemaMismatchError(
@@ -71,10 +65,8 @@ def check_schema(schema: pa.Schema, topic: str | None) -> None:
         if not fits(field.type):
             raise SchemaMismatchError(
                 "a column has a different type than Spark's Kafka sink expects; cast it",
-                column=field.name,
-                type=field.type,
-                expected=wanted,
-            )
+                column=field.name, type=field.type, expected=wanted,
+            )  # fmt: skip
     names = schema.names
     if len(set(names)) < len(names):
         raise SchemaMismatchError("two columns have the same name", columns=", ".join(names))

@@ -1,6 +1,6 @@
 """How brokers are reached: the user's options, as librdkafka names them, for its producer and for our own requests.
 
-Options come from the query, never from the sink: they may hold credentials. No text that leaves this package holds one.
+They come from the query, never from the sink, as they may hold credentials, which no error, log or repr shows.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.sinks.kafka.wire import sasl
-from holdfast.spark_integration.sinks.kafka.wire.connection import Security
+from holdfast.spark_integration.sinks.kafka.brokers import MECHANISMS, Cluster, Login, Security
 
 SERVERS = "bootstrap.servers"
 TIMEOUT = "transaction.timeout.ms"
@@ -51,10 +50,7 @@ class ClientOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str], servers: str | None) -> ClientOptions:
-        """Check the user's options; `servers` is where to begin if they do not say it.
-
-        Raises `InvalidArgumentError` if no servers, or an option that is the sink's own.
-        """
+        """Check the user's options, which go before `servers`. Raises `InvalidArgumentError` for the sink's own."""
         for name in _OURS:
             if name in options:
                 raise InvalidArgumentError("the Kafka sink sets this option itself; remove it", option=name)
@@ -82,19 +78,23 @@ class ClientOptions:
         return {**_DEFAULTS, **self.values, "transactional.id": transactional_id, TIMEOUT: timeout_ms}
 
     def servers(self) -> list[tuple[str, int]]:
-        """Return the addresses to begin with."""
+        """Return the addresses of ``bootstrap.servers``."""
         return [_address(part) for part in self.values[SERVERS].split(",") if part.strip()]
 
     def security(self) -> Security:
         """Return how our own connections are secured.
 
-        Raises `InvalidArgumentError`: in a way that librdkafka knows, and our own requests do not.
+        Raises `InvalidArgumentError` for a way that only librdkafka knows.
         """
         protocol = self.values.get("security.protocol", "plaintext").lower()
         if protocol not in ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl"):
             raise InvalidArgumentError("security.protocol must be plaintext, ssl, sasl_plaintext or sasl_ssl")
         tls = self._tls() if protocol.endswith("ssl") else None
         return Security(tls, self._login() if protocol.startswith("sasl") else None)
+
+    def cluster(self, patience_ms: int) -> Cluster:
+        """Return the brokers."""
+        return Cluster(self.servers(), self.security(), patience_ms=patience_ms)
 
     def without_secrets(self, text: str) -> str:
         """Return a text of librdkafka without the values of options that may be secret."""
@@ -103,17 +103,17 @@ class ClientOptions:
                 text = text.replace(value, "***")
         return text
 
-    def _login(self) -> sasl.Login:
+    def _login(self) -> Login:
         mechanism = (self.values.get("sasl.mechanism") or self.values.get("sasl.mechanisms") or "GSSAPI").upper()
-        if mechanism not in sasl.MECHANISMS:
+        if mechanism not in MECHANISMS:
             raise InvalidArgumentError(
-                f"the Kafka sink logs in with {', '.join(sasl.MECHANISMS)}; choose one with sasl.mechanism",
+                f"the Kafka sink logs in with {', '.join(MECHANISMS)}; choose one with sasl.mechanism",
                 mechanism=mechanism,
             )
         user, password = self.values.get("sasl.username"), self.values.get("sasl.password")
         if not user or not password:
             raise InvalidArgumentError("this SASL mechanism needs sasl.username and sasl.password", mechanism=mechanism)
-        return sasl.Login(mechanism, user, password)
+        return Login(mechanism, user, password)
 
     def _tls(self) -> ssl.SSLContext:
         for name in _UNREADABLE:

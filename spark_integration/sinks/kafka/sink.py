@@ -1,6 +1,4 @@
-"""The sink: what stands in Kafka and where, and each of the seam's calls in Kafka's terms.
-
-::
+"""`KafkaSink`: the results of a query as messages of a topic, each exactly once.
 
     transactional id   holdfast.<sink>.<query>.<batch>.<partition>.<attempt>     of the attempt that first had it
                        holdfast.<sink>.check                                     by which `open` tries its rights
@@ -9,9 +7,7 @@
 
 Names of sinks and queries have no dots, so no id begins with the prefix of another query.
 
-The mark: which query writes under a sink's name, and its newest micro-batch that is wholly visible.
-
-::
+The mark says which query writes under a sink's name, and its newest micro-batch that is wholly visible:
 
     consumer group   holdfast.<sink>     topic, partition 0
     offset           number of the micro-batch + 1; 0 if the query has begun and committed nothing
@@ -32,15 +28,15 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import pyarrow as pa
+from confluent_kafka import KafkaError
 
 from holdfast.errors import InvalidArgumentError, StateLostError, UnavailableError
 from holdfast.snapshotter.sink_log import checked_sink
-from holdfast.spark_integration.sinks.kafka import messages, prepared, transaction
+from holdfast.spark_integration.sinks.kafka import messages, prepared, protocol, transaction
+from holdfast.spark_integration.sinks.kafka.brokers import Cluster, refused
 from holdfast.spark_integration.sinks.kafka.options import CREDENTIALS, SERVERS, TIMEOUT, ClientOptions
-from holdfast.spark_integration.sinks.kafka.prepared import Prepared
-from holdfast.spark_integration.sinks.kafka.wire import error_codes, requests
-from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster, refused
-from holdfast.spark_integration.sinks.kafka.wire.requests import Mark, Transaction
+from holdfast.spark_integration.sinks.kafka.prepared import PreparedTransaction
+from holdfast.spark_integration.sinks.kafka.protocol import CommittedOffset, TransactionDescription
 from holdfast.spark_integration.sinks.two_phase_sink import (
     Handle,
     SinkAttempt,
@@ -51,11 +47,17 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
     tell_of_two_drivers,
 )
 
+_log = logging.getLogger("holdfast.kafka")
+
 _NO_ID = "0" * 32
+_KAFKAS_TIMEOUT_MS = 900_000  # transaction.max.timeout.ms where nobody has set it
+_MAY_WRITE = 1 << 4
+# By servers: asked once by each process.
+_limits_ms: dict[str, int] = {}
 
 
-class Marks:
-    """The mark of one sink at one topic."""
+class Mark:
+    """The mark of one sink at one topic: see the module."""
 
     def __init__(self, cluster: Cluster, sink: str, topic: str) -> None:
         self._cluster, self._sink, self._topic = cluster, sink, topic
@@ -80,14 +82,9 @@ class Marks:
         return was_shown
 
     def require(self, query: SinkQuery, batch_id: int) -> bool:
-        """Check that a mark still exists, of any query: it vanishes with its topic.
+        """Return whether this query's micro-batch was wholly visible once.
 
-        Raises `StateLostError` if there is none.
-
-        Returns
-        -------
-        bool
-            Whether this query's micro-batch was wholly visible once.
+        Raises `StateLostError` if there is no mark of any query: it vanishes with its topic.
         """
         mark = self._read()
         if mark is None:
@@ -95,7 +92,7 @@ class Marks:
         return mark.text == query.query_id and mark.offset > batch_id
 
     def put(self, query: SinkQuery, batch_id: int) -> None:
-        """Show a micro-batch, unless the query has been replaced meanwhile, or a later one is shown."""
+        """Mark a micro-batch as visible, unless the query was replaced meanwhile, or a later one is marked."""
         mark = self._read()
         if mark is not None and mark.text == query.query_id and mark.offset <= batch_id:
             self._write(query, batch_id + 1)
@@ -105,26 +102,24 @@ class Marks:
             "the topic does not have the sink's mark: it is another topic than before, or was deleted, and perhaps "
             "recreated, so results are gone from it; or somebody deleted the consumer group. Name the topic of before, "
             "or give the sink another name to start afresh",
-            sink=self._sink,
-            topic=self._topic,
-            group=self._group,
-            **facts,
-        )
+            sink=self._sink, topic=self._topic, group=self._group, **facts,
+        )  # fmt: skip
 
-    def _read(self) -> Mark | None:
-        request = requests.fetch_marks(self._group)
+    def _read(self) -> CommittedOffset | None:
+        request = protocol.fetch_offsets(self._group)
         code, marks = self._cluster.ask_coordinator(self._group, request, lambda answer: answer[0], group=True)
         if code:
             raise refused(code, f"read the consumer group {self._group}")
         for mark in marks:
             query_id, _, topic_id = mark.text.partition(" ")
-            if mark.topic == self._topic and mark.offset >= 0 and _may_be_same(topic_id, self._topic_id()):
-                return Mark(mark.topic, mark.offset, query_id)
+            is_here = mark.topic == self._topic and mark.offset >= 0
+            if is_here and (topic_id == self._topic_id() or _NO_ID in (topic_id, self._topic_id())):
+                return CommittedOffset(mark.topic, mark.offset, query_id)
         return None
 
     def _write(self, query: SinkQuery, offset: int) -> None:
-        mark = Mark(self._topic, offset, f"{query.query_id} {self._topic_id()}")
-        request = requests.commit_mark(self._group, mark)
+        mark = CommittedOffset(self._topic, offset, f"{query.query_id} {self._topic_id()}")
+        request = protocol.commit_offset(self._group, mark)
         code = self._cluster.ask_coordinator(self._group, request, lambda answer: answer, group=True)
         if code:
             raise refused(code, f"keep an offset of the consumer group {self._group} at the topic {self._topic}")
@@ -132,30 +127,17 @@ class Marks:
     def _topic_id(self) -> str:
         """Return the id of the topic; of one that is gone, none that a mark has."""
         if self._known_id is None:
-            request = requests.metadata([self._topic])
+            request = protocol.metadata([self._topic])
             _, topics = self._cluster.ask_any(request, lambda answer: max((one.code for one in answer[1]), default=0))
-            code = next((one.code for one in topics), error_codes.UNKNOWN_TOPIC_OR_PARTITION)
-            if code not in (0, error_codes.UNKNOWN_TOPIC_OR_PARTITION):
+            code = next((one.code for one in topics), KafkaError.UNKNOWN_TOPIC_OR_PART)
+            if code not in (0, KafkaError.UNKNOWN_TOPIC_OR_PART):
                 raise refused(code, "see the topic", topic=self._topic)
             self._known_id = "gone" if code else topics[0].topic_id
         return self._known_id
 
 
-def _may_be_same(one: str, other: str) -> bool:
-    return one == other or _NO_ID in (one, other)
-
-
-_log = logging.getLogger("holdfast.kafka")
-
-_KAFKAS_TIMEOUT_MS = 900_000  # transaction.max.timeout.ms where nobody has set it
-_MAY_WRITE = 1 << 4
-
-# By servers: asked once by each process.
-_limits_ms: dict[str, int] = {}
-
-
 class KafkaSink(TwoPhaseSink):
-    """Messages of a Kafka topic, which `read_committed` consumers see once; see `holdfast.sinks.kafka`. Append mode."""
+    """See the module and `holdfast.sinks.kafka`."""
 
     credentials: ClassVar[Sequence[str]] = CREDENTIALS
 
@@ -166,9 +148,7 @@ class KafkaSink(TwoPhaseSink):
             raise InvalidArgumentError("not a valid topic name", topic=topic)
         if not 0.001 <= timeout_s <= 3600:
             raise InvalidArgumentError("timeout_s must be from 0.001 to 3600", sink=name, timeout_s=timeout_s)
-        self.name = checked_sink(name)
-        self.topic = topic
-        self.servers = servers
+        self.name, self.topic, self.servers = checked_sink(name), topic, servers
         self._patience_ms = round(timeout_s * 1000)
 
     def __repr__(self) -> str:
@@ -180,51 +160,44 @@ class KafkaSink(TwoPhaseSink):
         # Before the brokers are asked: it names an option that does not exist.
         timeout_ms = options.timeout_ms
         transaction.producer_of(options, options.for_producer(self._check_id, timeout_ms or _KAFKAS_TIMEOUT_MS))
-        with self._cluster(options) as cluster:
+        with options.cluster(self._patience_ms) as cluster:
             if self.topic is not None:
                 _check_topic(cluster, self.topic)
             self._check_rights(cluster, timeout_ms or _longest_ms(cluster, options))
-            return None if self.topic is None else Marks(cluster, self.name, self.topic).claim(query)
+            return None if self.topic is None else Mark(cluster, self.name, self.topic).claim(query)
 
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
         messages.check_schema(schema, self.topic)
         options = self._options(attempt.query)
-        with self._cluster(options) as cluster:
+        with options.cluster(self._patience_ms) as cluster:
             timeout_ms = options.timeout_ms or _limits_ms.get(options.values[SERVERS]) or _longest_ms(cluster, options)
             transactional_id = self._id(cluster, attempt)
         return transaction.KafkaTransaction(
-            options,
-            transactional_id,
-            self.topic,
-            timeout_ms=timeout_ms,
-            patience_ms=self._patience_ms,
+            options, transactional_id, self.topic, timeout_ms=timeout_ms, patience_ms=self._patience_ms
         )
 
     def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
         wanted = prepared.with_rows(handles)
-        with self._cluster(self._options(query)) as cluster:
+        with self._cluster(query) as cluster:
             if self.topic is not None:
-                Marks(cluster, self.name, self.topic).require(query, batch_id)
+                Mark(cluster, self.name, self.topic).require(query, batch_id)
             known = _described(cluster, wanted)
-        gone = [one for one in wanted if not one.is_open(known.get(one.transactional_id))]
+        gone = [one for one in wanted if not one.is_open(known)]
         if gone:
             raise UnavailableError(
                 "transactions ended before they were decided: they took longer than transaction.timeout.ms allows, "
                 "or somebody aborted them; the micro-batch is written again",
-                batch=batch_id,
-                gone=len(gone),
-                of=len(wanted),
-                first=gone[0].transactional_id,
-            )
+                batch=batch_id, gone=len(gone), of=len(wanted), first=gone[0].transactional_id,
+            )  # fmt: skip
 
     def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
         wanted = prepared.with_rows(handles)
-        with self._cluster(self._options(query)) as cluster:
-            marks = None if self.topic is None else Marks(cluster, self.name, self.topic)
-            is_shown = marks is not None and marks.require(query, batch_id)
+        with self._cluster(query) as cluster:
+            mark = None if self.topic is None else Mark(cluster, self.name, self.topic)
+            is_shown = mark is not None and mark.require(query, batch_id)
             known = _described(cluster, wanted)
-            committed = [one for one in wanted if one.is_committed(known.get(one.transactional_id))]
-            waiting = [one for one in wanted if one.is_open(known.get(one.transactional_id))]
+            committed = [one for one in wanted if one.is_committed(known)]
+            waiting = [one for one in wanted if one.is_open(known)]
             if is_shown and waiting:
                 # The mark comes last: these are another driver's, whose messages would be there beside the others.
                 tell_of_two_drivers(query, batch_id)
@@ -238,8 +211,8 @@ class KafkaSink(TwoPhaseSink):
             if len(alive) == len(wanted):
                 prepared.ended(cluster, [one.transactional_id for one in wanted])
                 prepared.fence_others(cluster, self._prefix(query.query_id), batch_id, wanted)
-                if marks is not None:
-                    marks.put(query, batch_id)
+                if mark is not None:
+                    mark.put(query, batch_id)
                 return
             # Coordinators forget ids after some days, those of committed transactions as well: the mark does not.
             are_forgotten = all(one in alive or one.transactional_id not in known for one in wanted)
@@ -248,14 +221,14 @@ class KafkaSink(TwoPhaseSink):
 
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
         wanted = prepared.with_rows(handles)
-        with self._cluster(self._options(query)) as cluster:
+        with self._cluster(query) as cluster:
             known = _described(cluster, wanted)
             for one in wanted:
-                if one.is_open(known.get(one.transactional_id)):
+                if one.is_open(known):
                     prepared.fence(cluster, one.transactional_id)
 
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
-        with self._cluster(self._options(query)) as cluster:
+        with self._cluster(query) as cluster:
             return [one.handle() for one in prepared.left_open(cluster, self._prefix(query.query_id))]
 
     def _id(self, cluster: Cluster, attempt: SinkAttempt) -> str:
@@ -276,13 +249,13 @@ class KafkaSink(TwoPhaseSink):
     def _options(self, query: SinkQuery) -> ClientOptions:
         return ClientOptions.of(query.options, self.servers)
 
-    def _cluster(self, options: ClientOptions) -> Cluster:
-        return Cluster(options.servers(), options.security(), patience_ms=self._patience_ms)
+    def _cluster(self, query: SinkQuery) -> Cluster:
+        return self._options(query).cluster(self._patience_ms)
 
     def _check_rights(self, cluster: Cluster, timeout_ms: int) -> None:
-        request = requests.init_producer_id(self._check_id, timeout_ms)
+        request = protocol.init_producer_id(self._check_id, timeout_ms)
         code = cluster.ask_coordinator(self._check_id, request, lambda answer: answer)
-        if code == error_codes.INVALID_TRANSACTION_TIMEOUT:
+        if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
             raise InvalidArgumentError(
                 "the brokers do not allow transactions of this length; lower transaction.timeout.ms to their "
                 "transaction.max.timeout.ms, or raise that",
@@ -295,12 +268,8 @@ class KafkaSink(TwoPhaseSink):
         return StateLostError(
             "Kafka has ended prepared transactions of a decided micro-batch: the query was away for longer than "
             f"{TIMEOUT}, or somebody aborted them; see 'When a decided micro-batch is lost' in docs/kafka-sink.md",
-            sink=self.name,
-            batch=batch_id,
-            lost=lost,
-            of=partitions,
-            visible=visible,
-        )
+            sink=self.name, batch=batch_id, lost=lost, of=partitions, visible=visible,
+        )  # fmt: skip
 
 
 def _longest_ms(cluster: Cluster, options: ClientOptions) -> int:
@@ -310,14 +279,14 @@ def _longest_ms(cluster: Cluster, options: ClientOptions) -> int:
     return _limits_ms.setdefault(options.values[SERVERS], limit_ms or _KAFKAS_TIMEOUT_MS)
 
 
-def _described(cluster: Cluster, wanted: Sequence[Prepared]) -> dict[str, Transaction]:
+def _described(cluster: Cluster, wanted: Sequence[PreparedTransaction]) -> dict[str, TransactionDescription]:
     return prepared.describe(cluster, [one.transactional_id for one in wanted])
 
 
 def _check_topic(cluster: Cluster, topic: str) -> None:
-    _, topics = cluster.ask_any(requests.metadata([topic]))
+    _, topics = cluster.ask_any(protocol.metadata([topic]))
     found = next((one for one in topics if one.name == topic), None)
-    if found is None or found.code == error_codes.UNKNOWN_TOPIC_OR_PARTITION:
+    if found is None or found.code == KafkaError.UNKNOWN_TOPIC_OR_PART:
         raise InvalidArgumentError("there is no such topic, or the user may not see it; create it", topic=topic)
     if found.code:
         raise refused(found.code, "write to the topic", topic=topic)

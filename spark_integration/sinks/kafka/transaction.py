@@ -1,23 +1,19 @@
 """A worker's side: one producer for one attempt, whose transaction outlives it.
 
-::
-
     Producer(transactional.id of this attempt) ─ init_transactions ─ begin ─ produce … ─ flush ─ describe ─ gone
                                                                                           │
                               handle: transactional id, producer id, epoch  ◀─────────────┘
 
-Kafka's clients know no "prepare". But a transaction whose messages have all been acknowledged is durable and invisible,
-and its coordinator lets anyone end it who names its id, producer id and epoch. The coordinator tells those two numbers.
+Kafka's clients have no "prepare". But a transaction whose messages have all been acknowledged is durable and invisible,
+and its coordinator lets anyone end it who names its id, producer id and epoch, two numbers that the coordinator tells.
 A producer that is destroyed leaves its transaction as it is.
-
-What librdkafka says, as errors of holdfast: by its code, and without credentials.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, TypeGuard
+from typing import Any
 
 import confluent_kafka as client
 import pyarrow as pa
@@ -27,14 +23,17 @@ from holdfast import clock
 from holdfast.errors import ClosedError, FencedError, HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.spark_integration.sinks.kafka.messages import Message, messages
 from holdfast.spark_integration.sinks.kafka.options import ClientOptions
-from holdfast.spark_integration.sinks.kafka.prepared import ONGOING, Prepared, describe
-from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster
+from holdfast.spark_integration.sinks.kafka.prepared import ONGOING, PreparedTransaction, describe
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkTransaction
 
-# ruff: noqa: SLF001  Codes of librdkafka itself, unlike those of brokers, begin with _ and are public all the same.
+# ruff: noqa: SLF001  librdkafka's own codes begin with _, and are public all the same.
 
+_log = logging.getLogger("holdfast.kafka")
 
+_SLICE_ROWS = 10_000
+_FULL_S, _FLUSH_S, _STEP_S = 0.01, 0.05, 0.5
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
+#: What the user must correct.
 _WRONG = {
     KafkaError.MSG_SIZE_TOO_LARGE: "a message is larger than the client or the topic allows; raise message.max.bytes "
     "and the topic's max.message.bytes, or write less",
@@ -56,32 +55,8 @@ _WRONG = {
 }
 
 
-def as_ours(error: KafkaError, options: ClientOptions, **facts: object) -> HoldfastError:
-    """Return the error for what librdkafka says, without credentials."""
-    code = error.code()
-    reason = options.without_secrets(error.str())
-    if code in _FENCED:
-        return FencedError("another attempt or the driver has ended this transaction", reason=reason, **facts)
-    if code in _WRONG:
-        return InvalidArgumentError(_WRONG[code], reason=reason, **facts)
-    return UnavailableError("the brokers did not take the messages", reason=reason, **facts)
-
-
-def is_users(error: KafkaError | None) -> TypeGuard[KafkaError]:
-    """Tell whether an error stays until the user corrects something."""
-    return error is not None and error.code() in _WRONG
-
-
-_log = logging.getLogger("holdfast.kafka")
-
-_SLICE_ROWS = 10_000
-_FULL_S = 0.01
-_FLUSH_S = 0.05
-_STEP_S = 0.5
-
-
 class KafkaTransaction(SinkTransaction):
-    """See the module; the first message has not been sent when it is made."""
+    """See the module."""
 
     def __init__(
         self,
@@ -93,13 +68,10 @@ class KafkaTransaction(SinkTransaction):
         patience_ms: int,
         monotonic_ms: Callable[[], int] = clock.monotonic_ms,
     ) -> None:
-        self._options = options
-        self._id = transactional_id
-        self._topic = topic
-        self._patience_ms = patience_ms
-        self._monotonic_ms = monotonic_ms
+        self._options, self._id, self._topic = options, transactional_id, topic
+        self._patience_ms, self._monotonic_ms = patience_ms, monotonic_ms
         self._failed: HoldfastError | None = None
-        self._noticed_last: client.KafkaError | None = None
+        self._noticed_last: KafkaError | None = None
         self._count = 0
         self._producer: client.Producer | None = None
         settings = options.for_producer(transactional_id, timeout_ms)
@@ -120,7 +92,7 @@ class KafkaTransaction(SinkTransaction):
         if not self._count:
             # The coordinator has seen no partition: there is nothing to end.
             self._producer = None
-            return Prepared(self._id, -1, -1).handle()
+            return PreparedTransaction(self._id, -1, -1).handle()
         try:
             while producer.flush(_FLUSH_S):
                 self._serve(producer)
@@ -152,7 +124,7 @@ class KafkaTransaction(SinkTransaction):
             except client.KafkaException as exc:
                 # Why a connection fails is told to a callback only, and the client goes on trying.
                 self._serve(producer)
-                if is_users(self._noticed_last):
+                if self._noticed_last is not None and self._noticed_last.code() in _WRONG:
                     raise self._ours(self._noticed_last) from None
                 if not exc.args[0].retriable() or self._monotonic_ms() > end_ms:
                     raise self._ours(exc.args[0]) from None
@@ -167,8 +139,7 @@ class KafkaTransaction(SinkTransaction):
                 except BufferError:
                     self._serve(producer, _FULL_S)
                 except client.KafkaException as exc:
-                    # The error that ended the producer before, if there is one.
-                    self._serve(producer)
+                    self._serve(producer)  # the error that ended the producer before, if there is one
                     raise self._ours(exc.args[0], topic=topic) from None
 
     def _serve(self, producer: client.Producer, wait_s: float = 0) -> None:
@@ -180,8 +151,14 @@ class KafkaTransaction(SinkTransaction):
         if self._failed is not None:
             raise self._failed
 
-    def _ours(self, error: client.KafkaError, **facts: object) -> HoldfastError:
-        return as_ours(error, self._options, transactional_id=self._id, **facts)
+    def _ours(self, error: KafkaError, **facts: object) -> HoldfastError:
+        code, facts = error.code(), {"transactional_id": self._id, **facts}
+        facts["reason"] = self._options.without_secrets(error.str())
+        if code in _FENCED:
+            return FencedError("another attempt or the driver has ended this transaction", **facts)
+        if code in _WRONG:
+            return InvalidArgumentError(_WRONG[code], **facts)
+        return UnavailableError("the brokers did not take the messages", **facts)
 
     def _open(self) -> client.Producer:
         if self._producer is None:
@@ -189,19 +166,18 @@ class KafkaTransaction(SinkTransaction):
         return self._producer
 
     def _described(self) -> Handle:
-        """Return the handle, as the transaction's coordinator has it."""
-        options = self._options
-        with Cluster(options.servers(), options.security(), patience_ms=self._patience_ms) as cluster:
+        """Return the handle with the coordinator's numbers."""
+        with self._options.cluster(self._patience_ms) as cluster:
             known = describe(cluster, [self._id]).get(self._id)
         if known is None or known.state != ONGOING:
             state = None if known is None else known.state
             raise UnavailableError("the transaction was not kept", state=state, transactional_id=self._id)
-        return Prepared(self._id, known.producer_id, known.epoch).handle()
+        return PreparedTransaction(self._id, known.producer_id, known.epoch).handle()
 
-    def _noticed(self, error: client.KafkaError) -> None:
+    def _noticed(self, error: KafkaError) -> None:
         self._noticed_last = error
 
-    def _delivered(self, error: client.KafkaError | None, message: client.Message) -> None:
+    def _delivered(self, error: KafkaError | None, message: client.Message) -> None:
         if error is not None and self._failed is None:
             self._failed = self._ours(error, topic=message.topic(), partition=message.partition())
 

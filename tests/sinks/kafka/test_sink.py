@@ -13,9 +13,9 @@ from confluent_kafka import admin as kafka_admin
 
 from holdfast import clock
 from holdfast.errors import FencedError, InvalidArgumentError, StateLostError, UnavailableError
+from holdfast.spark_integration.sinks.kafka.brokers import Cluster
+from holdfast.spark_integration.sinks.kafka.protocol import Request, TransactionDescription
 from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
-from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster
-from holdfast.spark_integration.sinks.kafka.wire.requests import Request, Transaction
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery
 from tests.read_kafka import committed, transactional_ids
 from tests.servers.kafka import PASSWORD, USER, Kafka
@@ -322,7 +322,7 @@ def test_a_broker_that_is_away_is_waited_for_a_limited_time(kafka: Kafka) -> Non
     assert lab.shown() == ["a"]
 
 
-def known_ids(lab: Lab) -> dict[str, Transaction]:
+def known_ids(lab: Lab) -> dict[str, TransactionDescription]:
     """Return all transactional ids of the query that coordinators remember."""
     return transactional_ids(lab.server, f"holdfast.{lab.sink.name}.{lab.query.query_id}.")
 

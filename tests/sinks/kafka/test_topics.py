@@ -13,7 +13,7 @@ from confluent_kafka import admin as kafka_admin
 from holdfast.errors import InvalidArgumentError, StateLostError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
-from holdfast.spark_integration.sinks.kafka.wire.fields import Answer
+from holdfast.spark_integration.sinks.kafka.protocol import Answer
 from tests.servers.programs import wait_until
 from tests.sinks.kafka.lab import SCHEMA, Lab
 

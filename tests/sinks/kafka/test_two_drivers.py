@@ -13,7 +13,7 @@ import pytest
 
 from holdfast import clock
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster
+from holdfast.spark_integration.sinks.kafka.brokers import Cluster
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, TwoPhaseSink
 from tests import sink_drivers
 from tests.model.turns import Turns

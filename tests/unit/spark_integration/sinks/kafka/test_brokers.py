@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.spark_integration.sinks.kafka.wire.fields import MalformedAnswerError
-from holdfast.spark_integration.sinks.kafka.wire.sasl import Login, authenticate
+from holdfast.spark_integration.sinks.kafka.brokers import Login, authenticate
+from holdfast.spark_integration.sinks.kafka.protocol import MalformedAnswerError
 
 # Of RFC 7677, section 3.
 _LOGIN = Login("SCRAM-SHA-256", "user", "pencil")

@@ -11,26 +11,24 @@ import pytest
 from hypothesis import given
 
 from holdfast.errors import InvalidArgumentError, UnavailableError
-from holdfast.spark_integration.sinks.kafka.wire import requests
-from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster
-from holdfast.spark_integration.sinks.kafka.wire.connection import Connection, Security
-from holdfast.spark_integration.sinks.kafka.wire.fields import Answer, MalformedAnswerError, encoded
-from holdfast.spark_integration.sinks.kafka.wire.requests import Request
+from holdfast.spark_integration.sinks.kafka import protocol
+from holdfast.spark_integration.sinks.kafka.brokers import Cluster, Connection, Security
+from holdfast.spark_integration.sinks.kafka.protocol import Answer, MalformedAnswerError, Request, encoded
 from tests.unit.spark_integration.sinks.kafka.hostile_broker import Replies, broker, packet, versions
 
 _REQUESTS: list[Request[object]] = [
-    requests.api_versions(),
-    requests.sasl_handshake("PLAIN"),
-    requests.sasl_authenticate(b"token"),
-    requests.metadata(["topic"]),
-    requests.find_coordinators(["id"]),
-    requests.init_producer_id("id", 1000),
-    requests.end_txn("id", 1, 0, commit=True),
-    requests.describe_transactions(["id"]),
-    requests.list_transactions(["Ongoing"]),
-    requests.broker_setting("1", "transaction.max.timeout.ms"),
-    requests.commit_mark("group", requests.Mark("topic", 1, "text")),
-    requests.fetch_marks("group"),
+    protocol.api_versions(),
+    protocol.sasl_handshake("PLAIN"),
+    protocol.sasl_authenticate(b"token"),
+    protocol.metadata(["topic"]),
+    protocol.find_coordinators(["id"]),
+    protocol.init_producer_id("id", 1000),
+    protocol.end_txn("id", 1, 0, commit=True),
+    protocol.describe_transactions(["id"]),
+    protocol.list_transactions(["Ongoing"]),
+    protocol.broker_setting("1", "transaction.max.timeout.ms"),
+    protocol.commit_offset("group", protocol.CommittedOffset("topic", 1, "text")),
+    protocol.fetch_offsets("group"),
 ]
 
 
@@ -40,7 +38,7 @@ def ask(replies: Replies, patience_ms: int = 300) -> int:
         broker(replies) as address,
         Cluster([address], Security(), patience_ms=patience_ms) as cluster,
     ):
-        return cluster.ask_any(requests.end_txn("id", 1, 0, commit=True), lambda code: code)
+        return cluster.ask_any(protocol.end_txn("id", 1, 0, commit=True), lambda code: code)
 
 
 @pytest.mark.parametrize("request_", _REQUESTS, ids=lambda one: one.name)
@@ -64,7 +62,7 @@ def test_fields_are_read_as_they_were_written(texts: list[str], flexible: bool) 
 @pytest.mark.parametrize("count", [2**31 - 1, 1_000_000])
 def test_a_count_that_cannot_be_is_not_allocated(count: int) -> None:
     with pytest.raises(MalformedAnswerError):
-        requests.api_versions().read(Answer(struct.pack(">hi", 0, count)))
+        protocol.api_versions().read(Answer(struct.pack(">hi", 0, count)))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +127,7 @@ def test_an_address_that_can_be_none_is_an_error_of_its_own(
         Cluster([address], Security(tls), patience_ms=100) as cluster,
         pytest.raises(UnavailableError, match="did not answer in time"),
     ):
-        cluster.ask_any(requests.metadata([]))
+        cluster.ask_any(protocol.metadata([]))
 
 
 def test_an_old_broker_is_named() -> None:

@@ -1,0 +1,360 @@
+"""The brokers of a cluster: connections with TLS and SASL, whom to ask, and how long to try again.
+
+    request   size int32 │ key int16 │ version int16 │ number int32 │ client id │ (tags) │ body
+    answer    size int32 │ number int32 │ (tags) │ body
+
+What does not go away is the caller's: the code is returned. What goes away by itself, as coordinators that move or
+load, markers still being written, brokers that start again, is waited for; then `UnavailableError`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import socket
+import ssl
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Self, TypeVar
+
+from confluent_kafka import KafkaError
+
+from holdfast import clock
+from holdfast.errors import InvalidArgumentError, UnavailableError
+from holdfast.spark_integration.sinks.kafka import protocol
+from holdfast.spark_integration.sinks.kafka.protocol import (
+    Answer,
+    MalformedAnswerError,
+    Node,
+    Request,
+    TransactionDescription,
+    encoded,
+    name_of,
+)
+
+T = TypeVar("T")
+Address = tuple[str, int]
+
+_CLIENT_ID = "holdfast"
+_ANSWER_MAX_BYTES = 64 << 20
+#: An answer is read in pieces: a broker's word on its size allocates nothing.
+_PIECE_BYTES = 64 << 10
+_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 2, 500
+_ANSWER_LIMIT_MS = 10_000
+_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+MECHANISMS = ("PLAIN", *_HASHES)
+_ITERATIONS_MIN, _ITERATIONS_MAX = 1_000, 1_000_000
+
+
+@dataclass(frozen=True)
+class Login:
+    """A SASL mechanism and its credentials."""
+
+    mechanism: str
+    user: str = field(repr=False)
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Security:
+    """TLS and login for brokers; neither if both are None."""
+
+    tls: ssl.SSLContext | None = None
+    login: Login | None = None
+
+
+def authenticate(login: Login, send: Callable[[bytes], bytes], nonce: str) -> None:
+    """Log in by PLAIN or SCRAM (RFC 5802); `send` sends a token and returns the server's.
+
+    Raises `MalformedAnswerError` if the server does not keep to the mechanism, or does not know the password itself.
+    """
+    if login.mechanism == "PLAIN":
+        send(f"\0{login.user}\0{login.password}".encode())
+        return
+    digest = _HASHES[login.mechanism]
+    first = f"n={login.user.replace('=', '=3D').replace(',', '=2C')},r={nonce}"
+    challenge = send(f"n,,{first}".encode())
+    facts = _attributes(challenge)
+    salt, iterations = _from_base64(facts.get("s", "")), facts.get("i", "")
+    if not facts.get("r", "").startswith(nonce) or len(facts["r"]) == len(nonce):
+        raise MalformedAnswerError("the server's nonce does not continue ours")
+    if not iterations.isdecimal() or not _ITERATIONS_MIN <= int(iterations[:9]) <= _ITERATIONS_MAX:
+        raise MalformedAnswerError("the server asks for too few or too many iterations")
+    salted = hashlib.pbkdf2_hmac(digest, login.password.encode(), salt, int(iterations[:9]))
+    last = f"c=biws,r={facts['r']}"
+    signed = f"{first},{challenge.decode()},{last}".encode()
+    client_key = hmac.digest(salted, b"Client Key", digest)
+    signature = hmac.digest(hashlib.new(digest, client_key).digest(), signed, digest)
+    proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+    final = _attributes(send(f"{last},p={base64.b64encode(proof).decode()}".encode()))
+    expected = hmac.digest(hmac.digest(salted, b"Server Key", digest), signed, digest)
+    if not hmac.compare_digest(_from_base64(final.get("v", "")), expected):
+        raise MalformedAnswerError("the server does not know the password")
+
+
+def _attributes(message: bytes) -> dict[str, str]:
+    try:
+        return {part[:1]: part[2:] for part in message.decode().split(",")}
+    except UnicodeDecodeError as exc:
+        raise MalformedAnswerError("a token is not text") from exc
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise MalformedAnswerError("a token is not base64") from exc
+
+
+class Connection:
+    """A connection to one broker; `OSError` and `MalformedAnswerError` of any call leave it unusable."""
+
+    def __init__(
+        self,
+        address: Address,
+        security: Security,
+        *,
+        limit_ms: int,
+        monotonic_ms: Callable[[], int] = clock.monotonic_ms,
+        new_id: Callable[[], str] = clock.new_id,
+    ) -> None:
+        self._limit_ms, self._monotonic_ms = limit_ms, monotonic_ms
+        self._number = 0
+        self._known: dict[int, tuple[int, int]] = {}
+        self._socket = _connected(address, limit_ms)
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if security.tls is not None:
+                self._socket = security.tls.wrap_socket(self._socket, server_hostname=address[0])
+            code, self._known = self.ask(protocol.api_versions())
+            if code or not self._known:
+                raise MalformedAnswerError(f"no versions: {name_of(code)}")
+            if security.login is not None:
+                self._log_in(security.login, new_id() + new_id())
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, request: Request[T]) -> T:
+        """Send a request and return what its answer says."""
+        low, high = self._known.get(request.key, (0, -1)) if self._known else (0, request.version)
+        if not low <= request.version <= high:
+            raise InvalidArgumentError(
+                "the broker does not know a request that this sink needs; it needs Kafka 3.0 or newer",
+                request=request.name,
+                version=request.version,
+                broker_knows=f"{low}..{high}",
+            )
+        self._number += 1
+        header = encoded("hhis", request.key, request.version, self._number, _CLIENT_ID)
+        packet = header + (b"\0" if request.flexible else b"") + request.body
+        end_ms = self._monotonic_ms() + self._limit_ms
+        self._wait_at_most(end_ms)
+        self._socket.sendall(struct.pack(">i", len(packet)) + packet)
+        (size,) = struct.unpack(">i", self._read(4, end_ms))
+        if not 4 <= size <= _ANSWER_MAX_BYTES:
+            raise MalformedAnswerError(f"an answer of {size} bytes")
+        answer = Answer(self._read(size, end_ms), flexible=request.flexible)
+        if answer.read("i") != (self._number,):
+            raise MalformedAnswerError("an answer to another request")
+        answer.skip_tags()
+        return request.read(answer)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def _read(self, size: int, end_ms: int) -> bytes:
+        received = bytearray()
+        while len(received) < size:
+            self._wait_at_most(end_ms)
+            piece = self._socket.recv(min(size - len(received), _PIECE_BYTES))
+            if not piece:
+                raise ConnectionError("the broker closed the connection")
+            received += piece
+        return bytes(received)
+
+    def _wait_at_most(self, end_ms: int) -> None:
+        left_ms = end_ms - self._monotonic_ms()
+        if left_ms <= 0:
+            raise TimeoutError("the broker did not answer in time")
+        self._socket.settimeout(left_ms / 1000)
+
+    def _log_in(self, login: Login, nonce: str) -> None:
+        def require(code: int, problem: str) -> None:
+            if code:
+                raise InvalidArgumentError(problem, mechanism=login.mechanism, answer=name_of(code))
+
+        def send(token: bytes) -> bytes:
+            code, answer = self.ask(protocol.sasl_authenticate(token))
+            require(code, "the brokers refused the credentials; check sasl.username and sasl.password")
+            return answer
+
+        code = self.ask(protocol.sasl_handshake(login.mechanism))
+        require(code, "the brokers do not offer this SASL mechanism; set sasl.mechanism to one that they have")
+        authenticate(login, send, nonce)
+
+
+def _connected(address: Address, limit_ms: int) -> socket.socket:
+    problem = f"no address of a broker: {address[0]!r}, port {address[1]}"
+    if not address[0]:  # this machine, to the resolver
+        raise ConnectionError(problem)
+    try:
+        return socket.create_connection(address, limit_ms / 1000)
+    except (ValueError, OverflowError) as exc:  # what no resolver is asked for: a label of 64 characters
+        raise ConnectionError(problem) from exc
+
+
+class Cluster:
+    """The brokers as one, in one thread: ``with Cluster(…) as cluster``; connections are made when they are needed.
+
+    `servers`: where to begin; `patience_ms`: how long one request is tried, in all.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[Address],
+        security: Security,
+        *,
+        patience_ms: int,
+        monotonic_ms: Callable[[], int] = clock.monotonic_ms,
+        sleep_ms: Callable[[int], None] = clock.sleep_ms,
+    ) -> None:
+        self._servers, self._security, self._patience_ms = list(servers), security, patience_ms
+        self._monotonic_ms, self._sleep_ms = monotonic_ms, sleep_ms
+        self._connections: dict[Address, Connection] = {}
+        self._coordinators: dict[tuple[str, bool], Address] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._forget()
+
+    def ask_any(self, request: Request[T], code_of: Callable[[T], int] = lambda _: 0) -> T:
+        """Ask the first broker that answers."""
+        return self._patiently(request.name, lambda: self._ask_some(request), code_of)
+
+    def ask_node(self, node: Node, request: Request[T], code_of: Callable[[T], int] = lambda _: 0) -> T:
+        """Ask one broker."""
+        return self._patiently(request.name, lambda: self._ask((node.host, node.port), request), code_of)
+
+    def ask_coordinator(self, key: str, request: Request[T], code_of: Callable[[T], int], *, group: bool = False) -> T:
+        """Ask the coordinator of a transactional id or a group, even if it moves meanwhile."""
+
+        def ask() -> T:
+            address = self._addresses([key], group=group).get(key)
+            if address is None:
+                raise MalformedAnswerError("no coordinator for what was asked")
+            return self._ask(address, request)
+
+        return self._patiently(request.name, ask, code_of)
+
+    def describe(
+        self, ids: Sequence[str], code_of: Callable[[list[TransactionDescription]], int]
+    ) -> list[TransactionDescription]:
+        """Ask the coordinators of transactional ids for the state of each."""
+
+        def ask() -> list[TransactionDescription]:
+            by_address: dict[Address, list[str]] = defaultdict(list)
+            for key, address in self._addresses(ids).items():
+                by_address[address].append(key)
+            requests = [(address, protocol.describe_transactions(its)) for address, its in by_address.items()]
+            return [one for address, request in requests for one in self._ask(address, request)]
+
+        return self._patiently("DescribeTransactions", ask, code_of) if ids else []
+
+    def _addresses(self, keys: Sequence[str], *, group: bool = False) -> dict[str, Address]:
+        """Return where the coordinators of transactional ids, or of groups, are."""
+        missing = [key for key in keys if (key, group) not in self._coordinators]
+        found = self.ask_any(protocol.find_coordinators(missing, group=group), _retriable_code) if missing else []
+        for code, key, node in found:
+            if code:
+                raise refused(code, f"use the {'consumer group' if group else 'transactional id'}", name=key)
+            self._coordinators[key, group] = (node.host, node.port)
+        return {key: self._coordinators[key, group] for key in keys if (key, group) in self._coordinators}
+
+    def _patiently(self, name: str, ask: Callable[[], T], code_of: Callable[[T], int]) -> T:
+        end_ms = self._monotonic_ms() + self._patience_ms
+        pause_ms = _FIRST_PAUSE_MS
+        while True:
+            try:
+                answer = ask()
+                code = code_of(answer)
+                if code not in protocol.RETRIABLE:
+                    return answer
+                reason = name_of(code)
+                if code != KafkaError.CONCURRENT_TRANSACTIONS:
+                    self._coordinators.clear()
+            except ssl.SSLCertVerificationError as exc:
+                raise InvalidArgumentError(
+                    "the broker's certificate is not accepted; set ssl.ca.location to the authority that signed it",
+                    reason=exc.verify_message,
+                ) from exc
+            except MalformedAnswerError as exc:
+                self._forget()
+                raise UnavailableError(
+                    "the broker does not answer as Kafka does: do security.protocol and the port match the listener's?",
+                    request=name,
+                    reason=str(exc),
+                    servers=self._shown(),
+                ) from exc
+            except OSError as exc:
+                reason = str(exc)
+                self._forget()
+            if self._monotonic_ms() + pause_ms > end_ms:
+                raise UnavailableError(
+                    "the brokers did not answer in time", request=name, reason=reason, servers=self._shown()
+                )
+            self._sleep_ms(pause_ms)
+            pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+
+    def _ask_some(self, request: Request[T]) -> T:
+        # A connection that is there first, so that one is enough where one broker does all.
+        addresses = [*self._connections, *self._servers]
+        for address in addresses[:-1]:
+            try:
+                return self._ask(address, request)
+            except OSError:
+                continue
+        return self._ask(addresses[-1], request)
+
+    def _ask(self, address: Address, request: Request[T]) -> T:
+        connection = self._connections.get(address)
+        if connection is None:
+            limit_ms = min(_ANSWER_LIMIT_MS, self._patience_ms)
+            connection = Connection(address, self._security, limit_ms=limit_ms, monotonic_ms=self._monotonic_ms)
+            self._connections[address] = connection
+        try:
+            return connection.ask(request)
+        except BaseException:
+            self._connections.pop(address).close()
+            raise
+
+    def _forget(self) -> None:
+        while self._connections:
+            self._connections.popitem()[1].close()
+        self._coordinators.clear()
+
+    def _shown(self) -> str:
+        return ",".join(f"{host}:{port}" for host, port in self._servers)
+
+
+def _retriable_code(found: Sequence[tuple[int, str, Node]]) -> int:
+    # One that goes away by itself, if there is one: then all are asked for again.
+    return next((code for code, _, _ in found if code in protocol.RETRIABLE), 0)
+
+
+def refused(code: int, doing: str, **facts: object) -> InvalidArgumentError | UnavailableError:
+    """Return the error for a permanent code: a missing right, or the broker's own reason."""
+    if code in protocol.UNAUTHORISED:
+        return InvalidArgumentError(
+            f"the user has no right to {doing}; docs/kafka-sink.md lists the rights that the sink needs",
+            answer=name_of(code),
+            **facts,
+        )
+    return UnavailableError(f"the broker did not {doing}", answer=name_of(code), **facts)

@@ -1,0 +1,387 @@
+"""The twelve requests that the sink sends to brokers itself, in Kafka's wire format.
+
+A layout says how bytes are written and read:
+
+    b h i q ?   numbers, as `struct` names them       u   a UUID, as 32 hexadecimal digits
+    s           a string, or null                     y   bytes
+    […]         an array of what is inside, or null   (…) a struct
+
+    plain       string = int16 length, bytes          array = int32 count, items
+    flexible    string = varint length + 1            array = varint count + 1      tags after each struct
+
+Each request has one fixed version:
+
+    Metadata                 3  10        the first with topic ids, which tell a recreated topic: Kafka 2.8
+    OffsetCommit             8  2         up to 4 it may say how long to keep the offset
+    OffsetFetch              9  2         plain; the first that can ask for all topics of a group
+    FindCoordinator         10  4         the first that asks for many at once: Kafka 3.0
+    SaslHandshake           17  1         the tokens follow in requests of their own
+    ApiVersions             18  0         any broker answers it
+    InitProducerId          22  1         plain: a new epoch, without naming the old one
+    EndTxn                  26  2         ends a transaction without moving its epoch: a repeat is told from a stranger
+    DescribeConfigs         32  1         plain
+    SaslAuthenticate        36  0         plain
+    DescribeTransactions    65  0         the only one: Kafka 3.0
+    ListTransactions        66  0         the first: Kafka 3.0
+
+From version 5 on, EndTxn is of "transactions v2" (Kafka 4): the broker moves the epoch when a transaction ends, so that
+a repeated commit would find another epoch than its handle names. librdkafka's producers speak older versions, too, and
+brokers tell the two by this version alone.
+
+Source: https://kafka.apache.org/protocol
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from confluent_kafka import KafkaError
+
+T = TypeVar("T")
+
+#: librdkafka has no name for it.
+TRANSACTIONAL_ID_NOT_FOUND = 105
+#: The same request may succeed in a moment: a coordinator moves, loads, or still writes its markers.
+RETRIABLE = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.CONCURRENT_TRANSACTIONS,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+    }
+)
+#: The user's rights do not suffice.
+UNAUTHORISED = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+#: What EndTxn answers if the transaction has ended otherwise, was fenced, or is forgotten.
+ENDED_OTHERWISE = frozenset(
+    {
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.INVALID_TXN_STATE,
+        KafkaError.INVALID_PRODUCER_ID_MAPPING,
+        KafkaError.PRODUCER_FENCED,
+        TRANSACTIONAL_ID_NOT_FOUND,
+    }
+)
+
+_GROUP, _TRANSACTION = 0, 1
+_BROKER = 4
+_KEEP_MS = 100 * 365 * 24 * 3600 * 1000
+#: A topic that is named and not told by its id.
+_NO_ID = "0" * 32
+
+
+def name_of(code: int) -> str:
+    """Return Kafka's name of an error code."""
+    return "TRANSACTIONAL_ID_NOT_FOUND" if code == TRANSACTIONAL_ID_NOT_FOUND else KafkaError(code).name()
+
+
+class MalformedAnswerError(Exception):
+    """A broker's answer violates the protocol."""
+
+
+@cache
+def _parsed(layout: str) -> tuple[Any, ...]:
+    """Return a layout's fields: letters, and pairs of a bracket and the fields inside."""
+    fields: list[Any] = []
+    around: list[list[Any]] = []
+    for letter in layout.replace(" ", ""):
+        if letter in "[(":
+            around.append(fields)
+            fields = []
+        elif letter in "])":
+            inside, fields = tuple(fields), around.pop()
+            fields.append((letter, inside))
+        else:
+            fields.append(letter)
+    return tuple(fields)
+
+
+def encoded(layout: str, *values: object, flexible: bool = False) -> bytes:
+    """Return the body of a request."""
+    out = bytearray()
+    _write_struct(out, _parsed(layout), values, flexible=flexible)
+    return bytes(out)
+
+
+def _write_struct(out: bytearray, fields: Sequence[Any], values: Sequence[Any], *, flexible: bool) -> None:
+    for each, value in zip(fields, values, strict=True):
+        _write(out, each, value, flexible=flexible)
+    if flexible:
+        out += b"\0"  # no tags follow
+
+
+def _write(out: bytearray, each: Any, value: Any, *, flexible: bool) -> None:
+    kind, inside = each if isinstance(each, tuple) else (each, ())
+    if kind == ")":
+        _write_struct(out, inside, value, flexible=flexible)
+    elif kind in "]sy":
+        data = value.encode() if kind == "s" else value
+        length = -1 if data is None else len(data)
+        out += _varint(length + 1) if flexible else struct.pack(">h" if kind == "s" else ">i", length)
+        if kind != "]":
+            out += data
+        else:
+            for item in data or ():
+                _write(out, inside[0], item, flexible=flexible)
+    else:
+        out += bytes.fromhex(value) if kind == "u" else struct.pack(f">{kind}", value)
+
+
+def _varint(value: int) -> bytes:
+    digits = bytearray()
+    while value > 0x7F:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
+
+
+class Answer:
+    """A broker's answer. It comes from outside: every length and count is checked before it is used."""
+
+    def __init__(self, body: bytes, *, flexible: bool = False) -> None:
+        self._body, self._at, self._flexible = body, 0, flexible
+
+    def read(self, layout: str) -> tuple[Any, ...]:
+        """Return what comes next: numbers, text or None, bytes, lists for arrays, and tuples for structs.
+
+        Raises `MalformedAnswerError` if something else comes.
+        """
+        return tuple(map(self._field, _parsed(layout)))
+
+    def skip_tags(self) -> None:
+        """Skip the tagged fields that may end a struct."""
+        if self._flexible:
+            for _ in range(self._varint()):
+                self._varint()
+                self._take(self._varint())
+
+    def _field(self, each: Any) -> Any:
+        kind, inside = each if isinstance(each, tuple) else (each, ())
+        if kind == ")":
+            values = tuple(map(self._field, inside))
+            self.skip_tags()
+            return values
+        if kind == "]":
+            return self._array(inside[0])
+        if kind == "u":
+            return self._take(16).hex()
+        if kind in "sy":
+            return self._text() if kind == "s" else self._take(max(self._length("i"), 0))
+        (number,) = struct.unpack(f">{kind}", self._take(struct.calcsize(f">{kind}")))
+        return int(number)
+
+    def _array(self, item: Any) -> list[Any]:
+        count = self._length("i")
+        # An item takes a byte at least: what cannot be there is not allocated.
+        if count > len(self._body) - self._at:
+            raise MalformedAnswerError("an array is longer than the answer")
+        return [self._field(item) for _ in range(max(count, 0))]
+
+    def _text(self) -> str | None:
+        length = self._length("h")
+        try:
+            return None if length < 0 else self._take(length).decode()
+        except UnicodeDecodeError as exc:
+            raise MalformedAnswerError("a string is not text") from exc
+
+    def _length(self, plain: str) -> int:
+        return self._varint() - 1 if self._flexible else int(self._field(plain))
+
+    def _take(self, size: int) -> bytes:
+        if size > len(self._body) - self._at:
+            raise MalformedAnswerError("the answer ends too early")
+        self._at += size
+        return self._body[self._at - size : self._at]
+
+    def _varint(self) -> int:
+        value = 0
+        for shift in range(0, 35, 7):
+            (byte,) = self._take(1)
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise MalformedAnswerError("a number has too many digits")
+
+
+@dataclass(frozen=True)
+class Request(Generic[T]):
+    """One request, and how to read its answer, which may go on after what the layout says."""
+
+    name: str
+    key: int
+    version: int
+    body: bytes = field(repr=False)
+    layout: str
+    result: Callable[..., T]
+    flexible: bool = False
+
+    def read(self, answer: Answer) -> T:
+        """Return what an answer says. Raises `MalformedAnswerError` if it is none to this request."""
+        return self.result(*answer.read(self.layout))
+
+
+class Node(NamedTuple):
+    """A broker."""
+
+    number: int
+    host: str
+    port: int
+
+
+class Topic(NamedTuple):
+    """A topic's metadata; `operations` are the bits of the user's rights."""
+
+    code: int
+    name: str
+    topic_id: str
+    operations: int
+
+
+class TransactionDescription(NamedTuple):
+    """What DescribeTransactions says of a transactional id."""
+
+    code: int
+    transactional_id: str
+    state: str
+    timeout_ms: int
+    started_ms: int
+    producer_id: int
+    epoch: int
+
+
+class CommittedOffset(NamedTuple):
+    """A consumer group's offset at partition 0 of a topic, and the text that stands beside it."""
+
+    topic: str
+    offset: int
+    text: str
+
+
+def api_versions() -> Request[tuple[int, dict[int, tuple[int, int]]]]:
+    """Ask for a broker's API versions: the code, and the lowest and highest version by request."""
+
+    def result(code: int, known: list[tuple[int, int, int]]) -> tuple[int, dict[int, tuple[int, int]]]:
+        return code, {key: (low, high) for key, low, high in known}
+
+    return Request("ApiVersions", 18, 0, b"", "h [(hhh)]", result)
+
+
+def sasl_handshake(mechanism: str) -> Request[int]:
+    """Ask for a mechanism: the code."""
+    return Request("SaslHandshake", 17, 1, encoded("s", mechanism), "h", lambda code: code)
+
+
+def sasl_authenticate(token: bytes) -> Request[tuple[int, bytes]]:
+    """Send a token of the mechanism: the code, and the server's token."""
+    return Request("SaslAuthenticate", 36, 0, encoded("y", token), "hsy", lambda code, _, theirs: (code, theirs))
+
+
+def metadata(topics: Sequence[str]) -> Request[tuple[list[Node], list[Topic]]]:
+    """Ask for all brokers, and for topics by name, with the user's rights; make none."""
+    body = encoded("[(us)] ???", [(_NO_ID, name) for name in topics], False, False, True, flexible=True)
+
+    def result(_: int, nodes: list[Any], _cluster: str, _leader: int, found: list[Any]) -> Any:
+        told = [Topic(code, name or "", topic_id, operations) for code, name, topic_id, *_, operations in found]
+        return [_node(*node[:3]) for node in nodes], told
+
+    layout = "i [(i s i s)] s i [(h s u ? [(h i i i [i] [i] [i])] i)]"
+    return Request("Metadata", 3, 10, body, layout, result, flexible=True)
+
+
+def find_coordinators(keys: Sequence[str], *, group: bool = False) -> Request[list[tuple[int, str, Node]]]:
+    """Ask for the coordinators of transactional ids, or of groups: code, key and broker of each."""
+    body = encoded("b [s]", _GROUP if group else _TRANSACTION, keys, flexible=True)
+
+    def result(_: int, found: list[Any]) -> list[tuple[int, str, Node]]:
+        return [(code, key or "", _node(*node)) for key, *node, code, _ in found]
+
+    return Request("FindCoordinator", 10, 4, body, "i [(s isi h s)]", result, flexible=True)
+
+
+def init_producer_id(transactional_id: str, timeout_ms: int) -> Request[int]:
+    """Ask for a new epoch of a transactional id, which ends what an older one has open: the code."""
+    return Request("InitProducerId", 22, 1, encoded("si", transactional_id, timeout_ms), "ih", lambda _, code: code)
+
+
+def end_txn(transactional_id: str, producer_id: int, epoch: int, *, commit: bool) -> Request[int]:
+    """Ask to commit or abort: the code."""
+    body = encoded("sqh?", transactional_id, producer_id, epoch, commit)
+    return Request("EndTxn", 26, 2, body, "ih", lambda _, code: code)
+
+
+def describe_transactions(transactional_ids: Sequence[str]) -> Request[list[TransactionDescription]]:
+    """Ask a coordinator for the state of its transactional ids."""
+
+    def result(_: int, found: list[Any]) -> list[TransactionDescription]:
+        return [TransactionDescription(code, name or "", state or "", *rest) for code, name, state, *rest, _ in found]
+
+    body = encoded("[s]", transactional_ids, flexible=True)
+    return Request("DescribeTransactions", 65, 0, body, "i [(h s s i q q h [(s [i])])]", result, flexible=True)
+
+
+def list_transactions(states: Sequence[str]) -> Request[tuple[int, list[tuple[str, str]]]]:
+    """Ask a coordinator for all transactional ids in some states: the code, ids and states."""
+
+    def result(_: int, code: int, _unknown: list[str], found: list[Any]) -> tuple[int, list[tuple[str, str]]]:
+        return code, [(name or "", state or "") for name, _, state in found]
+
+    body = encoded("[s] [q]", states, [], flexible=True)
+    return Request("ListTransactions", 66, 0, body, "i h [s] [(s q s)]", result, flexible=True)
+
+
+def broker_setting(node: str, setting: str) -> Request[tuple[int, str | None]]:
+    """Ask a broker, by its number, for one of its settings: the code and the value."""
+
+    def result(_: int, found: list[Any]) -> tuple[int, str | None]:
+        code, *_, settings = found[0] if found else (0, [])
+        return code, settings[0][1] if settings else None
+
+    body = encoded("[(b s [s])] ?", [(_BROKER, node, [setting])], False)
+    return Request("DescribeConfigs", 32, 1, body, "i [(h s b s [(s s ? b ? [(s s b)])])]", result)
+
+
+def commit_offset(group: str, committed: CommittedOffset) -> Request[int]:
+    """Ask to store an offset and a text for a group without members: the code."""
+
+    def result(found: list[Any]) -> int:
+        return next((code for _, partitions in found for _, code in partitions if code), 0)
+
+    topics = [(committed.topic, [(0, committed.offset, committed.text)])]
+    body = encoded("s i s q [(s [(i q s)])]", group, -1, "", _KEEP_MS, topics)
+    return Request("OffsetCommit", 8, 2, body, "[(s [(i h)])]", result)
+
+
+def fetch_offsets(group: str) -> Request[tuple[int, list[CommittedOffset]]]:
+    """Ask for all offsets of a group: the code, and offsets with their texts."""
+
+    def result(found: list[Any], code: int) -> tuple[int, list[CommittedOffset]]:
+        parts = [(topic or "", *part) for topic, partitions in found for part in partitions]
+        return code, [CommittedOffset(topic, offset, text or "") for topic, _, offset, text, _ in parts]
+
+    return Request("OffsetFetch", 9, 2, encoded("s [s]", group, None), "[(s [(i q s h)])] h", result)
+
+
+def _node(number: int, host: str | None, port: int) -> Node:
+    # -1 with an empty host where there is an error instead.
+    if not -1 <= port < 1 << 16:
+        raise MalformedAnswerError("a broker has no such port")
+    return Node(number, host or "", port)

@@ -1,1 +1,0 @@
-"""The few requests of Kafka's protocol that its client does not offer."""
