@@ -1,10 +1,8 @@
-"""Connections by libpq's own options, kept between micro-batches.
+"""Sessions of the server, kept between micro-batches, and its errors as ours.
 
-What is given in a query's options (``spark.holdfast.sink.<name>.<option>``) goes before the sink's own ``dsn``, and
-that before libpq's environment and files. A password is in the options, ``PGPASSWORD`` or a password file: never in the
+A query's options (``spark.holdfast.sink.<name>.<option>``) are libpq's. They go before the sink's own ``dsn``, and that
+goes before libpq's environment and files. A password is in the options, ``PGPASSWORD`` or a password file: never in the
 sink, which is pickled.
-
-Errors of PostgreSQL and libpq as holdfast's; the one place that knows their codes.
 
 ======================  ==============================================================  =======================
 SQLSTATE                what it is                                                      raised as
@@ -18,8 +16,7 @@ SQLSTATE                what it is                                              
 all others              no right, no table, another password                            InvalidArgumentError
 ======================  ==============================================================  =======================
 
-Of a server's message only its first line is shown: the lines below it may hold a row, as may psycopg's own errors, so
-that these are not ours' cause.
+Of a server's message only its first line is shown, and psycopg's error is no cause of ours: both may hold a row.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import psycopg
 from psycopg import conninfo, errors, pq, sql
@@ -45,7 +42,7 @@ _TIMED_OUT = {"25P03", "25P04"}
 _LOCKED = "55P03"
 # Prepared statements that others have made in this session, or that it has lost.
 _SHARED = {"42P05", "26000"}
-NO_SESSION = (
+_NO_SESSION = (
     "a pooler gives the server's sessions to others between two transactions, and the sink's settings with them: set "
     "pool_mode = session for it in PgBouncer, or name the server itself"
 )
@@ -61,16 +58,11 @@ _REFUSED = (
 
 @contextmanager
 def as_ours(doing: str, **facts: object) -> Iterator[None]:
-    """Map an error of psycopg to ours; `doing` says what was tried."""
+    """Raise an error of psycopg as ours; `doing` says what was tried."""
     try:
         yield
     except psycopg.Error as exc:
-        raise_ours(exc, doing, **facts)
-
-
-def raise_ours(exc: psycopg.Error, doing: str, **facts: object) -> NoReturn:
-    """Raise our error for one of psycopg's."""
-    raise _ours(exc, doing, facts) from None
+        raise _ours(exc, doing, facts) from None
 
 
 def _ours(exc: psycopg.Error, doing: str, facts: dict[str, object]) -> HoldfastError:
@@ -85,7 +77,7 @@ def _ours(exc: psycopg.Error, doing: str, facts: dict[str, object]) -> HoldfastE
             **facts,
         )
     if state in _SHARED:
-        return InvalidArgumentError(NO_SESSION, **facts)
+        return InvalidArgumentError(_NO_SESSION, **facts)
     if state == _LOCKED:
         return UnavailableError(
             f"somebody else held a lock for longer than lock_timeout while {doing}: {said}; pg_locks shows who", **facts
@@ -147,10 +139,7 @@ _ANSWER_MAX_S = 86_400
 
 
 def parsed(dsn: str) -> dict[str, str]:
-    """Return the options of a libpq connection string or URL.
-
-    Raises `InvalidArgumentError` if it is none. Its text is not shown: a password may be in it.
-    """
+    """Return the options of a libpq connection string or URL, whose text is never shown: it may hold a password."""
     try:
         return {name: str(value) for name, value in conninfo.conninfo_to_dict(dsn).items() if value is not None}
     except psycopg.Error:
@@ -159,16 +148,14 @@ def parsed(dsn: str) -> dict[str, str]:
     raise InvalidArgumentError(problem)
 
 
-def checked_dsn(dsn: str) -> dict[str, str]:
-    """Return the options of a sink's own ``dsn``, in which no secret may be."""
-    options = parsed(dsn)
-    secret = sorted(SECRETS & options.keys())
+def refuse_secrets(dsn: str) -> None:
+    """Raise InvalidArgumentError if a sink's own ``dsn`` holds a secret."""
+    secret = sorted(SECRETS & parsed(dsn).keys())
     if secret:
         raise InvalidArgumentError(
             "a sink must hold no credentials, because it is pickled with the query's plan; set "
             f"spark.holdfast.sink.<name>.{secret[0]} instead, or PGPASSWORD or a password file on every machine"
         )
-    return options
 
 
 def parameters(sink: str, dsn: str, options: Mapping[str, str]) -> dict[str, str]:
@@ -191,12 +178,12 @@ def parameters(sink: str, dsn: str, options: Mapping[str, str]) -> dict[str, str
 
 
 class Connection(psycopg.Connection[Any]):
-    """A connection with a limit for its server's silence."""
+    """A connection with a time limit for its server's silence."""
 
     answer_timeout_s = int(_PATIENCE[ANSWER])
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
-        """Wait as psycopg does, with a limit for silence."""
+        """Wait as psycopg does, up to the limit."""
         try:
             return super().wait(self._until_silent(gen), *args, **kwargs)
         except _SilentError:
@@ -209,7 +196,7 @@ class Connection(psycopg.Connection[Any]):
             raise errors.AdminShutdown(str(exc)) from None
 
     def _until_silent(self, waiting: Generator[Any, int, Any]) -> Generator[Any, int, Any]:
-        """Forward psycopg's waits and their outcome: 0 after a moment of silence."""
+        """Pass psycopg's waits on, and their results: 0 after a moment of silence."""
         try:
             wanted, heard_ms = next(waiting), clock.monotonic_ms()
             while True:
@@ -230,10 +217,11 @@ class _SilentError(psycopg.OperationalError):
 
 
 @dataclass
-class Link:
-    """A connection in autocommit, and what it told about the server."""
+class Session:
+    """A connection in autocommit, and what is known of the server by it."""
 
     connection: Connection
+    key: tuple[object, ...] = field(repr=False)  #: Sessions of one key are alike; a password may be in it
     known: dict[object, Any] = field(default_factory=dict)
 
     def run(self, statement: str | sql.Composed, values: Any = None) -> list[tuple[Any, ...]]:
@@ -256,56 +244,49 @@ def _plain(part: sql.Composable) -> sql.Composable:
     return sql.SQL(part.as_string().replace("%", "%%")) if isinstance(part, sql.Identifier) else part
 
 
-_idle: dict[tuple[object, ...], list[Link]] = {}
+_idle: dict[tuple[object, ...], list[Session]] = {}
 _lock = threading.Lock()
 
 
-def take(to: Mapping[str, str], application: str) -> Link:
-    """Return a kept connection that the server has not ended, or a new one.
-
-    The server ends those of workers when a query starts again.
-
-    Raises `UnavailableError` if the server does not answer; `InvalidArgumentError` if it answers that it does not let
-    this user in.
-    """
+def take(to: Mapping[str, str], application: str) -> Session:
+    """Return a kept session that the server has not ended, as it does when a query starts again, or a new one."""
     while True:
         with _lock:
             idle = _idle.get(_key(to, application))
-            link = idle.pop() if idle else None
-        if link is None:
+            session = idle.pop() if idle else None
+        if session is None:
             return connect(to, application)
-        if not link.connection.closed and _is_alive(link):
-            return link
-        link.close()
+        if not session.connection.closed and _is_alive(session):
+            return session
+        session.close()
 
 
-def give_back(link: Link, to: Mapping[str, str], application: str) -> None:
-    """Keep a connection for the next micro-batch, if nothing is open on it."""
-    connection = link.connection
+def give_back(session: Session) -> None:
+    """Keep a session for the next micro-batch, if no transaction is open."""
+    connection = session.connection
     if connection.closed or connection.info.transaction_status != pq.TransactionStatus.IDLE:
-        link.close()
+        session.close()
         return
     with _lock:
-        _idle.setdefault(_key(to, application), []).append(link)
+        _idle.setdefault(session.key, []).append(session)
 
 
-def connect(to: Mapping[str, str], application: str) -> Link:
-    """Return a new connection; who has ended its session meanwhile, the server's own error tells."""
+def connect(to: Mapping[str, str], application: str) -> Session:
+    """Return a new session."""
     wanted: dict[str, Any] = {**to, "application_name": application, "client_encoding": "UTF8"}
     answer_timeout_s = int(wanted.pop(ANSWER, _PATIENCE[ANSWER]))
     with as_ours("connecting" + _without_host(to)):
-        link = Link(_connected(wanted, answer_timeout_s))
+        session = Session(_connected(wanted, answer_timeout_s), _key(to, application))
     try:
-        link.run(_SETTLED)
-        link.run(_PATIENT)
+        session.run(_SETTLED)
+        session.run(_PATIENT)
     except BaseException:
-        link.close()
+        session.close()
         raise
-    return link
+    return session
 
 
 def _without_host(to: Mapping[str, str]) -> str:
-    """Explain a connection without a host: the driver's environment does not reach the executors."""
     if {"host", "hostaddr", "service"} & to.keys() or {"PGHOST", "PGHOSTADDR", "PGSERVICE"} & os.environ.keys():
         return ""
     return (
@@ -326,45 +307,42 @@ def _connected(wanted: Mapping[str, Any], answer_timeout_s: int) -> Connection:
 
 
 @contextmanager
-def lent(to: Mapping[str, str], application: str) -> Iterator[Link]:
-    """Lend a live connection; keep it afterwards, or close it after an error."""
-    link = take(to, application)
+def lent(to: Mapping[str, str], application: str) -> Iterator[Session]:
+    """Lend a session; keep it afterwards, or close it after an error."""
+    session = take(to, application)
     try:
-        yield link
+        yield session
     except BaseException:
-        link.close()
+        session.close()
         raise
-    give_back(link, to, application)
+    give_back(session)
 
 
-def require_own_session(link: Link, lend: Callable[[], AbstractContextManager[Link]]) -> None:
-    """Refuse a pooler that shares the server's sessions, and so their settings, between transactions.
-
-    Raises `InvalidArgumentError` if there is one.
-    """
+def require_own_session(session: Session, lend: Callable[[], AbstractContextManager[Session]]) -> None:
+    """Raise InvalidArgumentError if a pooler shares the server's sessions, and their settings, between transactions."""
     asked = "SELECT pg_backend_pid()"
-    mine = link.run(asked)
-    if mine == [(link.connection.info.backend_pid,)]:  # a pooler says other numbers at the beginning
+    mine = session.run(asked)
+    if mine == [(session.connection.info.backend_pid,)]:  # a pooler says other numbers at the beginning
         return
     with lend() as other:
         if other.run(asked) == mine:
-            raise InvalidArgumentError(NO_SESSION)
+            raise InvalidArgumentError(_NO_SESSION)
 
 
-def _is_alive(link: Link) -> bool:
-    """Tell whether a kept connection is still open: the server has sent nothing on it."""
+def _is_alive(session: Session) -> bool:
+    # A server that ends a session sends something.
     waiting = select.poll()
-    waiting.register(link.connection.fileno(), select.POLLIN)
+    waiting.register(session.connection.fileno(), select.POLLIN)
     return not waiting.poll(0)
 
 
 def close_idle() -> None:
-    """Close what this process keeps; tests and the end of a program need it."""
+    """Close the sessions that this process keeps; for tests and the end of a program."""
     with _lock:
-        links = [link for key, kept in _idle.items() if key[0] == os.getpid() for link in kept]
+        sessions = [session for key, kept in _idle.items() if key[0] == os.getpid() for session in kept]
         _idle.clear()
-    for link in links:
-        link.close()
+    for session in sessions:
+        session.close()
 
 
 def _key(to: Mapping[str, str], application: str) -> tuple[object, ...]:

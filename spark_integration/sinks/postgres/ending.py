@@ -1,22 +1,29 @@
-"""What the driver does with what was prepared: look, commit, abort, find what is left.
+"""How the driver confirms, commits and aborts what was prepared, and finds what is left.
 
-A part that is still there is not committed: a prepared transaction's name goes with its commit, and a staging table
-is dropped in the driver's one transaction, which applies, remembers and drops each. One that is gone was committed if
-its mark says so, or if the target shows a later micro-batch; else it is lost.
+A part that is still there is not committed: a prepared transaction's name goes with its commit, and the driver applies,
+marks and drops staging tables in one transaction. A part that is gone was committed if its mark says so, or if the
+target shows a later micro-batch; else it is lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from psycopg import errors, sql
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError, StateLostError, UnavailableError
-from holdfast.spark_integration.sinks.postgres import names, target
-from holdfast.spark_integration.sinks.postgres.connecting import Link
-from holdfast.spark_integration.sinks.postgres.marks import Marks
-from holdfast.spark_integration.sinks.postgres.names import Part
+from holdfast.spark_integration.sinks.postgres import target
+from holdfast.spark_integration.sinks.postgres.connecting import Session
+from holdfast.spark_integration.sinks.postgres.marks import (
+    MarkTables,
+    PreparedPart,
+    driver_application,
+    tables_of,
+    transactions_of,
+    worker_application,
+)
 from holdfast.spark_integration.sinks.postgres.target import Target
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, another_query, tell_of_two_drivers
 
@@ -40,17 +47,12 @@ _PATIENCE_MS = 10_000
 _INDEXED_BYTES_MAX = 2_000
 
 
-class Staged(NamedTuple):
-    """A staging table, with names and types of its columns, and names of its checks."""
+class StagingTable(NamedTuple):
+    """A staging table that is there."""
 
-    part: Part
-    columns: list[tuple[str, str]]
-    checks: set[str]
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the columns."""
-        return [name for name, _ in self.columns]
+    part: PreparedPart
+    columns: dict[str, str]  #: Their types, by name
+    checks: set[str]  #: Names
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -59,20 +61,20 @@ class Staged(NamedTuple):
 
 
 class Ending:
-    """What a query's driver does with the parts of a micro-batch, on one connection."""
+    """How one query's driver ends the parts of a micro-batch, in one session."""
 
-    def __init__(self, marks: Marks, keys: Sequence[str]) -> None:
+    def __init__(self, marks: MarkTables, keys: Sequence[str]) -> None:
         self._marks, self._keys = marks, keys
-        self._link, self._query, self._target = marks.link, marks.query, marks.target
+        self._session, self._query, self._target = marks.session, marks.query, marks.target
 
     def confirm(self, handles: Sequence[Handle], opened: Target | None) -> None:
-        """Raise if a part is gone, or if the target refuses what was staged; `opened` is what it was when opened.
+        """Raise if a part is gone, or if the target refuses what was staged; `opened`: what it was when opened.
 
-        Nothing can be mended after the decision: what a staging table does not refuse by itself is tried.
+        After the decision nothing can be mended: so rows that the target may refuse are applied here, and rolled back.
         """
         self._marks.require_same()
-        parts = [*map(Part.of, handles)]
-        there = _there(self._link, parts)
+        parts = [*map(PreparedPart.of, handles)]
+        there = _there(self._session, parts)
         gone = [part for part in parts if part not in there]
         if gone:
             raise UnavailableError(
@@ -84,16 +86,16 @@ class Ending:
         for one in staged:
             self._check_unaltered(one)
         if staged and (self._target != opened or self._may_refuse(staged)):
-            with self._link.connection.transaction(force_rollback=True):
+            with self._session.connection.transaction(force_rollback=True):
                 self.apply(staged)
-                self._link.run("SET CONSTRAINTS ALL IMMEDIATE")
+                self._session.run("SET CONSTRAINTS ALL IMMEDIATE")
 
     def commit(self, batch_id: int, handles: Sequence[Handle]) -> None:
         """Commit what is there, once all that is gone is known to be committed."""
-        parts = [*map(Part.of, handles)]
+        parts = [*map(PreparedPart.of, handles)]
         # In this order: the mark is written last, so what is there after it is of an attempt that does not count.
         shown = self._marks.shown()
-        there = _there(self._link, parts)
+        there = _there(self._session, parts)
         is_ours = shown.query_id in (None, self._query.query_id)
         if is_ours and batch_id > shown.batch_id and not shown.is_there:
             raise self._marks.another_table()
@@ -107,40 +109,36 @@ class Ending:
             self._end_another_drivers(batch_id, there)
             return
         prepared = [part for part in there if not part.is_staged]
-        others = [part for part in prepared if not end_prepared(self._link, "COMMIT", part)]
+        others = [part for part in prepared if not end_prepared(self._session, "COMMIT", part)]
         if others and self._marks.shown().batch_id <= batch_id:
             self._check_gone(batch_id, others)
         if len(prepared) < len(there):
-            with self._link.connection.transaction():
+            with self._session.connection.transaction():
                 self._commit_staged(batch_id, [part for part in parts if part.is_staged])
         else:
             self._marks.show(batch_id)
 
-    def apply(self, staged: Iterable[Staged]) -> None:
-        """Put rows into the target.
-
-        Of a key that is in a table twice, the row that was written last counts; of one in two tables, that of the
-        higher partition.
-        """
+    def apply(self, staged: Iterable[StagingTable]) -> None:
+        """Put rows into the target: of one key, the last row of the highest partition counts."""
         for one in sorted(staged, key=lambda each: each.part.partition):
             try:
-                with self._link.connection.transaction():
-                    self._link.run(self._insert(one, once=False))
+                with self._session.connection.transaction():
+                    self._session.run(self._insert(one, once=False))
             except errors.CardinalityViolation:
                 # Rare, and sorting costs as much as the rest: so only where a key is there twice.
-                self._link.run(self._insert(one, once=True))
+                self._session.run(self._insert(one, once=True))
 
-    def put(self, batch_id: int, staged: Sequence[Staged]) -> None:
+    def put(self, batch_id: int, staged: Sequence[StagingTable]) -> None:
         """Apply, remember and drop staging tables."""
         self.apply(staged)
         # From here on nobody can drop the table.
         self._marks.require_same()
         for one in staged:
-            self._link.run(self._marks.remember(batch_id, one.part.attempt))
-        drop(self._link, staged)
+            self._session.run(self._marks.remember(batch_id, one.part.attempt))
+        drop(self._session, staged)
 
-    def _check_unaltered(self, staged: Staged) -> None:
-        for name, declared in staged.columns:
+    def _check_unaltered(self, staged: StagingTable) -> None:
+        for name, declared in staged.columns.items():
             column = self._target.columns.get(name)
             if column is None or column.declared != declared:
                 raise SchemaMismatchError(
@@ -148,27 +146,27 @@ class Ending:
                     column=name, written_as=declared, table=f"{self._target.schema}.{self._target.name}",
                 )  # fmt: skip
 
-    def _may_refuse(self, staged: Sequence[Staged]) -> bool:
+    def _may_refuse(self, staged: Sequence[StagingTable]) -> bool:
         if self._target.may_refuse(self._keys):
             return True
-        checks = target.checks(self._link, self._target)
+        checks = target.checks(self._session, self._target)
         return any(not all(check.name in one.checks for check in checks) or self._is_long(one) for one in staged)
 
-    def _is_long(self, staged: Staged) -> bool:
+    def _is_long(self, staged: StagingTable) -> bool:
         sizes = [sql.SQL("coalesce(pg_column_size({}), 0)").format(sql.Identifier(name))
-                 for name in self._target.indexed if name in staged.names]  # fmt: skip
+                 for name in self._target.indexed if name in staged.columns]  # fmt: skip
         if not sizes:
             return False
         ask = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {} > {})")
         size = sql.SQL(" + ").join(sizes)
-        return bool(self._link.run(ask.format(staged.identifier, size, sql.Literal(_INDEXED_BYTES_MAX)))[0][0])
+        return bool(self._session.run(ask.format(staged.identifier, size, sql.Literal(_INDEXED_BYTES_MAX)))[0][0])
 
-    def _commit_staged(self, batch_id: int, parts: Sequence[Part]) -> None:
+    def _commit_staged(self, batch_id: int, parts: Sequence[PreparedPart]) -> None:
         # Whoever else commits this micro-batch waits here, and then finds it done.
         shown = self._marks.shown(lock=True)
         if shown.query_id not in (None, self._query.query_id):
             raise another_query(self._query, shown.query_id)
-        there = _there(self._link, parts)
+        there = _there(self._session, parts)
         if batch_id >= shown.batch_id:
             self._check_gone(batch_id, [part for part in parts if part not in there])
         if batch_id <= shown.batch_id:
@@ -177,7 +175,7 @@ class Ending:
         self.put(batch_id, _staged(there))
         self._marks.show(batch_id)
 
-    def _check_gone(self, batch_id: int, gone: Sequence[Part]) -> None:
+    def _check_gone(self, batch_id: int, gone: Sequence[PreparedPart]) -> None:
         attempts = {part.attempt for part in gone}
         lost = attempts - self._marks.remembered(batch_id, sorted(attempts)) if gone else None
         if lost:
@@ -188,23 +186,23 @@ class Ending:
                 sink=self._query.sink, batch=batch_id, lost=len(lost), attempt=min(lost),
             )  # fmt: skip
 
-    def _end_another_drivers(self, batch_id: int, there: Mapping[Part, Staged | None]) -> None:
+    def _end_another_drivers(self, batch_id: int, there: Mapping[PreparedPart, StagingTable | None]) -> None:
         """End what another attempt at a micro-batch that is shown has prepared: it would be shown twice."""
         if there:
             tell_of_two_drivers(self._query, batch_id)
-            _end(self._link, there)
+            _end(self._session, there)
 
-    def _insert(self, staged: Staged, *, once: bool) -> sql.Composed:
-        named = sql.SQL(", ").join(map(sql.Identifier, staged.names))
+    def _insert(self, staged: StagingTable, *, once: bool) -> sql.Composed:
+        named = sql.SQL(", ").join(map(sql.Identifier, staged.columns))
         keys = sql.SQL(", ").join(map(sql.Identifier, self._keys))
         distinct = sql.SQL("DISTINCT ON ({}) ").format(keys) if once else sql.SQL("")
         # The last row that was written is the last in the file: nothing was ever deleted from it.
         order = sql.SQL(" ORDER BY {}, ctid DESC").format(keys) if once else sql.SQL("")
         parts = [self._target.identifier, named, distinct, named, staged.identifier, order]
         insert = sql.SQL("INSERT INTO {} ({}) SELECT {}{} FROM {}{}").format(*parts)
-        return sql.Composed([insert, self._on_conflict(staged.names, keys)]) if self._keys else insert
+        return sql.Composed([insert, self._on_conflict(staged.columns, keys)]) if self._keys else insert
 
-    def _on_conflict(self, columns: Sequence[str], keys: sql.Composed) -> sql.Composed:
+    def _on_conflict(self, columns: Iterable[str], keys: sql.Composed) -> sql.Composed:
         values = [name for name in columns if name not in self._keys]
         if not values:
             return sql.SQL(" ON CONFLICT ({}) DO NOTHING").format(keys)
@@ -214,42 +212,38 @@ class Ending:
         return sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {}").format(keys, sets)
 
 
-def abort(link: Link, handles: Sequence[Handle]) -> None:
+def abort(session: Session, handles: Sequence[Handle]) -> None:
     """Roll back or drop what is still there."""
-    _end(link, _there(link, [*map(Part.of, handles)]))
+    _end(session, _there(session, [*map(PreparedPart.of, handles)]))
 
 
-def drop(link: Link, tables: Sequence[Staged]) -> None:
+def drop(session: Session, tables: Sequence[StagingTable]) -> None:
     """Drop staging tables."""
     if tables:
         listed = sql.SQL(", ").join(one.identifier for one in tables)
-        link.run(sql.SQL("DROP TABLE IF EXISTS {}").format(listed))
+        session.run(sql.SQL("DROP TABLE IF EXISTS {}").format(listed))
 
 
-def leftovers(link: Link, query: SinkQuery) -> list[Handle]:
-    """Return all that is there of a query, after its workers of earlier runs can add nothing more."""
-    _end_sessions(link, names.application(query.sink, query.query_id))
-    prepared = link.run(_LEFT_PREPARED, [names.transactions_of(query.sink, query.query_id)])
-    staged = link.run(_LEFT_STAGED, [names.tables_of(query.sink, query.query_id)])
-    return [*(Part(gid).handle() for (gid,) in prepared), *(Part(name, schema).handle() for schema, name in staged)]
+def leftovers(session: Session, query: SinkQuery) -> list[Handle]:
+    """End the sessions of a query's workers, and return all that they have prepared."""
+    _end_sessions(session, worker_application(query))
+    prepared = [PreparedPart(gid) for (gid,) in session.run(_LEFT_PREPARED, [transactions_of(query)])]
+    staged = [PreparedPart(name, schema) for schema, name in session.run(_LEFT_STAGED, [tables_of(query)])]
+    return [part.handle() for part in prepared + staged]
 
 
-def end_older_drivers(link: Link, query: SinkQuery) -> None:
-    """End what a driver that began before has open: a frozen or vanished one would lock this one out."""
+def end_older_drivers(session: Session, query: SinkQuery) -> None:
+    """End the open transactions of older drivers: a frozen or vanished one would lock this one out."""
     for query_id in filter(None, [query.query_id, query.replaces]):
-        _end_sessions(link, names.driver_application(query.sink, query_id), _IN_TRANSACTION)
+        _end_sessions(session, driver_application(replace(query, query_id=query_id)), _IN_TRANSACTION)
 
 
-def _end_sessions(link: Link, application: str, which: str = "") -> None:
-    """End all other sessions of this name.
-
-    Raises `InvalidArgumentError` if one is another role's; `UnavailableError` if one does not end.
-    """
+def _end_sessions(session: Session, application: str, which: str = "") -> None:
     sessions = f"{_SESSIONS} {which}"
     try:
-        ended = link.run(f"SELECT pid, pg_terminate_backend(pid, {_PATIENCE_MS}) {sessions}", [application])
+        ended = session.run(f"SELECT pid, pg_terminate_backend(pid, {_PATIENCE_MS}) {sessions}", [application])
     except errors.InsufficientPrivilege as exc:
-        roles = ", ".join(sorted({row[0] for row in link.run(f"SELECT usename {sessions}", [application])}))
+        roles = ", ".join(sorted({row[0] for row in session.run(f"SELECT usename {sessions}", [application])}))
         raise InvalidArgumentError(
             "an earlier run's session belongs to another role, and could still commit or hold locks: GRANT "
             f"{roles} TO the sink's user, or end it with pg_terminate_backend as that role",
@@ -257,7 +251,7 @@ def _end_sessions(link: Link, application: str, which: str = "") -> None:
         ) from exc
     # One that another driver has opened meanwhile is not meant; one that ended by itself counts as not terminated.
     left = [pid for pid, is_ended in ended if not is_ended]
-    if left and link.run(f"SELECT {sessions} AND pid = ANY (%s)", [application, left]):
+    if left and session.run(f"SELECT {sessions} AND pid = ANY (%s)", [application, left]):
         raise UnavailableError(
             "an earlier run's session does not end, and could still prepare, commit or hold locks; end it with "
             "pg_terminate_backend, and start the query again",
@@ -265,34 +259,33 @@ def _end_sessions(link: Link, application: str, which: str = "") -> None:
         )
 
 
-def end_prepared(link: Link, how: str, part: Part) -> bool:
+def end_prepared(session: Session, how: str, part: PreparedPart) -> bool:
     """Commit or roll back a prepared transaction; False if another session has ended it since we looked."""
     try:
-        link.run(sql.SQL(how + " PREPARED {}").format(sql.Literal(part.name)))
+        session.run(sql.SQL(how + " PREPARED {}").format(sql.Literal(part.name)))
     except errors.UndefinedObject:
         return False
     return True
 
 
-def _end(link: Link, there: Mapping[Part, Staged | None]) -> None:
+def _end(session: Session, there: Mapping[PreparedPart, StagingTable | None]) -> None:
     for part in there:
         if not part.is_staged:
-            end_prepared(link, "ROLLBACK", part)
-    drop(link, _staged(there))
+            end_prepared(session, "ROLLBACK", part)
+    drop(session, _staged(there))
 
 
-def _there(link: Link, parts: Sequence[Part]) -> dict[Part, Staged | None]:
-    """Return those parts that are still there, and of the staging tables among them what they are."""
+def _there(session: Session, parts: Sequence[PreparedPart]) -> dict[PreparedPart, StagingTable | None]:
     prepared = [part.name for part in parts if not part.is_staged]
     tables = [part.name for part in parts if part.is_staged]
-    found: dict[Part, Staged | None] = {}
+    found: dict[PreparedPart, StagingTable | None] = {}
     if prepared:
-        found |= {Part(gid): None for (gid,) in link.run(_PREPARED, [prepared])}
-    for schema, name, columns, checks in link.run(_STAGED, [tables]) if tables else []:
-        part = Part(name, schema)
-        found[part] = Staged(part, [(column, declared) for column, declared in columns], set(checks))
+        found |= {PreparedPart(gid): None for (gid,) in session.run(_PREPARED, [prepared])}
+    for schema, name, columns, checks in session.run(_STAGED, [tables]) if tables else []:
+        part = PreparedPart(name, schema)
+        found[part] = StagingTable(part, dict(columns), set(checks))
     return {part: found[part] for part in parts if part in found}
 
 
-def _staged(there: Mapping[Part, Staged | None]) -> list[Staged]:
+def _staged(there: Mapping[PreparedPart, StagingTable | None]) -> list[StagingTable]:
     return [one for one in there.values() if one is not None]

@@ -1,6 +1,12 @@
-"""The sink's marks in the server: two small tables beside the target.
+"""What the sink keeps in a server: names by which any process finds what was prepared, and two small tables of marks.
 
-::
+    prepared transaction   holdfast:<sink>:<query>:<batch>:<partition>:<attempt>       at most 200 bytes
+    staging table          hf_<digest of sink and query>_<partition>_<attempt>         at most 63 bytes
+    a worker's connection  hf_<digest of sink and query> <sink>                        application_name, cut at 63 bytes
+    the driver's           holdfast <digest of sink and query> <sink>                  the same
+
+A sink's name of more than 60 characters, or a query's id of more than 40, is cut in a transaction's name, and a digest
+of the whole is put behind it.
 
     holdfast_sinks            sink | query_id | batch_id | committed_at      one row a sink: its query, the newest
                               | target                                      micro-batch that is whole, -1 for none; and
@@ -8,14 +14,14 @@
     holdfast_sink_attempts    sink | batch_id | attempt | query_id          the attempts that were committed of the
                                                                             newest micro-batch
 
-An attempt's row is part of its transaction: where its name is gone from ``pg_prepared_xacts``, the row tells committed
-from lost. The next micro-batch's commit removes it.
-
-The table is a ``regclass``: a number, so that one that was made anew is another, and in a dump a name.
+An attempt's row is part of its transaction: once its name is gone from ``pg_prepared_xacts``, the row tells committed
+from lost. The next micro-batch's commit removes it. The target is a ``regclass``: a number, so that a recreated table
+is another one, and in a dump a name.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,12 +29,87 @@ from typing import NamedTuple
 from psycopg import sql
 
 from holdfast.errors import InvalidArgumentError, StateLostError
-from holdfast.spark_integration.sinks.postgres.connecting import Link
+from holdfast.spark_integration.sinks.postgres.connecting import Session
 from holdfast.spark_integration.sinks.postgres.target import Target
-from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, another_query
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, another_query
 
-SINKS = "holdfast_sinks"
-ATTEMPTS = "holdfast_sink_attempts"
+_SINK_CHARACTERS, _QUERY_CHARACTERS, _ATTEMPT_CHARACTERS, _DIGEST = 60, 40, 32, 16
+#: What PostgreSQL keeps of a name.
+NAME_BYTES_MAX = 63
+SINKS, ATTEMPTS = "holdfast_sinks", "holdfast_sink_attempts"
+
+
+class PreparedPart(NamedTuple):
+    """An attempt's prepared transaction, or its staging table."""
+
+    name: str
+    schema: str | None = None
+
+    @classmethod
+    def of(cls, handle: Handle) -> PreparedPart:
+        """Return the part that a handle names."""
+        schema = handle["schema"]
+        return cls(str(handle["name"]), None if schema is None else str(schema))
+
+    def handle(self) -> Handle:
+        """Return the part's handle."""
+        return self._asdict()
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether it is a table."""
+        return self.schema is not None
+
+    @property
+    def attempt(self) -> str:
+        """The attempt's id: both kinds of names end with it."""
+        return self.name[-_ATTEMPT_CHARACTERS:]
+
+    @property
+    def partition(self) -> int:
+        """The partition of a table's rows."""
+        return int(self.name.split("_")[2])
+
+
+def transactions_of(query: SinkQuery) -> str:
+    """Return the prefix of a query's prepared transactions."""
+    return f"holdfast:{_short(query.sink, _SINK_CHARACTERS)}:{_short(query.query_id, _QUERY_CHARACTERS)}:"
+
+
+def transaction_name(attempt: SinkAttempt) -> str:
+    """Return the name of an attempt's prepared transaction."""
+    return f"{transactions_of(attempt.query)}{attempt.batch_id}:{attempt.partition}:{attempt.attempt_id}"
+
+
+def tables_of(query: SinkQuery) -> str:
+    """Return the prefix of a query's staging tables."""
+    return f"hf_{_digest(query.sink, query.query_id)}_"
+
+
+def table_name(attempt: SinkAttempt) -> str:
+    """Return the name of an attempt's staging table."""
+    return f"{tables_of(attempt.query)}{attempt.partition}_{attempt.attempt_id}"
+
+
+def worker_application(query: SinkQuery) -> str:
+    """Return the application name of a query's workers."""
+    return f"hf_{_digest(query.sink, query.query_id)} {query.sink}"[:NAME_BYTES_MAX]
+
+
+def driver_application(query: SinkQuery) -> str:
+    """Return the application name of a query's driver, by which the next one finds a dead one's sessions."""
+    return f"holdfast {_digest(query.sink, query.query_id)} {query.sink}"[:NAME_BYTES_MAX]
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_DIGEST]
+
+
+def _short(name: str, characters: int) -> str:
+    if len(name) <= characters:
+        return name
+    return f"{name[: characters - _DIGEST - 1]}~{_digest(name)}"
+
 
 _MAKE = """
 CREATE TABLE IF NOT EXISTS {sinks} (
@@ -70,33 +151,26 @@ _REMEMBERED = "SELECT attempt FROM {attempts} WHERE sink = %s AND batch_id = %s 
 
 
 class Shown(NamedTuple):
-    """Whose a sink's name is, the newest micro-batch that is whole, -1 for none, and whether the table shows it."""
+    """What the marks say of a sink."""
 
-    query_id: str | None
-    batch_id: int
-    is_there: bool
+    query_id: str | None  #: Whose the name is
+    batch_id: int  #: The newest micro-batch that is whole, -1 for none
+    is_there: bool  #: Whether the table shows it
 
 
 @dataclass(frozen=True)
-class Marks:
-    """The two tables in one schema, for one query and the table that it writes to.
-
-    Every call is part of the transaction that is open on the link, if one is.
-    """
+class MarkTables:
+    """The marks of one query, in one schema; every call is part of the session's open transaction, if there is one."""
 
     schema: str
-    link: Link
+    session: Session
     query: SinkQuery
     target: Target
 
     def require(self, *, staging: bool) -> None:
-        """Make the tables if they are missing.
-
-        Raises `InvalidArgumentError` if the user may not make them, may not write them, or may not make staging tables
-        where these are needed.
-        """
-        rights = dict(self.link.run(_RIGHTS, [self.schema, [SINKS, ATTEMPTS]]))
-        may_create = self.link.run(_MAY_CREATE, [self.schema])
+        """Make the tables if they are missing. Raises `InvalidArgumentError` if the user lacks a right."""
+        rights = dict(self.session.run(_RIGHTS, [self.schema, [SINKS, ATTEMPTS]]))
+        may_create = self.session.run(_MAY_CREATE, [self.schema])
         if not may_create:
             raise InvalidArgumentError("no such schema; create it", schema=self.schema)
         complete = {SINKS, ATTEMPTS} <= rights.keys()
@@ -113,7 +187,7 @@ class Marks:
                     "no right to keep marks; GRANT SELECT, INSERT, UPDATE, DELETE on it to the sink's user",
                     table=f"{self.schema}.{name}",
                 )
-        if SINKS in rights and not self.link.run(_HAS_TARGET, [self.schema]):
+        if SINKS in rights and not self.session.run(_HAS_TARGET, [self.schema]):
             said = self._sql(_TAKE_TARGET)
             raise InvalidArgumentError(
                 "the sinks' marks do not say which table shows what was committed: another version of holdfast made "
@@ -122,36 +196,34 @@ class Marks:
                 table=f"{self.schema}.{SINKS}",
             )
         if not complete:
-            with self.link.connection.transaction():
-                self.link.run(_ONE_AT_A_TIME)
-                self.link.run(self._sql(_MAKE))
+            with self.session.connection.transaction():
+                self.session.run(_ONE_AT_A_TIME)
+                self.session.run(self._sql(_MAKE))
 
     def claim(self) -> int:
         """Make the sink's name this query's, if it is nobody's or the replaced query's; return its newest micro-batch.
 
-        Raises `ConflictError` if the name is another query's; `StateLostError` if the table is not the one that shows
-        the query's micro-batches.
+        Raises as `require_same`.
         """
         is_new = self.query.was_shown is None
         if is_new:
-            self.link.run(self._sql(_CLAIM), [self.query.sink, self.query.query_id, self.target.oid])
+            self.session.run(self._sql(_CLAIM), [self.query.sink, self.query.query_id, self.target.oid])
         if self.query.replaces is not None and self.query.replaces != self.query.query_id:
             before = self.shown()
             if before.query_id == self.query.replaces and before.batch_id >= 0 and not before.is_there:
                 raise self.another_table()
-            self.link.run(self._sql(_TAKE_OVER), [self.query.query_id, self.query.sink, self.query.replaces])
+            self.session.run(self._sql(_TAKE_OVER), [self.query.query_id, self.query.sink, self.query.replaces])
         if is_new:
-            self.link.run(self._sql(_BEGIN_WITH), [self.target.oid, self.query.sink, self.query.query_id])
+            self.session.run(self._sql(_BEGIN_WITH), [self.target.oid, self.query.sink, self.query.query_id])
         self.require_same()
         return self.shown().batch_id
 
     def require_same(self) -> None:
-        """Check that the table's name means the table with which the query began.
+        """Check that the table's name still means the table with which the query began.
 
-        Raises `ConflictError` if the sink's name is another query's; `StateLostError` if it was dropped, and perhaps
-        made anew, or another took its name; or these are not the marks of the query.
+        Raises `ConflictError` if the sink's name is another query's; `StateLostError` if the table is another one.
         """
-        marked = self.link.run(self._sql(_IS_SAME), [self.target.identifier.as_string(), self.query.sink])
+        marked = self.session.run(self._sql(_IS_SAME), [self.target.identifier.as_string(), self.query.sink])
         owner, is_same = marked[0] if marked else (self.query.query_id, False)
         if owner != self.query.query_id:
             raise another_query(self.query, owner)
@@ -174,17 +246,15 @@ class Marks:
         )  # fmt: skip
 
     def shown(self, *, lock: bool = False) -> Shown:
-        """Return the owner of the sink's name, and what the table shows.
-
-        With `lock`, others who ask so wait until this transaction has ended.
-        """
-        marked = self.link.run(self._sql(_NEWEST + (" FOR UPDATE" if lock else "")), [self.target.oid, self.query.sink])
+        """Return what the marks say of the sink; with `lock`, others who lock wait until this transaction has ended."""
+        asked = self._sql(_NEWEST + (" FOR UPDATE" if lock else ""))
+        marked = self.session.run(asked, [self.target.oid, self.query.sink])
         return Shown(marked[0][0], int(marked[0][1]), marked[0][2]) if marked else Shown(None, -1, is_there=True)
 
     def show(self, batch_id: int) -> None:
         """Mark a micro-batch as whole, and forget the attempts of those before; nothing if a later one is."""
         values = {"sink": self.query.sink, "query": self.query.query_id, "batch": batch_id, "target": self.target.oid}
-        self.link.run(self._sql(_SHOW), values)
+        self.session.run(self._sql(_SHOW), values)
 
     def remember(self, batch_id: int, attempt: str) -> sql.Composed:
         """Return the statement that marks an attempt as committed, once its transaction is."""
@@ -193,7 +263,8 @@ class Marks:
 
     def remembered(self, batch_id: int, attempts: Sequence[str]) -> set[str]:
         """Return which of these attempts have been committed."""
-        return {row[0] for row in self.link.run(self._sql(_REMEMBERED), [self.query.sink, batch_id, list(attempts)])}
+        found = self.session.run(self._sql(_REMEMBERED), [self.query.sink, batch_id, list(attempts)])
+        return {row[0] for row in found}
 
     def _sql(self, text: str, **given: sql.Composable) -> sql.Composed:
         sinks, attempts = sql.Identifier(self.schema, SINKS), sql.Identifier(self.schema, ATTEMPTS)

@@ -17,8 +17,8 @@ from holdfast.errors import HoldfastError, InvalidArgumentError, SchemaMismatchE
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.postgres import connecting, ending
-from holdfast.spark_integration.sinks.postgres.connecting import Link
-from holdfast.spark_integration.sinks.postgres.names import Part
+from holdfast.spark_integration.sinks.postgres.connecting import Session
+from holdfast.spark_integration.sinks.postgres.marks import PreparedPart
 from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
 from tests import sink_logs
 from tests.servers.postgres import Postgres
@@ -87,9 +87,9 @@ def test_a_time_limit_of_the_server_is_no_mistake_of_the_query(appending: Case, 
 def test_sessions_have_a_limit_for_locks_unless_the_user_sets_one(appending: Case) -> None:
     for options, limit in (({}, "1min"), (_IMPATIENT, "300ms")):
         to = {**appending.server.options, **options}
-        link = connecting.connect(to, "holdfast test")
-        assert link.run("SELECT current_setting('lock_timeout')") == [(limit,)]
-        link.close()
+        session = connecting.connect(to, "holdfast test")
+        assert session.run("SELECT current_setting('lock_timeout')") == [(limit,)]
+        session.close()
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_what_somebody_ends_between_the_look_and_the_commit_is_lost(
     handle = either.prepared(("a", 1))
     looked = ending._there
 
-    def look_and_lose(link: Link, parts: Sequence[Part]) -> Any:
-        found = looked(link, parts)
+    def look_and_lose(session: Session, parts: Sequence[PreparedPart]) -> Any:
+        found = looked(session, parts)
         monkeypatch.setattr(ending, "_there", looked)
         with either.server.connect() as other:
             if handle["schema"] is None:

@@ -18,9 +18,9 @@ import pytest
 
 from holdfast.errors import ConflictError, InvalidArgumentError, UnavailableError
 from holdfast.spark_integration.sinks.postgres import connecting, ending, target
-from holdfast.spark_integration.sinks.postgres.connecting import Link
+from holdfast.spark_integration.sinks.postgres.connecting import Session
 from holdfast.spark_integration.sinks.postgres.ending import Ending
-from holdfast.spark_integration.sinks.postgres.marks import Marks
+from holdfast.spark_integration.sinks.postgres.marks import MarkTables
 from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery
 from tests.faults.elsewhere import run_elsewhere
@@ -35,7 +35,7 @@ ROWS = [("a", 1), ("b", 2)]
 PLACES: dict[str, tuple[str, Any, str]] = {
     "applied": ("commit", Ending, "apply"),
     "dropped": ("commit", Ending, "put"),
-    "shown": ("commit", Marks, "show"),
+    "shown": ("commit", MarkTables, "show"),
     "tried": ("confirm", Ending, "apply"),
 }
 
@@ -128,20 +128,20 @@ def test_a_driver_whose_session_is_ended_does_the_same_again(
     frozen and sends something when it wakes, does not hear why.
     """
     updating.open()
-    handle, run, ended = updating.prepared(("a", 1)), Link.run, []
+    handle, run, ended = updating.prepared(("a", 1)), Session.run, []
     if how == "connecting":
         connecting.close_idle()
 
-    def end_it(link: Link, *given: Any) -> Any:
-        ended.append(link)
+    def end_it(session: Session, *given: Any) -> Any:
+        ended.append(session)
         if len(ended) == times:
-            monkeypatch.setattr(Link, "run", run)
-        updating.sql(f"SELECT pg_terminate_backend({link.connection.info.backend_pid}, 10000)")
+            monkeypatch.setattr(Session, "run", run)
+        updating.sql(f"SELECT pg_terminate_backend({session.connection.info.backend_pid}, 10000)")
         if how == "unheard":
-            os.read(link.connection.fileno(), 1 << 16)
-        return run(link, *given)
+            os.read(session.connection.fileno(), 1 << 16)
+        return run(session, *given)
 
-    monkeypatch.setattr(Link, "run", end_it)
+    monkeypatch.setattr(Session, "run", end_it)
     steps: dict[str, Callable[[], object]] = {
         "open": updating.open,
         "leftovers": updating.leftovers,
@@ -150,21 +150,21 @@ def test_a_driver_whose_session_is_ended_does_the_same_again(
         "abort": lambda: updating.abort(handle),
     }
     steps[step]()
-    assert Link.run is run, "it was ended"
+    assert Session.run is run, "it was ended"
 
 
 def test_a_start_that_is_done_again_ends_no_driver_again(updating: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that start at once would end each other's sessions until one gives up."""
     end, read, ended = ending.end_older_drivers, target.read, []
 
-    def end_and_note(link: Link, query: SinkQuery) -> None:
+    def end_and_note(session: Session, query: SinkQuery) -> None:
         ended.append(query)
-        end(link, query)
+        end(session, query)
 
-    def read_when_ended(link: Link, table: str) -> target.Target:
+    def read_when_ended(session: Session, table: str) -> target.Target:
         monkeypatch.setattr(target, "read", read)
-        updating.sql(f"SELECT pg_terminate_backend({link.connection.info.backend_pid}, 10000)")
-        return read(link, table)
+        updating.sql(f"SELECT pg_terminate_backend({session.connection.info.backend_pid}, 10000)")
+        return read(session, table)
 
     monkeypatch.setattr(ending, "end_older_drivers", end_and_note)
     monkeypatch.setattr(target, "read", read_when_ended)
@@ -177,11 +177,11 @@ def test_other_queries_and_sinks_keep_their_sessions(updating: Case) -> None:
     """Whoever has another name, or the same under another query, is not ended."""
     updating.open()
     beside = Case(updating.server, updating.sink, query_id="33333333-2222-3333-4444-555555555555")
-    with beside.sink._lent(beside.query) as link:
-        link.run("BEGIN")
+    with beside.sink._lent(beside.query) as session:
+        session.run("BEGIN")
         updating.open()
-        assert link.run("SELECT 1") == [(1,)]
-        link.run("ROLLBACK")
+        assert session.run("SELECT 1") == [(1,)]
+        session.run("ROLLBACK")
 
 
 def test_a_driver_that_nobody_succeeds_is_ended_by_the_server(updating: Case) -> None:
@@ -208,11 +208,11 @@ def test_sessions_have_limits_unless_somebody_has_set_others(postgres: Postgres)
         ("-c lock_timeout=7s -c tcp_keepalives_idle=99", ["1min", "7s", "99", "10", "3"]),
         ("-c idle_in_transaction_session_timeout=1h", ["1h", "1min", "30", "10", "3"]),
     ):
-        link = connecting.connect({**postgres.options, "options": options}, "holdfast test")
+        session = connecting.connect({**postgres.options, "options": options}, "holdfast test")
         try:
-            assert [row[0] for row in link.run(asked)] == wanted
+            assert [row[0] for row in session.run(asked)] == wanted
         finally:
-            link.close()
+            session.close()
 
 
 def test_a_session_of_another_role_is_an_error_that_says_which_right(updating: Case) -> None:
@@ -226,11 +226,11 @@ def test_a_session_of_another_role_is_an_error_that_says_which_right(updating: C
             f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}"
         )
     of_old, of_new = (replace(updating, options={"user": role, "password": "role"}) for role in (old, new))
-    with updating.sink._lent(of_old.query) as link:
-        link.run("BEGIN")
+    with updating.sink._lent(of_old.query) as session:
+        session.run("BEGIN")
         with pytest.raises(InvalidArgumentError, match=f"GRANT {old} TO"):
             of_new.open()
         updating.sql(f"GRANT {old} TO {new}")
         assert of_new.open() == -1
         with pytest.raises(psycopg.OperationalError):
-            link.run("SELECT 1")
+            session.run("SELECT 1")

@@ -125,12 +125,12 @@ def test_connections_have_limits_unless_the_user_sets_others(appending: Case) ->
     found = connecting.parameters("s", "keepalives_count=9", {"tcp_user_timeout": "5000"})
     wanted = {"connect_timeout": "10", "tcp_user_timeout": "5000", "keepalives_idle": "30", "keepalives_count": "9"}
     assert wanted.items() <= found.items()
-    link = connecting.connect({**found, **appending.query.options}, "holdfast test")
+    session = connecting.connect({**found, **appending.query.options}, "holdfast test")
     try:
-        assert link.connection.answer_timeout_s == 600
-        assert link.connection.info.get_parameters()["keepalives_interval"] == "10"
+        assert session.connection.answer_timeout_s == 600
+        assert session.connection.info.get_parameters()["keepalives_interval"] == "10"
     finally:
-        link.close()
+        session.close()
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "1.5", "long", "86401", ""])

@@ -16,7 +16,7 @@ from psycopg import pq
 from holdfast import clock
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.postgres import connecting
-from holdfast.spark_integration.sinks.postgres.connecting import Connection, Link
+from holdfast.spark_integration.sinks.postgres.connecting import Connection, Session
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, TwoPhaseSink
 from tests.model.turns import Turns
 from tests.servers.postgres import Postgres
@@ -68,11 +68,11 @@ def make(
     request: pytest.FixtureRequest, postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], PostgresWorld]:
     """Return what makes a new world, in which each driver has connections of its own."""
-    run, transaction, key, number = Link.run, Connection.transaction, connecting._key, itertools.count()
+    run, transaction, key, number = Session.run, Connection.transaction, connecting._key, itertools.count()
 
-    def run_in_turn(link: Link, *given: Any) -> Any:
-        with _turn(link.connection):
-            return run(link, *given)
+    def run_in_turn(session: Session, *given: Any) -> Any:
+        with _turn(session.connection):
+            return run(session, *given)
 
     @contextmanager
     def transaction_in_turn(connection: Connection, *given: Any, **more: Any) -> Iterator[Any]:
@@ -85,7 +85,7 @@ def make(
         of_row = case(postgres, f"row text {'PRIMARY KEY' * is_upsert}", keys=["row"] if is_upsert else [])
         return PostgresWorld(of_row, tmp_path / str(next(number)))
 
-    monkeypatch.setattr(Link, "run", run_in_turn)
+    monkeypatch.setattr(Session, "run", run_in_turn)
     monkeypatch.setattr(Connection, "transaction", transaction_in_turn)
     monkeypatch.setattr(connecting, "_key", lambda *given: (*key(*given), threading.current_thread().name))
     return made

@@ -13,7 +13,7 @@ from holdfast.errors import ConflictError, InvalidArgumentError, StateLostError,
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.postgres import ending
-from holdfast.spark_integration.sinks.postgres.connecting import Link
+from holdfast.spark_integration.sinks.postgres.connecting import Session
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, SinkTransaction
 from tests.sinks.postgres.attempts import SCHEMA, Case
 
@@ -199,16 +199,16 @@ def test_a_dead_workers_connection_that_does_not_end_is_said(either: Case, monke
 def test_another_drivers_new_session_is_no_dead_workers(either: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opened between the end of the old sessions and the look at them: the fence decides between the two drivers."""
     either.open()
-    old, run, begun = either.begun(*ROWS), Link.run, list[SinkTransaction]()
+    old, run, begun = either.begun(*ROWS), Session.run, list[SinkTransaction]()
 
-    def run_and_let_another_begin(link: Link, statement: Any, *values: Any) -> Any:
-        found = run(link, statement, *values)
+    def run_and_let_another_begin(session: Session, statement: Any, *values: Any) -> Any:
+        found = run(session, statement, *values)
         if "pg_terminate_backend" in str(statement):
-            monkeypatch.setattr(Link, "run", run)
+            monkeypatch.setattr(Session, "run", run)
             begun.append(either.begun(*ROWS))
         return found
 
-    monkeypatch.setattr(Link, "run", run_and_let_another_begin)
+    monkeypatch.setattr(Session, "run", run_and_let_another_begin)
     either.leftovers()
     handle = begun[0].prepare()
     either.commit(handle)

@@ -7,13 +7,13 @@ from typing import Any, cast
 import pytest
 from psycopg import sql
 
-from holdfast.spark_integration.sinks.postgres.connecting import Link
+from holdfast.spark_integration.sinks.postgres.connecting import Session
 from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
 from tests.sinks.postgres.attempts import SCHEMA
 
 
 class Asked:
-    """A link to a server that says whether the table is there."""
+    """A session to a server that says whether the table is there."""
 
     def __init__(self, *, is_there: bool) -> None:
         self.is_there = is_there
@@ -34,6 +34,6 @@ class Asked:
 def test_a_table_that_its_name_finds_is_not_made(is_there: bool) -> None:
     """It may be in a later schema of the search path, which another one would hide, or nobody may create beside it."""
     server = Asked(is_there=is_there)
-    PostgresSink("totals", "totals", ["k"], create=True)._make_table(cast("Link", server), SCHEMA)
+    PostgresSink("totals", "totals", ["k"], create=True)._make_table(cast("Session", server), SCHEMA)
     made = 'CREATE TABLE IF NOT EXISTS "totals" ("k" text, "n" bigint, PRIMARY KEY ("k"))'
     assert server.made == ([] if is_there else [made])
