@@ -17,7 +17,7 @@ from holdfast.snapshotter.storage.url import parse_url
 from holdfast.spark_integration.sinks.delta import commits
 from holdfast.spark_integration.sinks.delta.partitions import described
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
-from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery
+from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
 from tests.unit.spark_integration.sinks.delta_writer import SCHEMA, opened
 
 
@@ -26,17 +26,19 @@ def url(tmp_path: Path) -> str:
     return str(tmp_path / "table")
 
 
-def _altered(url: str, protocol: dict[str, Any], *, identity: bool = False) -> None:
-    """Make the table's newest commit, its first, that of another writer, such as Spark's."""
+def _made(url: str, protocol: dict[str, Any] | None, metadata: dict[str, Any], settings: dict[str, str]) -> None:
+    """Make a table as another writer, such as Spark's, does; `metadata`: of its first column."""
+    DeltaTable.create(url, SCHEMA)
     (log,) = Path(url, "_delta_log").glob("*.json")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     for line in lines:
-        if "protocol" in line:
+        if "protocol" in line and protocol is not None:
             line["protocol"] = protocol
-        if "metaData" in line and identity:
+        if "metaData" in line:
             schema = json.loads(line["metaData"]["schemaString"])
-            schema["fields"][0]["metadata"] = {"delta.identity.start": 1, "delta.identity.step": 1}
+            schema["fields"][0]["metadata"] = metadata
             line["metaData"]["schemaString"] = json.dumps(schema)
+            line["metaData"]["configuration"] = settings
     log.write_text("\n".join(map(json.dumps, lines)))
 
 
@@ -49,6 +51,7 @@ PROTOCOLS: dict[str, tuple[dict[str, Any], str]] = {
     "legacy identity columns": ({"minReaderVersion": 2, "minWriterVersion": 6}, "IdentityColumns"),
     "identity columns": (_features("identityColumns"), "IdentityColumns"),
     "row tracking": (_features("rowTracking"), "rowTracking"),
+    "row tracking, reader 3": (_features("rowTracking") | {"minReaderVersion": 3, "readerFeatures": []}, "rowTracking"),
     "unknown": (_features("somethingNew"), "somethingNew"),
     "unknown to readers": (_features("somethingNew", reader=True), "somethingNew"),
     "reader 4": ({"minReaderVersion": 4, "minWriterVersion": 7}, "protocol action"),
@@ -67,20 +70,37 @@ def test_a_table_that_asks_for_what_the_library_does_not_do_is_refused_at_the_st
     url: str, name: str, keys: list[str] | None
 ) -> None:
     """For good, not as if the table were away: after the decision it would refuse the rows at each start."""
-    DeltaTable.create(url, SCHEMA)
     protocol, word = PROTOCOLS[name]
-    _altered(url, protocol)
+    _made(url, protocol, {}, {})
     with pytest.raises(InvalidArgumentError, match=word) as raised:
         opened(DeltaSink("out", url, keys))
     assert not raised.value.retryable
     assert not list(Path(url).rglob("*.parquet"))
 
 
+_IDENTITY = {"delta.identity.start": 1, "delta.identity.step": 1}
+
+
 @pytest.mark.parametrize("keys", [None, ["key"]], ids=["append", "upsert"])
-def test_an_identity_column_is_refused_at_the_start(url: str, keys: list[str] | None) -> None:
-    DeltaTable.create(url, SCHEMA)
-    _altered(url, {"minReaderVersion": 1, "minWriterVersion": 6}, identity=True)
-    with pytest.raises(InvalidArgumentError, match="identity column"):
+@pytest.mark.parametrize(
+    ("protocol", "metadata", "settings", "word"),
+    [
+        ({"minReaderVersion": 1, "minWriterVersion": 6}, _IDENTITY, {}, "an identity column"),
+        (None, _IDENTITY, {}, "an identity column"),
+        (None, {"delta.generationExpression": "key + 1"}, {}, "a generated column"),
+        (None, {}, {"delta.columnMapping.mode": "name"}, "column mapping"),
+    ],
+)
+def test_a_table_whose_log_says_what_this_writer_does_not_do_is_refused_at_the_start(
+    url: str,
+    protocol: dict[str, Any] | None,
+    metadata: dict[str, Any],
+    settings: dict[str, str],
+    word: str,
+    keys: list[str] | None,
+) -> None:
+    _made(url, protocol, metadata, settings)
+    with pytest.raises(InvalidArgumentError, match=word):
         opened(DeltaSink("out", url, keys))
 
 
@@ -126,20 +146,13 @@ VALUES: dict[str, Callable[[int], str]] = {
 @pytest.mark.parametrize("name", VALUES)
 def test_a_value_that_fits_no_folder_fails_the_task(url: str, name: str) -> None:
     """The merge, after the decision, would fail at each start; one byte less, and it does not."""
-    sink = DeltaSink("out", url, ["key"], partition_by=["word"], create=True)
-    query, room = SinkQuery("out", clock.new_uuid()), 255 - len("word=")
-    schema = pa.schema([*SCHEMA, pa.field("n", pa.int64())])
-    sink.open(query, schema)
-    for batch, more in enumerate((0, 1)):
-        transaction = sink.begin(SinkAttempt(query, batch, 0, clock.new_id() + clock.new_id()), schema)
-        words = [VALUES[name](room + more), None, "short"]
-        transaction.write(pa.record_batch([[1, 2, 3], words, [7, 7, 7]], schema=schema))
-        if more:
-            with pytest.raises(SchemaMismatchError, match=r"too long.*column=word"):
-                transaction.prepare()
-            return
-        sink.commit(query, batch, [transaction.prepare()])
-        assert DeltaTable(url).to_pyarrow_table()["word"].to_pylist().count(words[0]) == 1
+    sink, room = DeltaSink("out", url, ["key"], partition_by=["word"], create=True), 255 - len("word=")
+    writer = opened(sink, pa.schema([*SCHEMA, pa.field("n", pa.int64())]))
+    fits, too_long = [[[1, 2, 3], [VALUES[name](room + more), None, "short"], [7, 7, 7]] for more in (0, 1)]
+    writer.write(0, fits)
+    assert [row["word"] for row in writer.rows()].count(fits[1][0]) == 1
+    with pytest.raises(SchemaMismatchError, match=r"too long.*column=word"):
+        writer.prepared(1, too_long)
 
 
 def test_a_row_may_have_long_values_where_no_folder_is_made(url: str) -> None:

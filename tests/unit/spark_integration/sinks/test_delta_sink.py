@@ -9,7 +9,6 @@ import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -28,7 +27,7 @@ from holdfast.spark_integration.sinks.delta import commits, tables
 from holdfast.spark_integration.sinks.delta.partitions import statistics
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.delta.tables import storage_options
-from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery
+from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
 from tests.unit.spark_integration.sinks.delta_writer import SCHEMA, Writer, opened
 
 
@@ -107,36 +106,6 @@ def test_a_check_constraint_is_refused(url: str) -> None:
         opened(DeltaSink("out", url))
 
 
-_FEATURES = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [], "writerFeatures": ["rowTracking"]}
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"protocol": _FEATURES}, "rowTracking"),
-        ({"configuration": {"delta.columnMapping.mode": "name"}}, "column mapping"),
-        ({"metadata": {"delta.identity.start": 1}}, "an identity column"),
-        ({"metadata": {"delta.generationExpression": "key + 1"}}, "a generated column"),
-    ],
-)
-def test_features_of_other_writers_are_refused(url: str, change: dict[str, Any], word: str) -> None:
-    """Tables as Spark's writer makes them, whose log says what this one does not do."""
-    DeltaTable.create(url, SCHEMA)
-    (log,) = Path(url, "_delta_log").glob("*.json")
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    for line in lines:
-        if "protocol" in line and "protocol" in change:
-            line["protocol"] = change["protocol"]
-        if "metaData" in line:
-            schema = json.loads(line["metaData"]["schemaString"])
-            schema["fields"][0]["metadata"] = change.get("metadata", {})
-            line["metaData"]["schemaString"] = json.dumps(schema)
-            line["metaData"]["configuration"] = change.get("configuration", {})
-    log.write_text("\n".join(map(json.dumps, lines)))
-    with pytest.raises(HoldfastError, match=word):
-        opened(DeltaSink("out", url))
-
-
 def test_another_column_of_the_table_is_named(url: str) -> None:
     """The error says which column, and what to do."""
     DeltaTable.create(url, SCHEMA.append(pa.field("extra", pa.int32(), nullable=False)))
@@ -149,10 +118,8 @@ def test_another_column_of_the_table_is_named(url: str) -> None:
 def test_text_that_is_not_utf8_fails_the_task(url: str, keys: list[str] | None) -> None:
     """Merged after the decision it would end the driver's process at each start: the library of Delta aborts it."""
     writer = opened(DeltaSink("out", url, create=True, keys=keys))
-    transaction = writer.sink.begin(SinkAttempt(writer.query, 0, 0, "0" * 32), SCHEMA)
-    rows = pa.record_batch([pa.array([1]), pa.array([b"\xff"]).cast(pa.string(), safe=False)], schema=SCHEMA)
     with pytest.raises(InvalidArgumentError, match=r"column 'word' of the results has .* make_valid_utf8"):
-        transaction.write(rows)
+        writer.prepared(0, [[1], pa.array([b"\xff"]).cast(pa.string(), safe=False)])
 
 
 def test_nulls_where_none_may_be_fail_the_micro_batch(url: str) -> None:
@@ -201,14 +168,9 @@ def test_a_log_that_is_gone_is_an_error_of_ours(url: str) -> None:
 @pytest.mark.parametrize("name", ["__row", "row", "key 0", 'a"b', "a.b"])
 def test_a_key_may_have_any_name(url: str, name: str) -> None:
     """A failure to merge after the decision would stop the query for good."""
-    sink, schema = DeltaSink("out", url, keys=[name], create=True), pa.schema([(name, pa.int64()), ("v", pa.int64())])
-    query = SinkQuery("out", clock.new_uuid())
-    sink.open(query, schema)
-    transaction = sink.begin(SinkAttempt(query, 0, 0, clock.new_id() + clock.new_id()), schema)
-    transaction.write(pa.record_batch([[1, 1, 2], [1, 2, 3]], schema=schema))
-    sink.commit(query, 0, [transaction.prepare()])
-    rows = DeltaTable(url).to_pyarrow_table().to_pylist()
-    assert sorted(tuple(row.values()) for row in rows) == [(1, 2), (2, 3)]
+    writer = opened(DeltaSink("out", url, [name], create=True), pa.schema([(name, pa.int64()), ("v", pa.int64())]))
+    writer.write(0, [[1, 1, 2], [1, 2, 3]])
+    assert sorted(tuple(row.values()) for row in writer.rows()) == [(1, 2), (2, 3)]
 
 
 @pytest.mark.parametrize(("name", "apart"), [("a`b", False), ("__delta_rs_source", False), ("a:b", True), ("\t", True)])
@@ -265,16 +227,11 @@ def test_upserts_take_the_place_of_rows(url: str) -> None:
 def test_an_empty_partition_is_null_as_a_key_too(url: str) -> None:
     """Delta's log knows no empty text: once the table is compacted, such a row would be found by its key no more."""
     schema = pa.schema([*SCHEMA, pa.field("n", pa.int64())])
-    sink = DeltaSink("out", url, ["key", "word"], partition_by=["word"], create=True)
-    query = SinkQuery("out", clock.new_uuid())
-    sink.open(query, schema)
+    writer = opened(DeltaSink("out", url, ["key", "word"], partition_by=["word"], create=True), schema)
     for batch, words in enumerate((["", "a"], ["", None], ["", "a"])):
-        transaction = sink.begin(SinkAttempt(query, batch, 0, clock.new_id() + clock.new_id()), schema)
-        transaction.write(pa.record_batch([[1, 1], words, [batch, batch + 10]], schema=schema))
-        sink.commit(query, batch, [transaction.prepare()])
+        writer.write(batch, [[1, 1], words, [batch, batch + 10]])
         DeltaTable(url).optimize.compact()
-    shown = DeltaTable(url).to_pyarrow_table().to_pylist()
-    assert sorted(shown, key=str) == [{"key": 1, "word": "a", "n": 12}, {"key": 1, "word": None, "n": 2}]
+    assert sorted(writer.rows(), key=str) == [{"key": 1, "word": "a", "n": 12}, {"key": 1, "word": None, "n": 2}]
 
 
 @pytest.mark.parametrize(
@@ -285,14 +242,10 @@ def test_an_upsert_finds_long_decimals(url: str, precision: int, key: str) -> No
     """`deltalake` bounds its files' decimals by floating-point numbers, which may leave out the one that is there."""
     decimals = pa.decimal128(precision, len(key.partition(".")[2]))
     schema = pa.schema([pa.field("key", decimals), pa.field("n", pa.int64())])
-    sink = DeltaSink("out", url, create=True, keys=["key"])
-    query = SinkQuery("out", clock.new_uuid())
-    sink.open(query, schema)
+    writer = opened(DeltaSink("out", url, ["key"], create=True), schema)
     for batch in range(3):
-        transaction = sink.begin(SinkAttempt(query, batch, 0, clock.new_id() + clock.new_id()), schema)
-        transaction.write(pa.record_batch([pa.array([Decimal(key)], decimals), [batch]], schema=schema))
-        sink.commit(query, batch, [transaction.prepare()])
-    assert DeltaTable(url).to_pyarrow_table().to_pylist() == [{"key": Decimal(key), "n": 2}]
+        writer.write(batch, [pa.array([Decimal(key)], decimals), [batch]])
+    assert writer.rows() == [{"key": Decimal(key), "n": 2}]
 
 
 @pytest.mark.parametrize("keys", [None, ["key"]])
@@ -315,14 +268,10 @@ def test_what_a_commit_made_is_synced_before_staged_files_go(
 def test_names_of_columns_need_no_quoting_by_users(url: str) -> None:
     """Upper case, blanks and SQL words are names like others."""
     schema = pa.schema([("Key Of", pa.int64()), ("select", pa.string())])
-    sink = DeltaSink("out", url, create=True, keys=["Key Of"])
-    query = SinkQuery("out", clock.new_uuid())
-    sink.open(query, schema)
+    writer = opened(DeltaSink("out", url, ["Key Of"], create=True), schema)
     for batch, word in enumerate("ab"):
-        transaction = sink.begin(SinkAttempt(query, batch, 0, clock.new_id() + clock.new_id()), schema)
-        transaction.write(pa.record_batch([[1], [word]], schema=schema))
-        sink.commit(query, batch, [transaction.prepare()])
-    assert DeltaTable(url).to_pyarrow_table().to_pylist() == [{"Key Of": 1, "select": "b"}]
+        writer.write(batch, [[1], [word]])
+    assert writer.rows() == [{"Key Of": 1, "select": "b"}]
 
 
 def test_two_queries_under_one_name_are_refused(url: str) -> None:

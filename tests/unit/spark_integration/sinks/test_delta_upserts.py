@@ -11,12 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 
-from holdfast import clock
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
-from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery
 from tests.tiers import cases
+from tests.unit.spark_integration.sinks.delta_writer import opened
 
 pytestmark = pytest.mark.slow(20)
 
@@ -68,17 +66,11 @@ def test_rows_of_several_keys_take_the_place_of_those_with_the_same(
     """A null equals a null, in whichever key; a row never takes the place of one with another key."""
     url, named = str(tmp_path / "table"), [f"k{i}" for i in range(len(keys))]
     schema = pa.schema([*((name, TYPES[key][0]) for name, key in zip(named, keys, strict=True)), ("n", pa.int64())])
-    sink = DeltaSink("out", url, named, partition_by=[] if part is None else [named[part]], create=True)
-    query = SinkQuery("out", clock.new_uuid())
-    sink.open(query, schema)
+    writer = opened(DeltaSink("out", url, named, [] if part is None else [named[part]], create=True), schema)
     expected: dict[tuple[Any, ...], int] = {}
     for batch, rows in enumerate(_micro_batches(random.Random(7), keys, count=4, rows=9)):
-        transaction = sink.begin(SinkAttempt(query, batch, 0, clock.new_id() + clock.new_id()), schema)
-        transaction.write(pa.RecordBatch.from_pylist(rows, schema))
-        handle = transaction.prepare()
-        sink.confirm(query, batch, [handle])
-        sink.commit(query, batch, [handle])
+        writer.write(batch, pa.RecordBatch.from_pylist(rows, schema).columns)
         expected |= {tuple(row[name] for name in named): row["n"] for row in rows}
-        shown = DeltaTable(url).to_pyarrow_table().to_pylist()
+        shown = writer.rows()
         assert {tuple(row[name] for name in named): row["n"] for row in shown} == expected
         assert len(shown) == len(expected)
