@@ -1,20 +1,18 @@
 """Commits micro-batches to a sink in two phases; ends, at each start, what the last run left half-done.
 
-::
-
     start     read the log ─▶ what is left ─▶ append "begin" ─▶ what the target shows ─▶ commit the newest decision
                                                                                      ─▶ abort what is left
     finish    confirm ─▶ append the decision ─▶ commit ─▶ prune
 
 The log is a fence: `holdfast.snapshotter.sink_log`. Two rules make two drivers harmless, wherever each of them stops:
 
-closed     what a driver aborts, it has listed before it appended an entry, and no decision up to that entry names it:
-           nobody can decide it any more
-decided    what a decision names is committed by whoever finds it, and never aborted. Whether a decision stands that a
-           driver could not store is not guessed: the next entry of the same number tells
+closed     a driver aborts only what it listed before it appended an entry, and what no decision up to that entry
+           names: nobody can decide it any more
+decided    what a decision names is committed by whoever finds it, and never aborted. Whether a decision stands whose
+           storing failed is not guessed: the next entry of the same number tells
 
-The newest start wins: the driver before it fails at its next decision, or earlier. Not so beside a process of the same
-machine that lives: there, the start is refused, as the query's shards would be (decision 0023).
+The newest start wins: the driver before it fails at its next decision, or earlier. But a start is refused while another
+process of the same machine runs the query, as the query's shards would refuse it (decision 0023).
 
 ===========================  =========================================================================================
 what a start finds           what it means, and what is done
@@ -81,36 +79,23 @@ class Prepared:
 
 @dataclass(frozen=True)
 class _Past:
-    """What a driver found before it appended an entry: what the log said, and what was prepared, by query."""
+    """What the log said and what was prepared, by query, before a driver appended an entry."""
 
     entry: Entry | None
     decision: Entry | None
     left: Mapping[str, Sequence[Handle]]
 
     def undecided(self, query_id: str, handles: Iterable[Handle] = ()) -> list[Handle]:
-        """Return what a query prepared that stands in no decision, and is not among `handles`."""
+        """Return what a query prepared, but for what a decision or `handles` name."""
         named = {*map(_canonical, handles), *map(_canonical, self.decision.handles if self.decision else ())}
         return [handle for handle in self.left[query_id] if _canonical(handle) not in named]
 
 
 class Coordinator:
-    """One run's two-phase commits of one query to one sink.
+    """One run's two-phase commits of one query to one sink, on the driver, by one thread at a time.
 
-    Parameters
-    ----------
-    storage : ObjectStorage
-        The state directory.
-    retained : int
-        How many entries of the log are kept.
-    process : ProcessId, optional
-        The one that the query runs in, if it is the same from start to end: no other one of this machine starts the
-        query while it lives.
-    new_id, now_ms : callable, optional
-        As in `holdfast.clock`.
-
-    Notes
-    -----
-    Threads: one at a time, on the driver. Durability: when `finish` returns, the micro-batch is visible and will stay.
+    `storage`: the state directory; `retained`: how many entries of the log are kept; `process`: the query's, if it is
+    the same from start to end, so that no other one of this machine starts the query while it lives.
     """
 
     def __init__(
@@ -144,22 +129,17 @@ class Coordinator:
 
     @property
     def number(self) -> int:
-        """The number of the entry under which this run acts; another process may `resume` it."""
+        """The number of the entry under which this run acts."""
         return self._entry.number if self._entry else 0
 
     def start(self, batch_id: int, schema: pa.Schema, plan: str = "") -> None:
-        """Begin a run with a micro-batch: end what the last run left, before anything is written.
+        """Begin a run with its first micro-batch: end what the last run left, before anything is written.
+
+        `plan`: what Spark has planned for the micro-batch, as of `sink_log.plan_of`; empty if nobody knows.
 
         Raises `ConflictError` if another query writes under this name, or Spark and the sink disagree about what was
-        decided; `StateLostError` if the target has lost what was decided, or shows what no decision here tells of;
-        `HoldfastError`: as `TwoPhaseSink.open` and `TwoPhaseSink.commit` raise.
-
-        Parameters
-        ----------
-        batch_id : int
-            The first micro-batch of the run.
-        plan : str
-            What Spark has planned for it: see `holdfast.snapshotter.sink_log.plan_of`. Empty if nobody knows.
+        decided; `StateLostError` if the target has lost what was decided, or shows what no decision here tells of; and
+        what `TwoPhaseSink.open` and `TwoPhaseSink.commit` raise.
         """
         past, shown = self._begin(batch_id, schema, plan)
         with self._unless_overtaken():
@@ -185,10 +165,7 @@ class Coordinator:
         self._decision = mine
 
     def _known(self, found: Entry, mine: Entry | None) -> SinkQuery:
-        """Return the query with what its target has to know.
-
-        One that continues the sink has opened its target once nobody is left to be ended, and drops what that shows.
-        """
+        """Return the query with what its target has to know: what was shown before the last decision."""
         if mine is not None:
             return replace(self._query, was_shown=mine.before)
         continues = found.continues and found.query_id == self._query.query_id
@@ -207,10 +184,7 @@ class Coordinator:
         return self._sink.open(query, schema)
 
     def resume(self, number: int) -> None:
-        """Go on with a run that another process has started, under the number that it had.
-
-        Raises `ConflictError` if others have gone on so far that its entry is gone.
-        """
+        """Go on with a run that another process has started. Raises `ConflictError` if its entry is gone."""
         try:
             self._entry = self._log.read(number)
             self._decision = self._log.decision(self._entry)
@@ -224,7 +198,7 @@ class Coordinator:
         return self._entry is not None and self._entry.stands_for == batch_id
 
     def tell_of_dropped(self, rows: int) -> None:
-        """Warn if a decided micro-batch has come with another number of rows than were decided; they are dropped."""
+        """Warn if a decided micro-batch, whose rows are dropped, comes with another number of rows."""
         if self._decision is not None and rows != self._decision.rows:
             _log.warning(
                 "sink %r: micro-batch %d was decided with %d rows, which are shown; now it has %d, which are "
@@ -234,14 +208,10 @@ class Coordinator:
             )
 
     def finish(self, batch_id: int, prepared: Prepared, plan: str = "") -> None:
-        """Decide a micro-batch and make it visible; its plan is as of `start`.
+        """Decide a micro-batch and make it visible, for good.
 
-        Raises
-        ------
-        UnavailableError
-            The storage or the target did not answer. If the decision stands, the next start commits.
-        ConflictError
-            Another driver of the same query has begun.
+        Raises `UnavailableError` if storage or target did not answer (if the decision stands, the next start commits);
+        `ConflictError` if another driver of the same query has begun.
         """
         self._has_zombies |= prepared.repeated
         handles = tuple(map(dict, prepared.handles))
@@ -255,9 +225,7 @@ class Coordinator:
         self._prune()
 
     def give_up(self) -> None:
-        """Abort what was prepared and does not count, if storage and target answer; else the next start does it.
-
-        Called when a micro-batch has failed: the run is over.
+        """End the run after a failure: abort what is undecided, if storage and target answer; else the next start does.
 
         Raises `FencedError` if another driver has begun, which may be why.
         """
@@ -330,7 +298,7 @@ class Coordinator:
         self._entry = entry
 
     def _decide(self, batch_id: int, rows: int, handles: tuple[Handle, ...], plan: str) -> _Past | None:
-        """Append a decision; where others may have prepared the same, return what was prepared before it."""
+        """Append a decision; return what was prepared before it, if others may have prepared the same."""
         before = _batch(self._decision) if self._decision else -1
         entry = self._next(decided=self.number + 1)
         entry = replace(entry, batch_id=batch_id, before=before, rows=rows, handles=handles, plan=plan, stands_for=None)
@@ -347,7 +315,7 @@ class Coordinator:
         return past
 
     def _confirmed(self, batch_id: int, handles: tuple[Handle, ...]) -> _Past | None:
-        """Let the sink confirm a micro-batch; a start of another driver may be why it does not."""
+        """Let the sink confirm a micro-batch. Raises `FencedError` if it fails because another driver has begun."""
         try:
             self._sink.confirm(self._query, batch_id, handles)
             return self._past() if self._has_zombies else None
@@ -393,7 +361,7 @@ class Coordinator:
             raise another_query(self._query, found.query_id, storage=self._storage.url)
 
     def _refuse_older(self, batch_id: int, plan: str, found: Entry | None, decision: Entry | None) -> None:
-        """Raise ConflictError if Spark goes back; before anything is fenced: a copy must not end the query."""
+        """Raise ConflictError if Spark goes back, before anything is fenced: a copy must not end the query."""
         decided = None if found is None else found.newest_batch(decision, self._query.query_id)
         if decided is not None and batch_id < decided:
             raise ConflictError(
@@ -414,9 +382,9 @@ class Coordinator:
             )
 
     def _refuse_repeats(self, found: Entry | None, decision: Entry | None) -> None:
-        """Raise ConflictError if a restored or cloned query would show again what the one that it replaces has shown.
+        """Raise ConflictError if a restored or cloned query would show again what the query that it replaces has shown.
 
-        Where that query has decided nothing after the micro-batch that was saved, all it has shown is in the state.
+        If that one has decided nothing after the micro-batch that was saved, all that it has shown is in the state.
         """
         replaced = self._query.replaces
         if replaced is None or (found is not None and found.query_id == self._query.query_id):
@@ -443,9 +411,9 @@ class Coordinator:
             )
 
     def _refuse_a_living_one(self, found: Entry | None) -> None:
-        """Raise ConflictError if another process of this machine runs the query: as its shards are refused then, too.
+        """Raise ConflictError if another process of this machine runs the query, as its shards would.
 
-        What is known of another machine is too little to keep a restart waiting: there, the newest start wins.
+        Of another machine too little is known to keep a restart waiting: there the newest start wins.
         """
         if found is None or not self._process or self._now_ms() - found.at_ms > ALIVE_MS:
             return
@@ -506,16 +474,16 @@ class Coordinator:
             _log.info("sink %r no longer knows micro-batch %d: %s", self._query.sink, decision.batch_id, exc)
 
     def _commit_beside_others(self, decision: Entry) -> None:
-        """Commit what the driver before this one may be committing at this moment, too."""
+        """Commit what the driver before this one may be committing at this moment."""
         query, batch_id = self._of(decision.query_id), _batch(decision)
         try:
             self._sink.commit(query, batch_id, decision.handles)
         except (NotFoundError, StateLostError):
-            # It may have been faster, and have cleared away what this one was about to read: then all is visible now.
+            # It may have been faster and have deleted what this one was about to read: then all is visible now.
             self._sink.commit(query, batch_id, decision.handles)
 
     def _abort_still_left(self, past: _Past, query_id: str) -> None:
-        """Abort what no decision names, once the newest one is committed: a listing may lag behind a commit."""
+        """Abort what no decision names and a new listing still has: a listing may lag behind a commit."""
         left = past.undecided(query_id)
         if left:
             now = {_canonical(handle) for handle in self._sink.leftovers(self._of(query_id))}
@@ -526,7 +494,7 @@ class Coordinator:
             self._sink.abort(self._of(query_id or self._query.query_id), handles)
 
     def _tell_if_it_fails(self, abort: Callable[[], None]) -> None:
-        """Abort what the next start would abort as well; a failure hides not why a micro-batch failed."""
+        """Abort what the next start would abort as well; a failure does not hide why a micro-batch failed."""
         try:
             abort()
         except FencedError:

@@ -1,11 +1,7 @@
 """The way from ``foreachBatch`` into a sink: any output mode, each micro-batch once.
 
-::
-
-    query = totals.writeStream.outputMode("update").foreachBatch(holdfast.sinks.exactly_once(sink)).start()
-
-A micro-batch that was decided before is committed again and its rows are dropped, but the query's operators run: Spark
-asks them for their state (from 4.1 on it refuses a micro-batch that none has committed).
+A micro-batch that was decided before is committed again and its rows are dropped. The query's operators run all the
+same: Spark needs their state (from 4.1 on it refuses a micro-batch that none has committed).
 """
 
 from __future__ import annotations
@@ -50,6 +46,10 @@ _decided: dict[tuple[str, str], tuple[str, int]] = {}
 def exactly_once(sink: TwoPhaseSink, *, replaces: str | None = None, query_name: str | None = None) -> ExactlyOnce:
     """Return a function for ``foreachBatch`` that shows each micro-batch once in a sink.
 
+    ::
+
+        totals.writeStream.outputMode("update").foreachBatch(sinks.exactly_once(sink)).start()
+
     Parameters
     ----------
     sink : TwoPhaseSink
@@ -58,15 +58,15 @@ def exactly_once(sink: TwoPhaseSink, *, replaces: str | None = None, query_name:
         The id (``StreamingQuery.id``) of a query that has ended for good, and whose results in the target this one
         continues. May stay after the first start.
     query_name : str, optional
-        Only over Spark Connect, where nothing tells the function its query: a name that no other query with this sink
+        Only over Spark Connect, which does not tell the function its query: a name that no other query with this sink
         has, and that stays the same across restarts; a new checkpoint location needs a new name. Letters, digits and
         ``-``, at most 59.
 
     Returns
     -------
     callable
-        Takes a DataFrame and the number of the micro-batch. It raises what `TwoPhaseSink` and the coordinator raise,
-        which ends the query; its next start continues.
+        Takes a DataFrame and the number of the micro-batch. An error of the sink ends the query; its next start
+        continues.
 
     Raises
     ------
@@ -75,10 +75,8 @@ def exactly_once(sink: TwoPhaseSink, *, replaces: str | None = None, query_name:
 
     Notes
     -----
-    Exactly once: a micro-batch is visible if and only if its decision is stored in ``spark.holdfast.state.dir``,
-    which must be set. A decided micro-batch has the rows of the decided attempt, whatever a repeated attempt computes.
-
-    Threads: as Spark calls it; queries may share one function.
+    A micro-batch becomes visible if and only if its decision is stored in ``spark.holdfast.state.dir``, which must be
+    set. It has the rows of the decided attempt, whatever a repeated one computes. Queries may share one function.
     """
     if not isinstance(sink, TwoPhaseSink):
         raise InvalidArgumentError("pass one of holdfast.sinks, or a TwoPhaseSink", given=type(sink).__name__)
@@ -89,7 +87,7 @@ def exactly_once(sink: TwoPhaseSink, *, replaces: str | None = None, query_name:
 
 
 class ExactlyOnce:
-    """See `exactly_once`. Pickles without the runs that it has coordinated."""
+    """A function for ``foreachBatch``: see `exactly_once`."""
 
     def __init__(self, sink: TwoPhaseSink, replaces: str | None, query_name: str | None) -> None:
         self._sink, self._replaces, self._query_name = sink, replaces, query_name
@@ -99,8 +97,8 @@ class ExactlyOnce:
         """Write one micro-batch."""
         query_id, run_id = self._query_id(frame.sparkSession), _run_id(frame.sparkSession)
         schema = arrow_schema(frame.schema, f"the rows for sink {self._sink.name!r}", keep_not_null=False)
-        # A run that goes on with the next micro-batch has nothing half-done behind it; anything else is a new start.
-        # So is Spark's next run: settings may be others, and another query may have taken this one's place.
+        # Only the next micro-batch of the same run has nothing half-done behind it; anything else is a new start.
+        # Another run of Spark's may have other settings, and another query may have replaced this one.
         run = self._runs.get(query_id)
         if run_id is not None and _decided.get((self._sink.name, query_id)) == (run_id, batch_id):
             raise InvalidArgumentError(
@@ -123,7 +121,7 @@ class ExactlyOnce:
             _decided[self._sink.name, query_id] = run_id, batch_id
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without storages and connections."""
+        """Return the state without the runs, which hold storages."""
         return self.__dict__ | {"_runs": {}}
 
     def _query_id(self, session: SparkSession) -> str:
@@ -160,7 +158,7 @@ class _Run:
         self._running = _running_query(session)
         self.next_batch_id: int | None = None
         self._schema: pa.Schema | None = None
-        # A start commits the newest decision again: what it names stays as it is, what the ones before name is spare.
+        # A start commits the newest decision again; what the ones before it name is spare.
         self._decided: tuple[Handle, ...] = ()
         self._spares: tuple[Handle, ...] = ()
 
@@ -195,24 +193,21 @@ class _Run:
 
 
 def _running_query(session: SparkSession) -> RunningQuery | None:
-    """Return the query that calls a function; None over Connect, which does not expose the plan."""
+    """Return the query that calls the function; None over Connect, which does not expose the plan."""
     query_id = session.sparkContext.getLocalProperty(QUERY_PROPERTY) if is_classic(session) else None
     return RunningQuery(session, query_id) if query_id else None
 
 
 def _run_id(session: SparkSession) -> str | None:
-    """Return Spark's id of the query's run from the job group; None if the user renamed the group.
-
-    Over Connect each run has a process of its own.
-    """
+    """Return Spark's id of the query's run from the job group; None if the user renamed the group."""
     if not is_classic(session):
-        return "the only one"
+        return "the only one"  # of this process
     group: str | None = session.sparkContext.getLocalProperty("spark.jobGroup.id")
     return group if group is not None and _UUID.fullmatch(group) else None
 
 
 def session_configuration(session: SparkSession, sink: TwoPhaseSink) -> dict[str, str]:
-    """Return a session's settings, with the credentials that Spark Connect leaves out of its lists."""
+    """Return a session's settings, with the credentials that Spark Connect omits from its list."""
     configuration = dict(session.conf.getAll)
     hidden = [STORAGE_PREFIX + name for name in CREDENTIALS]
     hidden += [f"{SINK_PREFIX}{sink.name}.{name}" for name in sink.credentials]
@@ -231,10 +226,9 @@ def sink_options(configuration: Mapping[str, str], sink: str) -> dict[str, str]:
 
 
 def tell_of_other_sinks(configuration: Mapping[str, str], sink: str) -> None:
-    """Warn of settings for an undefined sink whose name looks like this one's.
+    """Warn of settings for an undefined sink whose name looks like this one's, or if this one has no settings at all.
 
-    They are no error: a session may have several queries, and ``spark-defaults.conf`` the sinks of several programs. So
-    a name counts only if it looks like this sink's, or if this one has no settings at all.
+    They are no error: a session may have several queries, and ``spark-defaults.conf`` the sinks of several programs.
     """
     _defined.add(sink)
     names = {key.removeprefix(SINK_PREFIX).partition(".")[0] for key in configuration if key.startswith(SINK_PREFIX)}
@@ -251,13 +245,7 @@ def tell_of_other_sinks(configuration: Mapping[str, str], sink: str) -> None:
 
 
 def decisions_storage(settings: Settings, configuration: Mapping[str, str]) -> ObjectStorage:
-    """Open the state directory, where decisions are kept.
-
-    Raises
-    ------
-    InvalidArgumentError
-        None is set.
-    """
+    """Open the state directory, where decisions are kept. Raises `InvalidArgumentError` if none is set."""
     if settings.state_dir is None:
         raise InvalidArgumentError(
             f"a sink needs a place for its decisions: set {PREFIX}state.dir to a directory that outlives the query"

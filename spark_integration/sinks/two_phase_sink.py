@@ -1,4 +1,4 @@
-"""The seam of a sink whose results become visible once, and only with a decision that is durable.
+"""The seam of a sink whose results become visible once, and only after a durable decision.
 
 ::
 
@@ -10,19 +10,18 @@
     a repeated micro-batch that was decided: commit(the stored handles)     as it was
     what was prepared and never decided:     abort(handles)                 nothing
 
-A sink's author writes a `TwoPhaseSink` and a `SinkTransaction`. All the rest, decisions, repeats, leftovers, is
-`holdfast.spark_integration.sinks.coordinator`'s. `holdfast.testing.SinkContract` proves an implementation.
+A sink's author writes a `TwoPhaseSink` and a `SinkTransaction`; decisions, repeats and leftovers are the coordinator's
+(`holdfast.spark_integration.sinks.coordinator`). `holdfast.testing.SinkContract` tests an implementation. What it must
+keep, by name:
 
-Invariants, by name:
-
-invisible   nothing that a transaction wrote can be seen by a reader of the target before `TwoPhaseSink.commit`
+invisible   no reader of the target sees what a transaction wrote before `TwoPhaseSink.commit`
 prepared    when `prepare` returns, the transaction survives the death of its worker, of the driver and of the target's
             server; only `commit` or `abort` ends it
 idempotent  `commit` of what is committed, and `abort` of what is gone, succeed and change nothing
-final       `commit` after `abort`, or of a handle that the target has lost, raises; it is never taken for success
+final       `commit` after `abort`, or of a handle that the target has lost, raises
 apart       two attempts at the same partition of the same micro-batch do not see, block or end each other for good
-found       `leftovers` names everything that dead attempts of a query prepared, also where the handle never reached
-            the driver
+found       `leftovers` names everything that dead attempts of a query prepared, even if the handle never reached the
+            driver
 silent      no handle, error, repr or pickle holds a credential
 """
 
@@ -41,7 +40,7 @@ from holdfast.errors import ConflictError, InvalidArgumentError
 _log = logging.getLogger(__name__)
 
 JSON: TypeAlias = "str | int | float | bool | Sequence[JSON] | Mapping[str, JSON] | None"
-#: What `SinkTransaction.prepare` returns: plain JSON by which any process finds the prepared transaction again.
+#: By what `SinkTransaction.prepare` returns, any process finds the prepared transaction again: plain JSON.
 Handle: TypeAlias = Mapping[str, JSON]
 
 
@@ -56,13 +55,13 @@ class SinkQuery:
     query_id : str
         Spark's id of the query: the same after every restart of it.
     replaces : str or None
-        The id of the query whose results are in the target and which this one continues, with the user's consent.
+        The id of an ended query whose results in the target this one continues, with the user's consent.
     options : mapping of str to str
         What is set below ``spark.holdfast.sink.<name>.``: credentials are here, and nowhere else.
     was_shown : int or None
         For `TwoPhaseSink.open` alone: the newest micro-batch of this query that was visible before its last decision,
-        -1 if there was none. None if no decision of this query is stored; else a target that knows nothing of the
-        query is another one than before, or was emptied or made anew.
+        -1 if there was none; None if it has decided nothing. Unless it is None, a target that does not know the query
+        is another one than before, or was emptied.
     """
 
     sink: str
@@ -85,8 +84,8 @@ class SinkAttempt:
     attempt_id : str
         Unique among all attempts, of all runs: 32 hexadecimal digits.
     spare : Handle or None
-        What this run has committed, and will not commit again: in a target that remembers names for long, the attempt
-        may take over its name. No other attempt ever gets it. Often there is none.
+        The handle of a transaction that was committed and will not be committed again. In a target that remembers names
+        for long, this attempt may reuse its name, and no other attempt will.
     """
 
     query: SinkQuery
@@ -97,39 +96,46 @@ class SinkAttempt:
 
 
 class SinkTransaction(ABC):
-    """What one attempt writes. Used by one thread of one worker, and never pickled."""
+    """What one attempt writes, in one thread of one worker; never pickled."""
 
     @abstractmethod
     def write(self, rows: pa.RecordBatch) -> None:
-        """Write rows, of the schema that `TwoPhaseSink.begin` was given; called once or more.
+        """Write rows, in the schema that `TwoPhaseSink.begin` was given; called once or more.
 
         Raises
         ------
         HoldfastError
-            The target does not take them. The attempt is aborted, and Spark repeats the task if that may help.
+            The target refuses them. The attempt is aborted, and Spark may repeat the task.
         """
 
     @abstractmethod
     def prepare(self) -> Handle:
-        """Make the writes durable but invisible, and release this process's hold on them.
+        """Make the writes durable but invisible, and let go of them.
 
         Returns
         -------
         Handle
-            Finds the transaction again from any process. Plain JSON without credentials; a few KB at most, because the
-            driver stores those of all partitions in one object.
+            Plain JSON without credentials, by which any process finds the transaction; a few KB at most, because a
+            decision holds those of all partitions.
         """
 
     @abstractmethod
     def abort(self) -> None:
-        """Give up what was written; nothing is prepared. Called after an error, and never raises for a lost target."""
+        """Drop what was written, after an error; a lost target is no error here."""
 
 
 class TwoPhaseSink(ABC):
     """A target of results: see the module for the contract.
 
     An instance is configuration only: it is pickled with the query's plan, so it holds no credentials and no
-    connections. The driver's calls come one after the other, from one query at a time.
+    connections. The driver's calls come one after the other, from one query at a time::
+
+        newest = sink.open(query, schema)  # the driver, at each start
+        transaction = sink.begin(SinkAttempt(query, 17, 0, attempt_id), schema)  # a worker
+        transaction.write(rows)
+        handle = transaction.prepare()
+        sink.confirm(query, 17, [handle])  # the driver; then it stores the decision
+        sink.commit(query, 17, [handle])
 
     Attributes
     ----------
@@ -137,8 +143,7 @@ class TwoPhaseSink(ABC):
         Identifies the sink's decisions in the state directory, and its marks in the target: letters, digits, ``_``
         and ``-``. One query writes under one name.
     credentials : sequence of str
-        Names of options that hold credentials. Spark Connect omits such settings from its lists, so they are fetched by
-        name.
+        Names of options that hold credentials, by which Spark Connect must be asked for them.
     """
 
     name: str
@@ -146,7 +151,7 @@ class TwoPhaseSink(ABC):
 
     @abstractmethod
     def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
-        """Check the target on the driver, before a run writes anything; may create what is missing.
+        """Check the target before a run writes anything; may create what is missing.
 
         Parameters
         ----------
@@ -157,8 +162,8 @@ class TwoPhaseSink(ABC):
         Returns
         -------
         int or None
-            The newest micro-batch of this query that the target shows as committed; -1 if it shows none, as for a query
-            that has just replaced another. None if the target keeps no such mark.
+            The newest micro-batch of this query that the target shows; -1 if it shows none, as for a query that has
+            just replaced another. None if the target keeps no such mark.
 
         Raises
         ------
@@ -169,54 +174,53 @@ class TwoPhaseSink(ABC):
         SchemaMismatchError
             A column is missing or has another type.
         InvalidArgumentError
-            The target is not there or cannot be written; the message says what to do.
+            The target does not exist or cannot be written; the message says what to do.
         UnavailableError
             The target did not answer.
         """
 
     @abstractmethod
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
-        """Begin a transaction in a worker; called when the first row of a partition has come."""
+        """Begin a transaction, in a worker that has a partition's first rows."""
 
     def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:  # noqa: B027  optional
-        """Check on the driver, just before the decision, that everything is still prepared.
+        """Check, just before the decision, that everything is still prepared.
 
         Raises
         ------
         UnavailableError
-            Something is gone: the micro-batch fails, and its repeat writes again.
+            Something is gone: the micro-batch fails, and its repeat writes it again.
         """
 
     @abstractmethod
     def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
-        """Make a decided micro-batch visible, on the driver: all its partitions, one after the other or at once.
+        """Make a decided micro-batch visible: all its partitions, one after the other or at once.
 
-        Called again for the same micro-batch with the same handles after any crash, from any process, and without
-        `open`. There is at least one handle: a micro-batch without rows is not committed.
+        Called again with the same handles after a crash, by any process, without `open`. There is at least one handle.
 
         Raises
         ------
         UnavailableError
             The target did not answer: the decision stands, and the next start commits.
         StateLostError
-            The target has lost what was prepared: these results cannot be made visible any more.
+            The target has lost what was prepared.
         """
 
     @abstractmethod
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
-        """End what was prepared but not decided, on the driver; a handle that is gone is not an error."""
+        """End what was prepared but not decided; a handle that is gone is not an error."""
 
     @abstractmethod
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
-        """Return what attempts of the query have prepared and nobody has ended, each equal to what `prepare` returned.
+        """Return the handles, as of `prepare`, of all that attempts of the query have prepared and nobody has ended.
 
-        Called on the driver when a run begins, and after the tasks of a micro-batch if some were repeated, so no task
-        that still counts is at work. Decided ones may be among them.
+        Called when a run begins, and after the tasks of a micro-batch if some were repeated: no task that still counts
+        is at work. Handles of decided attempts may be among them.
         """
 
 
 def another_query(query: SinkQuery, other: str | None, **facts: object) -> ConflictError:
-    """Return the error for a sink's name that is another query's, wherever that is found."""
+    """Return the error for a sink's name that belongs to another query."""
     return ConflictError(
         "another query writes to this sink, or did: give the sink another name or, if this query continues the other "
         "one's results and the other one has ended for good, name it: replaces=<its id>",
@@ -228,23 +232,14 @@ def another_query(query: SinkQuery, other: str | None, **facts: object) -> Confl
 
 
 def column_names(what: str, given: Sequence[str]) -> tuple[str, ...]:
-    """Return a list of columns that a user has given.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is one text, of which each letter would be a column.
-    """
+    """Return the columns that a user has named. Raises `InvalidArgumentError` for a text: a letter is no column."""
     if isinstance(given, str):
         raise InvalidArgumentError(f"{what} must be a list of column names", given=given)
     return tuple(given)
 
 
 def tell_of_two_drivers(query: SinkQuery, batch_id: int) -> None:
-    """Warn that parts of a micro-batch are given up, as the target shows it already: another driver was faster.
-
-    It decided in a log of its own: checkpoint location and state directory were copied, and both copies write here.
-    """
+    """Warn that another driver, with a log of its own, has shown a micro-batch: the state directory was copied."""
     _log.warning(
         "sink %s shows micro-batch %d already: another driver of query %s, with another state directory, was faster, "
         "and what this one prepared is dropped. Stop one of them: a copy of a query needs a sink of its own",

@@ -1,11 +1,9 @@
 """Writes a micro-batch into a sink's transactions, one a task, and prepares them.
 
-::
-
     driver    df.mapInArrow(WriteTask).collect()            workers   begin ─▶ write … ─▶ prepare
               Prepared ◀── one row for each partition ─────────────── (handle, rows, was the task repeated)
 
-Credentials do not travel with the task: a worker reads the sink's options from its task's properties.
+Credentials are not in the task: a worker reads the sink's options from its task's properties.
 """
 
 from __future__ import annotations
@@ -37,22 +35,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _RETURNED = "partition int, stage int, repeated boolean, rows long, handle string"
+_RETURNED_ARROW = pa.schema(
+    [("partition", pa.int32()), ("stage", pa.int32()), ("repeated", pa.bool_()), ("rows", pa.int64()),
+     ("handle", pa.string())]
+)  # fmt: skip
 # How far the tracker of stages may lag behind.
 _TRACKER_MS = 2000
-_RETURNED_ARROW = pa.schema(
-    {
-        "partition": pa.int32(),
-        "stage": pa.int32(),
-        "repeated": pa.bool_(),
-        "rows": pa.int64(),
-        "handle": pa.string(),
-    }
-)
 
 
 @dataclass(frozen=True)
 class WriteTask:
-    """Writes and prepares what one task has; a function for ``mapInArrow``."""
+    """Writes and prepares a task's rows; a function for ``mapInArrow``."""
 
     sink: TwoPhaseSink
     query: SinkQuery  #: Without options
@@ -62,10 +55,10 @@ class WriteTask:
     spares: Sequence[Handle] = ()  #: One for the first attempt at each partition, as far as they reach: `SinkAttempt`
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one row if there were any rows, or if there was a spare handle for them."""
+        """Yield a row of `_RETURNED` if the task had rows, or a spare handle."""
         context = TaskContext.get()
         assert context is not None
-        partition, stage, repeated = context.partitionId(), context.stageId(), is_repeated(context)
+        partition, stage, repeated = context.partitionId(), context.stageId(), context.attemptNumber() > 0
         has_spare = partition < len(self.spares)
         spare = self.spares[partition] if has_spare and not repeated else None
         rows, handle = write_attempt(
@@ -86,10 +79,9 @@ def write_attempt(
     *,
     spare: Handle | None = None,
 ) -> tuple[int, str]:
-    """Write and prepare what the running task has, as an attempt of its own; returns what `write_rows` does.
+    """Write and prepare the running task's rows, as `write_rows` does, in an attempt of its own.
 
-    `query`: options that this task's session has set go before its own; `option_names`: of the options that the session
-    may have set.
+    `option_names`: options that the task's session may have set, which go before those of the query.
     """
     context = TaskContext.get()
     assert context is not None
@@ -101,10 +93,7 @@ def write_attempt(
 def write_rows(
     sink: TwoPhaseSink, attempt: SinkAttempt, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
 ) -> tuple[int, str]:
-    """Write rows in one transaction and prepare it; return their number, and the handle as JSON.
-
-    Without rows nothing is begun, and the handle is empty. After any error the transaction is aborted.
-    """
+    """Write rows in one transaction and prepare it; return their number, and the handle as JSON, empty without rows."""
     given = (batch for batch in batches if batch.num_rows)
     first = next(given, None)
     if first is None:
@@ -118,7 +107,7 @@ def write_rows(
     except BaseException as exc:
         try:
             transaction.abort()
-        except Exception as other:  # noqa: BLE001  a sink that must not raise here hides not why the task failed
+        except Exception as other:  # noqa: BLE001  a failing sink must not hide why the task failed
             exc.add_note(f"and its abort failed: {type(other).__name__}")
         raise
 
@@ -132,18 +121,13 @@ def _prepared(transaction: SinkTransaction) -> str:
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return Spark's batch in the schema that the sink was given: names and time zones are normalised."""
+    """Return Spark's batch in the schema that the sink was given, with its names and time zones."""
     return batch if batch.schema.equals(schema) else batch.rename_columns(schema.names).cast(schema)
 
 
 def numbered(frame: DataFrame) -> DataFrame:
-    """Return a DataFrame with other names of columns: of its own, PySpark parses dots and backticks as syntax."""
+    """Return a DataFrame with names of columns that PySpark does not parse, as it does dots and backticks."""
     return frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
-
-
-def is_repeated(context: TaskContext) -> bool:
-    """Tell whether an earlier attempt at this task may have prepared the same rows."""
-    return context.attemptNumber() > 0
 
 
 def task_options(sink: str, names: Collection[str]) -> Mapping[str, str]:
@@ -158,18 +142,18 @@ def task_options(sink: str, names: Collection[str]) -> Mapping[str, str]:
 def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepared:
     """Run the tasks of a micro-batch, and return what they prepared.
 
-    `has_twins`: whether Spark may run two attempts at one task at a time (``spark.speculation``).
+    `has_twins`: whether Spark may run two attempts at a task at once (``spark.speculation``).
     """
     session = frame.sparkSession
     require_worker_python(session)
     frame = numbered(frame)
     if not is_classic(session):
-        # Nothing tells there that a stage was begun again, so that a spare handle might be given out twice.
+        # Connect does not tell that a stage was begun again, so that a spare handle might be given out twice.
         task = replace(task, spares=())
     rows = frame.mapInArrow(task, _RETURNED).collect()
     began_twice = _began_twice(session, {row.stage for row in rows})
     if began_twice and task.spares:
-        # So they may have been: what one attempt has prepared, another might still end. All is written anew.
+        # A spare may be in use twice: what one attempt has prepared, the other could still end. All is written anew.
         rows = frame.mapInArrow(replace(task, spares=()), _RETURNED).collect()
         return prepared_of(rows, repeated=True)
     found = prepared_of(rows, repeated=has_twins or began_twice or any(row.repeated for row in rows))
@@ -178,7 +162,7 @@ def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepar
 
 
 def drop_frame(frame: DataFrame) -> int:
-    """Evaluate a micro-batch for its operators' state alone, and drop its rows; return their number."""
+    """Compute a micro-batch for its operators' state alone; return the number of its rows."""
     counted = numbered(frame).mapInArrow(_counted, "rows long").collect()
     return sum(row.rows for row in counted)
 
@@ -188,18 +172,18 @@ def _counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _began_twice(session: SparkSession, stages: Iterable[int]) -> bool:
-    """Tell whether a stage may have been begun again, as where shuffle files were lost: tasks then count from 0 anew.
+    """Tell whether a stage may have been begun again, as after a loss of shuffle files, with attempts counted from 0.
 
-    Those of the first time go on meanwhile, and prepare too. Over Connect nothing tells: the next start aborts those.
+    Tasks of the first time go on meanwhile, and prepare too. Connect does not tell; there the next start aborts them.
     """
     return is_classic(session) and not all(_ended_at_once(session, stage) for stage in stages)
 
 
 def _ended_at_once(session: SparkSession, stage: int) -> bool:
-    """Tell whether all tasks of a stage are known to have ended well the first time it was begun.
+    """Tell whether all tasks of a stage are known to have succeeded the first time it was begun.
 
-    What Spark's tracker knows comes by events, which lag behind, and of which a busy driver drops some. So that it
-    shows no second time is no proof. But the first time never is complete where there was a second.
+    Spark's tracker learns by events, which lag behind, and a busy driver drops some: that it shows no second time is no
+    proof. But if there was one, the first time never completes.
     """
     tracker, end_ms = session.sparkContext.statusTracker(), clock.monotonic_ms() + _TRACKER_MS
     while True:
@@ -213,15 +197,15 @@ def _ended_at_once(session: SparkSession, stage: int) -> bool:
         clock.sleep_ms(1)
 
 
-class Part(Protocol):
-    """What one task has prepared; `handle` is JSON, and empty if there were no rows."""
+class TaskOutput(Protocol):
+    """What one task has prepared; `handle` is JSON, empty without rows."""
 
     partition: int
     rows: int
     handle: str
 
 
-def prepared_of(parts: Iterable[Part], *, repeated: bool) -> Prepared:
+def prepared_of(outputs: Iterable[TaskOutput], *, repeated: bool) -> Prepared:
     """Return what tasks prepared, by partition; `repeated` is `Prepared`'s."""
-    found = sorted((part for part in parts if part.handle), key=lambda part: part.partition)
-    return Prepared(tuple(json.loads(part.handle) for part in found), sum(part.rows for part in found), repeated)
+    found = sorted((one for one in outputs if one.handle), key=lambda one: one.partition)
+    return Prepared(tuple(json.loads(one.handle) for one in found), sum(one.rows for one in found), repeated)
