@@ -21,7 +21,7 @@ from holdfast.spark_integration.sink_source.source import SinkSource
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.exactly_once import ExactlyOnce, exactly_once
 from holdfast.spark_integration.sinks.extras import needs_extra
-from holdfast.spark_integration.sinks.parquet.sink import ParquetSink, parquet_files, read_parquet
+from holdfast.spark_integration.sinks.files.parquet import ParquetSink, parquet_files, read_parquet
 from holdfast.spark_integration.sinks.two_phase_sink import (
     Handle,
     SinkAttempt,

@@ -16,7 +16,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.sink_source.source import SinkSource
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.extras import needs_extra
-from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
+from holdfast.spark_integration.sinks.files.parquet import ParquetSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from holdfast.spark_integration.state_source.reading import register_source
 from holdfast.spark_integration.state_source.source import StateSource

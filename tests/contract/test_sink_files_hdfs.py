@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pytest
 
-from holdfast.spark_integration.sinks.parquet.sink import ParquetSink, read_parquet
+from holdfast.spark_integration.sinks.files.parquet import ParquetSink, read_parquet
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from holdfast.testing.sink_contract import SinkContract
 from tests.servers.hdfs import Hdfs

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.delta.tables import storage_options
-from holdfast.spark_integration.sinks.parquet.sink import ParquetSink, read_parquet
+from holdfast.spark_integration.sinks.files.parquet import ParquetSink, read_parquet
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from holdfast.testing.sink_contract import SinkContract
 from tests.contract.several_keys import KEYS, SeveralKeys

@@ -35,7 +35,7 @@ PATIENCE_S = 60.0
 #: Delta sink's commits when it first commits. What is not installed is passed over.
 _SINKS = tuple(
     f"holdfast.spark_integration.sinks.{name}"
-    for name in ("delta.commits", "delta.sink", "kafka.sink", "parquet.sink", "postgres.sink")
+    for name in ("delta.commits", "delta.sink", "kafka.sink", "files.parquet", "postgres.sink")
 )
 
 _processes = multiprocessing.get_context("forkserver")

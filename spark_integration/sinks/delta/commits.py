@@ -1,8 +1,7 @@
 """The driver's side of a Delta sink: what the table shows, and one transaction for each micro-batch.
 
-A trial commit on an empty local copy of the table (`rehearse`) finds what the table will not take before anything is
-decided, in the words of the library that would refuse it afterwards. `check_features` refuses a table that requires of
-writers what this one lacks.
+What the table will not take is found before anything is decided: `check_features` knows what this writer lacks, and
+`rehearse` tries a commit on an empty local copy of the table, so that an error is told in the library's own words.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,21 +32,14 @@ from holdfast.errors import (
 from holdfast.snapshotter.storage.object_storage import ObjectInfo
 from holdfast.spark_integration.sinks.delta.partitions import is_long_decimal
 from holdfast.spark_integration.sinks.delta.tables import kept_table
-from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile, PreparedAttempt
-from holdfast.spark_integration.sinks.files.places import columns_of, compare
-from holdfast.spark_integration.sinks.files.sink import FileTarget
+from holdfast.spark_integration.sinks.files.location import columns_of, compare
+from holdfast.spark_integration.sinks.files.sink import Attempts, DataFile, FileTarget, PreparedAttempt
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
 
-#: Of these, what is in use is found below.
+#: The use of these is found by settings and columns.
 _KNOWN = {
-    "appendOnly",
-    "changeDataFeed",
-    "checkConstraints",
-    "columnMapping",
-    "generatedColumns",
-    "identityColumns",
-    "invariants",
-    "timestampNtz",
+    *("appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "generatedColumns", "identityColumns"),
+    *("invariants", "timestampNtz"),
 }
 _OFF = (None, "", "false", "none")
 _SETTINGS = {
@@ -70,30 +63,27 @@ _FIELDS = {
 
 
 def check_features(table: DeltaTable, *, upsert: bool) -> None:
-    """Check that the table requires no feature that this writer lacks.
-
-    Raises `InvalidArgumentError` if it does; the message says what.
-    """
+    """Raise InvalidArgumentError if the table requires a feature that this writer lacks."""
     protocol = table.protocol()
     allowed = _KNOWN if upsert else _KNOWN | {"deletionVectors"}
     unknown = sorted(set(protocol.writer_features or ()) - allowed)
     if protocol.min_writer_version > 7 or unknown:
-        refuse(table, ", ".join(unknown) or f"writers of version {protocol.min_writer_version}")
+        _refuse(table, ", ".join(unknown) or f"writers of version {protocol.min_writer_version}")
     settings = table.metadata().configuration
     for name, what in {**_SETTINGS, **(_UPSERT_SETTINGS if upsert else {})}.items():
         if settings.get(name) not in _OFF:
-            refuse(table, what)
+            _refuse(table, what)
     constraints = sorted(name for name in settings if name.startswith("delta.constraints."))
     if constraints:
-        refuse(table, f"a CHECK constraint ({constraints[0].removeprefix('delta.constraints.')})")
-    for field in json.loads(table.schema().to_json())["fields"]:
+        _refuse(table, f"a CHECK constraint ({constraints[0].removeprefix('delta.constraints.')})")
+    for field in _fields(table):
         for name, what in _FIELDS.items():
             if name in field["metadata"]:
-                refuse(table, f"{what} ({field['name']})")
+                _refuse(table, f"{what} ({field['name']})")
 
 
 def demands(table: DeltaTable) -> dict[str, object]:
-    """Return everything that `check_features` and `check_schema` look at, to notice changes."""
+    """Return all that `check_features` and `check_schema` look at, to notice changes."""
     protocol, metadata = table.protocol(), table.metadata()
     return {
         "table": metadata.id,
@@ -104,8 +94,7 @@ def demands(table: DeltaTable) -> dict[str, object]:
     }
 
 
-def refuse(table: DeltaTable, what: str) -> None:
-    """Raise InvalidArgumentError."""
+def _refuse(table: DeltaTable, what: str) -> None:
     raise InvalidArgumentError(
         f"the Delta table has {what}, which the sink does not write: turn it off, or write to another table",
         table=table.table_uri,
@@ -113,13 +102,13 @@ def refuse(table: DeltaTable, what: str) -> None:
 
 
 def check_schema(table: DeltaTable, columns: Mapping[str, str], partition_by: Iterable[str]) -> None:
-    """Check that rows with these columns fit the table, which may have more that take nulls.
+    """Check that rows with these columns fit the table, which may have more columns that take nulls.
 
     Raises `SchemaMismatchError` if they do not; `InvalidArgumentError` if the table is partitioned by other columns.
     """
     found = table.metadata().partition_columns
-    needed = columns.keys() | columns_without_nulls(table) | set(found)
-    there = {name: kind for name, kind in columns_of(arrow_schema(table)).items() if name in needed}
+    needed = columns.keys() | _columns_without_nulls(table) | set(found)
+    there = {name: kind for name, kind in columns_of(_arrow_schema(table)).items() if name in needed}
     compare(columns, there, "add it to the table", table=table.table_uri)
     if found != list(partition_by):
         raise InvalidArgumentError(
@@ -128,7 +117,7 @@ def check_schema(table: DeltaTable, columns: Mapping[str, str], partition_by: It
             partitioned_by=", ".join(found) or "nothing",
             given=", ".join(partition_by) or "nothing",
         )
-    for field in json.loads(table.schema().to_json())["fields"]:
+    for field in _fields(table):
         if _forbids_nulls_inside(field["type"]):
             raise SchemaMismatchError(
                 "a nested field of the table takes no null, which the sink does not check",
@@ -137,14 +126,16 @@ def check_schema(table: DeltaTable, columns: Mapping[str, str], partition_by: It
             )
 
 
-def arrow_schema(table: DeltaTable) -> pa.Schema:
-    """Return the table's Arrow schema."""
+def _arrow_schema(table: DeltaTable) -> pa.Schema:
     return pa.schema(table.schema().to_arrow())
 
 
-def columns_without_nulls(table: DeltaTable) -> set[str]:
-    """Return the NOT NULL columns."""
-    return {field["name"] for field in json.loads(table.schema().to_json())["fields"] if not field["nullable"]}
+def _fields(table: DeltaTable) -> list[Any]:
+    return list(json.loads(table.schema().to_json())["fields"])
+
+
+def _columns_without_nulls(table: DeltaTable) -> set[str]:
+    return {field["name"] for field in _fields(table) if not field["nullable"]}
 
 
 def delta_schema(schema: pa.Schema) -> Schema:
@@ -173,7 +164,7 @@ def _forbids_nulls_inside(t: object) -> bool:
 
 
 def rehearse(table: DeltaTable, commit: Callable[[DeltaTable], None]) -> None:
-    """Call `commit` with a temporary table of the same protocol, settings and columns."""
+    """Call `commit` with an empty temporary table of the same protocol, settings and columns."""
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         log = Path(folder, "_delta_log")
         log.mkdir()
@@ -210,7 +201,7 @@ _Commit: TypeAlias = Callable[[DeltaTable, CommitProperties], None]
 
 
 class TableCommits(FileTarget):
-    """The table of one sink, for one query. `attempts`: whose files they are, and where they lie."""
+    """The table of one sink, for one query."""
 
     def __init__(
         self, url: str, query: SinkQuery, keys: Sequence[str], partition_by: Sequence[str], attempts: Attempts
@@ -220,11 +211,7 @@ class TableCommits(FileTarget):
         self._kept = kept_table(url, query.sink, query.options)
 
     def open(self, schema: pa.Schema, *, create: bool) -> None:
-        """Check that the table takes such rows; create it if it is missing.
-
-        Raises `InvalidArgumentError` if it is not there, or asks of its writers what this one does not do;
-        `SchemaMismatchError` if it has other columns.
-        """
+        """Check that the table takes such rows; create it if it is missing and `create` is set."""
         self._check_keys(schema)
         try:
             table = self._kept.open()
@@ -237,19 +224,10 @@ class TableCommits(FileTarget):
         return self._newest(self._kept.current())
 
     def check(self, files: Sequence[DataFile]) -> None:
-        """Check that the table still takes these files, after changes by others.
-
-        Raises `StateLostError` if it is gone, or another one; `InvalidArgumentError` if it asks more of its writers
-        now, or takes no null in one of them; `SchemaMismatchError` if it has other columns now.
-        """
         self._kept.require_same()
         self._require_place(self._kept.current(), files)
 
     def has(self, batch_id: int, prepared: Sequence[PreparedAttempt], listed: Sequence[ObjectInfo] = ()) -> bool:
-        """Tell whether the table has these attempts' rows.
-
-        Raises `StateLostError` if it has other rows for this micro-batch, no longer knows, or is gone or another one.
-        """
         self._kept.require_same()
         try:
             table = self._kept.current()
@@ -258,12 +236,10 @@ class TableCommits(FileTarget):
         newest = self._newest(table)
         if batch_id > newest:
             return False
-        attempts = _digest(prepared)
-        if batch_id == newest:
-            found = table.transaction_version(f"{self._application}/attempts")
-        else:
-            found = self._attempts_of_old(table, batch_id)
-        if found != attempts:
+        is_newest = batch_id == newest
+        named = f"{self._application}/attempts"
+        found = table.transaction_version(named) if is_newest else self._attempts_of_old(table, batch_id)
+        if found != _digest(prepared):
             raise StateLostError(
                 "the Delta table has other rows for this micro-batch, or has ended it without any",
                 table=self._url,
@@ -273,14 +249,11 @@ class TableCommits(FileTarget):
         return True
 
     def show(self, batch_id: int, prepared: Sequence[PreparedAttempt], files: Sequence[DataFile]) -> None:
-        """Commit files as they are, or merge their rows by key.
-
-        On what the table is now, as often as another writer is faster.
-        """
+        """Commit files as they are, or merge their rows by key: again if another writer was faster."""
         commit = self._merging(_newest_rows(self._attempts.rows(files), self._keys)) if self._keys else None
         commit = commit or self._appending([_add_action(file) for file in files])
-        said = {"sink": self._query.sink, "query": self._query.query_id, "batch": batch_id}
-        said["attempts"] = attempts = _digest(prepared)
+        attempts = _digest(prepared)
+        said = {"sink": self._query.sink, "query": self._query.query_id, "batch": batch_id, "attempts": attempts}
         faster: ConflictError | None = None
         for _ in range(_TRIES):
             table = self._kept.current()
@@ -295,13 +268,8 @@ class TableCommits(FileTarget):
                     f"takes them: {exc.message}",
                     **exc.facts,
                 ) from exc
-            properties = CommitProperties(
-                custom_metadata={"holdfast": said},
-                app_transactions=[
-                    Transaction(self._application, batch_id),
-                    Transaction(f"{self._application}/attempts", attempts),
-                ],
-            )
+            marks = [Transaction(self._application, batch_id), Transaction(f"{self._application}/attempts", attempts)]
+            properties = CommitProperties(custom_metadata={"holdfast": said}, app_transactions=marks)
             before = table.version()
             try:
                 with self._kept.translated("commit"):
@@ -332,42 +300,30 @@ class TableCommits(FileTarget):
         reads_all = any(map(is_long_decimal, rows.select(list(self._keys)).schema.types))
 
         def commit(table: DeltaTable, properties: CommitProperties) -> None:
-            (
-                table.merge(
-                    rows,
-                    matches,
-                    source_alias="s",
-                    target_alias="t",
-                    streamed_exec=reads_all,
-                    commit_properties=properties,
-                )
-                .when_matched_update_all()
-                .when_not_matched_insert_all()
-                .execute()
-            )
+            merge = table.merge(rows, matches, "s", "t", streamed_exec=reads_all, commit_properties=properties)
+            merge.when_matched_update_all().when_not_matched_insert_all().execute()
 
         return commit
 
     def _require_place(self, table: DeltaTable, files: Iterable[DataFile]) -> None:
-        """Check that the table takes the rows in files."""
         # All attempts at a micro-batch write the same columns.
         columns = next((file.details["columns"] for file in files if "columns" in file.details), None)
         if columns is not None:
             self._require_fitting(table, columns)
         nulls = {name for file in files for name in file.details.get("nulls", ())}
-        if refused := sorted(columns_without_nulls(table) & nulls):
+        if refused := sorted(_columns_without_nulls(table) & nulls):
             raise InvalidArgumentError(
                 "rows have a null where the Delta table takes none", column=refused[0], table=self._url
             )
 
     def _require_fitting(self, table: DeltaTable, columns: Mapping[str, str]) -> None:
-        """Check the table and try an empty commit, unless that was done in its present state."""
+        """Check the table and rehearse a commit, unless that was done in its present state."""
         asked = demands(table) | {"rows": columns, "keys": self._keys, "apart": self._partition_by}
         if asked == self._kept.checked:
             return
         check_features(table, upsert=bool(self._keys))
         check_schema(table, columns, self._partition_by)
-        there = arrow_schema(table)
+        there = _arrow_schema(table)
         if self._keys:
             commit = self._merging(pa.schema([there.field(name) for name in columns]).empty_table())
         else:
@@ -395,18 +351,12 @@ class TableCommits(FileTarget):
             raise InvalidArgumentError("there is no Delta table: create it, or pass create=True", table=self._url)
         try:
             with self._kept.translated("create"):
-                DeltaTable.create(
-                    self._url,
-                    delta_schema(schema),
-                    partition_by=list(self._partition_by),
-                    storage_options=self._kept.storage_options,
-                )
+                options, apart = self._kept.storage_options, list(self._partition_by)
+                DeltaTable.create(self._url, delta_schema(schema), partition_by=apart, storage_options=options)
         except (ConflictError, UnavailableError, InvalidArgumentError):
-            # Another made it at the same time, or the reply was lost.
-            try:
+            # Another may have made it at the same time, or the reply was lost.
+            with suppress(NotFoundError):
                 return self._kept.open()
-            except NotFoundError:
-                pass
             raise
         return self._kept.open()
 
@@ -429,14 +379,12 @@ class TableCommits(FileTarget):
 
 
 def _add_action(file: DataFile) -> AddAction:
-    details, now_ms = file.details, clock.now_ms()
-    return AddAction(
-        file.name, file.size_bytes, details.get("partition", {}), now_ms, data_change=True, stats=details["stats"]
-    )
+    partition, stats = file.details.get("partition", {}), file.details["stats"]
+    return AddAction(file.name, file.size_bytes, partition, clock.now_ms(), data_change=True, stats=stats)
 
 
 def _digest(prepared: Sequence[PreparedAttempt]) -> int:
-    """Return a digest of a micro-batch's attempts, in 63 bits."""
+    """Return 63 bits of a digest of a micro-batch's attempts."""
     named = "\n".join(sorted(f"{each.attempt} {each.digest}" for each in prepared))
     return int(xxhash.xxh3_64_intdigest(named.encode())) >> 1
 

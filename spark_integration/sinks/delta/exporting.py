@@ -1,12 +1,10 @@
 """A DataFrame as a new Delta table: tasks write its files, the driver makes the table of them in one transaction.
 
-::
-
     <url>/part-<export>-<partition>-<attempt>-<number>.parquet      tasks; nothing reads them yet
     <url>/_delta_log/00000000000000000000.json                      driver, last: columns and files at once
 
-Only files count that a task has told of: what an attempt has left that Spark repeated is taken away at the end. An
-export that fails, or is interrupted, takes away all that it has written.
+Only files that a task reported count: those of a repeated attempt are deleted at the end. An export that fails, or is
+interrupted, deletes all that it has written.
 """
 
 from __future__ import annotations
@@ -32,8 +30,8 @@ from holdfast.spark_integration.shard.task_storage import storage_at
 from holdfast.spark_integration.sinks.delta.commits import delta_schema
 from holdfast.spark_integration.sinks.delta.partitions import statistics
 from holdfast.spark_integration.sinks.delta.tables import KeptTable
-from holdfast.spark_integration.sinks.files.attempts import encoded
-from holdfast.spark_integration.sinks.files.places import check_columns
+from holdfast.spark_integration.sinks.files.location import check_columns
+from holdfast.spark_integration.sinks.files.sink import encoded
 from holdfast.spark_integration.sinks.writing import fitted, numbered
 from holdfast.spark_integration.spark_types import arrow_schema
 
@@ -45,13 +43,9 @@ _FIRST_COMMIT = "_delta_log/00000000000000000000.json"
 
 
 def export_table(frame: DataFrame, url: str) -> None:
-    """Write a DataFrame as a new Delta table.
+    """Write a DataFrame as a new Delta table, whose storage its session's ``spark.holdfast.storage.*`` open.
 
-    Raises `ConflictError` if it holds something; `SchemaMismatchError` if a column has a type that Delta does not know;
-    `InvalidArgumentError` or `UnavailableError` if the storage refuses, or does not answer.
-
-    `frame`: its session's ``spark.holdfast.storage.*`` open the table's storage; `url`: a directory that does not
-    exist, or is empty.
+    Raises `ConflictError` if the URL holds something; `SchemaMismatchError` if a column has a type that Delta lacks.
     """
     schema = arrow_schema(frame.schema, "the table")
     check_columns(schema)
@@ -72,11 +66,11 @@ def export_table(frame: DataFrame, url: str) -> None:
         except BaseException as exc:
             is_made = _is_made(storage, export_id)
             if not is_made:
-                _take_away(storage, export_id)
+                _delete_files(storage, export_id)
             if not (is_made and isinstance(exc, HoldfastError)):
                 raise
         table.sync(table.open(), -1)
-        _take_away(storage, export_id, {file.name for file in files})
+        _delete_files(storage, export_id, {file.name for file in files})
 
 
 def _require_new(table: KeptTable, storage: ObjectStorage) -> None:
@@ -95,8 +89,6 @@ def _require_new(table: KeptTable, storage: ObjectStorage) -> None:
 
 
 class _File(NamedTuple):
-    """A file to add to the table."""
-
     name: str
     size_bytes: int
     stats: str
@@ -151,14 +143,14 @@ def _make(table: KeptTable, schema: pa.Schema, files: list[_File], export_id: st
 
 
 def _is_made(storage: ObjectStorage, export_id: str) -> bool:
-    """Tell whether the table exists although the reply to its commit was lost."""
+    """Tell whether the table exists, although the reply to its commit was lost."""
     try:
         return export_id.encode() in bytes(storage.get(_FIRST_COMMIT, _COMMIT_BYTES_MAX))
     except NotFoundError:
         return False
 
 
-def _take_away(storage: ObjectStorage, export_id: str, but: Collection[str] = ()) -> None:
+def _delete_files(storage: ObjectStorage, export_id: str, but: Collection[str] = ()) -> None:
     """Delete an export's files that are not part of its table."""
     written = (info.key for info in storage.list("") if info.key.startswith(_prefix(export_id)))
     storage.delete([key for key in written if key not in but])

@@ -1,16 +1,12 @@
-"""Rows of a partitioned table, split so that each file has one value of each partition column.
+"""Rows of a task as the files of a Delta table: split by partitions, checked, and described for the log.
 
-Dates that a Delta table cannot show: refused in the task, since a decided one would stop the query for good.
+Statistics of a file are its rows, and per column the nulls, minimum and maximum. Readers skip files by them, so a bound
+may be wide but never wrong. Left out are columns with a NaN or an infinity, years beyond four digits, decimals of more
+than 15 digits, nested columns and bytes. Text is cut to 32 characters; the last of all characters follows a maximum.
 
-Spark has dates of years beyond 1 to 9999, mostly by a slip. As the value of a partition, such a date stands in the log
-as a text that no reader takes for a date: the table cannot be opened any more. And `deltalake`'s merge breaks off where
-it compares or describes one.
-
-A file's statistics in the Delta log: its rows, and per column the nulls, minimum and maximum.
-
-Readers pass over files by it, so a bound may be wide but never wrong: what cannot be said exactly is left out. That are
-columns with a NaN or an infinity, years beyond four digits, decimals of more than 15 digits, nested columns and bytes.
-Text is cut to 32 characters, the greatest one with the last of all characters after it.
+Spark has dates beyond the years 1 to 9999, mostly by a slip. As a partition's value in the log no reader takes such a
+text for a date, and the table cannot be opened any more; and `deltalake`'s merge fails on one. So they are refused in
+the task: once decided, they would stop the query for good.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ import pyarrow.types as pt
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.snapshotter.storage.url import StorageUrl
-from holdfast.spark_integration.sinks.files.places import columns_of
+from holdfast.spark_integration.sinks.files.location import columns_of
 
 #: As many columns as other writers of Delta describe.
 COLUMNS_MAX = 32
@@ -106,9 +102,9 @@ _DAY_US = 86_400_000_000
 
 
 def require_years(rows: pa.Table, keys: Sequence[str], partition_by: Sequence[str]) -> None:
-    """Check all dates of an upsert, also nested ones, and its keys' timestamps; of appended rows the partitions.
+    """Raise SchemaMismatchError for a date beyond the years 1 to 9999.
 
-    Raises `SchemaMismatchError` if one is not of the years 1 to 9999.
+    In an upsert all dates count, nested ones too, and the keys' timestamps; in appended rows the partitions.
     """
     for name in rows.column_names if keys else partition_by:
         column = rows[name]
@@ -152,11 +148,7 @@ _FILES_MAX = 10_000
 
 
 def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
-    """Check a table's partition columns.
-
-    Raises `SchemaMismatchError` if one is missing, or cannot be the name of a partition; `InvalidArgumentError` if no
-    other column is left.
-    """
+    """Raise if a partition column is missing or has a type that cannot be one, or if no other column is left."""
     for name in partition_by:
         if name not in schema.names:
             raise SchemaMismatchError("the rows lack a partition column", column=name)
@@ -172,9 +164,9 @@ def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
 def described(
     partition_by: Sequence[str], keys: Sequence[str], url: StorageUrl
 ) -> Callable[[pa.Table], Iterable[tuple[pa.Table, Mapping[str, Any]]]]:
-    """Return a function that splits rows into files and describes each, for a file sink's transaction.
+    """Return the function that splits rows into files and describes each.
 
-    `keys`: those of an upsert, whose files are merged later and are not taken apart; `url`: the table's.
+    `keys`: those of an upsert, whose files are merged later and are not split; `url`: the table's.
     """
 
     def split(rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
@@ -198,10 +190,7 @@ def described(
 
 
 def _require_folders(rows: pa.Table, partition_by: Sequence[str], url: StorageUrl) -> None:
-    """Check that a merge, which writes files below folders named after partitions, can make them.
-
-    Raises `SchemaMismatchError` if a partition's value is too long, escaped as in a URL.
-    """
+    """Raise SchemaMismatchError if a partition's value, escaped, is too long for the folder that a merge makes."""
     is_local = url.scheme == "file"
     room = _FOLDER_BYTES_MAX if is_local else _KEY_BYTES_MAX - len(url.path.encode()) - _FILE_NAME_BYTES
     for name in partition_by:
@@ -228,7 +217,7 @@ def _longest(column: pa.ChunkedArray, room: int) -> int:
 
 
 def _without_empty(rows: pa.Table, partition_by: Sequence[str]) -> pa.Table:
-    """Return rows with null for empty text in partition columns, keys included, as in Delta's log."""
+    """Return rows with null for empty text in partition columns, as Delta's log has it."""
     for name in partition_by:
         column = rows[name]
         if pt.is_string(column.type):

@@ -1,7 +1,5 @@
 """A Delta table: workers write Parquet files, the driver commits one Delta transaction for each micro-batch.
 
-::
-
     append    <url>/part-<attempt>-<number>.parquet                        becomes part of the table as it is
     upsert    <url>/_holdfast/<sink>/<query id>/staged/part-….parquet      the driver merges its rows by key
     both      <url>/_holdfast/…                                            notes and claims; VACUUM passes over it
@@ -10,9 +8,8 @@
                       txn holdfast/<sink>/<query id>            version = micro-batch
                       txn holdfast/<sink>/<query id>/attempts   version = 63 bits of the digest of its attempts
 
-Delta refuses the second of two transactions that set the same ``txn`` from the same version of the table: the sink
-reads the table, looks at ``txn``, and commits on what it has read. So a micro-batch is in the table once, whoever
-commits.
+Delta refuses the second of two transactions that set the same ``txn`` on the same version of the table. The sink looks
+at ``txn`` and commits on the version that it has read, so a micro-batch is in the table once, whoever commits.
 """
 
 from __future__ import annotations
@@ -28,9 +25,8 @@ from holdfast.snapshotter.storage.options import CREDENTIALS
 from holdfast.snapshotter.storage.url import parse_url
 from holdfast.spark_integration.sinks.delta.partitions import check_partitions, described
 from holdfast.spark_integration.sinks.extras import needs_extra
-from holdfast.spark_integration.sinks.files.attempts import Attempts, Split
-from holdfast.spark_integration.sinks.files.places import check_columns, claim
-from holdfast.spark_integration.sinks.files.sink import FileSink
+from holdfast.spark_integration.sinks.files.location import check_columns, claim
+from holdfast.spark_integration.sinks.files.sink import Attempts, FileSink, Split
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, column_names
 
 if TYPE_CHECKING:
@@ -39,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeltaSink(FileSink):
-    """A Delta table wherever the `deltalake` package writes; see `holdfast.sinks.delta`. Append, or upsert by keys."""
+    """See the module and `holdfast.sinks.delta`."""
 
     name: str
     url: str
@@ -51,9 +47,7 @@ class DeltaSink(FileSink):
 
     credentials: ClassVar[Sequence[str]] = (
         *CREDENTIALS,
-        "delta.AWS_ACCESS_KEY_ID",
-        "delta.AWS_SECRET_ACCESS_KEY",
-        "delta.AWS_SESSION_TOKEN",
+        *("delta.AWS_ACCESS_KEY_ID", "delta.AWS_SECRET_ACCESS_KEY", "delta.AWS_SESSION_TOKEN"),
     )
 
     def __post_init__(self) -> None:
@@ -65,7 +59,6 @@ class DeltaSink(FileSink):
             raise InvalidArgumentError("keys must name at least one column; leave it out to append")
 
     def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
-        """Check the table, or create it if asked; return the newest micro-batch in its log."""
         check_columns(schema)
         check_partitions(schema, self.partition_by)
         attempts = self.attempts(query)
@@ -79,15 +72,12 @@ class DeltaSink(FileSink):
 
     @property
     def folder(self) -> str | None:
-        """The table's folder; None for merges."""
         return None if self.keys else ""
 
     def split(self) -> Split:
-        """Return a function that makes a file per partition and describes it for Delta's log."""
         return described(self.partition_by, self.keys or (), parse_url(self.url))
 
     def target(self, query: SinkQuery, attempts: Attempts) -> TableCommits:
-        """Return this process's table."""
         with needs_extra("delta"):
             from holdfast.spark_integration.sinks.delta.commits import TableCommits
         return TableCommits(self.url, query, self.keys or (), self.partition_by, attempts)

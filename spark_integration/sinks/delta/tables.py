@@ -1,7 +1,7 @@
-"""The `deltalake` package: opening a table, its options of storage, and its errors as ours.
+"""Delta tables that this process has opened: their storage options, their syncing, and `deltalake`'s errors as ours.
 
-The log is read once per process, and then only what was added: reading it anew would cost as much as there are files.
-So a process keeps all tables that it has used.
+A process keeps each table that it has used, and reads only what was added to its log: reading all of it takes as long
+as there are files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from holdfast.errors import (
 )
 from holdfast.snapshotter.storage.options import parse_storage_options, secrets_of
 from holdfast.spark_integration.executor.per_process import kept_per_process
-from holdfast.spark_integration.sinks.files.places import DELTA_PREFIX, storage_of
+from holdfast.spark_integration.sinks.files.location import DELTA_PREFIX, storage_of
 
 _S3_NAMES = {
     "key": "AWS_ACCESS_KEY_ID",
@@ -48,8 +48,8 @@ _S3_NAMES = {
     "client_kwargs.endpoint_url": "AWS_ENDPOINT_URL",
     "client_kwargs.region_name": "AWS_REGION",
 }
-# Options that say how the store is reached, and in whose name, for which `deltalake` (1.6) has no equal: what it must
-# be told instead, unless the option has the value that both have by default. It reads no profiles.
+# Options that say how the store is reached, or in whose name, and that `deltalake` (1.6) lacks: their default, and what
+# it must be told instead of another value.
 _S3_SAID_TWICE = {
     "profile": ("", "AWS_ACCESS_KEY_ID"),
     "client_kwargs.verify": ("true", "ALLOW_INVALID_CERTIFICATES"),
@@ -62,9 +62,9 @@ _DENIED = re.compile(
 _ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
 _FRAGMENT = re.compile("#.*")
 _EXISTS = "already exists at that location"
-# All other failures of a commit are not that another writer was faster.
+# A commit that fails otherwise did not fail because another writer was faster.
 _FASTER = re.compile("Failed to commit transaction:|Tried committing existing table version")
-# What no repetition changes: a table of a newer kind, or of a catalogue; rows or statements that are refused.
+# What another attempt does not change: a newer kind of table, a catalogue's table, refused rows or statements.
 _FOR_GOOD = re.compile(
     "[Uu]nsupported|[Nn]ot supported|Invalid protocol action|catalog-managed|append-only|MERGE matched|"
     "Error during planning|Invalid data found|Schema error|name too long"
@@ -74,19 +74,12 @@ _DETAIL_MAX = 400
 
 
 class KeptTable:
-    """A table opened by this process, with what is known of it, to notice one that was recreated or set back.
-
-    Raises `InvalidArgumentError`: `deltalake` would take the URL for another place.
-
-    Attributes
-    ----------
-    checked : mapping or None
-        What the table asked of its writers when they were last checked.
-    """
+    """An open table, with what is known of it, to notice one that was recreated or set back."""
 
     def __init__(self, url: str) -> None:
         _require_literal(url)
         self.url = url
+        #: What the table asked of its writers when it was last checked.
         self.checked: Mapping[str, object] | None = None
         self.storage_options: dict[str, str] = {}
         self._options: Mapping[str, str] = {}
@@ -129,12 +122,10 @@ class KeptTable:
         return table
 
     def require_same(self) -> None:
-        """Check that the table is the known one, and still has everything committed to it.
+        """Raise StateLostError if the table is gone, another one, or was set back.
 
-        What is read later begins after the versions that are known, whatever they have become: so the newest of them is
-        read again.
-
-        Raises `StateLostError` if the table is gone, another one, or was set back.
+        `current` reads what comes after the known versions, whatever these have become: so the newest of them is read
+        again here.
         """
         if self._table_id is None:
             return
@@ -168,7 +159,7 @@ class KeptTable:
         self._version, self._digest = version, self._digest_of(version)
 
     def _digest_of(self, version: int) -> str | None:
-        """Return the digest of a commit in the log; None if it was cleaned up, or is too large to be looked at."""
+        """Return the digest of a commit in the log; None if it was cleaned up, or is too large."""
         try:
             data = storage_of(self.url, self._options).get(f"_delta_log/{version:020}.json")
         except (NotFoundError, CorruptionError):
@@ -210,7 +201,7 @@ class KeptTable:
 
 
 def _require_literal(url: str) -> None:
-    """Check that `deltalake` reads a URL literally: it decodes what looks like an escape, even in a path."""
+    """Raise InvalidArgumentError if `deltalake` would decode an escape in a URL, as it does even in paths."""
     found = _ESCAPE.search(url) or ("://" in url and _FRAGMENT.search(url))
     if found:
         raise InvalidArgumentError(
@@ -250,10 +241,10 @@ def kept_table(url: str, sink: str, options: Mapping[str, str]) -> KeptTable:
 
 
 def storage_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return a query's options in `deltalake`'s names; those under ``delta.`` unchanged.
+    """Return a query's options in `deltalake`'s names; those under ``delta.`` are its own.
 
-    Raises `InvalidArgumentError` if an option says how the store is reached, or in whose name, and `deltalake` would
-    not know.
+    Raises `InvalidArgumentError` for an option that says how the store is reached, or in whose name, and that
+    `deltalake` does not know.
     """
     theirs = {
         name.removeprefix(DELTA_PREFIX): value for name, value in options.items() if name.startswith(DELTA_PREFIX)

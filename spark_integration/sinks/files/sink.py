@@ -1,33 +1,63 @@
-"""A sink of Parquet files: attempts write them, notes tell whose they are, and at the commit a target takes them over.
+"""A sink of Parquet files: attempts put them, notes say whose they are, and at the commit a target takes them over.
 
-What all such sinks share is here; what makes the files of a micro-batch visible, at once, is a `FileTarget`.
+    note ─▶ files ─▶ is the note still there? ─▶ handle          commit: what makes the files visible, then the notes go
+                                                                abort:  the files go, then the notes
+
+    _holdfast/<sink>/<query id>/attempts/<attempt>.<number>     kind "sink-attempt": sink, query_id, attempt, number,
+                                                                files: what the handle says of them
+    _holdfast/<sink>/<query id>/attempts/<attempt>.ended-<n>    an abort has ended it, with n files: empty
+    _holdfast/<sink>/<query id>/staged/part-….parquet           files whose rows the target takes over
+    <attempt>   <micro-batch, 18 digits>-<partition, 6 digits>-<attempt id>
+
+An attempt has one note for each group of files that it puts at once, numbered from 0. Notes exist only of what is under
+way, so listing them does not follow what the sink holds. Of many files, as of a task with rows of hundreds of
+partitions, the handle has only a digest: a decision does not grow with the files.
+
+An abort cannot stop a put that is under way, and a worker that dies then does not delete its file. So a mark stays for
+an hour; whoever finds it later deletes what has come since.
+
+A storage takes whole objects, so a file is made in memory.
+
+Invariants
+----------
+* **noted**: a file is put only after a note that names it, and taken away before the note.
+* **derived**: a file's key is made from the attempt and the file's number; no path in a note or handle is followed.
+* **ended**: an attempt without all its notes and all its files was ended, and is never taken for prepared.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
 
-from holdfast.errors import InvalidArgumentError, StateLostError, UnavailableError
+from holdfast import clock
+from holdfast.backends import stored_file
+from holdfast.errors import (
+    CorruptionError,
+    FencedError,
+    HoldfastError,
+    InvalidArgumentError,
+    NotFoundError,
+    StateLostError,
+    UnavailableError,
+)
+from holdfast.snapshotter.fields import DIGEST, Fields
 from holdfast.snapshotter.sink_log import checked_sink
+from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.options import CREDENTIALS
 from holdfast.snapshotter.storage.url import parse_url
-from holdfast.spark_integration.sinks.files.attempts import (
-    COMPRESSIONS,
-    Attempts,
-    DataFile,
-    FileTransaction,
-    PreparedAttempt,
-    Split,
-    attempts_of,
-    in_one_file,
-    noted,
-)
-from holdfast.spark_integration.sinks.files.places import storage_of
+from holdfast.spark_integration.shard.task_storage import io_executor
+from holdfast.spark_integration.sinks.files.location import FOLDER, read_file, sizes_of, storage_of
 from holdfast.spark_integration.sinks.two_phase_sink import (
     Handle,
     SinkAttempt,
@@ -35,13 +65,340 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
     SinkTransaction,
     TwoPhaseSink,
 )
+from holdfast.spark_integration.spark_types import require_utf8
+
+KIND = "sink-attempt"
+COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
+#: Splits gathered rows into those of each file, with what the sink keeps of each file.
+Split = Callable[[pa.Table], Iterable[tuple[pa.Table, Mapping[str, Any]]]]
+
+
+def in_one_file(rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
+    """Do not split rows."""
+    return [(rows, {})]
+
+
+class FileTransaction(SinkTransaction):
+    """An attempt at a partition: it gathers rows, and puts a file for each `file_bytes` of them, in Arrow."""
+
+    def __init__(
+        self,
+        attempts: Attempts,
+        attempt: SinkAttempt,
+        schema: pa.Schema,
+        *,
+        split: Split = in_one_file,
+        file_bytes: int,
+        compression: str,
+    ) -> None:
+        self._attempts, self._schema = attempts, schema
+        self._split, self._file_bytes, self._compression = split, file_bytes, compression
+        self._attempt = attempt_name(attempt)
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = 0
+        self._files: list[DataFile] = []
+        self._notes = 0
+        # False as long as a put is under way, or has failed: what it puts may come late.
+        self._is_settled = True
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        # Before the decision: what cannot be merged into a table afterwards would stop the query for good.
+        require_utf8(rows, "the results", "most readers of Parquet refuse")
+        self._held.append(rows)
+        self._held_bytes += rows.nbytes
+        if self._held_bytes >= self._file_bytes:
+            self._put()
+
+    def prepare(self) -> Handle:
+        if self._held or not self._files:
+            self._put()
+        # Each: who ended the attempt has taken away those that there were, and this one has gone on.
+        for number in range(self._notes):
+            self._attempts.require_note(self._attempt, number)
+        return handle_of(self._attempt, self._notes, self._files)
+
+    def abort(self) -> None:
+        """Delete what was put, if the storage answers; a later start deletes the rest."""
+        self._held = []
+        if self._notes:
+            with suppress(HoldfastError):
+                # Also where somebody has ended the attempt before its files came: no note names them any more.
+                self._attempts.storage.delete([self._attempts.key_of(file.name) for file in self._files])
+                if self._is_settled:
+                    self._attempts.forget([(self._attempt, self._notes)])
+
+    def _put(self) -> None:
+        rows = pa.Table.from_batches(self._held, self._schema)
+        made = [(encoded(part, self._compression), part.num_rows, details) for part, details in self._split(rows)]
+        first = len(self._files)
+        files = [
+            DataFile(self._attempt, number, rows, data.size, xxhash.xxh3_128(data).hexdigest(), details)
+            for number, (data, rows, details) in enumerate(made, first)
+        ]
+        self._notes += 1
+        self._is_settled = False
+        self._attempts.note(self._attempt, self._notes - 1, first, files)
+        # Before they are there: a put that fails may have put some, and somebody may have taken their note away.
+        self._files += files
+        objects = [(self._attempts.key_of(file.name), data) for file, (data, _, _) in zip(files, made, strict=True)]
+        # Where one fails, none is on its way any more: it would come after `abort` has taken its note away.
+        list(ahead(io_executor(), lambda each: self._attempts.storage.put(*each), objects, window=len(objects)))
+        self._held, self._held_bytes, self._is_settled = [], 0, True
+
+
+def encoded(rows: pa.Table, compression: str = "zstd") -> pa.Buffer:
+    """Return rows as a Parquet file."""
+    # Of numbers a dictionary seldom makes less, and takes as long as all the rest.
+    texts = [field.name for field in rows.schema if pa.types.is_string(field.type)]
+    out = pa.BufferOutputStream()
+    pq.write_table(rows, out, compression=compression, use_dictionary=texts)
+    return out.getvalue()
+
+
+_ATTEMPT = re.compile(r"([0-9]{18})-([0-9]{6})-([0-9a-f]{32})")
+_NOTE = re.compile(rf"({_ATTEMPT.pattern})\.(0|[1-9][0-9]{{0,5}})")
+_ENDED = re.compile(rf"({_ATTEMPT.pattern})\.ended-(0|[1-9][0-9]{{0,5}})")
+#: Longer than any request to a storage takes.
+_LATE_MS = 3600_000
+_NUMBERS = 1_000_000
+#: A handle says so much of its files: a list of one or two, which costs no request.
+_LISTED_BYTES_MAX = 2048
+_FILE_FIELDS = ("rows", "size_bytes", "digest", "details")
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of an attempt."""
+
+    attempt: str
+    number: int  #: From 0, in the order of its rows
+    rows: int
+    size_bytes: int
+    digest: str  #: XXH3-128 of its bytes, as 32 hexadecimal digits
+    details: Mapping[str, Any] = field(default_factory=dict)  #: What the sink itself keeps of it
+
+    @property
+    def name(self) -> str:
+        """The last part of its key."""
+        return file_name(self.attempt, self.number)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what notes and handles say of it."""
+        return {"rows": self.rows, "size_bytes": self.size_bytes, "digest": self.digest, "details": dict(self.details)}
+
+
+def file_name(attempt: str, number: int) -> str:
+    """Return the last part of a file's key."""
+    return f"part-{attempt}-{number:06}.parquet"
+
+
+def attempt_name(attempt: SinkAttempt) -> str:
+    """Return an attempt's name in keys."""
+    name = f"{attempt.batch_id:018}-{attempt.partition:06}-{attempt.attempt_id}"
+    if not _ATTEMPT.fullmatch(name):
+        raise InvalidArgumentError("an attempt's id has 32 hexadecimal digits", attempt=name)
+    return name
+
+
+def batch_of(attempt: str) -> int:
+    """Return an attempt's micro-batch."""
+    return int(attempt[:18])
+
+
+def handle_of(attempt: str, notes: int, files: Iterable[DataFile]) -> Handle:
+    """Return the handle of a prepared attempt."""
+    listed = [file.as_json() for file in files]
+    text = json.dumps(listed, sort_keys=True).encode()
+    return {
+        "attempt": attempt,
+        "notes": notes,
+        "count": len(listed),
+        "digest": xxhash.xxh3_128(text).hexdigest(),
+        "files": listed if len(text) <= _LISTED_BYTES_MAX else None,
+    }
+
+
+@dataclass(frozen=True)
+class PreparedAttempt:
+    """A handle, read."""
+
+    attempt: str
+    notes: int  #: How many it has
+    count: int  #: Of its files
+    digest: str  #: XXH3-128 of what the notes say of the files
+    files: tuple[DataFile, ...] | None  #: None if only the notes tell them
+
+    @property
+    def names(self) -> list[str]:
+        """The last parts of its files' keys."""
+        return [file_name(self.attempt, number) for number in range(self.count)]
+
+
+def attempts_of(handles: Iterable[Handle], batch_id: int | None = None) -> list[PreparedAttempt]:
+    """Return the attempts that handles name. Raises `CorruptionError` if one is malformed or of another micro-batch."""
+    found = []
+    for handle in handles:
+        fields = Fields(handle, "a handle", "attempt", "notes", "count", "digest", "files")
+        attempt = fields.text("attempt", _ATTEMPT)
+        if batch_id is not None and batch_of(attempt) != batch_id:
+            fields.refuse("is of another micro-batch", attempt=attempt, batch=batch_id)
+        files = None if handle["files"] is None else tuple(_files(fields, attempt, 0))
+        notes, count = fields.number("notes", limit=_NUMBERS), fields.number("count", limit=_NUMBERS)
+        found.append(PreparedAttempt(attempt, notes, count, fields.text("digest", DIGEST), files))
+    return found
+
+
+def _files(fields: Fields, attempt: str, first: int) -> list[DataFile]:
+    found = []
+    for number, each in enumerate(fields.each("files", *_FILE_FIELDS), first):
+        digest, details = each.text("digest", DIGEST), each.mapping("details")
+        found.append(DataFile(attempt, number, each.number("rows"), each.number("size_bytes"), digest, details))
+    return found
+
+
+class Attempts:
+    """The attempts of one query, below a sink's URL, which is the storage.
+
+    `folder`: where files stay, with a slash at its end; None if the target takes their rows over.
+    """
+
+    def __init__(self, storage: ObjectStorage, query: SinkQuery, folder: str | None) -> None:
+        self.storage, self._query = storage, query
+        self.folder = f"{FOLDER}/{query.sink}/{query.query_id}/"
+        self._is_staged = folder is None
+        self._files = f"{self.folder}staged/" if folder is None else folder
+
+    def key_of(self, name: str) -> str:
+        """Return a file's key."""
+        return self._files + name
+
+    def note(self, attempt: str, number: int, first_file: int, files: Sequence[DataFile]) -> None:
+        """Store a note of the files to put."""
+        owner = {"sink": self._query.sink, "query_id": self._query.query_id, "attempt": attempt, "number": number}
+        header = {**owner, "first_file": first_file, "files": [file.as_json() for file in files]}
+        self.storage.put(self._key(attempt, number), stored_file.encode(KIND, header)[0])
+
+    def require_note(self, attempt: str, number: int) -> None:
+        """Raise FencedError if an attempt's note is gone."""
+        try:
+            self.storage.get(self._key(attempt, number))
+        except NotFoundError as exc:
+            raise FencedError("a new run of the query has ended this attempt", attempt=attempt) from exc
+
+    def noted(self) -> dict[str, set[int]]:
+        """Return the numbers of each attempt's notes."""
+        return _noted(info.key for info in self.storage.list(f"{self.folder}attempts/"))
+
+    def files(
+        self, attempts: Sequence[PreparedAttempt], there: Mapping[str, set[int]]
+    ) -> tuple[list[DataFile], list[str]]:
+        """Return the files of attempts, and what is missing: ended attempts, or files. `there`: what `noted` says."""
+        if gone := [each.attempt for each in attempts if there.get(each.attempt) != {*range(each.notes)}]:
+            return [], gone
+        listed = list(io_executor().map(self._listed, attempts))
+        if gone := [each.attempt for each, files in zip(attempts, listed, strict=True) if files is None]:
+            return [], gone
+        files = [file for each in listed for file in each or ()]
+        sizes = sizes_of(self.storage, (self.key_of(file.name) for file in files))
+        return files, [file.name for file, size in zip(files, sizes, strict=True) if size != file.size_bytes]
+
+    def _listed(self, attempt: PreparedAttempt) -> Sequence[DataFile] | None:
+        """Return an attempt's files, from its handle or its notes; None if it was ended."""
+        if attempt.files is not None:
+            return attempt.files
+        files = [file for number in range(attempt.notes) for file in self._read(attempt.attempt, number)]
+        if len(files) < attempt.count:
+            return None
+        if handle_of(attempt.attempt, attempt.notes, files)["digest"] != attempt.digest:
+            raise CorruptionError(
+                "an attempt's notes are not those that were decided", attempt=attempt.attempt, storage=self.storage.url
+            )
+        return files
+
+    def rows(self, files: Sequence[DataFile]) -> pa.Table:
+        """Return the rows of files."""
+        asked = [(self.storage, self.key_of(file.name), file.size_bytes, file.digest) for file in files]
+        return pa.concat_tables(io_executor().map(lambda each: read_file(*each), asked))
+
+    def left(self) -> list[Handle]:
+        """Return the attempts that have notes, and those that were ended so long ago that no put is under way."""
+        infos = self.storage.list(f"{self.folder}attempts/")
+        there = _noted(info.key for info in infos)
+        files = self._of_notes(there)
+        over_ms = clock.now_ms() - _LATE_MS
+        marks = filter(None, (_ended(info.key) for info in infos if info.modified_ms < over_ms))
+        over = [{**handle_of(attempt, 0, ()), "count": count, "files": None} for attempt, count in sorted(marks)]
+        return [*over, *(handle_of(attempt, len(there[attempt]), files[attempt]) for attempt in sorted(there))]
+
+    def abort(self, handles: Iterable[Handle]) -> None:
+        """End attempts: delete their files, then their notes."""
+        named = {each.attempt: each for each in attempts_of(handles)}
+        there = {attempt: numbers for attempt, numbers in self.noted().items() if attempt in named}
+        files, over = self._of_notes(there), [each for each in named.values() if not each.notes]
+        marks = [self._mark(attempt, len(each)) for attempt, each in files.items()]
+        list(io_executor().map(lambda mark: self.storage.put(mark, b""), marks))
+        names = [file.name for each in files.values() for file in each] + [name for each in over for name in each.names]
+        self.storage.delete([self.key_of(name) for name in names])
+        notes = [self._key(attempt, number) for attempt, numbers in there.items() for number in numbers]
+        self.storage.delete([*notes, *(self._mark(each.attempt, each.count) for each in over)])
+
+    def end(self, attempts: Sequence[PreparedAttempt]) -> None:
+        """Delete what committed attempts no longer need: notes, and files whose rows the target has."""
+        if self._is_staged:
+            self.storage.delete([self.key_of(name) for each in attempts for name in each.names])
+        self.forget((each.attempt, each.notes) for each in attempts)
+
+    def forget(self, attempts: Iterable[tuple[str, int]]) -> None:
+        """Delete the notes of attempts, given how many each has."""
+        self.storage.delete([self._key(attempt, number) for attempt, notes in attempts for number in range(notes)])
+
+    def _of_notes(self, there: Mapping[str, set[int]]) -> dict[str, list[DataFile]]:
+        notes = [(attempt, number) for attempt, numbers in there.items() for number in sorted(numbers)]
+        found: dict[str, list[DataFile]] = {attempt: [] for attempt in there}
+        for (attempt, _), files in zip(notes, io_executor().map(lambda note: self._read(*note), notes), strict=True):
+            found[attempt] += files
+        return found
+
+    def _read(self, attempt: str, number: int) -> list[DataFile]:
+        key = self._key(attempt, number)
+        source = f"{self.storage.url}/{key}"
+        try:
+            data = self.storage.get(key)
+        except NotFoundError:
+            return []
+        stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
+        fields = Fields(stored.header, source, "sink", "query_id", "attempt", "number", "first_file", "files")
+        owner = (fields.text("sink"), fields.text("query_id"), fields.text("attempt"), fields.number("number"))
+        if owner != (self._query.sink, self._query.query_id, attempt, number):
+            fields.refuse("is of another attempt than its name says")
+        return _files(fields, attempt, fields.number("first_file", limit=_NUMBERS))
+
+    def _key(self, attempt: str, number: int) -> str:
+        return f"{self.folder}attempts/{attempt}.{number}"
+
+    def _mark(self, attempt: str, files: int) -> str:
+        return f"{self.folder}attempts/{attempt}.ended-{files}"
+
+
+def _ended(key: str) -> tuple[str, int] | None:
+    match = _ENDED.fullmatch(key.rpartition("/")[2])
+    return None if match is None else (match[1], int(match[5]))
+
+
+def _noted(keys: Iterable[str]) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for key in keys:
+        folder, _, name = key.rpartition("/")
+        match = _NOTE.fullmatch(name) if folder.endswith("/attempts") else None
+        if match:
+            found.setdefault(match[1], set()).add(int(match[5]))
+    return found
 
 
 class FileTarget(ABC):
     """A target that makes the files of one query's micro-batches visible."""
 
-    @abstractmethod
-    def check(self, files: Sequence[DataFile]) -> None:
+    def check(self, files: Sequence[DataFile]) -> None:  # noqa: B027  optional
         """Check, before the decision, that the target takes these files."""
 
     @abstractmethod
@@ -57,17 +414,11 @@ class FileTarget(ABC):
 
 
 class FileSink(TwoPhaseSink):
-    """See the module; a subclass is a frozen dataclass with these fields.
-
-    Attributes
-    ----------
-    file_mb : int
-        How many MB of rows, uncompressed, make a file.
-    """
+    """See the module; a subclass is a frozen dataclass with these fields."""
 
     url: str
     compression: str
-    file_mb: int
+    file_mb: int  #: How many MB of rows, uncompressed, make a file
     credentials: ClassVar[Sequence[str]] = CREDENTIALS
 
     def __post_init__(self) -> None:
@@ -90,22 +441,16 @@ class FileSink(TwoPhaseSink):
         """Return a query's target."""
 
     def split(self) -> Split:
-        """Return a function that splits rows into files."""
+        """Return the function that splits rows into files."""
         return in_one_file
 
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
-        """Begin an attempt with files of its own."""
+        attempts, file_bytes = self.attempts(attempt.query), self.file_mb << 20
         return FileTransaction(
-            self.attempts(attempt.query),
-            attempt,
-            schema,
-            split=self.split(),
-            file_bytes=self.file_mb << 20,
-            compression=self.compression,
+            attempts, attempt, schema, split=self.split(), file_bytes=file_bytes, compression=self.compression
         )
 
     def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
-        """Check that all files exist in their sizes, and that the target takes them."""
         attempts = self.attempts(query)
         files, gone = attempts.files(attempts_of(handles, batch_id), attempts.noted())
         if gone:
@@ -115,14 +460,13 @@ class FileSink(TwoPhaseSink):
         self.target(query, attempts).check(files)
 
     def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
-        """Let the target show the files, unless it already does."""
         prepared = attempts_of(handles, batch_id)
         if not prepared:
             return
         attempts = self.attempts(query)
         target, listed = self.target(query, attempts), list(attempts.storage.list(attempts.folder))
         if not target.has(batch_id, prepared, listed):
-            files, gone = attempts.files(prepared, noted(info.key for info in listed))
+            files, gone = attempts.files(prepared, _noted(info.key for info in listed))
             if gone:
                 raise StateLostError(
                     "files of a decided micro-batch are gone, or were written below another URL: its rows cannot be "
@@ -135,17 +479,11 @@ class FileSink(TwoPhaseSink):
         attempts.end(prepared)
 
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
-        """Delete files."""
         self.attempts(query).abort(handles)
 
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
-        """Return the attempts that still have notes."""
         return self.attempts(query).left()
-
-    def storage(self, query: SinkQuery) -> ObjectStorage:
-        """Return the storage of the URL."""
-        return storage_of(self.url, query.options)
 
     def attempts(self, query: SinkQuery) -> Attempts:
         """Return a query's attempts."""
-        return Attempts(self.storage(query), query, self.folder)
+        return Attempts(storage_of(self.url, query.options), query, self.folder)

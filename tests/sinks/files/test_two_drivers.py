@@ -20,7 +20,7 @@ from holdfast.snapshotter.fence import Fence
 from holdfast.snapshotter.sink_log import FOLDER
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
-from holdfast.spark_integration.sinks.parquet.sink import ParquetSink, read_parquet
+from holdfast.spark_integration.sinks.files.parquet import ParquetSink, read_parquet
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
 from holdfast.spark_integration.sinks.writing import write_rows
 from tests.model.sink_target import CrashingStorage
@@ -89,7 +89,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(f"{sinks}.files.sink.storage_of", world.storage_of)
         return world
 
-    for module in ("attempts", "places"):
+    for module in ("sink", "location"):
         monkeypatch.setattr(f"{sinks}.files.{module}.io_executor", _InTurn)
     return made
 

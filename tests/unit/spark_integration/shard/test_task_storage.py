@@ -11,7 +11,7 @@ import pytest
 from holdfast.settings import Settings
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.shard import task_storage
-from holdfast.spark_integration.sinks.files.places import storage_of
+from holdfast.spark_integration.sinks.files.location import storage_of
 
 
 def test_threads_for_requests_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from holdfast.errors import HoldfastError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
-from holdfast.spark_integration.sinks.parquet.sink import ParquetSink, read_parquet
+from holdfast.spark_integration.sinks.files.parquet import ParquetSink, read_parquet
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
 from holdfast.testing.faulty_storage import Fault, FaultyStorage, Kind
 from tests.model.sink_target import Killed

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from holdfast import clock
 from holdfast.errors import CorruptionError, HoldfastError, StateLostError, UnavailableError
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
-from holdfast.spark_integration.sinks.parquet.sink import ParquetSink, read_parquet
+from holdfast.spark_integration.sinks.files.parquet import ParquetSink, read_parquet
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
 from holdfast.testing.sinks.scenario import HANDLE_BYTES_MAX
 

@@ -26,8 +26,8 @@ from holdfast.errors import (
 )
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
-from holdfast.spark_integration.sinks.parquet import sink as sink_module
-from holdfast.spark_integration.sinks.parquet.sink import (
+from holdfast.spark_integration.sinks.files import parquet as sink_module
+from holdfast.spark_integration.sinks.files.parquet import (
     FILES,
     KIND,
     Manifest,

@@ -1,18 +1,12 @@
 """Plain Parquet files below any URL, and a manifest for each micro-batch that says which of them count.
 
-::
-
     <url>/_data/part-<attempt>-<number>.parquet              rows
-          _holdfast/<sink>/<query id>/batches/…              see below
-          _holdfast/<sink>/<query id>/attempts/…             see `holdfast.spark_integration.sinks.files.attempts`
-          _holdfast/queries/…                                see `holdfast.spark_integration.sinks.files.places`
+          _holdfast/<sink>/<query id>/batches/…              manifests
+          _holdfast/<sink>/<query id>/attempts/…             see `holdfast.spark_integration.sinks.files.sink`
+          _holdfast/queries/…                                see `holdfast.spark_integration.sinks.files.location`
 
-Spark, Hive and their like pass over names that begin with ``_``: who reads the URL without the manifests sees nothing,
-rather than rows that were never decided. One put makes a micro-batch visible.
-
-Manifests say which files count: one per micro-batch, merged as they grow many.
-
-::
+Spark, Hive and their like pass over names that begin with ``_``: a reader of the URL that knows no manifests sees
+nothing, rather than rows that were never decided. One put makes a micro-batch visible. Many manifests are merged:
 
     _holdfast/<sink>/<query id>/batches/<level>-<first>-<last>      kind "sink-batches": sink, query_id, level, first,
                                                                     last; section "files": batch, attempt, number,
@@ -22,8 +16,8 @@ Manifests say which files count: one per micro-batch, merged as they grow many.
     level 1   1 to 99, 100 to 204 a hundred of level 0, or more
     level 2   1 to 9999          a hundred of level 1
 
-A reader takes the widest ranges and passes over those inside of them, which are about to be deleted. It reads few
-objects, and as many bytes as there are files; a manifest is written again once for each level.
+A reader takes the widest ranges and passes over those inside of them, which are about to be deleted. Each level writes
+a manifest's entries once more.
 
 Invariants
 ----------
@@ -53,9 +47,15 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.url import parse_url
 from holdfast.spark_integration.shard.task_storage import io_executor
-from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile, PreparedAttempt, file_name
-from holdfast.spark_integration.sinks.files.places import FOLDER, check_columns, claim, read_claims, read_file
-from holdfast.spark_integration.sinks.files.sink import FileSink, FileTarget
+from holdfast.spark_integration.sinks.files.location import FOLDER, check_columns, claim, read_claims, read_file
+from holdfast.spark_integration.sinks.files.sink import (
+    Attempts,
+    DataFile,
+    FileSink,
+    FileTarget,
+    PreparedAttempt,
+    file_name,
+)
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
 
 #: A listing is some ms old when a manifest is read, and that may have been merged.
@@ -63,15 +63,9 @@ _TRIES = 5
 
 
 def read_parquet(
-    url: str | os.PathLike[str],
-    *,
-    columns: Sequence[str] | None = None,
-    options: Mapping[str, str] | None = None,
+    url: str | os.PathLike[str], *, columns: Sequence[str] | None = None, options: Mapping[str, str] | None = None
 ) -> pa.Table:
     """Return the rows of all committed micro-batches of a Parquet sink.
-
-    Raises `InvalidArgumentError` if there is no such column, or it is named twice; `NotFoundError` if no sink has been
-    opened there; `CorruptionError` if a manifest or a file is not what was written.
 
     Parameters
     ----------
@@ -86,24 +80,33 @@ def read_parquet(
     -------
     pyarrow.Table
         In the order of micro-batches, of partitions, and of rows in them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There is no such column, or it is named twice.
+    NotFoundError
+        No sink has been opened there.
+    CorruptionError
+        A manifest or a file is not what was written.
     """
     url = str(parse_url(url))
     with open_storage(url, parse_storage_options(options or {})) as storage:
-        listed = _listed(storage)
-        wanted = listed.schema.names if columns is None else list(columns)
-        unknown = [name for name in wanted if name not in listed.schema.names]
+        there, files = _listed(storage)
+        wanted = there.names if columns is None else list(columns)
+        unknown = [name for name in wanted if name not in there.names]
         if unknown or not wanted or len(set(wanted)) < len(wanted):
             raise InvalidArgumentError(
                 "columns must name some of the sink's, each once",
                 columns=", ".join(unknown or wanted),
-                there=", ".join(listed.schema.names),
+                there=", ".join(there.names),
             )
-        schema = pa.schema([listed.schema.field(name) for name in wanted])
+        schema = pa.schema([there.field(name) for name in wanted])
 
         def read(entry: Mapping[str, object]) -> pa.Table:
             return _rows_of(storage, entry, wanted).select(wanted).cast(schema)
 
-        tables = list(io_executor().map(read, listed.files.to_pylist()))
+        tables = list(io_executor().map(read, files.to_pylist()))
     return pa.concat_tables([schema.empty_table(), *tables])
 
 
@@ -119,19 +122,13 @@ def parquet_files(url: str | os.PathLike[str], *, options: Mapping[str, str] | N
     """
     url = str(parse_url(url))
     with open_storage(url, parse_storage_options(options or {})) as storage:
-        files = _listed(storage).files.select(["attempt", "number"]).to_pydict()
-    names = map(file_name, files["attempt"], files["number"])
+        _, files = _listed(storage)
+    names = map(file_name, files["attempt"].to_pylist(), files["number"].to_pylist())
     return [f"{url}/{DATA}/{name}" for name in names]
 
 
-@dataclass(frozen=True)
-class _Listed:
-    schema: pa.Schema
-    files: pa.Table
-
-
-def _listed(storage: ObjectStorage) -> _Listed:
-    """Return the manifests of all the sink's queries, at one moment."""
+def _listed(storage: ObjectStorage) -> tuple[pa.Schema, pa.Table]:
+    """Return the columns and the files of all the sink's queries, at one moment."""
     claims = read_claims(storage)
     if claims.columns is None:
         raise NotFoundError("no sink has been opened there", storage=storage.url)
@@ -141,7 +138,7 @@ def _listed(storage: ObjectStorage) -> _Listed:
             tables = [table for query_id in queries for table in _tables(storage, sink, query_id)]
         except NotFoundError:
             continue
-        return _Listed(claims.columns, pa.concat_tables([FILES.empty_table(), *tables]))
+        return claims.columns, pa.concat_tables([FILES.empty_table(), *tables])
     raise UnavailableError("manifests are merged faster than they can be read: try again", storage=storage.url)
 
 
@@ -188,11 +185,10 @@ _ATTEMPT_PATTERN = "^[0-9]{18}-[0-9]{6}-[0-9a-f]{32}$"
 
 @dataclass(frozen=True)
 class Manifest:
-    """The name of a manifest."""
+    """The name of a manifest, and its size where it was listed."""
 
-    #: The micro-batches from first to last
     level: int
-    first: int
+    first: int  #: Of its micro-batches
     last: int
     size_bytes: int = 0
 
@@ -207,7 +203,7 @@ class Manifest:
 
 
 def found(infos: Iterable[ObjectInfo]) -> list[Manifest]:
-    """Return the manifests of a query's listing, in the order of their micro-batches, those inside others last."""
+    """Return the manifests of a listing, in the order of `place`."""
     manifests = []
     for info in infos:
         folder, _, name = info.key.rpartition("/")
@@ -221,16 +217,15 @@ def found(infos: Iterable[ObjectInfo]) -> list[Manifest]:
 
 
 def place(manifest: Manifest) -> tuple[int, int, int]:
-    """Return where a manifest stands in a list: in the order of micro-batches, before those inside of it."""
+    """Order manifests by their micro-batches, each before those inside of it."""
     return manifest.first, -manifest.last, -manifest.level
 
 
 def in_force(manifests: Iterable[Manifest]) -> list[Manifest]:
     """Return the manifests inside no other, by micro-batch; expects the order of `place`.
 
-    One may lie inside another of its level: a merge that was given up, and whose put came late.
-
-    Raises `CorruptionError` if two overlap, and neither lies inside the other.
+    One may lie inside another of its level: the late put of a merge that was given up. Raises `CorruptionError` if two
+    overlap otherwise.
     """
     kept: list[Manifest] = []
     for manifest in manifests:
@@ -255,14 +250,10 @@ class Manifests(FileTarget):
         return max((manifest.last for manifest in self.listed()), default=-1)
 
     def listed(self) -> list[Manifest]:
-        """Return the existing manifests, in order of `place`."""
+        """Return the manifests, in the order of `place`."""
         return found(self._storage.list(self._folder))
 
-    def check(self, files: Sequence[DataFile]) -> None:
-        """Accept any files."""
-
     def has(self, batch_id: int, prepared: Sequence[PreparedAttempt], listed: Sequence[ObjectInfo]) -> bool:
-        """Tell whether there is a manifest of a micro-batch, alone or among others."""
         self._there = found(listed)
         within = next((one for one in in_force(self._there) if one.first <= batch_id <= one.last), None)
         if within is None:
@@ -278,29 +269,18 @@ class Manifests(FileTarget):
         return True
 
     def show(self, batch_id: int, prepared: Sequence[PreparedAttempt], files: Sequence[DataFile]) -> None:
-        """Put a micro-batch's manifest; now and then merge manifests, which never fails a micro-batch."""
-        columns = [
-            [batch_id] * len(files),
-            [file.attempt for file in files],
-            [file.number for file in files],
-            [file.rows for file in files],
-            [file.size_bytes for file in files],
-            [file.digest for file in files],
-        ]
+        entries = [{"batch": batch_id, **{name: getattr(file, name) for name in FILES.names[1:]}} for file in files]
         made = Manifest(0, batch_id, batch_id)
-        self._put(made, pa.table(columns, schema=FILES))
+        self._put(made, pa.Table.from_pylist(entries, FILES))
         there = [*self._there, made]
         if sum(one.level == 0 for one in there) >= MERGED:
-            try:
+            try:  # a merge never fails a micro-batch
                 self.merge(sorted(there, key=place))
             except (UnavailableError, NotFoundError) as exc:
                 _log.warning("the manifests of sink %r are not merged for now: %s", self._sink, exc)
 
     def read(self, manifest: Manifest) -> pa.Table:
-        """Return the files of a manifest.
-
-        Raises `CorruptionError` if it is damaged, or holds what it cannot; `NotFoundError` if it was merged.
-        """
+        """Return a manifest's files. Raises `CorruptionError` if it is damaged, `NotFoundError` if it was merged."""
         key = self._folder + manifest.name
         source = f"{self._storage.url}/{key}"
         data = self._storage.get(key, limit_bytes=_BYTES_MAX)
@@ -338,19 +318,14 @@ class Manifests(FileTarget):
             with pa.ipc.new_stream(out, FILES) as stream:
                 stream.write_table(files.combine_chunks())
 
-        header = {
-            "sink": self._sink,
-            "query_id": self._query_id,
-            "level": manifest.level,
-            "first": manifest.first,
-            "last": manifest.last,
-        }
+        owner = {"sink": self._sink, "query_id": self._query_id}
+        header = {**owner, "level": manifest.level, "first": manifest.first, "last": manifest.last}
         data, _ = stored_file.encode(KIND, header, {"files": write}, encoding="lz4")
         self._storage.put(self._folder + manifest.name, data)
 
 
 def _last_run(valid: Sequence[Manifest], level: int) -> list[Manifest]:
-    """Return the newest neighbours of a level that are not full."""
+    """Return the newest neighbouring manifests of a level that are not full."""
     run: list[Manifest] = []
     for manifest in reversed(valid):
         if manifest.level == level and manifest.size_bytes < FULL_BYTES:
@@ -361,7 +336,7 @@ def _last_run(valid: Sequence[Manifest], level: int) -> list[Manifest]:
 
 
 def _check(files: pa.Table, manifest: Manifest, fields: Fields) -> None:
-    """Refuse manifests that no sink has written: they decide which files are read."""
+    """Raise CorruptionError for a manifest that no sink has written: it decides which files are read."""
     if any(column.null_count for column in files.columns):
         fields.refuse("has a null")
     batch = files["batch"].to_numpy()
@@ -386,7 +361,7 @@ DATA = "_data"
 
 @dataclass(frozen=True)
 class ParquetSink(FileSink):
-    """Parquet files below a URL that belongs to one name; see `holdfast.sinks.parquet`. Append mode."""
+    """See the module and `holdfast.sinks.parquet`."""
 
     name: str
     url: str
@@ -395,16 +370,13 @@ class ParquetSink(FileSink):
 
     @property
     def folder(self) -> str:
-        """A folder that Spark and similar readers skip."""
         return f"{DATA}/"
 
     def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
-        """Check the URL's owner and columns; return the newest manifest's micro-batch."""
         check_columns(schema)
         attempts = self.attempts(query)
         claim(attempts.storage, query, schema)
         return self.target(query, attempts).newest()
 
     def target(self, query: SinkQuery, attempts: Attempts) -> Manifests:
-        """Return a query's manifests."""
         return Manifests(attempts.storage, query.sink, query.query_id)

@@ -1,21 +1,15 @@
-"""The storage behind a file sink's URL, with the query's own options.
-
-Who writes below a URL, under which sink's name, whom that query replaced, and the columns of all that is written.
-
-::
+"""What is at a file sink's URL: its storage, the queries that write there, and the columns of what they write.
 
     _holdfast/queries/00000000000000000002    kind "sink-queries": number, queries: {"<sink>": ["<query>", …]}, columns:
                                               the Arrow schema as an IPC message, base64; null where a table has them
 
 A fence (`holdfast.snapshotter.fence`) whose newest object says all: the last query of a list owns the sink's name,
 until another one replaces it for good. Columns belong to a sink that has the URL for itself: the first query's stay.
-
-The columns that a file sink takes, and their comparison with the target's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -37,18 +31,8 @@ from holdfast.spark_integration.executor.per_process import STORAGES, kept_per_p
 from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, another_query
 
-_PLAIN: tuple[Callable[[pa.DataType], bool], ...] = (
-    pt.is_boolean,
-    pt.is_int8,
-    pt.is_int16,
-    pt.is_int32,
-    pt.is_int64,
-    pt.is_float32,
-    pt.is_float64,
-    pt.is_string,
-    pt.is_binary,
-    pt.is_date32,
-)
+_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+_PLAIN = {pa.bool_(), *_INTEGERS, pa.float32(), pa.float64(), pa.string(), pa.binary(), pa.date32()}
 
 
 def check_columns(schema: pa.Schema) -> None:
@@ -66,7 +50,7 @@ def check_columns(schema: pa.Schema) -> None:
 
 
 def _problem(t: pa.DataType) -> str | None:
-    """Return a problem of a type, as the end of a sentence."""
+    """Return what is wrong with a type, as the end of a sentence."""
     if pt.is_timestamp(t):
         if t.unit == "us" and t.tz in (None, "UTC"):
             return None
@@ -87,34 +71,29 @@ def _problem(t: pa.DataType) -> str | None:
             return "has two fields of one name, as many readers see it: rename one"
         problems: Iterable[str | None] = (_problem(t.field(i).type) for i in range(t.num_fields))
         return next(filter(None, problems), None) if t.num_fields else "has no fields: leave it out"
-    if any(test(t) for test in _PLAIN):
-        return None
-    return "not every reader of Parquet knows: cast it to one that Spark has"
+    return None if t in _PLAIN else "not every reader of Parquet knows: cast it to one that Spark has"
 
 
-def plain_type(t: pa.DataType) -> str:
-    """Return a type's text, without the names of elements and without what may be null."""
+def _plain_type(t: pa.DataType) -> str:
+    """Return a type's text, without names of elements and nullability."""
     if pt.is_list(t):
-        return f"list<{plain_type(t.value_type)}>"
+        return f"list<{_plain_type(t.value_type)}>"
     if pt.is_map(t):
-        return f"map<{plain_type(t.key_type)}, {plain_type(t.item_type)}>"
+        return f"map<{_plain_type(t.key_type)}, {_plain_type(t.item_type)}>"
     if pt.is_struct(t):
-        return f"struct<{', '.join(f'{t.field(i).name}: {plain_type(t.field(i).type)}' for i in range(t.num_fields))}>"
+        return f"struct<{', '.join(f'{t.field(i).name}: {_plain_type(t.field(i).type)}' for i in range(t.num_fields))}>"
     return str(t)
 
 
 def columns_of(schema: pa.Schema) -> dict[str, str]:
-    """Return names and types, by which a process that has not seen the rows compares them with the target."""
-    return {field.name: plain_type(field.type) for field in schema}
+    """Return types by name, as plain text for handles."""
+    return {field.name: _plain_type(field.type) for field in schema}
 
 
 def compare(given: Mapping[str, str], there: Mapping[str, str], for_new: str, **facts: str) -> None:
-    """Check that rows have the target's columns, in any order.
+    """Raise SchemaMismatchError unless rows have the target's columns, in any order.
 
-    Raises `SchemaMismatchError` if a column is missing, new, or of another type.
-
-    `given`, `there`: as `columns_of` returns them; `for_new`: what an error about a new column offers, other than
-    leaving it out.
+    `given`, `there`: as of `columns_of`; `for_new`: what to do about a new column besides leaving it out.
     """
     if missing := sorted(there.keys() - given.keys()):
         raise SchemaMismatchError(
@@ -130,11 +109,8 @@ def compare(given: Mapping[str, str], there: Mapping[str, str], for_new: str, **
         if mine != there[name]:
             raise SchemaMismatchError(
                 "a column has a different type than in the target: cast it",
-                column=name,
-                type=mine,
-                there=there[name],
-                **facts,
-            )
+                column=name, type=mine, there=there[name], **facts,
+            )  # fmt: skip
 
 
 KIND = "sink-queries"
@@ -148,22 +124,21 @@ _KEPT = 2
 
 @dataclass(frozen=True)
 class Claims:
-    """The claims on a URL."""
+    """Who writes to a URL."""
 
-    number: int = 0  #: 0 if nothing is
-    #: By sink all queries that have written, each after the one that it replaced
+    number: int = 0  #: 0 if nobody does
+    #: By sink, each query after the one that it replaced
     queries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     columns: pa.Schema | None = None
 
 
 def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = None) -> None:
-    """Claim a URL for a query and its sink's name, unless another has it.
+    """Claim a URL, which is the storage, for a query and its sink's name.
 
-    Raises `ConflictError` if another query, which this one does not replace, has written under this name; or under
-    another one, below a URL that one sink has for itself; `SchemaMismatchError` if the first query's columns are
-    others; `StateLostError` if the query has decided micro-batches, and has never written there.
+    Raises `ConflictError` if another query has it, which this one does not replace; `SchemaMismatchError` if the first
+    query's columns are others; `StateLostError` if the query has decided micro-batches and never written there.
 
-    `storage`: the sink's URL; `columns`: of the rows to come, for a sink that has the URL for itself.
+    `columns`: of the rows to come, for a sink that has the URL for itself.
     """
     fence = Fence(storage, _QUERIES)
     for _ in looks(storage.url):
@@ -185,14 +160,14 @@ def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = 
             )
         others = [query_id for query_id in mine if query_id != query.query_id]
         after = {**found.queries, query.sink: (*others, query.query_id)}
-        with suppress(ConflictError):  # another query began at the same moment: look what it says
+        with suppress(ConflictError):  # another query began at the same moment: look again
             claims = Claims(found.number + 1, after, columns if found.columns is None else found.columns)
             fence.delete(fence.take(claims.number, _encoded(claims))[:-_KEPT])
             return
 
 
 def read_claims(storage: ObjectStorage) -> Claims:
-    """Return the current claims on a URL. Raises `CorruptionError` if it is damaged."""
+    """Return who writes to a URL."""
     return _newest(Fence(storage, _QUERIES))
 
 
@@ -244,7 +219,7 @@ DELTA_PREFIX = "delta."
 
 
 def storage_of(url: str, options: Mapping[str, str]) -> ObjectStorage:
-    """Return the storage at a URL with a query's options; one for all calls of this process, and never closed."""
+    """Return the storage at a URL with a query's options: one per process, which is never closed."""
     ours = {name: value for name, value in options.items() if not name.startswith(DELTA_PREFIX)}
     return _open(url, tuple(sorted(ours.items())))
 
@@ -255,7 +230,7 @@ def _open(url: str, options: tuple[tuple[str, str], ...]) -> ObjectStorage:
 
 
 def sizes_of(storage: ObjectStorage, keys: Iterable[str]) -> list[int]:
-    """Return the sizes of objects, by the store's own account; -1 for one that is gone. No object is read."""
+    """Return the sizes of objects without reading them; -1 for one that is gone."""
     return list(io_executor().map(lambda key: _size_of(storage, key), keys))
 
 
@@ -265,7 +240,7 @@ def _size_of(storage: ObjectStorage, key: str) -> int:
     except NotFoundError:
         return -1
     except CorruptionError as exc:
-        # The store says how large it is, and is not asked for the bytes.
+        # The size is in the answer; the bytes are not asked for.
         size = exc.facts.get("size_bytes")
         if not isinstance(size, int):
             raise
@@ -275,10 +250,7 @@ def _size_of(storage: ObjectStorage, key: str) -> int:
 def read_file(
     storage: ObjectStorage, key: str, size_bytes: int, digest: str, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return the rows of a Parquet file.
-
-    Raises `NotFoundError` if it is gone; `CorruptionError` if it is not what was written.
-    """
+    """Return a file's rows. Raises `NotFoundError` if it is gone, `CorruptionError` if it is not what was written."""
     data = storage.get(key, limit_bytes=size_bytes)
     if len(data) != size_bytes or xxhash.xxh3_128(data).hexdigest() != digest:
         raise CorruptionError("a file was altered or damaged", key=key, storage=storage.url)

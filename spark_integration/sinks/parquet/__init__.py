@@ -1,1 +1,0 @@
-"""Results in Parquet files, with a manifest for each micro-batch."""
