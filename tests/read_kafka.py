@@ -7,9 +7,8 @@ import uuid
 import confluent_kafka as client
 
 from holdfast.spark_integration.sinks.kafka import protocol
-from holdfast.spark_integration.sinks.kafka.brokers import Cluster
+from holdfast.spark_integration.sinks.kafka.brokers import Cluster, describe
 from holdfast.spark_integration.sinks.kafka.options import ClientOptions
-from holdfast.spark_integration.sinks.kafka.prepared import describe
 from holdfast.spark_integration.sinks.kafka.protocol import TransactionDescription
 from tests.servers.kafka import Kafka
 

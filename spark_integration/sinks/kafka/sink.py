@@ -32,10 +32,9 @@ from confluent_kafka import KafkaError
 
 from holdfast.errors import InvalidArgumentError, StateLostError, UnavailableError
 from holdfast.snapshotter.sink_log import checked_sink
-from holdfast.spark_integration.sinks.kafka import messages, prepared, protocol, transaction
-from holdfast.spark_integration.sinks.kafka.brokers import Cluster, refused
+from holdfast.spark_integration.sinks.kafka import brokers, protocol, transaction
+from holdfast.spark_integration.sinks.kafka.brokers import Cluster, PreparedTransaction, refused
 from holdfast.spark_integration.sinks.kafka.options import CREDENTIALS, SERVERS, TIMEOUT, ClientOptions
-from holdfast.spark_integration.sinks.kafka.prepared import PreparedTransaction
 from holdfast.spark_integration.sinks.kafka.protocol import CommittedOffset, TransactionDescription
 from holdfast.spark_integration.sinks.two_phase_sink import (
     Handle,
@@ -155,7 +154,7 @@ class KafkaSink(TwoPhaseSink):
         return f"KafkaSink({self.name!r}, topic={self.topic!r}, servers={self.servers!r})"
 
     def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
-        messages.check_schema(schema, self.topic)
+        transaction.check_schema(schema, self.topic)
         options = self._options(query)
         # Before the brokers are asked: it names an option that does not exist.
         timeout_ms = options.timeout_ms
@@ -167,7 +166,7 @@ class KafkaSink(TwoPhaseSink):
             return None if self.topic is None else Mark(cluster, self.name, self.topic).claim(query)
 
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
-        messages.check_schema(schema, self.topic)
+        transaction.check_schema(schema, self.topic)
         options = self._options(attempt.query)
         with options.cluster(self._patience_ms) as cluster:
             timeout_ms = options.timeout_ms or _limits_ms.get(options.values[SERVERS]) or _longest_ms(cluster, options)
@@ -177,7 +176,7 @@ class KafkaSink(TwoPhaseSink):
         )
 
     def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
-        wanted = prepared.with_rows(handles)
+        wanted = brokers.with_rows(handles)
         with self._cluster(query) as cluster:
             if self.topic is not None:
                 Mark(cluster, self.name, self.topic).require(query, batch_id)
@@ -191,7 +190,7 @@ class KafkaSink(TwoPhaseSink):
             )  # fmt: skip
 
     def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
-        wanted = prepared.with_rows(handles)
+        wanted = brokers.with_rows(handles)
         with self._cluster(query) as cluster:
             mark = None if self.topic is None else Mark(cluster, self.name, self.topic)
             is_shown = mark is not None and mark.require(query, batch_id)
@@ -202,15 +201,15 @@ class KafkaSink(TwoPhaseSink):
                 # The mark comes last: these are another driver's, whose messages would be there beside the others.
                 tell_of_two_drivers(query, batch_id)
                 for one in waiting:
-                    prepared.fence(cluster, one.transactional_id)
+                    brokers.fence(cluster, one.transactional_id)
                 return
             alive = committed + waiting
             # If nothing is visible yet, a part of the micro-batch shall not become so.
             if len(alive) == len(wanted) or committed:
-                alive = [one for one in alive if prepared.commit(cluster, one)]
+                alive = [one for one in alive if brokers.commit(cluster, one)]
             if len(alive) == len(wanted):
-                prepared.ended(cluster, [one.transactional_id for one in wanted])
-                prepared.fence_others(cluster, self._prefix(query.query_id), batch_id, wanted)
+                brokers.ended(cluster, [one.transactional_id for one in wanted])
+                brokers.fence_others(cluster, self._prefix(query.query_id), batch_id, wanted)
                 if mark is not None:
                     mark.put(query, batch_id)
                 return
@@ -220,22 +219,22 @@ class KafkaSink(TwoPhaseSink):
                 raise self._lost(batch_id, len(wanted) - len(alive), len(wanted), len(committed))
 
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
-        wanted = prepared.with_rows(handles)
+        wanted = brokers.with_rows(handles)
         with self._cluster(query) as cluster:
             known = _described(cluster, wanted)
             for one in wanted:
                 if one.is_open(known):
-                    prepared.fence(cluster, one.transactional_id)
+                    brokers.fence(cluster, one.transactional_id)
 
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
         with self._cluster(query) as cluster:
-            return [one.handle() for one in prepared.left_open(cluster, self._prefix(query.query_id))]
+            return [one.handle() for one in brokers.left_open(cluster, self._prefix(query.query_id))]
 
     def _id(self, cluster: Cluster, attempt: SinkAttempt) -> str:
         """Return a spare id if there is one: coordinators keep all that they have seen for a week."""
         prefix = self._prefix(attempt.query.query_id)
-        for spare in prepared.with_rows([attempt.spare] if attempt.spare else []):
-            if spare.transactional_id.startswith(prefix) and prepared.is_spare(cluster, spare):
+        for spare in brokers.with_rows([attempt.spare] if attempt.spare else []):
+            if spare.transactional_id.startswith(prefix) and brokers.is_spare(cluster, spare):
                 return spare.transactional_id
         return f"{prefix}{attempt.batch_id}.{attempt.partition}.{attempt.attempt_id}"
 
@@ -273,14 +272,14 @@ class KafkaSink(TwoPhaseSink):
 
 
 def _longest_ms(cluster: Cluster, options: ClientOptions) -> int:
-    limit_ms = prepared.longest_timeout_ms(cluster)
+    limit_ms = brokers.longest_timeout_ms(cluster)
     if limit_ms is None:
         _log.info("transaction.max.timeout.ms cannot be read; taken as %s", _KAFKAS_TIMEOUT_MS)
     return _limits_ms.setdefault(options.values[SERVERS], limit_ms or _KAFKAS_TIMEOUT_MS)
 
 
 def _described(cluster: Cluster, wanted: Sequence[PreparedTransaction]) -> dict[str, TransactionDescription]:
-    return prepared.describe(cluster, [one.transactional_id for one in wanted])
+    return brokers.describe(cluster, [one.transactional_id for one in wanted])
 
 
 def _check_topic(cluster: Cluster, topic: str) -> None:

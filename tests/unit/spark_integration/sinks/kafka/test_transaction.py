@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
-from holdfast.spark_integration.sinks.kafka.messages import check_schema, messages
+from holdfast.spark_integration.sinks.kafka.transaction import check_schema, messages
 
 _HEADERS = pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
 _ALL = pa.schema(
