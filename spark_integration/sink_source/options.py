@@ -18,7 +18,7 @@ from holdfast.spark_integration.sinks.exactly_once import (
     decisions_storage,
     session_configuration,
     sink_options,
-    tell_of_other_sinks,
+    warn_of_other_sinks,
 )
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from holdfast.spark_integration.state_source.options import STORAGE, STORAGE_IN_JSON, storage_options
@@ -139,7 +139,7 @@ def source_options(spark: SparkSession, sink: TwoPhaseSink) -> dict[str, str]:
     sink : TwoPhaseSink
     """
     values = session_configuration(spark, sink)
-    tell_of_other_sinks(values, sink.name)
+    warn_of_other_sinks(values, sink.name)
     return options_of(values, sink)
 
 

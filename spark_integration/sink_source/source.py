@@ -192,7 +192,7 @@ class StreamWriter(_SparksWriter):
             coordinator.resume(begun.entry)
             prepared = prepared_of(written, repeated=False)
             if coordinator.is_decided(batchId) and not prepared.handles:
-                coordinator.tell_of_dropped(prepared.rows)
+                coordinator.warn_of_dropped_rows(prepared.rows)
             else:
                 coordinator.finish(batchId, prepared, begun.plan)
 

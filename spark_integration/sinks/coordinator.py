@@ -197,7 +197,7 @@ class Coordinator:
             return self._decision.batch_id == batch_id
         return self._entry is not None and self._entry.stands_for == batch_id
 
-    def tell_of_dropped(self, rows: int) -> None:
+    def warn_of_dropped_rows(self, rows: int) -> None:
         """Warn if a decided micro-batch, whose rows are dropped, comes with another number of rows."""
         if self._decision is not None and rows != self._decision.rows:
             _log.warning(
@@ -221,7 +221,7 @@ class Coordinator:
         with self._unless_overtaken():
             self._sink.commit(self._query, batch_id, handles)
         if past is not None:
-            self._tell_if_it_fails(lambda: self._abort(past.undecided(self._query.query_id, handles)))
+            self._warn_if_it_fails(lambda: self._abort(past.undecided(self._query.query_id, handles)))
         self._prune()
 
     def give_up(self) -> None:
@@ -238,7 +238,7 @@ class Coordinator:
             self._abort(past.undecided(self._query.query_id))
 
         try:
-            self._tell_if_it_fails(close)
+            self._warn_if_it_fails(close)
         except FencedError:
             # What stands may be this run's own decision, of which no answer came: the next start commits it.
             with suppress(HoldfastError):
@@ -257,7 +257,7 @@ class Coordinator:
             self._refuse_others(found, decision)
             self._refuse_older(batch_id, plan, found, decision)
             self._refuse_repeats(found, decision)
-            self._refuse_a_living_one(found)
+            self._refuse_a_live_driver(found)
             self._entry, self._decision = found, decision
             if found is None:
                 probe_storage(self._storage, f"{FOLDER}/{self._query.sink}/probes")
@@ -306,7 +306,7 @@ class Coordinator:
             past = self._confirmed(batch_id, handles)
             self._append(entry)
         except FencedError:  # it stands nowhere, and nobody else can have decided what this run's tasks have prepared
-            self._tell_if_it_fails(lambda: self._abort(handles))
+            self._warn_if_it_fails(lambda: self._abort(handles))
             raise
         except Exception:
             self.give_up()
@@ -410,7 +410,7 @@ class Coordinator:
                 shown=shown,
             )
 
-    def _refuse_a_living_one(self, found: Entry | None) -> None:
+    def _refuse_a_live_driver(self, found: Entry | None) -> None:
         """Raise ConflictError if another process of this machine runs the query, as its shards would.
 
         Of another machine too little is known to keep a restart waiting: there the newest start wins.
@@ -493,7 +493,7 @@ class Coordinator:
         if handles:
             self._sink.abort(self._of(query_id or self._query.query_id), handles)
 
-    def _tell_if_it_fails(self, abort: Callable[[], None]) -> None:
+    def _warn_if_it_fails(self, abort: Callable[[], None]) -> None:
         """Abort what the next start would abort as well; a failure does not hide why a micro-batch failed."""
         try:
             abort()

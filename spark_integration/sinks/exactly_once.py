@@ -127,14 +127,14 @@ class ExactlyOnce:
     def _query_id(self, session: SparkSession) -> str:
         if self._query_name is not None:
             return f"name-{self._query_name}"
-        query_id = session.sparkContext.getLocalProperty(QUERY_PROPERTY) if is_classic(session) else None
+        query_id = _spark_query_id(session)
         if not query_id:
             raise InvalidArgumentError(
                 "it is unknown which query this micro-batch belongs to: call the function in the thread in which "
                 "Spark calls foreachBatch; over Spark Connect name the query: exactly_once(sink, query_name='…')",
                 sink=self._sink.name,
             )
-        return str(query_id)
+        return query_id
 
 
 class _Run:
@@ -147,7 +147,7 @@ class _Run:
         configuration = session_configuration(session, sink)
         settings = Settings.parse(configuration, backend_names())
         options = sink_options(configuration, sink.name)
-        tell_of_other_sinks(configuration, sink.name)
+        warn_of_other_sinks(configuration, sink.name)
         self._storage = decisions_storage(settings, configuration)
         self._sink, self._option_names = sink, frozenset({*options, *sink.credentials})
         self._query = SinkQuery(sink.name, query_id, replaces, options)
@@ -155,7 +155,8 @@ class _Run:
         # Over Connect another process may follow this one while it is still there.
         process = ProcessId.of(os.getpid()) if is_classic(session) else None
         self._coordinator = Coordinator(sink, self._query, self._storage, settings.retained_versions, process)
-        self._running = _running_query(session)
+        spark_query_id = _spark_query_id(session)
+        self._running = RunningQuery(session, spark_query_id) if spark_query_id else None
         self.next_batch_id: int | None = None
         self._schema: pa.Schema | None = None
         # A start commits the newest decision again; what the ones before it name is spare.
@@ -169,7 +170,7 @@ class _Run:
             self._coordinator.start(batch_id, schema, plan)
             self._schema, self._decided, self._spares = schema, (), ()
         if self._coordinator.is_decided(batch_id):
-            self._coordinator.tell_of_dropped(drop_frame(frame))
+            self._coordinator.warn_of_dropped_rows(drop_frame(frame))
         else:
             query = SinkQuery(self._query.sink, self._query.query_id, self._query.replaces)
             task = WriteTask(self._sink, query, self._option_names, batch_id, schema, self._spares)
@@ -192,10 +193,12 @@ class _Run:
         self._storage.close()
 
 
-def _running_query(session: SparkSession) -> RunningQuery | None:
-    """Return the query that calls the function; None over Connect, which does not expose the plan."""
-    query_id = session.sparkContext.getLocalProperty(QUERY_PROPERTY) if is_classic(session) else None
-    return RunningQuery(session, query_id) if query_id else None
+def _spark_query_id(session: SparkSession) -> str | None:
+    """Return Spark's id of the query that calls the function; None over Connect, which does not tell it."""
+    query_id: str | None = None
+    if is_classic(session):
+        query_id = session.sparkContext.getLocalProperty(QUERY_PROPERTY)
+    return query_id
 
 
 def _run_id(session: SparkSession) -> str | None:
@@ -225,7 +228,7 @@ def sink_options(configuration: Mapping[str, str], sink: str) -> dict[str, str]:
     return {name.removeprefix(prefix): value for name, value in configuration.items() if name.startswith(prefix)}
 
 
-def tell_of_other_sinks(configuration: Mapping[str, str], sink: str) -> None:
+def warn_of_other_sinks(configuration: Mapping[str, str], sink: str) -> None:
     """Warn of settings for an undefined sink whose name looks like this one's, or if this one has no settings at all.
 
     They are no error: a session may have several queries, and ``spark-defaults.conf`` the sinks of several programs.

@@ -238,7 +238,7 @@ def column_names(what: str, given: Sequence[str]) -> tuple[str, ...]:
     return tuple(given)
 
 
-def tell_of_two_drivers(query: SinkQuery, batch_id: int) -> None:
+def warn_of_another_driver(query: SinkQuery, batch_id: int) -> None:
     """Warn that another driver, with a log of its own, has shown a micro-batch: the state directory was copied."""
     _log.warning(
         "sink %s shows micro-batch %d already: another driver of query %s, with another state directory, was faster, "

@@ -55,7 +55,7 @@ def export_table(frame: DataFrame, url: str) -> None:
     export_id = clock.new_id()
     with open_storage(url, parse_storage_options(options)) as storage:
         place = storage.url.removeprefix("file://")  # a local one by its path, as deltalake wants it
-        table = KeptTable(place).reach_by(options)
+        table = KeptTable(place).with_options(options)
         _require_new(table, storage)
         files: list[_File] = []
         writer = _FileWriter(place, settings, schema, export_id)

@@ -91,7 +91,7 @@ class KeptTable:
         self._version = 0
         self._digest: str | None = None
 
-    def reach_by(self, options: Mapping[str, str]) -> KeptTable:
+    def with_options(self, options: Mapping[str, str]) -> KeptTable:
         """Use a query's options from now on; return the table."""
         if options != self._options:
             self.storage_options = storage_options(self.url, options)
@@ -237,7 +237,7 @@ def _kept(url: str, sink: str) -> KeptTable:
 
 def kept_table(url: str, sink: str, options: Mapping[str, str]) -> KeptTable:
     """Return this process's table at a URL, for one sink."""
-    return _kept(url, sink).reach_by(options)
+    return _kept(url, sink).with_options(options)
 
 
 def storage_options(url: str, options: Mapping[str, str]) -> dict[str, str]:

@@ -43,7 +43,7 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
     SinkTransaction,
     TwoPhaseSink,
     another_query,
-    tell_of_two_drivers,
+    warn_of_another_driver,
 )
 
 _log = logging.getLogger("holdfast.kafka")
@@ -199,7 +199,7 @@ class KafkaSink(TwoPhaseSink):
             waiting = [one for one in wanted if one.is_open(known)]
             if is_shown and waiting:
                 # The mark comes last: these are another driver's, whose messages would be there beside the others.
-                tell_of_two_drivers(query, batch_id)
+                warn_of_another_driver(query, batch_id)
                 for one in waiting:
                     brokers.fence(cluster, one.transactional_id)
                 return

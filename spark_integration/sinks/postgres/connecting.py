@@ -57,15 +57,15 @@ _REFUSED = (
 
 
 @contextmanager
-def as_ours(doing: str, **facts: object) -> Iterator[None]:
+def translated(doing: str, **facts: object) -> Iterator[None]:
     """Raise an error of psycopg as ours; `doing` says what was tried."""
     try:
         yield
     except psycopg.Error as exc:
-        raise _ours(exc, doing, facts) from None
+        raise _translated(exc, doing, facts) from None
 
 
-def _ours(exc: psycopg.Error, doing: str, facts: dict[str, object]) -> HoldfastError:
+def _translated(exc: psycopg.Error, doing: str, facts: dict[str, object]) -> HoldfastError:
     state = exc.sqlstate or ""
     said = _first_line(exc)
     named = {"column": exc.diag.column_name, "constraint": exc.diag.constraint_name}
@@ -275,7 +275,7 @@ def connect(to: Mapping[str, str], application: str) -> Session:
     """Return a new session."""
     wanted: dict[str, Any] = {**to, "application_name": application, "client_encoding": "UTF8"}
     answer_timeout_s = int(wanted.pop(ANSWER, _PATIENCE[ANSWER]))
-    with as_ours("connecting" + _without_host(to)):
+    with translated("connecting" + _without_host(to)):
         session = Session(_connected(wanted, answer_timeout_s), _key(to, application))
     try:
         session.run(_SETTLED)

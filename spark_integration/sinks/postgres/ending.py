@@ -25,7 +25,7 @@ from holdfast.spark_integration.sinks.postgres.marks import (
     worker_application,
 )
 from holdfast.spark_integration.sinks.postgres.target import Target
-from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, another_query, tell_of_two_drivers
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, another_query, warn_of_another_driver
 
 _PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid = ANY (%s)"
 _STAGED = """
@@ -189,7 +189,7 @@ class Ending:
     def _end_another_drivers(self, batch_id: int, there: Mapping[PreparedPart, StagingTable | None]) -> None:
         """End what another attempt at a micro-batch that is shown has prepared: it would be shown twice."""
         if there:
-            tell_of_two_drivers(self._query, batch_id)
+            warn_of_another_driver(self._query, batch_id)
             _end(self._session, there)
 
     def _insert(self, staged: StagingTable, *, once: bool) -> sql.Composed:

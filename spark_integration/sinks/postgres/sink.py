@@ -27,7 +27,7 @@ from psycopg import errors, sql
 from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.sink_log import checked_sink
 from holdfast.spark_integration.sinks.postgres import connecting, ending, target
-from holdfast.spark_integration.sinks.postgres.connecting import Session, as_ours
+from holdfast.spark_integration.sinks.postgres.connecting import Session, translated
 from holdfast.spark_integration.sinks.postgres.ending import Ending
 from holdfast.spark_integration.sinks.postgres.marks import (
     NAME_BYTES_MAX,
@@ -81,7 +81,7 @@ class PostgresSink(TwoPhaseSink):
     def open(self, query: SinkQuery, schema: pa.Schema) -> int:
         # Once, even if another driver that starts now ends this session: two would go on ending each other's.
         with (
-            as_ours("older drivers are ended", sink=self.name),
+            translated("older drivers are ended", sink=self.name),
             suppress(errors.AdminShutdown),
             self._lent(query) as session,
         ):
@@ -107,7 +107,7 @@ class PostgresSink(TwoPhaseSink):
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
         query = attempt.query
         to = connecting.parameters(self.name, self.dsn, query.options)
-        with as_ours("a transaction begins", sink=self.name):
+        with translated("a transaction begins", sink=self.name):
             session = connecting.take(to, worker_application(query))
             try:
                 is_known = self.table in session.known
@@ -143,7 +143,7 @@ class PostgresSink(TwoPhaseSink):
 
     def _drive(self, query: SinkQuery, doing: str, step: Callable[[Session], _Result], **facts: object) -> _Result:
         """Run a step of the driver; repeat it if another driver that starts or wakes up ends its session."""
-        with as_ours(doing, sink=self.name, **facts):
+        with translated(doing, sink=self.name, **facts):
             for _ in range(_DRIVERS_AT_ONCE):
                 with suppress(errors.AdminShutdown), self._lent(query) as session:
                     return step(session)

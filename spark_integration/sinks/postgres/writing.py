@@ -24,7 +24,7 @@ from psycopg import sql
 
 from holdfast.errors import ClosedError, SchemaMismatchError
 from holdfast.spark_integration.sinks.postgres import target
-from holdfast.spark_integration.sinks.postgres.connecting import Session, as_ours, give_back
+from holdfast.spark_integration.sinks.postgres.connecting import Session, give_back, translated
 from holdfast.spark_integration.sinks.postgres.marks import MarkTables, PreparedPart, table_name, transaction_name
 from holdfast.spark_integration.sinks.postgres.target import Check, Target, is_list, is_text, require_room
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkTransaction
@@ -190,7 +190,7 @@ class CopyTransaction(SinkTransaction):
             name for name in schema.names if self._target.columns[name].kind.name in ("json", "jsonb")
         )
         self._facts = {"sink": attempt.query.sink, "partition": attempt.partition}
-        with self._ours("a transaction begins"):
+        with self._translated("a transaction begins"):
             why_staged = self._target.why_staged(keys, schema.names)
             self.staged = why_staged is not None or marks.session.run(_ROOM)[0][0] <= 0
             into = self._begin_staged(schema) if self.staged else self._begin_prepared()
@@ -204,13 +204,13 @@ class CopyTransaction(SinkTransaction):
         for name in rows.schema.names:
             require_room(rows.column(name), name, self._target.columns[name].kind)
         rows = by_key(rows, self._keys)
-        with self._ours("rows are copied"):
+        with self._translated("rows are copied"):
             for text in encoded(rows, self._json):
                 self._copy.write(text)
 
     def prepare(self) -> Handle:
         session, attempt = self._open_session(), self._attempt
-        with self._ours("a transaction is prepared"):
+        with self._translated("a transaction is prepared"):
             self._copying.__exit__(None, None, None)
             if self.staged:
                 session.run("COMMIT")
@@ -258,8 +258,8 @@ class CopyTransaction(SinkTransaction):
                     column=key, **self._facts,
                 )  # fmt: skip
 
-    def _ours(self, doing: str) -> Any:
-        return as_ours(doing, **self._facts)
+    def _translated(self, doing: str) -> Any:
+        return translated(doing, **self._facts)
 
 
 def by_key(rows: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:

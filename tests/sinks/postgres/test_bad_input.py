@@ -309,7 +309,7 @@ def test_statements_that_others_prepared_in_the_same_session_mean_a_pooler(postg
     """PgBouncer in transaction mode, where the look at the start has not seen it."""
     with postgres.connect() as connection:
         connection.execute("PREPARE p AS SELECT 1")
-        with pytest.raises(InvalidArgumentError, match="pool_mode = session"), connecting.as_ours("rows are copied"):
+        with pytest.raises(InvalidArgumentError, match="pool_mode = session"), connecting.translated("rows are copied"):
             connection.execute(statement)
 
 

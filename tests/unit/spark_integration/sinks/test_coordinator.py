@@ -352,9 +352,9 @@ def test_rows_that_are_dropped_are_told_of_where_they_are_others(url: str, caplo
     run = coordinator(url, target, QUERY)
     run.start(1, SCHEMA)
     assert run.is_decided(1)
-    run.tell_of_dropped(1)
+    run.warn_of_dropped_rows(1)
     assert not caplog.records
-    run.tell_of_dropped(7)
+    run.warn_of_dropped_rows(7)
     assert "micro-batch 1 was decided with 1 rows" in caplog.text
 
 

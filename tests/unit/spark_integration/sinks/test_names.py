@@ -9,7 +9,7 @@ import pytest
 from holdfast import sinks
 from holdfast.errors import InvalidArgumentError
 from holdfast.sinks import TwoPhaseSink
-from holdfast.spark_integration.sinks.exactly_once import tell_of_other_sinks
+from holdfast.spark_integration.sinks.exactly_once import warn_of_other_sinks
 
 SINKS: list[Callable[[str], TwoPhaseSink]] = [
     lambda name: sinks.parquet(name, "/data/out"),
@@ -39,7 +39,7 @@ def test_settings_of_a_misspelt_sink_are_told_of(caplog: pytest.LogCaptureFixtur
 
     def told(*names: str) -> list[str]:
         caplog.clear()
-        tell_of_other_sinks({f"spark.holdfast.sink.{name}.secret": "not-to-be-seen" for name in names}, "orders-eu")
+        warn_of_other_sinks({f"spark.holdfast.sink.{name}.secret": "not-to-be-seen" for name in names}, "orders-eu")
         assert "not-to-be-seen" not in caplog.text
         return [record.getMessage().split(".*")[0] for record in caplog.records]
 
