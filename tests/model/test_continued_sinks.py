@@ -158,6 +158,17 @@ def test_the_saved_query_is_refused_for_good() -> None:
         judge(new_world)
 
 
+def refuse_elsewhere(there: OwnedWorld, name: str, steps: int) -> None:
+    """Start a query, kill it after some steps, start it at another target, and at its own one again."""
+    run(there, name, steps).kill()
+    elsewhere = copy(there)
+    elsewhere.target = OwnedTarget(has_mark=True)
+    moved = run(elsewhere, "elsewhere")
+    assert isinstance(moved.error, StateLostError), (steps, repr(moved.error))
+    assert not elsewhere.target.visible
+    judge(there)
+
+
 def test_a_restored_query_cannot_have_another_target() -> None:
     """Not at its second start either, before it has decided anything: rows that the first target shows are dropped."""
     refused = 0
@@ -166,14 +177,7 @@ def test_a_restored_query_cannot_have_another_target() -> None:
             old = Driver(found, "old")
             while found.ended < 0 or len(found.target.visible) < 4:
                 old.go(1)
-            new_world = restored(found, saved(found))
-            run(new_world, "new", steps).kill()
-            elsewhere = copy(new_world)
-            elsewhere.target = OwnedTarget(has_mark=True)
-            moved = run(elsewhere, "elsewhere")
-            assert isinstance(moved.error, StateLostError), (steps, repr(moved.error))
-            assert not elsewhere.target.visible
-            judge(new_world)
+            refuse_elsewhere(restored(found, saved(found)), "new", steps)
             refused += 1
     assert refused == STEPS
 
@@ -186,13 +190,7 @@ def test_a_query_that_replaces_another_one_cannot_have_another_target() -> None:
             heir = copy(found)
             heir.query = replace(found.query, query_id="heir", replaces=found.query.query_id)
             heir.first, heir.ended = found.ended + 1, -1
-            run(heir, "heir", steps).kill()
-            elsewhere = copy(heir)
-            elsewhere.target = OwnedTarget(has_mark=True)
-            moved = run(elsewhere, "elsewhere")
-            assert isinstance(moved.error, StateLostError), (steps, repr(moved.error))
-            assert not elsewhere.target.visible
-            judge(heir)
+            refuse_elsewhere(heir, "heir", steps)
 
 
 def test_who_replaces_a_restored_query_is_none_that_the_target_has_to_know() -> None:

@@ -46,40 +46,32 @@ def kill_until(shows: Callable[[], bool], run: SinkKillings) -> None:
             return
 
 
-@pytest.mark.parametrize("target", cases(sorted(TARGETS, reverse=True)))
-def test_kills_show_each_result_once(target: str, java_home: Path, tmp_path: Path) -> None:
+def assert_once(tmp_path: Path, target: str, way: str, go: Callable[[SinkKillings], None]) -> None:
     with TARGETS[target].served(tmp_path) as place:
-        run, began_s = run_of(tmp_path, target, place, "exactly_once", 0), time.monotonic()
-        run.run(KILLS)
+        run, began_s = run_of(tmp_path, target, place, way, 0), time.monotonic()
+        go(run)
         found = run.judged()
-    print(f"\n{target}: killed {run.done} in {time.monotonic() - began_s:.0f} s; {found}")
+    print(f"\n{target}, {way}: killed {run.done} in {time.monotonic() - began_s:.0f} s; {found}")
     assert found.is_right, f"{found}; {run.describe()}"
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize("target", cases(sorted(TARGETS, reverse=True)))
+def test_kills_show_each_result_once(target: str, java_home: Path, tmp_path: Path) -> None:
+    assert_once(tmp_path, target, "exactly_once", lambda run: run.run(KILLS))
 
 
 @pytest.mark.all
 @pytest.mark.parametrize("target", cases([*TARGETS][1:] + [*TARGETS][:1]))
 def test_a_death_at_each_step_shows_each_result_once(target: str, java_home: Path, tmp_path: Path) -> None:
-    with TARGETS[target].served(tmp_path) as place:
-        run = run_of(tmp_path, target, place, "steps", 0)
-        run.run_steps()
-        found = run.judged()
-    print(f"\n{target}: died at {', '.join(run.done)}; {found}")
-    assert found.is_right, f"{found}; {run.describe()}"
-    shutil.rmtree(tmp_path)
+    assert_once(tmp_path, target, "steps", SinkKillings.run_steps)
 
 
 @pytest.mark.all
 @pytest.mark.since("4.1")
 @pytest.mark.parametrize("target", cases(SOURCES))
 def test_kills_of_a_data_source_show_each_result_once(target: str, java_home: Path, tmp_path: Path) -> None:
-    with TARGETS[target].served(tmp_path) as place:
-        run = run_of(tmp_path, target, place, "source", 0)
-        run.run(KILLS)
-        found = run.judged()
-    print(f"\n{target}, as a data source: killed {run.done}; {found}")
-    assert found.is_right, f"{found}; {run.describe()}"
-    shutil.rmtree(tmp_path)
+    assert_once(tmp_path, target, "source", lambda run: run.run(KILLS))
 
 
 @pytest.mark.all
