@@ -24,6 +24,7 @@ from holdfast.spark_integration.sinks.extras import needs_extra
 from holdfast.spark_integration.sinks.files.parquet import ParquetSink, parquet_files, read_parquet
 from holdfast.spark_integration.sinks.two_phase_sink import (
     Handle,
+    ReusingSink,
     SinkAttempt,
     SinkQuery,
     SinkTransaction,
@@ -33,6 +34,7 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
 __all__ = [
     "ExactlyOnce",
     "Handle",
+    "ReusingSink",
     "SinkAttempt",
     "SinkQuery",
     "SinkSource",

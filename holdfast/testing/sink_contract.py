@@ -337,7 +337,7 @@ class SinkContract(SinkKills):
         sink.open(self.query, self.schema())
         tables = [self.rows(ROWS, seed=i) for i in range(4)]
         handles = [self._committed(sink, self.attempt(0), tables[0]), self._committed(sink, self.attempt(1), tables[1])]
-        lost = self.prepared(sink, replace(self.attempt(2), spare=handles[0]), self.rows(ROWS, seed=2, attempt=1))
+        lost = self.prepared(sink, self.attempt(2), self.rows(ROWS, seed=2, attempt=1), handles[0])
         self.expect(sink, *tables[:2])
         assert lost in list(sink.leftovers(self.query))
         sink.commit(self.query, 1, handles[1:])
@@ -345,14 +345,16 @@ class SinkContract(SinkKills):
         with self.raises(StateLostError):
             sink.commit(self.query, 2, [lost])
         handles.append(self._committed(sink, self.attempt(2), tables[2]))
-        handles.append(self._committed(sink, replace(self.attempt(3), spare=handles[1]), tables[3]))
+        handles.append(self._committed(sink, self.attempt(3), tables[3], handles[1]))
         self.expect(sink, *tables)
         sink.commit(self.query, 3, handles[3:])
         self.begin_again(sink)
         self.expect(sink, *tables)
 
-    def _committed(self, sink: TwoPhaseSink, attempt: SinkAttempt, rows: pa.Table) -> Handle:
-        handle = self.prepared(sink, attempt, rows)
+    def _committed(
+        self, sink: TwoPhaseSink, attempt: SinkAttempt, rows: pa.Table, spare: Handle | None = None
+    ) -> Handle:
+        handle = self.prepared(sink, attempt, rows, spare)
         sink.confirm(self.query, attempt.batch_id, [handle])
         sink.commit(self.query, attempt.batch_id, [handle])
         return handle

@@ -23,7 +23,7 @@ from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_opti
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.spark_integration.shard.streaming_task import QUERY_PROPERTY
 from holdfast.spark_integration.sinks.coordinator import Coordinator
-from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, ReusingSink, SinkQuery, TwoPhaseSink
 from holdfast.spark_integration.sinks.writing import WriteTask, drop_frame, write_frame
 from holdfast.spark_integration.spark_state.running_query import RunningQuery
 from holdfast.spark_integration.spark_types import arrow_schema
@@ -180,10 +180,11 @@ class _Run:
                 self._coordinator.give_up()
                 raise
             self._coordinator.finish(batch_id, prepared, plan)
-            self._spares = prepared.unused
-            if prepared.handles:
-                self._spares += self._decided
-                self._decided = prepared.handles
+            if isinstance(self._sink, ReusingSink):
+                self._spares = prepared.unused
+                if prepared.handles:
+                    self._spares += self._decided
+                    self._decided = prepared.handles
         self.next_batch_id = batch_id + 1
 
     def is_decided(self, batch_id: int) -> bool:

@@ -83,16 +83,12 @@ class SinkAttempt:
         From 0; each partition with rows is one transaction.
     attempt_id : str
         Unique among all attempts, of all runs: 32 hexadecimal digits.
-    spare : Handle or None
-        The handle of a transaction that was committed and will not be committed again. In a target that remembers names
-        for long, this attempt may reuse its name, and no other attempt will.
     """
 
     query: SinkQuery
     batch_id: int
     partition: int
     attempt_id: str
-    spare: Handle | None = None
 
 
 class SinkTransaction(ABC):
@@ -217,6 +213,29 @@ class TwoPhaseSink(ABC):
         Called when a run begins, and after the tasks of a micro-batch if some were repeated: no task that still counts
         is at work. Handles of decided attempts may be among them.
         """
+
+
+class ReusingSink(TwoPhaseSink):
+    """A sink whose target keeps names for long, as Kafka keeps transactional ids, so that attempts reuse them."""
+
+    @abstractmethod
+    def begin_reusing(self, attempt: SinkAttempt, schema: pa.Schema, spare: Handle) -> SinkTransaction:
+        """Begin a transaction as `begin` does, if possible under the name of a committed one.
+
+        Parameters
+        ----------
+        attempt : SinkAttempt
+        schema : pyarrow.Schema
+        spare : Handle
+            Of a transaction that will not be committed again; no other attempt is given it.
+        """
+
+
+def begin(sink: TwoPhaseSink, attempt: SinkAttempt, schema: pa.Schema, spare: Handle | None = None) -> SinkTransaction:
+    """Begin a transaction; a sink that reuses names takes the spare one."""
+    if spare is not None and isinstance(sink, ReusingSink):
+        return sink.begin_reusing(attempt, schema, spare)
+    return sink.begin(attempt, schema)
 
 
 def another_query(query: SinkQuery, other: str | None, **facts: object) -> ConflictError:

@@ -27,6 +27,7 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
     SinkQuery,
     SinkTransaction,
     TwoPhaseSink,
+    begin,
 )
 from holdfast.spark_integration.spark_versions import is_classic
 from holdfast.spark_integration.worker_python import require_worker_python
@@ -52,10 +53,10 @@ class WriteTask:
     option_names: frozenset[str]
     batch_id: int
     schema: pa.Schema
-    spares: Sequence[Handle] = ()  #: One for the first attempt at each partition, as far as they reach: `SinkAttempt`
+    spares: Sequence[Handle] = ()  #: For the first attempts at the first partitions: see `ReusingSink`
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a row of `_RETURNED` if the task had rows, or a spare handle."""
+        """Yield a row of `_RETURNED` if the task had rows or a spare handle, or was repeated."""
         context = TaskContext.get()
         assert context is not None
         partition, stage, repeated = context.partitionId(), context.stageId(), context.attemptNumber() > 0
@@ -64,7 +65,7 @@ class WriteTask:
         rows, handle = write_attempt(
             self.sink, self.query, self.option_names, self.batch_id, self.schema, batches, spare=spare
         )
-        if rows or has_spare:
+        if rows or has_spare or repeated:
             row = {"partition": partition, "stage": stage, "repeated": repeated, "rows": rows, "handle": handle}
             yield pa.RecordBatch.from_pylist([row], _RETURNED_ARROW)
 
@@ -86,19 +87,23 @@ def write_attempt(
     context = TaskContext.get()
     assert context is not None
     query = replace(query, options={**query.options, **task_options(query.sink, option_names)})
-    attempt = SinkAttempt(query, batch_id, context.partitionId(), clock.new_id() + clock.new_id(), spare)
-    return write_rows(sink, attempt, schema, batches)
+    attempt = SinkAttempt(query, batch_id, context.partitionId(), clock.new_id() + clock.new_id())
+    return write_rows(sink, attempt, schema, batches, spare)
 
 
 def write_rows(
-    sink: TwoPhaseSink, attempt: SinkAttempt, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+    sink: TwoPhaseSink,
+    attempt: SinkAttempt,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    spare: Handle | None = None,
 ) -> tuple[int, str]:
     """Write rows in one transaction and prepare it; return their number, and the handle as JSON, empty without rows."""
     given = (batch for batch in batches if batch.num_rows)
     first = next(given, None)
     if first is None:
         return 0, ""
-    transaction, rows = sink.begin(attempt, schema), 0
+    transaction, rows = begin(sink, attempt, schema, spare), 0
     try:
         for batch in chain([first], given):
             transaction.write(fitted(batch, schema))

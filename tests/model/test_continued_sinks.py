@@ -158,7 +158,7 @@ def test_the_saved_query_is_refused_for_good() -> None:
         judge(new_world)
 
 
-def refuse_elsewhere(there: OwnedWorld, name: str, steps: int) -> None:
+def refuse_elsewhere(there: World, name: str, steps: int) -> None:
     """Start a query, kill it after some steps, start it at another target, and at its own one again."""
     run(there, name, steps).kill()
     elsewhere = copy(there)

@@ -84,17 +84,19 @@ class SinkScenario:
         return SinkAttempt(query or self.query, batch_id, partition, clock.new_id() + clock.new_id())
 
     @contextmanager
-    def written(self, sink: TwoPhaseSink, attempt: SinkAttempt, rows: pa.Table) -> Iterator[SinkWorker]:
+    def written(
+        self, sink: TwoPhaseSink, attempt: SinkAttempt, rows: pa.Table, spare: Handle | None = None
+    ) -> Iterator[SinkWorker]:
         """Yield a worker that has written rows and not prepared them."""
         with SinkWorker(sink) as worker:
-            worker.begin(attempt, self.schema())
+            worker.begin(attempt, self.schema(), spare)
             for batch in rows.to_batches(max_chunksize=max(1, rows.num_rows // 3)):
                 worker.write(batch)
             yield worker
 
-    def prepared(self, sink: TwoPhaseSink, attempt: SinkAttempt, rows: pa.Table) -> Handle:
+    def prepared(self, sink: TwoPhaseSink, attempt: SinkAttempt, rows: pa.Table, spare: Handle | None = None) -> Handle:
         """Write and prepare rows in a worker, which is dead when this returns."""
-        with self.written(sink, attempt, rows) as worker:
+        with self.written(sink, attempt, rows, spare) as worker:
             return self.carried(worker.prepare())
 
     def carried(self, handle: Handle) -> Handle:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import clock
 from holdfast.errors import HoldfastError
+from holdfast.spark_integration.sinks.two_phase_sink import begin
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -62,9 +63,9 @@ class SinkWorker:
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None) -> None:
         self.kill()
 
-    def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> None:
+    def begin(self, attempt: SinkAttempt, schema: pa.Schema, spare: Handle | None = None) -> None:
         """Begin a transaction, the only one of this process."""
-        self._ask("begin", attempt, schema)
+        self._ask("begin", attempt, schema, spare)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write rows in the transaction."""
@@ -143,7 +144,7 @@ def _serve(parent: Connection, sink: TwoPhaseSink) -> None:
 
 def _take(step: str, arguments: Any, sink: TwoPhaseSink, transactions: list[SinkTransaction]) -> object:
     if step == "begin":
-        transactions.append(sink.begin(*arguments))
+        transactions.append(begin(sink, *arguments))
         return None
     if step.startswith("sink."):
         return getattr(sink, step.removeprefix("sink."))(*arguments)

@@ -364,7 +364,7 @@ class Cluster:
 
 def _retriable_code(found: Sequence[tuple[Any, ...]]) -> int:
     # The codes come first. If one goes away by itself, all are asked for again.
-    return next((code for code, *_ in found if code in protocol.RETRIABLE), 0)
+    return next((int(code) for code, *_ in found if code in protocol.RETRIABLE), 0)
 
 
 def refused(code: int, doing: str, **facts: object) -> InvalidArgumentError | UnavailableError:

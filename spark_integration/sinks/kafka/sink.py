@@ -38,10 +38,10 @@ from holdfast.spark_integration.sinks.kafka.options import CREDENTIALS, SERVERS,
 from holdfast.spark_integration.sinks.kafka.protocol import CommittedOffset, TransactionDescription
 from holdfast.spark_integration.sinks.two_phase_sink import (
     Handle,
+    ReusingSink,
     SinkAttempt,
     SinkQuery,
     SinkTransaction,
-    TwoPhaseSink,
     another_query,
     warn_of_another_driver,
 )
@@ -135,7 +135,7 @@ class Mark:
         return self._known_id
 
 
-class KafkaSink(TwoPhaseSink):
+class KafkaSink(ReusingSink):
     """See the module and `holdfast.sinks.kafka`."""
 
     credentials: ClassVar[Sequence[str]] = CREDENTIALS
@@ -166,11 +166,17 @@ class KafkaSink(TwoPhaseSink):
             return None if self.topic is None else Mark(cluster, self.name, self.topic).claim(query)
 
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
+        return self._begin(attempt, schema, None)
+
+    def begin_reusing(self, attempt: SinkAttempt, schema: pa.Schema, spare: Handle) -> SinkTransaction:
+        return self._begin(attempt, schema, spare)
+
+    def _begin(self, attempt: SinkAttempt, schema: pa.Schema, spare: Handle | None) -> SinkTransaction:
         transaction.check_schema(schema, self.topic)
         options = self._options(attempt.query)
         with options.cluster(self._patience_ms) as cluster:
             timeout_ms = options.timeout_ms or _limits_ms.get(options.values[SERVERS]) or _longest_ms(cluster, options)
-            transactional_id = self._id(cluster, attempt)
+            transactional_id = self._id(cluster, attempt, spare)
         return transaction.KafkaTransaction(
             options, transactional_id, self.topic, timeout_ms=timeout_ms, patience_ms=self._patience_ms
         )
@@ -230,12 +236,12 @@ class KafkaSink(TwoPhaseSink):
         with self._cluster(query) as cluster:
             return [one.handle() for one in brokers.left_open(cluster, self._prefix(query.query_id))]
 
-    def _id(self, cluster: Cluster, attempt: SinkAttempt) -> str:
+    def _id(self, cluster: Cluster, attempt: SinkAttempt, spare: Handle | None) -> str:
         """Return a spare id if there is one: coordinators keep all that they have seen for a week."""
         prefix = self._prefix(attempt.query.query_id)
-        for spare in brokers.with_rows([attempt.spare] if attempt.spare else []):
-            if spare.transactional_id.startswith(prefix) and brokers.is_spare(cluster, spare):
-                return spare.transactional_id
+        for one in brokers.with_rows([spare] if spare else []):
+            if one.transactional_id.startswith(prefix) and brokers.is_spare(cluster, one):
+                return one.transactional_id
         return f"{prefix}{attempt.batch_id}.{attempt.partition}.{attempt.attempt_id}"
 
     @property

@@ -200,10 +200,10 @@ class _Driver:
         try:
             while True:
                 batch_id, spare = there.recv()
-                attempt = SinkAttempt(self._query, batch_id, part, clock.new_id() + clock.new_id(), spare)
+                attempt = SinkAttempt(self._query, batch_id, part, clock.new_id() + clock.new_id())
                 rows = self._rows(batch_id, part)
                 try:
-                    there.send(write_rows(self._sink, attempt, rows.schema, [rows]))
+                    there.send(write_rows(self._sink, attempt, rows.schema, [rows], spare))
                 except HoldfastError as exc:
                     there.send(exc)
         finally:

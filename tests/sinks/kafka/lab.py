@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from holdfast import clock
 from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
-from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, SinkTransaction
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, SinkTransaction, begin
 from tests.read_kafka import committed
 from tests.servers.kafka import Kafka
 
@@ -25,8 +25,7 @@ class Lab:
 
     def begin(self, batch_id: int = 0, schema: pa.Schema = SCHEMA, spare: Handle | None = None) -> SinkTransaction:
         """Begin the next attempt."""
-        attempt = SinkAttempt(self.query, batch_id, 0, clock.new_id() + clock.new_id(), spare)
-        return self.sink.begin(attempt, schema)
+        return begin(self.sink, SinkAttempt(self.query, batch_id, 0, clock.new_id() + clock.new_id()), schema, spare)
 
     def prepare(self, *values: str, batch_id: int = 0, spare: Handle | None = None) -> Handle:
         """Write and prepare."""

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from holdfast.examples.sinks.csv_folder import CsvFolder
-from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery, SinkTransaction
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, ReusingSink, SinkAttempt, SinkQuery, SinkTransaction
 from holdfast.spark_integration.sinks.writing import WriteTask, write_frame
 from tests.spark.application import start_spark
 
@@ -40,12 +40,17 @@ class LosingShuffles(CsvFolder):
 
 
 @dataclass(frozen=True)
-class NotingSpares(LosingShuffles):
+class NotingSpares(LosingShuffles, ReusingSink):
     """The same, which notes which spare handle each attempt was given."""
 
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
-        noted = json.dumps([attempt.batch_id, attempt.spare and attempt.spare["file"]])
-        Path(self.folder, f"noted-{attempt.attempt_id}").write_text(noted)
+        return self._noted(attempt, schema, None)
+
+    def begin_reusing(self, attempt: SinkAttempt, schema: pa.Schema, spare: Handle) -> SinkTransaction:
+        return self._noted(attempt, schema, spare["file"])
+
+    def _noted(self, attempt: SinkAttempt, schema: pa.Schema, spare: object) -> SinkTransaction:
+        Path(self.folder, f"noted-{attempt.attempt_id}").write_text(json.dumps([attempt.batch_id, spare]))
         return super().begin(attempt, schema)
 
     def given(self) -> list[list[Any]]:
