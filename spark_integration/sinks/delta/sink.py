@@ -2,7 +2,7 @@
 
     append    <url>/part-<attempt>-<number>.parquet                        becomes part of the table as it is
     upsert    <url>/_holdfast/<sink>/<query id>/staged/part-….parquet      the driver merges its rows by key
-    both      <url>/_holdfast/…                                            notes and claims; VACUUM passes over it
+    both      <url>/_holdfast/…                                            notes and writers; VACUUM passes over it
 
     one transaction   add …                                                the files
                       txn holdfast/<sink>/<query id>            version = micro-batch

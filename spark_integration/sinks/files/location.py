@@ -123,7 +123,7 @@ _KEPT = 2
 
 
 @dataclass(frozen=True)
-class Claims:
+class Writers:
     """Who writes to a URL."""
 
     number: int = 0  #: 0 if nobody does
@@ -161,20 +161,20 @@ def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = 
         others = [query_id for query_id in mine if query_id != query.query_id]
         after = {**found.queries, query.sink: (*others, query.query_id)}
         with suppress(ConflictError):  # another query began at the same moment: look again
-            claims = Claims(found.number + 1, after, columns if found.columns is None else found.columns)
-            fence.delete(fence.take(claims.number, _encoded(claims))[:-_KEPT])
+            writers = Writers(found.number + 1, after, columns if found.columns is None else found.columns)
+            fence.delete(fence.take(writers.number, _encoded(writers))[:-_KEPT])
             return
 
 
-def read_claims(storage: ObjectStorage) -> Claims:
+def writers_at(storage: ObjectStorage) -> Writers:
     """Return who writes to a URL."""
     return _newest(Fence(storage, _QUERIES))
 
 
-def _newest(fence: Fence) -> Claims:
+def _newest(fence: Fence) -> Writers:
     number, data = fence.newest()
     if data is None:
-        return Claims()
+        return Writers()
     source = f"{fence.url}/{key_of(number)}"
     stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
     fields = Fields(stored.header, source, "number", "queries", "columns")
@@ -190,18 +190,18 @@ def _newest(fence: Fence) -> Claims:
     if columns is not None and len(queries) > 1:
         fields.refuse("has several sinks below a URL that one has for itself", sinks=", ".join(sorted(queries)))
     try:
-        return Claims(number, queries, None if columns is None else decode_schema(columns))
+        return Writers(number, queries, None if columns is None else decode_schema(columns))
     except (pa.ArrowException, OSError, ValueError, TypeError):
         fields.refuse("holds no schema")
 
 
-def _encoded(claims: Claims) -> pa.Buffer:
-    columns = None if claims.columns is None else encode_schema(claims.columns.remove_metadata())
-    queries = {sink: list(claims.queries[sink]) for sink in sorted(claims.queries)}
-    return stored_file.encode(KIND, {"number": claims.number, "queries": queries, "columns": columns})[0]
+def _encoded(writers: Writers) -> pa.Buffer:
+    columns = None if writers.columns is None else encode_schema(writers.columns.remove_metadata())
+    queries = {sink: list(writers.queries[sink]) for sink in sorted(writers.queries)}
+    return stored_file.encode(KIND, {"number": writers.number, "queries": queries, "columns": columns})[0]
 
 
-def _refuse_others(storage: ObjectStorage, query: SinkQuery, found: Claims, *, is_alone: bool) -> None:
+def _refuse_others(storage: ObjectStorage, query: SinkQuery, found: Writers, *, is_alone: bool) -> None:
     facts = {"sink": query.sink, "query": query.query_id, "storage": storage.url}
     if is_alone and (others := found.queries.keys() - {query.sink}):
         raise ConflictError(

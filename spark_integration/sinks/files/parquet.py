@@ -47,7 +47,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.url import parse_url
 from holdfast.spark_integration.shard.task_storage import io_executor
-from holdfast.spark_integration.sinks.files.location import FOLDER, check_columns, claim, read_claims, read_file
+from holdfast.spark_integration.sinks.files.location import FOLDER, check_columns, claim, read_file, writers_at
 from holdfast.spark_integration.sinks.files.sink import (
     Attempts,
     DataFile,
@@ -129,16 +129,16 @@ def parquet_files(url: str | os.PathLike[str], *, options: Mapping[str, str] | N
 
 def _listed(storage: ObjectStorage) -> tuple[pa.Schema, pa.Table]:
     """Return the columns and the files of all the sink's queries, at one moment."""
-    claims = read_claims(storage)
-    if claims.columns is None:
+    writers = writers_at(storage)
+    if writers.columns is None:
         raise NotFoundError("no sink has been opened there", storage=storage.url)
-    ((sink, queries),) = claims.queries.items()
+    ((sink, queries),) = writers.queries.items()
     for _ in range(_TRIES):
         try:
             tables = [table for query_id in queries for table in _tables(storage, sink, query_id)]
         except NotFoundError:
             continue
-        return claims.columns, pa.concat_tables([FILES.empty_table(), *tables])
+        return writers.columns, pa.concat_tables([FILES.empty_table(), *tables])
     raise UnavailableError("manifests are merged faster than they can be read: try again", storage=storage.url)
 
 
