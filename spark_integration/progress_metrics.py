@@ -16,13 +16,13 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX
+from holdfast.spark_integration.client.measures import of_group
 from holdfast.spark_integration.client.recent import over_executors, recent_batches
 from holdfast.spark_integration.transport.observed_metrics import (
+    FIELDS,
     OBSERVATION,
-    OBSERVED,
     is_observed,
     of_each_shard_once,
-    of_remembered,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _SCHEMA = StructType(
         StructField("operator", StringType(), False),
         StructField("batchId", LongType(), False),
         StructField("timestamp", TimestampType(), False),
-        *[StructField(metric.name, metric.type) for metric in OBSERVED],
+        *FIELDS,
     ]
 )
 
@@ -106,12 +106,12 @@ def _remembered(query_id: str, local_dir: str | None) -> _Rows:
         assert batch.batch_id is not None
         operator = batch.operator.removesuffix(f"@{query_id}")  # its directory, where another query has the name
         began = datetime.fromtimestamp(batch.batch_ms / 1_000, UTC)
-        rows[batch.batch_id, operator] = _row(operator, batch.batch_id, began, of_remembered(batch))
+        rows[batch.batch_id, operator] = _row(operator, batch.batch_id, began, of_group(batch.shards, batch.values))
     return rows
 
 
 def _row(operator: str, batch_id: int, began: datetime, values: dict[str, Any]) -> tuple[Any, ...]:
-    return (operator, batch_id, began, *(values[metric.name] for metric in OBSERVED))
+    return (operator, batch_id, began, *(values[field.name] for field in FIELDS))
 
 
 def by_name(observed: Row | None) -> dict[str, Any]:

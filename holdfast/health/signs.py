@@ -22,7 +22,7 @@ from holdfast.health.failures import Report, reports, still
 from holdfast.snapshotter.ownership.stored_claims import Claim, ClaimingRun, claims_of, read_claim
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing
-from holdfast.spark_integration.client.recent import OperatorBatch, RecentBatch, over_executors
+from holdfast.spark_integration.client.recent import RecentBatch, over_executors
 from holdfast.spark_integration.executor.processes import lives
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
 
@@ -47,7 +47,7 @@ class Signs:
     #: The micro-batches that Spark retains, ascending; None where the query's location is not known
     log: tuple[BatchTimes, ...] | None = None
     #: The last micro-batches that state servers on this machine remember, newest first
-    measured: tuple[OperatorBatch, ...] = ()
+    measured: tuple[RecentBatch, ...] = ()
     reports: tuple[Report, ...] = ()  #: Failures, the newest first, whether they are over or not
     lost: str = ""  #: Why state of the query cannot be used; empty where it can, as far as is known
 
@@ -145,9 +145,9 @@ def signs_of(
     )
 
 
-def _busiest(batches: Iterable[RecentBatch], query_id: str) -> tuple[OperatorBatch, ...]:
+def _busiest(batches: Iterable[RecentBatch], query_id: str) -> tuple[RecentBatch, ...]:
     """Return a query's last micro-batches, newest first, as measured by its operator with the most rows."""
-    by_operator: dict[str, list[OperatorBatch]] = {}
+    by_operator: dict[str, list[RecentBatch]] = {}
     for one in over_executors(one for one in batches if one.query == query_id):
         by_operator.setdefault(one.operator, []).append(one)
     return tuple(max(by_operator.values(), key=lambda of: sum(one.values.get("rows", 0) for one in of), default=[]))

@@ -35,7 +35,7 @@ from holdfast.snapshotter.ownership.operator_record import find_operator
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.spark_integration.client.recent import OperatorBatch, RecentBatch, over_executors, recent_batches
+from holdfast.spark_integration.client.recent import RecentBatch, over_executors, recent_batches
 from holdfast.spark_integration.lookup.state_directory import find_state_dir
 from holdfast.spark_integration.lookup.stored_query import StoredQuery, open_query
 from holdfast.ui.directory import Awaited, Directory
@@ -67,7 +67,7 @@ class Live:
         self._latest: list[RecentBatch] = []
         self._due_ms = 0
 
-    def of_operator(self, query_id: str, directory: str) -> list[OperatorBatch]:
+    def of_operator(self, query_id: str, directory: str) -> list[RecentBatch]:
         """Return the last micro-batches of an operator of a query, newest first."""
         wanted = (one for one in self.batches() if (one.query, one.operator) == (query_id, directory))
         return over_executors(wanted)[:BATCHES_MAX]

@@ -1,6 +1,6 @@
 """The last micro-batches of the queries that run on this machine, as their state servers remember them.
 
-For who looks at a query from outside of it, without Spark. A server that does not answer in time is left out.
+Read from outside the query, without Spark. A server that does not answer in time is left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from holdfast import clock
 from holdfast.errors import HoldfastError
 from holdfast.spark_integration.client.connection import StateClient
-from holdfast.spark_integration.client.measures import LARGEST
+from holdfast.spark_integration.client.measures import together
 from holdfast.spark_integration.client.messages import Message, field
 from holdfast.spark_integration.executor import local_dirs
 
@@ -25,46 +25,28 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RecentBatch:
-    """One micro-batch of one operator, on one executor."""
+    """One micro-batch of one operator: on one executor, or on all that were asked."""
 
     #: The query's id, and the name of the operator's directory
     query: str
     operator: str
-    executor: str  #: The name of the executor's directory
     batch_id: int | None  #: None where Spark does not tell
     batch_ms: int  #: When it was planned, in ms since 1970
-    shards: int  #: Those of the executor that were called
-    #: By the names of `holdfast.spark_integration.client.measures.CallMeasures`: sums over these shards, and the
-    #: largest lags
-    values: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class OperatorBatch:
-    """One micro-batch of one operator, over all executors that were asked."""
-
-    query: str
-    operator: str
-    batch_id: int | None
-    batch_ms: int
-    shards: int
-    values: dict[str, int]  #: All as in `RecentBatch`
+    shards: int  #: Shards that were called
+    values: Mapping[str, int]  #: Their measures together, by the names of `CallMeasures`
 
     def ms(self, name: str) -> float:
         """Return a time by its name without the unit, in ms."""
         return self.values.get(f"{name}_us", 0) / 1_000
 
 
-def over_executors(batches: Iterable[RecentBatch]) -> list[OperatorBatch]:
+def over_executors(batches: Iterable[RecentBatch]) -> list[RecentBatch]:
     """Return the micro-batches of operators, each once, newest first."""
-    found: dict[tuple[str, str, int, int | None], OperatorBatch] = {}
+    found: dict[tuple[str, str, int, int | None], RecentBatch] = {}
     for one in batches:
         place = (one.query, one.operator, one.batch_ms, one.batch_id)
-        so_far = found.get(place, OperatorBatch(one.query, one.operator, one.batch_id, one.batch_ms, 0, {}))
-        values = dict(so_far.values)
-        for name, value in one.values.items():
-            before = values.get(name, 0)
-            values[name] = max(before, value) if name in LARGEST else before + value
+        so_far = found.get(place, replace(one, shards=0, values={}))
+        values = together(so_far.values, one.values)
         found[place] = replace(so_far, shards=so_far.shards + one.shards, values=values)
     return sorted(found.values(), key=lambda one: (one.batch_ms, one.batch_id or 0), reverse=True)
 
@@ -92,7 +74,7 @@ def _ask(executor_directory: Path, timeout_seconds: float) -> list[RecentBatch]:
     client = StateClient(executor_directory)
     try:
         answer = client.call("recent", timeout_seconds=timeout_seconds)
-        return [_read(batch, executor_directory.name) for batch in answer]
+        return [_read(batch) for batch in answer]
     except HoldfastError as exc:
         _log.info("%s is left out: %s", executor_directory, exc)
         return []
@@ -100,12 +82,11 @@ def _ask(executor_directory: Path, timeout_seconds: float) -> list[RecentBatch]:
         client.close()
 
 
-def _read(batch: Message, executor: str) -> RecentBatch:
+def _read(batch: Message) -> RecentBatch:
     values: dict[str, Any] = field(batch, "values", dict)
     return RecentBatch(
         query=field(batch, "query", str),
         operator=field(batch, "operator", str),
-        executor=executor,
         batch_id=None if batch.get("batch_id") is None else field(batch, "batch_id", int),
         batch_ms=field(batch, "batch_ms", int),
         shards=field(batch, "shards", int),

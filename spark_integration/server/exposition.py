@@ -1,20 +1,17 @@
-"""The state server's metrics for Prometheus; docs/metrics.md says what each means.
-
-Several executors on a machine, and several state servers of an executor, take the first free of `PORTS` ports. Where
-none is free, or ``prometheus-client`` is not installed, the server says so in its log once and works on without.
-
-What the calls of an executor's shards have measured, added up by operator and micro-batch.
+"""What the calls of an executor's shards measured, by operator and micro-batch; and its metrics for Prometheus.
 
 ::
 
-    announcement of a shard ─▶ micro-batch, once for each shard ─▶ totals since the server began
+    announcement of a shard ─▶ micro-batch, once for each shard ─▶ totals since the server began ─▶ Prometheus
                                        │
                                        └─▶ the last micro-batches, for who asks
 
 A second attempt at a micro-batch measures the same again: it counts as repeated, and for nothing else. Attempts on
-different executors do not know of each other, and both count.
+different executors do not know of each other, and both count. Memory is bounded: by the shards in use here, and by
+`BATCHES_KEPT` for each operator.
 
-All of it is in memory and bounded: by the shards in use here, and by `BATCHES_KEPT` for each operator.
+State servers on one machine take the first free of `PORTS` ports. If none is free, or ``prometheus-client`` is not
+installed, the server logs so once and works without.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import clock
 from holdfast.distribution import pip_install
-from holdfast.spark_integration.client.measures import LARGEST
+from holdfast.spark_integration.client.measures import METRICS, together
 from holdfast.spark_integration.client.messages import Committed, MeasuredBatch
 
 if TYPE_CHECKING:
@@ -60,9 +57,7 @@ class _Batch:
 
     def add(self, directory: str, values: Mapping[str, int]) -> None:
         self.shards.add(directory)
-        for name, value in values.items():
-            before = self.values.get(name, 0)
-            self.values[name] = max(before, value) if name in LARGEST else before + value
+        self.values = together(self.values, values)
 
 
 @dataclass
@@ -72,12 +67,12 @@ class OperatorTotals:
     #: Measures added up since the server began, and ``batches``, ``calls`` and ``repeated_calls``
     values: Counter[str] = field(default_factory=Counter)
     #: By shard's directory, the measures of its last call
-    newest: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    newest: dict[str, dict[str, int]] = field(default_factory=dict)
     _batches: OrderedDict[int, _Batch] = field(default_factory=OrderedDict)
 
     def add(self, directory: str, measured: MeasuredBatch) -> None:
         """Add what a shard's call has measured."""
-        values = {name: value for name, value in measured.values.items() if value is not None and name != "shard"}
+        values = {name: value for name, value in measured.values.items() if value is not None}
         batch = self._batches.get(measured.batch_ms)
         if batch is None:
             batch = self._batches[measured.batch_ms] = _Batch(measured.batch_id)
@@ -135,7 +130,7 @@ class MeasuredBatches:
                 if not totals.newest:
                     del self._operators[name]
 
-    def totals(self) -> dict[OperatorName, tuple[Counter[str], dict[str, Mapping[str, int]]]]:
+    def totals(self) -> dict[OperatorName, tuple[Counter[str], dict[str, dict[str, int]]]]:
         """Return by operator copies of its totals, and of the newest measures of each shard."""
         with self._lock:
             return {name: (Counter(o.values), dict(o.newest)) for name, o in self._operators.items()}
@@ -150,31 +145,35 @@ class MeasuredBatches:
 PORTS = 32
 RETRY_AFTER_MS = 60_000
 _LABELS = ("query", "operator")
-_US = 1e-6
+_US = 1_000_000
 
-# Counters of an operator: name, help, measure, unit.
-_TOTALS: Sequence[tuple[str, str, str, float]] = (
+# Counters of an operator: name, text, measure, and how many of its units make one of the counter's.
+_COUNTERS: Sequence[tuple[str, str, str, int]] = (
     ("batches", "Micro-batches in which a shard was called here.", "batches", 1),
     ("calls", "Calls of shards.", "calls", 1),
     ("repeated_calls", "Calls of a shard for a micro-batch that it was called for before.", "repeated_calls", 1),
-    ("rows", "Rows that came in.", "rows", 1),
-    ("keys", "Keys that the function was called for.", "keys", 1),
-    ("rows_late", "Rows that came too late, and were dropped.", "rows_late", 1),
-    ("keys_new", "Rows of state that were looked up, absent and written.", "keys_new", 1),
-    ("keys_removed", "Rows of state that were looked up, there and deleted.", "keys_removed", 1),
-    ("state_rows_put", "Rows of state written.", "state_rows_put", 1),
-    ("state_rows_deleted", "Rows of state deleted.", "state_rows_deleted", 1),
-    ("timers_due", "Timers that have fired.", "timers_due", 1),
-    ("call_seconds", "Time in calls of shards.", "call_us", _US),
-    ("look_up_seconds", "Time of these in reading state.", "look_up_us", _US),
-    ("commit_seconds", "Time of these in committing.", "commit_us", _US),
-    ("commit_bytes", "Bytes of commits.", "commit_bytes", 1),
-    ("stored_bytes", "Bytes of commits that became objects in durable storage.", "stored_bytes", 1),
+    *((one.name, one.text, one.measure, one.unit) for one in METRICS if one.kind == "total" and one.text),
 )
-# Counters of the server: name, help, counter.
+
+
+def _largest(values: Sequence[int]) -> int:
+    return max(values, default=0)
+
+
+# Gauges of an operator: name, text, how they come from its shards' last calls, measure, and unit as above.
+_GAUGES: Sequence[tuple[str, str, Callable[[Sequence[int]], int], str, int]] = (
+    ("shards", "Shards that this server keeps.", len, "calls", 1),
+    *((one.name, one.text, sum, one.measure, one.unit) for one in METRICS if one.kind == "level"),
+    ("shard_state_rows_max", "State rows of the largest shard.", _largest, "state_rows", 1),
+    ("shard_state_bytes_max", "Local storage of the largest shard.", _largest, "state_bytes", 1),
+    ("shard_rows_max", "Input rows of the busiest shard in its last call.", _largest, "rows", 1),
+    ("shard_call_seconds_max", "Time of the longest of the shards' last calls.", _largest, "call_us", _US),
+    *((one.name, one.text, _largest, one.measure, one.unit) for one in METRICS if one.kind == "largest" and one.text),
+)
+# Counters of the server: name, text, counter.
 _OF_SERVER: Sequence[tuple[str, str, str]] = (
     ("snapshots", "Snapshots written.", "snapshots"),
-    ("snapshot_bytes", "Bytes that snapshots have uploaded.", "snapshot_new_bytes"),
+    ("snapshot_bytes", "Bytes uploaded for snapshots.", "snapshot_new_bytes"),
     ("snapshot_failures", "Snapshots that failed.", "snapshot_errors"),
     ("snapshots_missed", "Versions that were gone before their snapshot began.", "snapshots_missed"),
     ("clean_ups", "Clean-ups of durable storage.", "clean_ups"),
@@ -209,53 +208,24 @@ class ServerMetrics:
         """Yield the metrics as they are now."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        operators = self._batches.totals()
-        for name, what, measure, unit in _TOTALS:
-            counter = CounterMetricFamily(f"holdfast_{name}", what, labels=_LABELS)
-            for labels, (values, _) in operators.items():
-                counter.add_metric(labels, values[measure] * unit)
+        operators, ages_ms = self._batches.totals(), self._snapshot_ages_ms()
+        newest = {
+            labels: [values | {"snapshot_lag_ms": ages_ms.get(shard, 0)} for shard, values in shards.items()]
+            for labels, (_, shards) in operators.items()
+        }
+        for name, text, measure, unit in _COUNTERS:
+            counter = CounterMetricFamily(f"holdfast_{name}", text, labels=_LABELS)
+            for labels, (totals, _) in operators.items():
+                counter.add_metric(labels, totals[measure] / unit)
             yield counter
-        ages_ms = self._snapshot_ages_ms()
-        for name, what, of in _GAUGES:
-            gauge = GaugeMetricFamily(f"holdfast_{name}", what, labels=_LABELS)
-            for labels, (_, newest) in operators.items():
-                gauge.add_metric(labels, of(newest, ages_ms))
+        for name, text, of, measure, unit in _GAUGES:
+            gauge = GaugeMetricFamily(f"holdfast_{name}", text, labels=_LABELS)
+            for labels, shards in newest.items():
+                gauge.add_metric(labels, of([values.get(measure, 0) for values in shards]) / unit)
             yield gauge
         counters = self._counters()
-        for name, what, counted in _OF_SERVER:
-            yield CounterMetricFamily(f"holdfast_{name}", what, value=counters[counted])
-
-
-_Newest = Mapping[str, Mapping[str, int]]
-
-
-def _sum_of(measure: str) -> Callable[[_Newest, Mapping[str, int]], float]:
-    return lambda newest, _: sum(values.get(measure, 0) for values in newest.values())
-
-
-def _max_of(measure: str) -> Callable[[_Newest, Mapping[str, int]], float]:
-    return lambda newest, _: max((values.get(measure, 0) for values in newest.values()), default=0)
-
-
-def _lag_seconds(newest: _Newest, ages_ms: Mapping[str, int]) -> float:
-    return max((ages_ms.get(directory, 0) for directory in newest), default=0) / 1000
-
-
-_GAUGES: Sequence[tuple[str, str, Callable[[_Newest, Mapping[str, int]], float]]] = (
-    ("shards", "Shards that this server keeps.", lambda newest, _: len(newest)),
-    ("state_rows", "Rows of state in local storage.", _sum_of("state_rows")),
-    ("state_bytes", "Bytes of the shards in local storage.", _sum_of("state_bytes")),
-    ("shard_state_rows_max", "Rows of state of the largest shard.", _max_of("state_rows")),
-    ("shard_state_bytes_max", "Bytes of the largest shard.", _max_of("state_bytes")),
-    ("shard_rows_max", "Rows that came into the busiest shard in its last call.", _max_of("rows")),
-    ("shard_call_seconds_max", "Time of the longest of the shards' last calls.", lambda newest, _: _longest(newest)),
-    ("snapshot_lag_versions_max", "Versions since the last snapshot of a shard.", _max_of("snapshot_lag_versions")),
-    ("snapshot_lag_seconds_max", "Time since the last snapshot of a shard, or since it came here.", _lag_seconds),
-)
-
-
-def _longest(newest: _Newest) -> float:
-    return _max_of("call_us")(newest, {}) * _US
+        for name, text, counted in _OF_SERVER:
+            yield CounterMetricFamily(f"holdfast_{name}", text, value=counters[counted])
 
 
 class Exposition:

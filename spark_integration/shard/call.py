@@ -218,7 +218,7 @@ def _called(
     if row.pointer is not None:
         # Initial state comes in the same micro-batch as the first rows, and is none of its own.
         is_batch = row.pointer.version != INITIAL_VERSION
-        measured = MeasuredBatch(batch.batch_id, batch_ms, measures.named()) if is_batch else None
+        measured = MeasuredBatch(batch.batch_id, batch_ms, measures.announced()) if is_batch else None
         news = announce(operator, opened, accepted=_accepted(remembered), committed=row.pointer, measured=measured)
         if news is None:
             measures = replace(measures, unanswered=1)

@@ -30,7 +30,7 @@ QUERY = {"query": "query", "operator": "totals"}
 
 
 def measured(message: Committed, batch_ms: int, **more: Any) -> Committed:
-    return replace(message, measured=MeasuredBatch(batch_ms // 1000, batch_ms, CALL.named()), **more)
+    return replace(message, measured=MeasuredBatch(batch_ms // 1000, batch_ms, CALL.announced()), **more)
 
 
 def told(shard: Shard, message: Committed) -> SnapshotNews:

@@ -10,7 +10,7 @@ from holdfast.health.failures import Report
 from holdfast.health.health import Health, Verdict, health_of, judge
 from holdfast.health.signs import Run, Signs, runs_of
 from holdfast.snapshotter.ownership.stored_claims import Claim, ClaimingRun
-from holdfast.spark_integration.client.recent import OperatorBatch
+from holdfast.spark_integration.client.recent import RecentBatch
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
 
 NOW = 1_800_000_000_000
@@ -188,7 +188,7 @@ def test_a_micro_batch_that_failed_is_failing_until_it_is_committed() -> None:
         assert found.failure == failed(30)
     assert judge(Signs(log=times, reports=(failed(29),)), NOW - HOUR + 3 * S).state == "running"
     assert judge(Signs((run(NOW - DAY, NOW - S, 31),), reports=(failed(30),)), NOW).state == "running"
-    live = OperatorBatch("q", "totals", 31, NOW - S, 1, {})
+    live = RecentBatch("q", "totals", 31, NOW - S, 1, {})
     assert judge(Signs(measured=(live,), reports=(failed(30),)), NOW).state == "running"
 
 
@@ -233,9 +233,9 @@ def figures(signs: Signs) -> dict[str, tuple[str, str]]:
     return {figure.name: (figure.value, figure.known_from) for figure in found.figures}
 
 
-def live(rows: Sequence[int]) -> tuple[OperatorBatch, ...]:
+def live(rows: Sequence[int]) -> tuple[RecentBatch, ...]:
     """Return micro-batches ten seconds apart, newest first, as state servers remember them."""
-    return tuple(OperatorBatch("q", "totals", 40 - n, NOW - n * 10 * S, 2, {"rows": one}) for n, one in enumerate(rows))
+    return tuple(RecentBatch("q", "totals", 40 - n, NOW - n * 10 * S, 2, {"rows": one}) for n, one in enumerate(rows))
 
 
 def test_figures_say_what_they_are_known_from() -> None:

@@ -6,8 +6,8 @@ from holdfast.spark_integration.client.recent import RecentBatch, over_executors
 from holdfast.ui.site import BATCHES_MAX, SHOWN_MS, Live
 
 
-def batch(number: int, executor: str = "executor-1", query: str = "q", **values: int) -> RecentBatch:
-    return RecentBatch(query, "totals", executor, number, 1_000 * number, 2, values)
+def batch(number: int, query: str = "q", **values: int) -> RecentBatch:
+    return RecentBatch(query, "totals", number, 1_000 * number, 2, values)
 
 
 def test_executors_are_added_up_and_lags_are_not() -> None:
@@ -15,7 +15,7 @@ def test_executors_are_added_up_and_lags_are_not() -> None:
     found = over_executors(
         [
             batch(7, rows=10, snapshot_lag_versions=3),
-            batch(7, "executor-2", rows=5, snapshot_lag_versions=9, commit_us=1_500),
+            batch(7, rows=5, snapshot_lag_versions=9, commit_us=1_500),
             batch(8, rows=1),
         ]
     )

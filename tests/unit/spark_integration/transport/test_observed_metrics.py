@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.spark_integration.transport.observed_metrics import OBSERVED, of_each_shard_once
+from holdfast.spark_integration.client.measures import METRICS
+from holdfast.spark_integration.transport.observed_metrics import of_each_shard_once
 
-ONCE = {metric.name: 12 if metric.is_total else 7 for metric in OBSERVED} | {"shards": 4, "calls": 4}
+ONCE = {metric.name: 12 if metric.is_sum else 7 for metric in METRICS} | {"shards": 4, "calls": 4}
 
 
 def test_a_micro_batch_that_was_evaluated_once_is_as_observed() -> None:
