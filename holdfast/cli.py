@@ -75,7 +75,7 @@ def _needs_packages(name: str, missing: ModuleNotFoundError) -> InvalidArgumentE
     package = (missing.name or "").partition(".")[0]
     if package in _SPARK:
         return InvalidArgumentError(
-            f"holdfast {name} needs PySpark: pip install pyspark; or, where a Spark is that pip did not install, "
+            f"holdfast {name} needs PySpark: pip install pyspark; or, if pip did not install your Spark, "
             "put both $SPARK_HOME/python and the py4j-….zip in its folder lib on PYTHONPATH",
             missing=package,
         )

@@ -1,4 +1,4 @@
-"""``holdfast rescale`` and ``holdfast clone``: a new query that goes on where another one is."""
+"""``holdfast rescale`` and ``holdfast clone``: a new query that continues from another one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 
 from holdfast.commands.own_spark import CONF, by_this_process, pairs
 from holdfast.commands.savepoint import CHECKPOINT_LOCATION, CONTINUE_SINKS, PARTITIONS, RENAME, say_new_query
-from holdfast.commands.target import batch_option, on_storage, state_dir_of, state_dir_option
+from holdfast.commands.target import batch_option, number_option, on_storage, state_dir_of, state_dir_option
 from holdfast.settings import PREFIX
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.copies.cloning import copy
@@ -24,7 +24,7 @@ _ORIGINAL = click.argument("original", metavar="LOCATION")
 @CONF
 @click.option("--to-state-dir", metavar="URL", help=f"The new query's {PREFIX}state.dir. Default: --state-dir.")
 @CHECKPOINT_LOCATION
-@click.option("--shards", required=True, type=click.IntRange(min=1), metavar="N", help="Shards per operator.")
+@number_option("--shards", required=True, text="Shards per operator.")
 @PARTITIONS
 @RENAME
 @CONTINUE_SINKS
@@ -43,9 +43,9 @@ def rescale(
 ) -> None:
     """Make a new query with another number of shards.
 
-    LOCATION is the query's checkpointLocation. The query may be running; it does not change. The new one begins
-    at micro-batch 1, where the other stands. This process rescales; with --conf, or if only Spark can write its
-    part, Spark does. If the command is stopped, run it again.
+    LOCATION is the query's checkpointLocation. The query may be running; it does not change. The new query continues
+    from where it stands, beginning with micro-batch 1. This process rescales; with --conf, or where only Spark can
+    write a part, Spark does. If the command is interrupted, run it again.
     """
     state_dir = state_dir_of(original, state_dir, options)
     changes = Changes(shards, partitions, pairs(rename, "--rename"), continue_sinks=continue_sinks)
@@ -84,9 +84,9 @@ def clone(
     """Copy a query, to run a second one beside it.
 
     LOCATION is the query's checkpointLocation. The query may be running; it does not change. The clone has its
-    own id and continues the micro-batch numbers. State of Spark's own operators is copied, too. Give the clone its own
-    sinks: it runs beside the original, so it cannot continue them. This process copies; with --conf, Spark does. If the
-    command is stopped, run it again.
+    own id and continues the micro-batch numbers. The state of Spark's own operators is copied, too. Give the clone its
+    own sinks: it runs beside the original, so it cannot continue them. This process copies; with --conf, Spark does. If
+    the command is interrupted, run it again.
     """
     places = original, checkpoint_location
     require_new_location(checkpoint_location, parse_storage_options(options))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
@@ -95,7 +95,7 @@ def write_files(
     encode = _WRITERS[kind]
     made = arrow_schema(shown.struct, "the state")
     if kind == "csv":
-        _require_flat(made)
+        _require_no(field.name for field in made if pa.types.is_nested(field.type) or pa.types.is_binary(field.type))
     if target.list(""):
         raise ConflictError("the directory is not empty: name a new one", to=target.url)
     written: list[str] = []
@@ -120,12 +120,12 @@ def write_files(
     return count
 
 
-def _require_flat(columns: pa.Schema) -> None:
-    nested = [field.name for field in columns if pa.types.is_nested(field.type) or pa.types.is_binary(field.type)]
-    if nested:
+def _require_no(nested: Iterable[str]) -> None:
+    """Raise InvalidArgumentError if there are columns that CSV cannot hold."""
+    if names := ", ".join(nested):
         raise InvalidArgumentError(
             "CSV cannot hold these columns: choose others with --columns, or use --format parquet",
-            columns=", ".join(nested),
+            columns=names,
         )
 
 
@@ -181,9 +181,9 @@ def export(
 ) -> None:
     """Write a table of state as Parquet, CSV or Delta.
 
-    LOCATION is a savepoint: its directory, a slash, and its name; or a query's checkpointLocation, and the query may be
-    running. This process writes Parquet and CSV, one shard after the other; Spark writes a Delta table, and whatever is
-    exported with --conf.
+    LOCATION is a savepoint: its directory, a slash, and its name; or the checkpointLocation of a query, which may be
+    running. This process writes Parquet and CSV, one shard after another; Spark writes Delta tables, and everything
+    with --conf.
     """
     what = _Exported(location, operator, table, columns, batch_id)
     if is_of_query(context, options):
@@ -193,10 +193,7 @@ def export(
             )
         state_dir = state_dir_of(location, state_dir, options)
     elif batch_id is not None:
-        raise InvalidArgumentError(
-            "--batch needs a query: a savepoint holds one micro-batch",
-            location=location,
-        )
+        raise InvalidArgumentError("--batch needs a query: a savepoint holds one micro-batch", location=location)
     else:
         state_dir = None
     if kind == "delta" or conf:
@@ -287,19 +284,14 @@ def write(frame: DataFrame, target: str, kind: str) -> None:
         export_table(frame, target)
         return
     if kind == "csv":
-        nested = [field.name for field in frame.schema if field.dataType.typeName() in _NOT_IN_CSV]
-        if nested:
-            raise InvalidArgumentError(
-                "CSV cannot hold these columns: choose others with --columns, or use --format parquet",
-                columns=", ".join(nested),
-            )
+        _require_no(field.name for field in frame.schema if field.dataType.typeName() in _NOT_IN_CSV)
     writer = frame.write.mode("errorifexists")
     writer.option("header", "true").csv(target) if kind == "csv" else writer.parquet(target)
 
 
 @contextmanager
 def errors_of_spark() -> Iterator[None]:
-    """Raise what Spark says as an error of holdfast; what holdfast said to Spark, without Spark's words around it."""
+    """Raise Spark's errors as errors of holdfast; one that holdfast raised inside Spark, as it was."""
     from pyspark.errors import AnalysisException, PySparkException
 
     try:

@@ -141,11 +141,11 @@ def _of_rescaling(target: Target, before_ms: int) -> list[Outcome]:
         try:
             written_ms = [*(info.modified_ms for info in infos), *_restored_ms(target, folder)]
         except CorruptionError as exc:
-            reason = "which state its rescaling writes could not be determined"
+            reason = "could not determine which state this rescale writes"
             outcomes.append(Outcome(Plan(folder, 0, dict.fromkeys(sizes, reason)), {}, exc))
             continue
         if max(written_ms) <= before_ms:
-            reason = "the savepoint of a query whose rescaling was stopped"
+            reason = "the savepoint of an interrupted rescale"
             outcomes.append(Outcome(Plan(folder, 0, {}, dict.fromkeys(sizes, reason)), sizes))
     return outcomes
 

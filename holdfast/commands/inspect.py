@@ -43,7 +43,7 @@ _KINDS = ("commit", "snapshot", "part", "probe", "trouble", "unknown")
 def inspect(
     url: str, operator: str | None, options: dict[str, str], as_json: bool, with_shards: bool, location: str | None
 ) -> None:
-    """Show the health of queries, and their state.
+    """Show the health of queries and their state.
 
     Lists operators with their tables, sizes and failures. The exit status is 1 if a query is failing. Costs one
     listing, and one small request for each operator, sink and failure shown (at most 20 failures), and for each

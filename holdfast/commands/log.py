@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from holdfast.commands.target import Target, moment, on_state_dir, opened, plain, size, table
+from holdfast.commands.target import Target, moment, number_option, on_state_dir, opened, plain, size, table
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import ShardListing, StoredObject
@@ -15,20 +15,13 @@ from holdfast.snapshotter.upkeep.headers import Headers
 
 @click.command()
 @on_state_dir
-@click.option("--shard", type=click.IntRange(min=0), metavar="N", help="Only this shard of each operator.")
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    metavar="N",
-    help="Versions to list per shard, newest first; each costs a request.",
-)
+@number_option("--shard", least=0, text="Only this shard of each operator.")
+@number_option("--limit", default=10, text="Versions to list per shard, newest first; each costs a request.")
 def log(url: str, operator: str | None, options: dict[str, str], as_json: bool, shard: int | None, limit: int) -> None:
     """List each shard's stored versions and snapshots.
 
-    A commit holds what was written since the one before it, which may be several versions: small ones travel in Spark's
-    own state until they are worth an object. Times are the store's, in UTC.
+    A commit holds all that was written since the previous one, perhaps several versions: small commits travel in
+    Spark's own state until they are worth an object. Times are the store's, in UTC.
     """
     with opened(url, options, operator) as target:
         shards = [

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from decimal import Decimal
 from typing import Any
@@ -24,10 +24,12 @@ from holdfast.commands.target import (
     batch_option,
     json_value,
     moment,
+    number_option,
     on_storage,
     plain,
     state_dir_option,
     table,
+    with_options,
 )
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.lookup.changes import TableChanges
@@ -35,7 +37,6 @@ from holdfast.spark_integration.lookup.keys import parse_pairs
 from holdfast.spark_integration.lookup.query_pointers import KeyVersion
 from holdfast.spark_integration.lookup.stored_query import open_query
 
-_Command = Callable[..., None]
 #: A cell that begins with one of these is a formula to a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")  # noqa: RUF001
 _CELL_MAX = 200
@@ -47,26 +48,18 @@ _NUMBER = re.compile("[0-9]{1,18}")
 _TABLE = click.option("--table", metavar="NAME", help="Only this state table, variable, or timers.")
 
 
-def _on_query(command: _Command) -> _Command:
-    for option in (
-        on_storage,
-        _TABLE,
-        state_dir_option(),
-    ):
-        command = option(command)
-    return command
-
-
-_LOCATION = click.argument("location")
-_OPERATOR = click.argument("operator")
-_KEY = click.argument("key", nargs=-1, required=True, metavar="COLUMN=VALUE...")
+_on_key = with_options(
+    state_dir_option(),
+    _TABLE,
+    on_storage,
+    click.argument("location"),
+    click.argument("operator"),
+    click.argument("key", nargs=-1, required=True, metavar="COLUMN=VALUE..."),
+)
 
 
 @click.command()
-@_on_query
-@_LOCATION
-@_OPERATOR
-@_KEY
+@_on_key
 @batch_option("Show state as of this micro-batch. Default: the last committed one.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print one table as CSV.")
 def get(
@@ -84,7 +77,7 @@ def get(
 
     Its rows in all state tables, when they expire, and its timers. LOCATION is the query's checkpointLocation;
     the query may be running. A key is user=ann for each column that OPERATOR is grouped by, or JSON: '{"user": null}'.
-    Reads only what holds the key. The exit status is 1 if the key holds nothing.
+    The exit status is 1 if the key holds nothing.
     """
     with open_query(location, state_dir, options) as query:
         found = query.get(operator, parse_pairs(key), table=table, batch_id=batch_id)
@@ -102,13 +95,8 @@ def get(
 
 
 @click.command()
-@_on_query
-@_LOCATION
-@_OPERATOR
-@_KEY
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="How many values to show."
-)
+@_on_key
+@number_option("--limit", default=20, text="How many values to show.")
 def history(
     location: str,
     operator: str,
@@ -121,7 +109,7 @@ def history(
 ) -> None:
     """Show what a key held, newest first.
 
-    The history goes back as far as the query could return.
+    The history covers the micro-batches that the query retains.
     """
     found: list[KeyVersion] = []
     with open_query(location, state_dir, options) as query:
@@ -136,7 +124,7 @@ def history(
         return
     console = a_console()
     for one in found:
-        since = "at the oldest micro-batch that is kept" if one.is_oldest else "since micro-batch"
+        since = "at the oldest retained micro-batch" if one.is_oldest else "since micro-batch"
         console.print(f"[bold]{since} {one.batch_id:,}[/], {moment(one.batch_ms)}")
         _show(one.tables)
 
@@ -146,9 +134,7 @@ def history(
 @_TABLE
 @state_dir_option()
 @click.argument("compared", nargs=-1, required=True, metavar="{LOCATION OPERATOR BEFORE AFTER | A B}")
-@click.option(
-    "--rows", type=click.IntRange(min=0), default=20, show_default=True, metavar="N", help="Rows to show per table."
-)
+@number_option("--rows", least=0, default=20, text="Rows to show per table.")
 def diff(
     compared: tuple[str, ...],
     state_dir: str | None,
@@ -173,7 +159,7 @@ def diff(
         return
     if len(compared) != 4 or not all(_NUMBER.fullmatch(one) for one in compared[2:]):
         raise click.UsageError(
-            "give LOCATION OPERATOR BEFORE AFTER, numbers of micro-batches; or two savepoints as URL/NAME"
+            "give LOCATION OPERATOR BEFORE AFTER, the last two as numbers of micro-batches; or two savepoints as URL/NAME"
         )
     location, operator, before, after = compared
     with open_query(location, state_dir, options) as query:

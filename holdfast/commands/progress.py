@@ -1,10 +1,10 @@
-"""Progress of long work, on standard error if that is a terminal: how much, how fast, how long still."""
+"""Progress bars on standard error, if that is a terminal."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -26,28 +26,30 @@ if TYPE_CHECKING:
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 
-@contextmanager
-def bytes_shown(what: str, total_bytes: int) -> Iterator[Callable[[int], object]]:
-    """Show a bar during the context; yields a function to report finished bytes."""
-    with _bar(DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) as progress:
-        task = progress.add_task(what, total=total_bytes)
-        yield lambda size_bytes: progress.advance(task, size_bytes)
+#: Yields a function that is told how much more is done.
+_Shown = AbstractContextManager[Callable[[int], object]]
+
+
+def bytes_shown(what: str, total_bytes: int) -> _Shown:
+    """Show a bar of bytes during the context."""
+    return _shown(what, total_bytes, DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+
+
+def things_shown(what: str, total: int | None) -> _Shown:
+    """Show a bar of items during the context."""
+    return _shown(what, total, MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+
+
+def working(what: str) -> _Shown:
+    """Show a pulsing bar and the elapsed time during the context."""
+    return _shown(what, None, TimeElapsedColumn())
 
 
 @contextmanager
-def things_shown(what: str, total: int | None) -> Iterator[Callable[[int], object]]:
-    """Show a bar during the context; yields a function to report finished items."""
-    with _bar(MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()) as progress:
+def _shown(what: str, total: int | None, *columns: ProgressColumn) -> Iterator[Callable[[int], object]]:
+    with _bar(*columns) as progress:
         task = progress.add_task(what, total=total)
-        yield lambda count: progress.advance(task, count)
-
-
-@contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show a spinner and the elapsed time during the context."""
-    with _bar(TimeElapsedColumn()) as progress:
-        progress.add_task(what, total=None)
-        yield
+        yield lambda done: progress.advance(task, done)
 
 
 @contextmanager

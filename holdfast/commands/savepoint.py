@@ -1,7 +1,4 @@
-"""``holdfast savepoint``: make, list, show, verify and delete savepoints.
-
-``holdfast savepoint from-spark``: a savepoint of a query that ran on Spark's own operators.
-"""
+"""``holdfast savepoint``: make, restore, list, show, compare, verify and delete savepoints."""
 
 from __future__ import annotations
 
@@ -21,12 +18,14 @@ from holdfast.commands.target import (
     batch_option,
     json_value,
     moment,
+    number_option,
     on_storage,
     plain,
     size,
     state_dir_of,
     state_dir_option,
     table,
+    with_options,
 )
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.savepoints import Listed, Savepoint, TableDifference
@@ -41,12 +40,24 @@ from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 
 
-@click.command("from-spark")
-@on_storage
-@click.argument("checkpoint_location", metavar="LOCATION")
-@CONF
-@click.option("--to", "target", required=True, metavar="URL", help="The directory of savepoints.")
-@click.option("--name", required=True, help="The savepoint's name.")
+@click.group()
+def savepoint() -> None:
+    """Make and manage savepoints: your own copies of a query's state."""
+
+
+_saves = with_options(
+    on_storage,
+    click.argument("checkpoint_location", metavar="LOCATION"),
+    CONF,
+    click.option("--to", "target", required=True, metavar="URL", help="The directory of savepoints."),
+    click.option("--name", required=True, help="The savepoint's name."),
+    batch_option(),
+    click.option("--comment", default="", metavar="TEXT", help="A comment to show with the savepoint."),
+)
+
+
+@savepoint.command("from-spark")
+@_saves
 @click.option(
     "--operator",
     "operators",
@@ -60,14 +71,7 @@ from holdfast.spark_integration.spark_state.query_location import QueryLocation
     type=click.Choice(["ProcessingTimeTimeout", "EventTimeTimeout"]),
     help="The query's timeoutConf, if it is an applyInPandasWithState with timeouts.",
 )
-@batch_option()
-@click.option(
-    "--shards",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Shards per operator. Default: as many as the query has partitions.",
-)
-@click.option("--comment", default="", metavar="TEXT", help="A comment to show with the savepoint.")
+@number_option("--shards", text="Shards per operator. Default: as many as the query has partitions.")
 def from_spark(
     checkpoint_location: str,
     target: str,
@@ -83,7 +87,7 @@ def from_spark(
 ) -> None:
     """Save a query that runs on Spark's own operators, to continue it on holdfast.
 
-    LOCATION is the query's checkpointLocation, which is only read. Stop the query first. Its operators must be
+    LOCATION is the query's checkpointLocation, which does not change. Stop the query first. Its operators must be
     applyInPandasWithState, transformWithState or transformWithStateInPandas: docs/migrate.md.
     """
     names = _names(operators)
@@ -123,45 +127,25 @@ def _names(given: tuple[str, ...]) -> str | dict[int, str]:
     return found
 
 
-_TARGET = click.argument("url")
-_NAME = click.argument("name")
-
-
-@click.group()
-def savepoint() -> None:
-    """Make and manage savepoints: your own copies of a query's state."""
-
-
-savepoint.add_command(from_spark)
+_on_savepoint = with_options(on_storage, click.argument("url"), click.argument("name"))
 
 
 CHECKPOINT_LOCATION = click.option(
     "--checkpoint-location", required=True, metavar="URL", help="The new query's checkpointLocation."
 )
-PARTITIONS = click.option(
-    "--partitions",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Shuffle partitions. Default: --shards, else the savepoint's.",
-)
+PARTITIONS = number_option("--partitions", text="Shuffle partitions. Default: --shards, else the savepoint's.")
 CONTINUE_SINKS = click.option(
     "--continue-sinks",
     is_flag=True,
-    help="Take over the saved query's sinks and end that query for good; nothing is shown twice.",
+    help="Take over the saved query's sinks, and end that query for good; no row appears twice.",
 )
 RENAME = click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give an operator another name; repeatable.")
 
 
 @savepoint.command()
-@on_storage
-@click.argument("checkpoint_location", metavar="LOCATION")
+@_saves
 @state_dir_option()
-@CONF
-@click.option("--to", "target", required=True, metavar="URL", help="The directory of savepoints.")
-@click.option("--name", required=True, help="The savepoint's name.")
-@batch_option()
 @click.option("--without", multiple=True, metavar="OPERATOR", help="Leave out this operator; repeatable.")
-@click.option("--comment", default="", metavar="TEXT", help="A comment to show with the savepoint.")
 def create(
     checkpoint_location: str,
     state_dir: str | None,
@@ -176,7 +160,7 @@ def create(
 ) -> None:
     """Save the state of a query, running or not.
 
-    LOCATION is the query's own checkpointLocation. This process saves the state, some shards at a time; with --conf,
+    LOCATION is the query's checkpointLocation. This process saves the state, several shards at a time; with --conf,
     Spark does.
     """
     places = checkpoint_location, target, name
@@ -190,28 +174,21 @@ def create(
 
 
 @savepoint.command()
-@on_storage
-@_TARGET
-@_NAME
+@_on_savepoint
 @state_dir_option(f"The new query's {PREFIX}state.dir.", required=True)
 @CONF
 @CHECKPOINT_LOCATION
-@click.option(
-    "--shards",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Shards per operator. Default: the savepoint's.",
-)
+@number_option("--shards", text="Shards per operator. Default: the savepoint's.")
 @PARTITIONS
 @RENAME
 @click.option("--skip", multiple=True, metavar="OPERATOR", help="An operator that the new query lacks; repeatable.")
-@click.option("--reset", multiple=True, metavar="OPERATOR", help="An operator that begins without state; repeatable.")
+@click.option("--reset", multiple=True, metavar="OPERATOR", help="An operator that starts without state; repeatable.")
 @click.option(
     "--sources",
     type=click.Choice(["saved", "fresh"]),
     default="saved",
     show_default=True,
-    help="Where sources begin: at the saved positions, or where their own options say.",
+    help="Where sources start: at the saved positions, or where their own options say.",
 )
 @CONTINUE_SINKS
 def restore(
@@ -232,9 +209,9 @@ def restore(
 ) -> None:
     """Make a new query's checkpointLocation and state from a savepoint.
 
-    Start the query with them, with the same operators by name. It begins with micro-batch 1 where the
-    savepoint was made, and does not depend on the savepoint afterwards. If the command is stopped, run it again.
-    This process restores, some shards at a time; with --conf, or where only Spark can write its part, Spark does.
+    Start the query with both, and with operators of the same names. It continues from the savepoint, beginning with
+    micro-batch 1, and does not need the savepoint any more. If the command is interrupted, run it again.
+    This process restores, several shards at a time; with --conf, or where only Spark can write a part, Spark does.
     """
     names = pairs(rename, "--rename"), frozenset(skip), frozenset(reset)
     changes = Changes(shards, partitions, *names, sources, {}, continue_sinks)
@@ -271,7 +248,7 @@ def say_new_query(
 
 @savepoint.command("list")
 @on_storage
-@_TARGET
+@click.argument("url")
 def list_(url: str, options: dict[str, str], as_json: bool) -> None:
     """List a directory's savepoints, including unfinished and damaged ones."""
     found = savepoints.listed(url, options)
@@ -296,18 +273,14 @@ def list_(url: str, options: dict[str, str], as_json: bool) -> None:
 
 
 @savepoint.command()
-@on_storage
-@_TARGET
-@_NAME
+@_on_savepoint
 def show(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
     """Show what a savepoint holds, and where its query's sources were."""
     _print(savepoints.read(url, name, options), as_json)
 
 
 @savepoint.command()
-@on_storage
-@_TARGET
-@_NAME
+@_on_savepoint
 def verify(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
     """Read a whole savepoint. The exit status is 1 if something is damaged or missing.
 
@@ -321,19 +294,17 @@ def verify(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
         for damage in damages:
             console.print(plain(damage), style="red")
         if not damages:
-            console.print(f"{plain(name)} is whole")
+            console.print(f"{plain(name)} is intact")
         for key in leftovers:
-            console.print(f"not part of it, left by a repeated task or another attempt: {plain(key)}", soft_wrap=True)
+            console.print(f"left by a repeated task or another attempt, and not part of it: {plain(key)}", soft_wrap=True)
     if damages:
         sys.exit(1)
 
 
 @savepoint.command()
-@on_storage
-@_TARGET
-@_NAME
+@_on_savepoint
 @click.argument("other")
-@click.option("--keys", type=click.IntRange(min=0), default=0, metavar="N", help="How many keys of each kind to show.")
+@number_option("--keys", least=0, default=0, text="How many keys of each kind to show.")
 def diff(url: str, name: str, other: str, keys: int, options: dict[str, str], as_json: bool) -> None:
     """Show how the savepoint OTHER differs from NAME. The exit status is 1 if it does."""
     compare_savepoints(url, name, other, keys, options, as_json)
@@ -377,9 +348,7 @@ def _show_diff(facts: list[str], tables: list[TableDifference]) -> None:
 
 
 @savepoint.command()
-@on_storage
-@_TARGET
-@_NAME
+@_on_savepoint
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(url: str, name: str, yes: bool, options: dict[str, str], as_json: bool) -> None:
     """Delete a savepoint, or the remains of one that was never finished."""
@@ -441,20 +410,20 @@ def _print(made: Savepoint, as_json: bool) -> None:
     if made.query.query_id:
         console.print(f"query {plain(made.query.query_id)} after micro-batch {made.query.batch_id}{watermark}")
     else:
-        console.print("initial state of a query that has not begun")
+        console.print("initial state of a query that has not started")
     shown = table("operator", "shards", "table", "rows", right=("shards", "rows"), whole=("operator",))
     for operator in made.operators:
         for name, rows in operator.rows.items():
             shown.add_row(plain(operator.name), f"{operator.shards}", plain(name), f"{rows:,}")
         if operator.is_unnamed:
-            shown.add_row(plain(operator.name), "", "no rows yet: --rename says its name", "")
+            shown.add_row(plain(operator.name), "", "no rows yet: name it with --rename", "")
     console.print(shown)
     for source in made.query.sources:
         console.print(f"source {plain(source.name)} at {plain(source.offset)}")
     for sink in made.query.sinks:
         decided = "has decided nothing" if sink.batch_id < 0 else f"has decided micro-batch {sink.batch_id}"
         is_saved = sink.batch_id <= made.query.batch_id
-        more = "" if is_saved else ", which is not saved: restore with --continue-sinks, or it is shown twice"
+        more = "" if is_saved else ", which is not saved: restore with --continue-sinks, or its rows appear twice"
         console.print(f"sink {plain(sink.sink)} {decided}{more}")
     if made.left_out:
         console.print(f"not saved: {plain(', '.join(made.left_out))}")

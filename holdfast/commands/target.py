@@ -34,7 +34,6 @@ _VARIABLE = "HOLDFAST_STORAGE_OPTIONS"
 # Those of which rich takes some away: before a bracket, and at the end, where a tag may follow.
 _BACKSLASHES = re.compile(r"(?<!\\)(\\+)(?=\[|$)")
 _Command = Callable[..., None]
-_URL = click.argument("url")
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,7 @@ def _with_those_of_the_variable(
     return _named(os.environ.get(_VARIABLE, "").split(), f"${_VARIABLE}") | _named(given, "--option")
 
 
+#: Gives a command the options of the storage.
 storage_option = click.option(
     "--option",
     "options",
@@ -84,24 +84,43 @@ storage_option = click.option(
     metavar="NAME=VALUE",
     callback=_with_those_of_the_variable,
     help=f"What a query sets as {STORAGE_PREFIX}NAME; repeatable. Keep secrets off the command line: put them in "
-    f"${_VARIABLE}, separated by spaces, or where the store's own tools look. An option wins over the same one "
+    f"${_VARIABLE}, separated by spaces, or where the store's own tools look. An option overrides the same one "
     "in the variable.",
 )
-"""Gives a command the options of the storage."""
 
 
-def on_storage(command: _Command) -> _Command:
-    """Give a command the options that all commands have."""
-    for option in (click.option("--json", "as_json", is_flag=True, help="Print JSON."), storage_option):
-        command = option(command)
-    return command
+def with_options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+    """Return a decorator that gives a command several options, in the order in which its help shows them."""
+
+    def give(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return give
 
 
-def on_state_dir(command: _Command) -> _Command:
-    """Give a command the URL of a state directory, and the options that all commands have."""
-    for option in (on_storage, click.option("--operator", metavar="NAME", help="Only this operator."), _URL):
-        command = option(command)
-    return command
+#: Gives a command the options that all commands have.
+on_storage = with_options(storage_option, click.option("--json", "as_json", is_flag=True, help="Print JSON."))
+#: Gives a command the URL of a state directory, and the options that all commands have.
+on_state_dir = with_options(
+    click.argument("url"), click.option("--operator", metavar="NAME", help="Only this operator."), on_storage
+)
+
+
+def number_option(
+    *names: str, text: str, least: int = 1, default: int | None = None, required: bool = False
+) -> Callable[[_Command], _Command]:
+    """Return a decorator that gives a command an option that takes a whole number."""
+    return click.option(
+        *names,
+        type=click.IntRange(min=least),
+        default=default,
+        show_default=default is not None,
+        required=required,
+        metavar="N",
+        help=text,
+    )
 
 
 def state_dir_option(
@@ -132,20 +151,14 @@ def state_dir_of(location: str, given: str | None, options: Mapping[str, str]) -
     return given
 
 
-def batch_option(text: str = "Default: the last one committed.") -> Callable[[_Command], _Command]:
-    """Return a decorator that gives a command ``--batch``, a micro-batch, as its argument ``batch_id``."""
-    return click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help=text)
+def batch_option(text: str = "A micro-batch. Default: the last committed one.") -> Callable[[_Command], _Command]:
+    """Return a decorator that gives a command ``--batch``."""
+    return number_option("--batch", "batch_id", least=0, text=text)
 
 
 def retain_option(text: str) -> Callable[[_Command], _Command]:
-    """Return a decorator that gives a command ``--retain``, with this help."""
-    return click.option(
-        "--retain",
-        type=click.IntRange(min=1),
-        default=None,
-        metavar="N",
-        help=f"{text} Default: the query's own, stored beside its state.",
-    )
+    """Return a decorator that gives a command ``--retain``."""
+    return number_option("--retain", text=f"{text} Default: the query's own, stored beside its state.")
 
 
 @contextmanager
@@ -179,7 +192,7 @@ def _require_no_location(url: str, options: Mapping[str, str]) -> None:
     try:
         where = f"its state directory is {state_dir_of(url, None, options)}"
     except HoldfastError as exc:
-        where = f"where its state directory is cannot be told: {exc}"
+        where = f"its state directory cannot be determined: {exc}"
     raise InvalidArgumentError(
         f"this is the checkpointLocation of a query, which holds only pointers to its state; {where}", query=query_id
     )

@@ -28,8 +28,8 @@ _RANGES_SHOWN = 6
 def verify(url: str, operator: str | None, options: dict[str, str], as_json: bool, retain: int | None) -> None:
     """Read everything in a state directory and compare checksums.
 
-    Names each damaged or missing object, the versions that are lost with it, and those that are restored around it,
-    from an older snapshot and the commits since. The exit status is 1 if there is one.
+    Names each damaged or missing object, the versions lost with it, and those that are restored around it, from an
+    older snapshot and the commits since. The exit status is 1 if anything is damaged or missing.
     """
     with opened(url, options, operator) as target:
         damages = [

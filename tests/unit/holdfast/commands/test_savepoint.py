@@ -112,7 +112,7 @@ def test_what_a_savepoint_holds(target: ObjectStorage, tmp_path: Path) -> None:
 
 def test_damage_ends_with_1(target: ObjectStorage, tmp_path: Path) -> None:
     made = a_savepoint(target)
-    assert "one is whole" in invoke("verify", tmp_path, "one").output
+    assert "one is intact" in invoke("verify", tmp_path, "one").output
     key = made.operators[0].pieces[0].key
     target.delete([f"one/{key}"])
     assert "is missing" in " ".join(invoke("verify", tmp_path, "one", status=1).output.split())
@@ -125,7 +125,7 @@ def test_what_others_have_left_is_no_damage(target: ObjectStorage, tmp_path: Pat
     a_savepoint(target)
     target.put(f"one/{key}", b"a piece")
     shown = invoke("verify", tmp_path, "one").output
-    assert "one is whole" in shown
+    assert "one is intact" in shown
     assert f"left by a repeated task or another attempt: {key}" in shown
     found = json.loads(invoke("verify", tmp_path, "one", "--json").output)
     assert found == {"name": "one", "damages": [], "leftovers": [key]}
@@ -136,7 +136,7 @@ def test_deleting_asks(target: ObjectStorage, tmp_path: Path) -> None:
     invoke("delete", tmp_path, "one", said="n\n", status=1)
     with pytest.raises(InvalidArgumentError, match="pass --yes"):
         invoke("delete", tmp_path, "one", "--json")
-    assert "one is whole" in invoke("verify", tmp_path, "one").output
+    assert "one is intact" in invoke("verify", tmp_path, "one").output
     assert "objects deleted" in invoke("delete", tmp_path, "one", said="y\n").output
     assert not list(target.list(""))
     with pytest.raises(NotFoundError):
