@@ -24,7 +24,7 @@ from holdfast.spark_integration.plan import shuffle_partitions
 from holdfast.spark_integration.server import exposition, shard_use, state_server
 from holdfast.spark_integration.shard import announcing, call
 from holdfast.ui import app, inquiry
-from holdfast.ui.views import growth, heat_map, overview, row_counts, rows, upkeep
+from holdfast.ui.views import heat_map, overview, rows, time_line, upkeep
 from tests.pages import text
 
 WORDS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 8: "eight", 16: "sixteen"}
@@ -141,8 +141,8 @@ FIGURES = {
         f"more than {heat_map.CELLS_MAX} shards, a cell stands for several",
         f"shown for at least {seconds(inquiry.SHOWN_MS)} seconds",
         f"waits {seconds(int(1000 * inquiry.PATIENCE_S))} seconds for all its stores",
-        f"at most {growth.SHARDS_MAX} evenly spaced shards, at most {growth.SNAPSHOTS_MAX} each",
-        f"{row_counts.SHARDS_MAX} shards, evenly spaced, or {seconds(row_counts._PATIENCE_MS)} seconds",
+        f"at most {time_line.SHARDS_MAX} evenly spaced shards, at most {time_line.SNAPSHOTS_MAX} each",
+        f"{heat_map.SHARDS_MAX} shards, evenly spaced, or {seconds(heat_map._PATIENCE_MS)} seconds",
         f"{rows.ROWS_MAX} to a page, {rows.HISTORY_MAX} versions of a key",
         f"with a filter, {rows.SEARCHED_MAX:,} rows or {seconds(rows._PATIENCE_MS)} seconds",
         f"{upkeep.SHARDS_MAX} shards to a page",

@@ -13,8 +13,8 @@ from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.ui.inquiry import Inquiry, Patience, answers
 from holdfast.ui.named_query import NamedQuery
 from holdfast.ui.survey import Survey, survey
-from holdfast.ui.views.growth import GrowthReader
-from holdfast.ui.views.row_counts import RowCounter
+from holdfast.ui.views.heat_map import RowCounter
+from holdfast.ui.views.time_line import GrowthReader
 
 _EMPTY = (
     "Empty, or it does not exist: check the spelling. A state directory fills when a query commits with "

@@ -42,8 +42,13 @@ class OperatorSurvey:
         return int(self.objects.shards[-1]) + 1 if len(self.objects.shards) else 0
 
     @property
+    def is_unreadable(self) -> bool:
+        """Whether its record cannot be read."""
+        return isinstance(self.record, HoldfastError)
+
+    @property
     def query_id(self) -> str:
-        """The query that owns it; empty where that is not known."""
+        """The query that owns it; empty if unknown."""
         return self.record.query_id if isinstance(self.record, OperatorRecord) else ""
 
     @property

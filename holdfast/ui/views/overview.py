@@ -32,19 +32,12 @@ class OperatorRow:
     """An operator in a table."""
 
     directory: int
-    name: str
-    query_id: str
-    state_bytes: int
-    share: float
-    stored_bytes: int
-    shards_with_state: int
-    shards: int
+    operator: OperatorSurvey
+    share: float  #: Of the state of all operators
     newest_version: int
-    newest_ms: int
-    lag: int
+    lag: int  #: Of the shard whose snapshot is furthest behind
     has_snapshot: bool
-    troubles: int
-    error: str
+    failures: int
 
 
 @dataclass(frozen=True)
@@ -69,19 +62,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class QueryRow:
-    """A query in a table: which micro-batch it has committed last; or why that cannot be said.
-
-    Where a newer answer is late, `late_ms` is when this one was asked for.
-    """
+    """A query in a table: how far it is, or why that is unknown."""
 
     location: str
-    query_id: str = ""
-    batch_id: int = 0
-    batch_ms: int = 0
-    retained: int = 0
-    operators: str = ""
+    progress: Progress | None
     error: str = ""
-    late_ms: int | None = None
+    late_ms: int | None = None  #: When the progress was asked for, if a newer answer is late
 
 
 @dataclass(frozen=True)
@@ -145,7 +131,7 @@ def _shown(directory: Directory, dated: Dated[Survey], own: list[Card], patience
     operators = dated.found.operators.values()
     whole = sum(one.state_bytes for one in operators)
     failing = {name: number for card in own for name, number in card.failing.items()}
-    rows = sorted((_row(directory.place, one, whole, failing) for one in operators), key=lambda row: -row.state_bytes)
+    rows = sorted((_row(directory.place, one, whole, failing) for one in operators), key=lambda row: -row.operator.state_bytes)
     progress = answers({place: one.progress for place, one in enumerate(directory.queries)}, patience)
     return ShownDirectory(
         directory.place,
@@ -161,37 +147,21 @@ def _shown(directory: Directory, dated: Dated[Survey], own: list[Card], patience
 
 def _query(query: NamedQuery, told: Dated[Progress] | HoldfastError) -> QueryRow:
     if error := told if isinstance(told, HoldfastError) else told.error:
-        return QueryRow(query.location, error=str(error))
+        return QueryRow(query.location, None, error=str(error))
     assert isinstance(told, Dated)
-    found = told.found
-    return QueryRow(
-        query.location,
-        found.query_id,
-        found.batches[-1],
-        found.batch_ms,
-        len(found.batches),
-        found.operators,
-        late_ms=told.taken_ms if told.is_late else None,
-    )
+    return QueryRow(query.location, told.found, late_ms=told.taken_ms if told.is_late else None)
 
 
 def _row(place: int, operator: OperatorSurvey, whole: int, failing: Mapping[str, int]) -> OperatorRow:
     objects = operator.objects
     return OperatorRow(
         place,
-        operator.name,
-        operator.query_id,
-        operator.state_bytes,
+        operator,
         operator.state_bytes / max(whole, 1),
-        operator.stored_bytes,
-        len(objects.shards),
-        operator.shard_count,
         int(objects.newest_version.max(initial=0)),
-        objects.newest_ms,
         int(objects.lag.max(initial=0)),
         bool(objects.snapshot_ms.any()),
         failing.get(operator.name, len(operator.signs.reports)),
-        str(operator.record) if isinstance(operator.record, HoldfastError) else "",
     )
 
 
