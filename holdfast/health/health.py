@@ -1,6 +1,4 @@
-"""A query's health in words: its state, since when and why, and figures with their sources.
-
-Whether a query is running, stopped, stale or failing, and why.
+"""Whether a query is running, stopped, stale or failing; since when, and why; and figures with their sources.
 
 ::
 
@@ -141,7 +139,7 @@ def _running(signs: Signs, now_ms: int) -> Verdict:
         number, at_ms = signs.committed.batch_id, signs.committed.committed_ms
         return Verdict("running", since_ms, f"Micro-batch {number:,} was committed {ago(at_ms, now_ms)}.")
     seen_ms, shown_by = signs.seen
-    return Verdict("running", since_ms, f"It was at work {ago(seen_ms, now_ms)}, as {shown_by} shows.")
+    return Verdict("running", since_ms, f"Last seen at work {ago(seen_ms, now_ms)}, according to {shown_by}.")
 
 
 def _starts_in_vain(signs: Signs) -> Verdict | None:
@@ -169,7 +167,7 @@ def _at_rest(signs: Signs, pace: Pace, now_ms: int) -> Verdict | None:
     has_ended = signs.run.has_ended if signs.run and signs.run.seen_ms >= seen_ms - ALIVE_MS else None
     if not has_ended and silent_ms <= pace.silence_ms:
         return None
-    silence = f"No micro-batch for {duration(silent_ms)}, as {shown_by} tells"
+    silence = f"No micro-batch for {duration(silent_ms)}, according to {shown_by}"
     left = f" Micro-batch {signs.planned.batch_id:,} is planned and not committed." if signs.planned else ""
     if pace.pause_ms and silent_ms > 2 * pace.pause_ms:
         return Verdict("stale", seen_ms, f"{silence}; it usually pauses for {duration(pace.pause_ms)}.{left}")
@@ -179,13 +177,13 @@ def _at_rest(signs: Signs, pace: Pace, now_ms: int) -> Verdict | None:
     if pace.pause_ms and not left:
         return Verdict("stopped", seen_ms, f"{silence}; it usually pauses for {duration(pace.pause_ms)}.")
     if has_ended is False:
-        rest = "its process on this machine still runs: it has no input, was stopped there, or hangs"
+        rest = "its process on this machine still runs: it has no input, was stopped in the program, or hangs"
     else:
         rest = "this machine cannot tell whether it still runs"
     return Verdict("stale", seen_ms, f"{silence}; {rest}.{left}")
 
 
-_NAME_IT = "to know it, pass the query's checkpointLocation, too"
+_NAME_IT = "pass the query's checkpointLocation as well"
 
 
 @dataclass(frozen=True)
@@ -241,7 +239,7 @@ def _often(pace: Pace, signs: Signs) -> Figure:
         return Figure(name, "unknown", "fewer than two consecutive ones are known" if is_told else _NAME_IT)
     often = (pace.batches - 1) / pace.span_ms * 60_000
     value = f"{often:,.1f}" if often >= 0.1 else f"one in {duration(60_000 / often)}"
-    return Figure(name, value, f"the last {pace.batches} without a pause, in {pace.known_from}")
+    return Figure(name, value, f"the last {pace.batches} without a pause, from {pace.known_from}")
 
 
 def _rows(signs: Signs) -> Figure:
@@ -263,10 +261,10 @@ def _takes(pace: Pace, signs: Signs) -> Figure:
         return Figure(name, duration(pace.takes_ms), "from plan to commit, in Spark's log")
     share = min(pace.takes_ms / pace.between_ms, 1)
     if share >= 0.9:
-        known_from = "from plan to commit, in Spark's log; they follow each other without rest"
+        known_from = "from plan to commit, in Spark's log; micro-batches run back to back"
         return Figure(name, duration(pace.takes_ms), known_from)
     value = f"{duration(pace.takes_ms)} of every {duration(pace.between_ms)}"
-    rest = f"it rests {round((1 - share) * 100)} % of the time"
+    rest = f"idle {round((1 - share) * 100)} % of the time"
     return Figure(name, value, f"from plan to commit, and to the next plan, in Spark's log; {rest}")
 
 

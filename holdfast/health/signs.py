@@ -83,7 +83,7 @@ class Signs:
     @property
     def seen(self) -> tuple[int, str]:
         """When the query was last seen at work, and by what; (0, "") if never."""
-        signs = [(self.stored_ms, "the newest commit that is stored")]
+        signs = [(self.stored_ms, "the newest stored commit")]
         signs += [(self.run.seen_ms, "its claim in the state directory")] if self.run else []
         signs += [(one.batch_ms, "a state server on this machine") for one in self.measured[:1]]
         signs += [(one.planned_ms, "Spark's log") for one in (self.log or ())[-1:]]

@@ -1,12 +1,11 @@
 """Who may see the page, and what a browser may do with it.
 
-* **token**: each path begins with a random token; whoever does not know it is told nothing but that there is nothing.
-  It is compared in constant time, stands in no cookie, and leaves the browser in no ``Referer``.
-* **host**: a request must name a host that the server was started for, so that no other site can reach it under a
-  name of its own (DNS rebinding).
-* **reading**: nothing but GET and HEAD is answered, and no request changes anything.
-* **content**: the browser runs and loads nothing but what this server has in its own ``static`` folder; state that
-  holds HTML is text.
+* **token**: each path begins with a random token; without it every path is 404. It is compared in constant time, and
+  is in no cookie and no ``Referer``.
+* **host**: a request must name one of the server's own hosts, so that no other site can reach it under a name of its
+  own (DNS rebinding).
+* **reading**: only GET and HEAD are answered, and no request changes anything.
+* **content**: the browser loads and runs only files of this server's ``static`` folder; state that holds HTML is text.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ _EVERYWHERE = {"0.0.0.0", "::", ""}  # noqa: S104  compared, not bound to
 
 
 def trusted_hosts(host: str, also: Collection[str] = ()) -> list[str]:
-    """Return the names under which a server bound to a host is asked for.
+    """Return the host names that a request may name.
 
-    `host`: what it is bound to; `also`: further names, as of a proxy.
+    `host`: what the server is bound to; `also`: further names, as of a proxy.
     """
     names = {host} if host not in _EVERYWHERE else {socket.gethostname(), socket.getfqdn()}
     return sorted({"localhost", "127.0.0.1", "[::1]", *(f"[{n}]" if ":" in n else n for n in names), *also})
 
 
 def guard(app: Flask, token: str, hosts: list[str]) -> None:
-    """Let an application answer only those who know the token, under one of these hosts, and with strict headers."""
+    """Have an application answer only requests with the token and one of these hosts, with strict headers."""
 
     @app.url_value_preprocessor
     def take_token(endpoint: str | None, values: dict[str, object] | None) -> None:

@@ -1,8 +1,8 @@
-"""What a store said last, asked again now and then: no view waits for one that does not answer.
+"""A store's latest answer, refreshed now and then: no view waits for a store that does not answer.
 
-Asking costs requests, and a listing of a large directory takes long. So each answer is shown to all who look within
-some seconds, and the longer it took, the longer it is shown; whoever looks later gets the old one, with its age, while
-the store is asked again. Nothing is asked while nobody looks, and a store that hangs keeps one thread for each inquiry.
+Asking costs requests, and a large directory takes long to list. So an answer serves all readers for some seconds; the
+longer it took, the longer it is shown. Later readers get the old answer, with its age, while the store is asked again.
+Nothing is asked while nobody looks, and a store that hangs holds one thread per inquiry.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from holdfast import clock
 from holdfast.errors import HoldfastError, UnavailableError
 
 SHOWN_MS = 3_000
-#: Of the time that passes, asking takes at most one part in so many.
+#: Asking takes at most one part in so many of the time.
 _REST = 10
-#: But a store that failed is asked again after this long: it may be back.
+#: A store that failed is asked again after this time at the latest: it may be back.
 _FAILED_REST_MS = 30_000
-#: How long a view waits for newer answers: for all of them, and for one that was asked by somebody else since then.
+#: How long a view waits for newer answers: for all together, and for one that another view has asked for.
 PATIENCE_S = 2.0
-#: One that hangs leaves the next ones the least.
+#: What a store that hangs leaves to each of the next ones.
 _LEAST_S = 0.25
 
 _T = TypeVar("_T")
@@ -31,7 +31,7 @@ _K = TypeVar("_K")
 
 
 class Patience:
-    """How long a view still waits for stores: for all of them together.
+    """How long a view still waits for all its stores together.
 
     `seconds`: None to wait until they answer or fail.
     """

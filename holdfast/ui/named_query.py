@@ -1,6 +1,6 @@
-"""A query whose checkpoint location was named: what it says of itself, and who reads it.
+"""A query whose checkpoint location was named: its pointers, its progress, and its readers.
 
-A location may be deleted and begun again while somebody reads. The query is closed then, by whoever reads it last.
+A location may be deleted, and another query begin there, while somebody reads. The last reader then closes the query.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Pointers:
-    """What stands in a checkpoint location."""
+    """What a checkpoint location says."""
 
     log: tuple[BatchTimes, ...]  #: When the micro-batches that are logged were planned and committed, ascending
     #: The operators' directories that the pointers name, and the query of each by the pointers
@@ -31,12 +31,12 @@ class Pointers:
 
     @property
     def planned(self) -> int | None:
-        """The micro-batch that was planned last."""
+        """The last planned micro-batch."""
         return self.log[-1].batch_id if self.log else None
 
     @property
     def batches(self) -> list[int]:
-        """Those that are committed, ascending."""
+        """The committed micro-batches, ascending."""
         return [one.batch_id for one in self.log if one.committed_ms is not None]
 
 
@@ -44,9 +44,8 @@ class Pointers:
 class Progress:
     """How far a query is."""
 
-    query_id: str
-    batches: list[int]  #: The micro-batches that are retained, ascending
-    batch_ms: int  #: When the last one that is committed was planned; 0 where no pointer says so
+    batches: list[int]  #: The retained micro-batches, ascending
+    batch_ms: int  #: When the last committed one was planned; 0 if no pointer says
     operators: str  #: Their names
 
 
@@ -132,4 +131,4 @@ def _progress(stored: StoredQuery) -> Progress:
     operators, batches = stored.operators(), stored.batches()
     planned = [row.batch_ms for one in operators for rows in one.pointers.values() for row in rows]
     names = ", ".join(sorted(one.name for one in operators))
-    return Progress(stored.query_id, batches, max(planned, default=0), names)
+    return Progress(batches, max(planned, default=0), names)

@@ -1,23 +1,17 @@
 """What the page shows: state directories, each with its latest survey, and the queries whose state lies there.
 
-Whoever starts the page names directories of both kinds, in any order: those of ``spark.holdfast.state.dir``, and
-Spark's own checkpoint locations of queries. Which is which stands in them, and may not be known yet::
+The locations on the command line are state directories (``spark.holdfast.state.dir``) and checkpoint locations of
+queries, in any order. Their content tells which is which, perhaps only later::
 
     empty  ──metadata──▶  a query's location  ──its first commit──▶  belongs to a directory
       └────operator────▶  a state directory
 
-So each view looks again at what is awaited, and which query a location is of. It waits a moment for what is awaited,
-never for queries that are known: of these it shows what was said last.
+So each view looks again at empty locations, and waits a moment for them. It never waits for known queries: it shows
+their last answer. A query belongs to the directories that hold the operators its pointers name. All stores are asked
+side by side: one that does not answer delays and hides no other.
 
-Which directories have the state of a query: those in which its pointers name operators.
-
-The location of the query is asked, and then each directory, all side by side: one that does not answer holds up, and
-hides, no other.
-
-The last micro-batches of queries that run on this machine, as their state servers remember them.
-
-A server is asked at most once in `SHOWN_MS`, however many look. Where none runs, as on a laptop beside a cluster, there
-is nothing to show, and the page shows what is stored.
+Recent micro-batches come from the state servers of this machine, which are asked at most once in `SHOWN_MS`, however
+many readers there are. Where no server runs, as on a laptop, the page shows only what is stored.
 """
 
 from __future__ import annotations
@@ -45,12 +39,12 @@ from holdfast.ui.survey import Survey
 
 SHOWN_MS = 1_000
 BATCHES_MAX = 12
-#: A server that hangs holds pages up for one part in so many of the time.
+#: A server that hangs delays pages for at most one part in so many of the time.
 _REST = 10
 
 
 class Live:
-    """The last micro-batches, asked for now and then.
+    """Recent micro-batches, asked for now and then.
 
     `read`: asks the state servers; `monotonic_ms`: the time.
 
@@ -90,7 +84,7 @@ Join = Callable[[Directory, Directory], StoredQuery]
 
 
 class Assignment:
-    """Where the state of a query lies; once that is known, it stays.
+    """Where the state of a query lies; once known, that stays.
 
     `query`: the query's location; `join`: opens the query of a location with the state in a directory.
 
@@ -132,7 +126,7 @@ class Assignment:
     def places(
         self, homes: Sequence[Directory], told: Dated[Pointers] | HoldfastError | None
     ) -> dict[int, Inquiry[bool]]:
-        """Return what is asked of the directories; nothing where that is not needed, or useless."""
+        """Return the inquiries to the directories; none if needless or useless."""
         if self._belongs is not None or told is None or isinstance(_named(self._query.location, told), Awaited):
             return {}
         pointers = self.in_directory(homes[0]).pointers
@@ -146,7 +140,7 @@ class Assignment:
     def belongs(
         self, told: Dated[Pointers] | HoldfastError | None, lies: Mapping[int, Dated[bool] | HoldfastError]
     ) -> frozenset[int] | Awaited:
-        """Return the directories that have the state, or why none has."""
+        """Return the directories that hold the state, or why none does."""
         if self._belongs is not None:
             return self._belongs
         if told is None:
@@ -167,7 +161,7 @@ class Assignment:
 def assign(
     queries: Mapping[int, Assignment], homes: Sequence[Directory], patience: Patience
 ) -> dict[int, frozenset[int] | Awaited]:
-    """Return for each query the directories that have its state, or why none has."""
+    """Return for each query the directories that hold its state, or why none does."""
     told = answers({at: asked for at, one in queries.items() if (asked := one.pointers(homes))}, patience)
     lies = answers(
         {(at, place): asked for at, one in queries.items() for place, asked in one.places(homes, told.get(at)).items()},
@@ -226,7 +220,7 @@ _AT_ONCE = Patience(0)
 
 
 class Site:
-    """All that the page shows; what a location is may change while the page is open.
+    """Everything that the page shows; what a location holds may change while the page is open.
 
     Parameters
     ----------
@@ -248,7 +242,7 @@ class Site:
         self._lock = threading.Lock()
 
     def look(self, patience: Patience | None = None) -> tuple[list[Directory], list[Awaited]]:
-        """Return what can be shown, and what cannot yet.
+        """Return what can be shown, and what cannot be shown yet.
 
         Parameters
         ----------
@@ -294,7 +288,7 @@ class Site:
         self._of_ids({})
 
     def _told_apart(self, patience: Patience) -> dict[int, Survey]:
-        """Return by place what locations hold, if known."""
+        """Return what locations hold, by place, if known."""
         found = {one.place: known for one in self._named if (known := one.surveyor.known)}
         queries = {one.place: one.surveyor for one in self._named if one.place in found and found[one.place].query_id}
         # Of what is empty this is one small request. Directories are listed when they are looked at themselves.
@@ -305,7 +299,7 @@ class Site:
         return found | {place: one.found for place, one in told.items() if not isinstance(one, HoldfastError)}
 
     def _of_ids(self, ids: Mapping[int, str]) -> dict[int, Assignment]:
-        """Return by place the queries of some ids, and close what else was opened."""
+        """Return by place the queries of some ids, and close all others."""
         with self._lock:
             left = [self._queries.pop(at) for at in set(self._queries) - set(ids.items())]
             for at in ids.items():

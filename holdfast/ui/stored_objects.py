@@ -22,7 +22,7 @@ HOUR_MS = 60 * 60_000
 
 @dataclass(frozen=True)
 class StoredObjects:
-    """What a listing showed of an operator's shards, one row an object."""
+    """An operator's objects, as listed: one row an object."""
 
     kind: NDArray[np.int8]  #: Place in `KINDS`
     #: The version of a commit or snapshot, 0 of others; the time by the store's clock
@@ -57,12 +57,12 @@ class StoredObjects:
 
     @cached_property
     def place(self) -> Column:
-        """Of each object the place of its shard in `shards`."""
+        """Each object's shard, as an index into `shards`."""
         return np.searchsorted(self.shards, self.shard)
 
     @cached_property
     def stored_bytes(self) -> Column:
-        """Of each shard the bytes of all its objects."""
+        """Bytes of each shard's objects."""
         return self._sum(np.ones(len(self), bool))
 
     @cached_property
@@ -87,7 +87,7 @@ class StoredObjects:
 
     @cached_property
     def lag(self) -> Column:
-        """Of each shard the commits stored after its newest snapshot: what a restore reads on top of it."""
+        """Each shard's commits since its newest snapshot, which a restore reads on top of it."""
         later = (self.kind == COMMIT) & (self.modified_ms > self.snapshot_ms[self.place])
         return np.bincount(self.place[later], minlength=len(self.shards))
 
@@ -103,7 +103,7 @@ class StoredObjects:
 
     @cached_property
     def recent_bytes(self) -> Column:
-        """Of each shard the bytes of commits in the operator's last hour: that before its newest object."""
+        """Bytes of each shard's commits in the hour before the operator's newest object."""
         return self._sum((self.kind == COMMIT) & (self.modified_ms > self.newest_ms - HOUR_MS))
 
     def _sum(self, rows: NDArray[np.bool_]) -> Column:
@@ -118,10 +118,10 @@ class StoredObjects:
 
 
 def number_of(prefix: str) -> int:
-    """Return the number of the shard that lies there."""
+    """Return the number of the shard at a prefix."""
     return int(prefix.rpartition("-")[2])
 
 
 def _bounded(value: int) -> int:
-    """Return a number that the column can hold; a store may say anything."""
+    """Return a number that fits the column; a store may say anything."""
     return min(value, 1 << 62)

@@ -29,14 +29,14 @@ class OperatorSurvey:
     name: str
     record: OperatorRecord | HoldfastError  #: The error where it cannot be read
     objects: StoredObjects
-    state: Column  #: Of each of the objects' shards how large its state is, without what only older versions need
-    estimated: int  #: Of how many shards that is estimated
-    signs: OperatorSigns  #: Of how its query is
-    beside_bytes: int  #: Of what lies beside the shards
+    state: Column  #: The size of each shard's state, without what only older versions need
+    estimated: int  #: How many of these sizes are estimates
+    signs: OperatorSigns  #: Of its query's health
+    beside_bytes: int  #: Of the objects beside the shards
 
     @property
     def shard_count(self) -> int:
-        """How many shards the operator has; where that is not known, the number of the last one that holds anything."""
+        """How many shards the operator has; if unknown, up to the last one that holds anything."""
         if isinstance(self.record, OperatorRecord):
             return self.record.shards
         return int(self.objects.shards[-1]) + 1 if len(self.objects.shards) else 0
@@ -85,7 +85,7 @@ class Survey:
     sinks: tuple[SinkSurvey, ...]
     unknown: int  #: Objects that belong to no operator, not even to one without a record
     without_record: tuple[str, ...]  #: Folders with shards, but without an operator record
-    query_id: str = ""  #: Of the query whose checkpoint location this is; empty for what is no such location
+    query_id: str = ""  #: The query whose checkpoint location this is; empty for other locations
 
     @property
     def is_empty(self) -> bool:
@@ -100,15 +100,15 @@ class Survey:
 
 
 def survey(storage: ObjectStorage, sizes: StateSizes) -> Survey:
-    """List a state directory, perhaps an empty one; or tell that it is a query's checkpoint location.
+    """List a state directory, perhaps an empty one; or recognise a query's checkpoint location.
 
     Raises `NotFoundError`, `InvalidArgumentError` or `UnavailableError` if it holds nothing of holdfast, or cannot be
     listed.
 
     Notes
     -----
-    Cost: one listing, two small requests for each operator, one for each of the first sinks, and another one; once for
-    each of some snapshots. Memory: while it lists, about 1 KB an object; then 33 bytes.
+    Cost: one listing, one small request, two for each operator, one for each of the first sinks, and once one for each
+    of some snapshots. Memory: about 1 KB an object while it lists, then 33 bytes.
     """
     if query_id := _query_id(storage):
         return Survey({}, (), 0, (), query_id)

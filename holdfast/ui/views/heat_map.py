@@ -63,7 +63,7 @@ MEASURES = {
         ),
         Measure(
             "written",
-            "Written lately",
+            "Written recently",
             lambda o: o.objects.recent_bytes,
             size,
             True,

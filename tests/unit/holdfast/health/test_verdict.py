@@ -55,7 +55,7 @@ def test_claims_alone_tell_that_it_runs() -> None:
     """Where its location is not known, a claim of the last five minutes does, and the answer names it."""
     found = judge(Signs((run(NOW - HOUR, NOW - 2 * MIN, 25),)), NOW)
     assert found.state == "running"
-    assert found.why == "It was at work 2 min ago, as its claim in the state directory shows."
+    assert found.why == "Last seen at work 2 min ago, according to its claim in the state directory."
     assert judge(Signs((run(NOW - HOUR, NOW - 6 * MIN, 25),)), NOW).state == "stale"
 
 
@@ -79,7 +79,7 @@ def test_a_query_written_67_days_ago_is_stale_and_says_how_that_is_known() -> No
     """Its process is out of sight: so it is not said to have ended."""
     found = judge(Signs(stored_ms=NOW - 67 * DAY), NOW)
     assert (found.state, found.since_ms) == ("stale", NOW - 67 * DAY)
-    assert "No micro-batch for 67 d, as the newest commit that is stored tells" in found.why
+    assert "No micro-batch for 67 d, according to the newest stored commit" in found.why
     assert "this machine cannot tell whether it still runs" in found.why
 
 
@@ -241,9 +241,9 @@ def live(rows: Sequence[int]) -> tuple[RecentBatch, ...]:
 def test_figures_say_what_they_are_known_from() -> None:
     """How often, how long against the next start, from Spark's log; rows, from the servers of this machine."""
     found = figures(Signs(log=tuple(log(NOW - 5 * S)), measured=live([7, 5_000, 3_000, 4_000])))
-    assert found["Micro-batches a minute"] == ("6.0", "the last 20 without a pause, in Spark's log")
+    assert found["Micro-batches a minute"] == ("6.0", "the last 20 without a pause, from Spark's log")
     assert found["A micro-batch takes"][0] == "2 s of every 10 s"
-    assert "it rests 80 % of the time" in found["A micro-batch takes"][1]
+    assert "idle 80 % of the time" in found["A micro-batch takes"][1]
     assert found["Rows a second"][0] == "400"  # the newest may be at work
     assert found["Input left"][0] == "unknown"
 
@@ -252,7 +252,7 @@ def test_what_is_not_known_is_unknown() -> None:
     """Without the location and away from the query's machines no figure is guessed."""
     found = figures(Signs((run(NOW - HOUR, NOW - MIN, 3),), stored_ms=NOW - MIN))
     assert {value for value, _ in found.values()} == {"unknown"}
-    assert "pass the query's checkpointLocation, too" in found["Micro-batches a minute"][1]
+    assert "pass the query's checkpointLocation as well" in found["Micro-batches a minute"][1]
     assert "query.lastProgress" in found["Input left"][1]
     begun = figures(Signs(measured=live([7])))
     assert begun["Rows a second"] == ("unknown", "this machine's servers know fewer than two micro-batches")
@@ -271,7 +271,7 @@ def test_micro_batches_without_rest_and_what_is_planned_are_told() -> None:
     """Its trigger is too short, or it has none; a planned micro-batch is the input that is known to be left."""
     times = (*log(NOW - 12 * S, every_ms=10 * S, takes_ms=9_800), BatchTimes(30, NOW - 2 * S, None))
     found = figures(Signs(log=times))
-    assert "they follow each other without rest" in found["A micro-batch takes"][1]
+    assert "back to back" in found["A micro-batch takes"][1]
     assert found["Input left"] == ("micro-batch 30", "planned and not committed, in Spark's log")
 
 

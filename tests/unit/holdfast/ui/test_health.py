@@ -26,9 +26,9 @@ from tests.unit.holdfast.ui.test_views import text
 
 OpenPage = Callable[..., FlaskClient]
 WHY = {
-    "running": "It was at work 4\\d s ago, as its claim in the state directory shows.",
+    "running": "Last seen at work 4\\d s ago, according to its claim in the state directory.",
     "stopped": "and its processes on this machine have ended.",
-    "stale": "No micro-batch for 67 d, as its claim in the state directory tells; this machine cannot tell whether it",
+    "stale": "No micro-batch for 67 d, according to its claim in the state directory; this machine cannot tell whether it",
     "failing": "Micro-batch 42 failed and is not known to have been committed since.",
 }
 
@@ -57,7 +57,7 @@ def test_figures_that_are_unknown_for_one_reason_take_one_line(open_page: OpenPa
     """Four times "unknown" in large letters filled the card of each query whose location was not given."""
     root = in_four_states.make(tmp_path, "running")
     shown = text(open_page(root))
-    assert "Micro-batches a minute, A micro-batch takes: unknown; to know it, pass" in shown
+    assert "Micro-batches a minute, A micro-batch takes: unknown; pass" in shown
     assert "<dl>" not in open_page(root).get(f"/{TOKEN}/").text.partition("Which operator is big?")[0]
 
 
@@ -72,8 +72,8 @@ def test_a_failed_micro_batch_is_told_in_words(open_page: OpenPage, tmp_path: Pa
         shown = text(page, view)
         assert shown.count(told) == 1
         assert error in shown
-    assert "What fails" in text(page, "0/totals/shard/2")
-    assert "What fails" not in text(page, "0/totals/shard/1")
+    assert "Failures" in text(page, "0/totals/shard/2")
+    assert "Failures" not in text(page, "0/totals/shard/1")
     assert told in run("inspect", root).stdout
 
 
@@ -204,7 +204,7 @@ def test_the_command_reads_the_pace_in_sparks_log(tmp_path: Path) -> None:
         *("2 s of every 10 s", "2 s of every 9 s"),
         *("1 s of every 10 s", "1 s of every 9 s"),
     )
-    assert "checkpointLocation, too" in run("inspect", root).stdout
+    assert "checkpointLocation as well" in run("inspect", root).stdout
     (location / "metadata").write_text('{"id": "query-2"}')
     refused = run("inspect", root, "--checkpoint-location", location)
     assert "no operator that is shown belongs to the query of that checkpoint location" in str(refused.exception)

@@ -138,7 +138,7 @@ def test_a_page_that_read_nothing_says_so(open_page: OpenPage, sample: Path, mon
     """Nothing that was read is not all intact."""
     monkeypatch.setattr("holdfast.ui.views.upkeep.VERIFY_MS", 0)
     shown = text(open_page(sample), "0/totals/upkeep?check=verify")
-    assert "Nothing of shard 0 was read." in shown
+    assert "Nothing in shard 0 was read." in shown
     assert "intact" not in shown
     assert "holdfast verify reads it" in shown
 
