@@ -15,11 +15,10 @@ from holdfast.commands.target import Target, moment, on_state_dir, opened, plain
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.health.failures import counted, read_failures, reports
 from holdfast.health.health import Health, health_of
+from holdfast.health.records import SparkTables, record_of, tables_of
 from holdfast.health.signs import OperatorSigns, signs_of
-from holdfast.health.spark_tables import SparkTables, spark_tables
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.ownership.query_origin import find_origin
-from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.sink_log import SinkLog, StoredSink
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing
@@ -50,7 +49,7 @@ def inspect(
     operator at most 32 for the sizes of snapshots.
     """
     with opened(url, options, operator) as target:
-        found = [(o, _record(target, o.name)) for o in target.listing.operators.values()]
+        found = [(o, record_of(target.storage, o.name)) for o in target.listing.operators.values()]
         owners = {record.query_id for _, record in found if isinstance(record, OperatorRecord)}
         logs = _logs(target, location, options, owners) if location else {}
         healths = _healths(target, found, logs)
@@ -73,21 +72,6 @@ def inspect(
                 target.console.print(f"{len(target.listing.unknown):,} objects outside operators are not holdfast's")
     if any(health.state == "failing" for health in healths):
         sys.exit(1)
-
-
-def _record(target: Target, name: str) -> OperatorRecord | HoldfastError:
-    try:
-        return read_operator(target.storage, name)
-    except (CorruptionError, NotFoundError) as exc:  # damaged, or deleted since it was listed
-        return exc
-
-
-def _tables(target: Target, record: OperatorRecord) -> SparkTables | HoldfastError:
-    """Return the tables that an operator's state holds by now."""
-    try:
-        return spark_tables(stored_tables(target.storage, record).live)
-    except (CorruptionError, NotFoundError) as exc:
-        return exc
 
 
 def _logs(
@@ -155,7 +139,7 @@ def _document(
 ) -> dict[str, Any]:
     if isinstance(record, OperatorRecord):
         about = {name: value for name, value in asdict(record).items() if name not in ("operator", "schemas", "tables")}
-        tables = _tables(target, record)
+        tables = tables_of(target.storage, record)
         if isinstance(tables, HoldfastError):
             about["error"] = str(tables)
         else:
@@ -184,7 +168,7 @@ def _show(
             f"[bold]{plain(listing.name)}[/] of query {plain(record.query_id)}: "
             f"{len(listing.shards):,} of {record.shards:,} shards have objects here"
         )
-        _show_tables(target, _tables(target, record))
+        _show_tables(target, tables_of(target.storage, record))
     of_state = StateSizes(target.storage, target.executor).of_operator(listing)
     estimated = f", {of_state.estimated:,} shards estimated" if of_state.estimated else ""
     console.print(f"{size(of_state.state_bytes)} of state{estimated}")

@@ -159,7 +159,7 @@ def diff(
         return
     if len(compared) != 4 or not all(_NUMBER.fullmatch(one) for one in compared[2:]):
         raise click.UsageError(
-            "give LOCATION OPERATOR BEFORE AFTER, the last two as numbers of micro-batches; or two savepoints as URL/NAME"
+            "give LOCATION OPERATOR BEFORE AFTER, the last two as micro-batch numbers; or two savepoints as URL/NAME"
         )
     location, operator, before, after = compared
     with open_query(location, state_dir, options) as query:

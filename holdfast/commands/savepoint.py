@@ -296,7 +296,7 @@ def verify(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
         if not damages:
             console.print(f"{plain(name)} is intact")
         for key in leftovers:
-            console.print(f"left by a repeated task or another attempt, and not part of it: {plain(key)}", soft_wrap=True)
+            console.print(f"leftover of a repeated task or another attempt: {plain(key)}", soft_wrap=True)
     if damages:
         sys.exit(1)
 

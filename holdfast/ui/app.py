@@ -24,11 +24,9 @@ from jinja2 import StrictUndefined
 from werkzeug.exceptions import HTTPException
 
 from holdfast import __version__, clock
-from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.health.failures import read_failures, still
-from holdfast.health.spark_tables import SparkTables, spark_tables
-from holdfast.snapshotter.ownership.stored_tables import stored_tables
-from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.health.records import tables_of
 from holdfast.ui import words
 from holdfast.ui.directory import Directory
 from holdfast.ui.guard import guard
@@ -150,7 +148,7 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: 
             windows=WINDOWS,
             growth=directory.growth.growth(found),
             failures=read_failures(directory.storage, still(found.signs.reports, look.committed)),
-            tables=_tables(directory.storage, found),
+            tables=tables_of(directory.storage, found.record),
             live=site.live.of_operator(found.query_id, operator),
             width=WIDTH,
             height=HEIGHT,
@@ -222,16 +220,6 @@ def _measured(directory: Directory, operator: OperatorSurvey, measure: Measure, 
     query, name = known
     with query.reading() as stored:
         return directory.rows.measured(stored, name, operator.objects)
-
-
-def _tables(storage: ObjectStorage, operator: OperatorSurvey) -> SparkTables | HoldfastError:
-    """Return what the state's tables hold by now; an error where that cannot be read."""
-    if isinstance(operator.record, HoldfastError):
-        return operator.record
-    try:
-        return spark_tables(stored_tables(storage, operator.record).live)
-    except (CorruptionError, NotFoundError) as exc:
-        return exc
 
 
 def _asked() -> Asked:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
+from holdfast.health.records import record_of
 from holdfast.health.signs import OperatorSigns
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.sink_log import Entry, SinkLog, StoredSink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, StateDirListing, list_begun
@@ -133,10 +134,7 @@ def _surveyed(storage: ObjectStorage, listing: StateDirListing, sizes: StateSize
 
 
 def _operator(storage: ObjectStorage, listing: OperatorListing, sizes: StateSizes) -> OperatorSurvey:
-    try:
-        record: OperatorRecord | HoldfastError = read_operator(storage, listing.name)
-    except (CorruptionError, NotFoundError) as exc:
-        record = exc
+    record = record_of(storage, listing.name)
     objects, size = StoredObjects.of(listing.shards.values()), sizes.of_operator(listing)
     by_number = {number_of(prefix): state_bytes for prefix, state_bytes in size.of_shards.items()}
     return OperatorSurvey(

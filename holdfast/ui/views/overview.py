@@ -128,20 +128,19 @@ def overview(site: Site, now_ms: int) -> Overview:
 
 
 def _shown(directory: Directory, dated: Dated[Survey], own: list[Card], patience: Patience) -> ShownDirectory:
-    operators = dated.found.operators.values()
+    operators = sorted(dated.found.operators.values(), key=lambda one: -one.state_bytes)
     whole = sum(one.state_bytes for one in operators)
     failing = {name: number for card in own for name, number in card.failing.items()}
-    rows = sorted((_row(directory.place, one, whole, failing) for one in operators), key=lambda row: -row.operator.state_bytes)
     progress = answers({place: one.progress for place, one in enumerate(directory.queries)}, patience)
     return ShownDirectory(
         directory.place,
         directory.storage.url,
         dated,
-        rows[:_ROWS_MAX],
+        [_row(directory.place, one, whole, failing) for one in operators[:_ROWS_MAX]],
         dated.found.sinks[:_ROWS_MAX],
         None,
         tuple(_query(directory.queries[place], told) for place, told in progress.items()),
-        len(rows),
+        len(operators),
     )
 
 

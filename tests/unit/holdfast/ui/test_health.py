@@ -28,7 +28,7 @@ OpenPage = Callable[..., FlaskClient]
 WHY = {
     "running": "Last seen at work 4\\d s ago, according to its claim in the state directory.",
     "stopped": "and its processes on this machine have ended.",
-    "stale": "No micro-batch for 67 d, according to its claim in the state directory; this machine cannot tell whether it",
+    "stale": "No micro-batch for 67 d, according to its claim in the state directory; this machine cannot tell",
     "failing": "Micro-batch 42 failed and is not known to have been committed since.",
 }
 
