@@ -13,6 +13,7 @@ from flask.testing import FlaskClient
 
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.ui import inquiry
 from holdfast.ui.app import make_app
 from holdfast.ui.directory import Directory
 from holdfast.ui.site import Live, Site, looks_at_once
@@ -40,6 +41,13 @@ def open_page() -> Iterator[Callable[..., FlaskClient]]:
             return make_app(site, TOKEN, ["localhost"]).test_client()
 
         yield opened
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each request look again."""
+    monkeypatch.setattr(inquiry, "SHOWN_MS", 0)
+    monkeypatch.setattr(inquiry, "_REST", 0)
 
 
 @pytest.fixture

@@ -11,12 +11,13 @@ import pytest
 
 from holdfast.errors import NotFoundError
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.ui import inquiry
 from holdfast.ui.directory import Awaited
 from holdfast.ui.site import Site
 from tests.unit.holdfast.commands.state_dir import put_record, run
 from tests.unit.holdfast.ui.sample_state import QUERY
 from tests.unit.holdfast.ui.serving import TOKEN, opened
+
+pytestmark = pytest.mark.usefixtures("at_once")
 
 FIRST = f"/{TOKEN}/"
 
@@ -38,13 +39,6 @@ def plan(location: Path, batch_id: int = 0) -> None:
 def said(text: str) -> str:
     """Return what a page says, without markup."""
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request looks again."""
-    monkeypatch.setattr(inquiry, "SHOWN_MS", 0)
-    monkeypatch.setattr(inquiry, "_REST", 0)
 
 
 def test_what_is_empty_may_become_anything(tmp_path: Path) -> None:

@@ -24,15 +24,10 @@ from tests.unit.holdfast.ui.conftest import TOKEN
 from tests.unit.holdfast.ui.places import SiteOf, Stored, directory, location
 from tests.unit.holdfast.ui.test_awaited import plan, said
 
+pytestmark = pytest.mark.usefixtures("at_once")
+
 #: A view waits for two seconds, and a little for what hangs beside; a store that hangs here, for ever.
 VIEW_S = 8.0
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request looks again."""
-    monkeypatch.setattr(inquiry, "SHOWN_MS", 0)
-    monkeypatch.setattr(inquiry, "_REST", 0)
 
 
 @pytest.fixture

@@ -20,12 +20,7 @@ from tests.servers.programs import wait_until
 from tests.unit.holdfast.commands.state_dir import put_record
 from tests.unit.holdfast.ui.places import SiteOf, Stored, directory, location
 
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request looks again."""
-    monkeypatch.setattr(inquiry, "SHOWN_MS", 0)
-    monkeypatch.setattr(inquiry, "_REST", 0)
+pytestmark = pytest.mark.usefixtures("at_once")
 
 
 def test_a_directory_that_does_not_answer_hides_no_other(tmp_path: Path, site_of: SiteOf) -> None:

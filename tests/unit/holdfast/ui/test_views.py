@@ -88,7 +88,7 @@ def test_time_and_growth_are_drawn(page: FlaskClient) -> None:
     shown = text(page, "0/totals/")
     assert "Versions 1 to 60" in shown
     assert "Committed 1" in shown
-    assert re.search(r"From [\d.]+ kB to [\d.]+ kB, by the stored snapshots", shown)
+    assert re.search(r"From [\d.]+ kB to [\d.]+ kB, according to stored snapshots", shown)
 
 
 def test_a_shard_lists_its_versions(page: FlaskClient) -> None:
