@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def _harmless(text: str) -> str:
-    """Return text that does nothing to a terminal; it may name what somebody else has written."""
+    """Return text without control characters; it may hold words that others have written."""
     from holdfast.commands.target import printable
 
     return "\n".join(map(printable, text.splitlines()))

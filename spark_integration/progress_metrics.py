@@ -56,7 +56,7 @@ def metrics(query: StreamingQuery) -> DataFrame:
     Raises
     ------
     InvalidArgumentError
-        `query` is no streaming query.
+        `query` is not a streaming query.
 
     Notes
     -----

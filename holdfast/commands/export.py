@@ -112,7 +112,7 @@ def write_files(
                 put(batch)
                 count += batch.num_rows
                 on_rows(batch.num_rows)
-        if not written:  # whoever reads it finds the columns
+        if not written:  # an empty file still has the columns
             put(pa.RecordBatch.from_pylist([], schema=made))
     except BaseException:
         target.delete(written)
@@ -231,7 +231,7 @@ class _Exported:
         )
 
     def write(self, state_dir: str | None, target: str, kind: Kind, options: Mapping[str, str]) -> None:
-        """Write it, a shard after the other."""
+        """Write it, one shard after another."""
         with ExitStack() as stack:
             to = stack.enter_context(open_storage(target, parse_storage_options(options)))
             rows = self._rows(stack, state_dir, options)
@@ -239,7 +239,7 @@ class _Exported:
             write_files(rows, self.names or (), to, kind, on_rows)
 
     def require(self, state_dir: str | None, options: Mapping[str, str]) -> None:
-        """Raise what reading it fails with, if there is no such table or column, before a Spark starts for it."""
+        """Raise the error of a missing table or column before Spark starts."""
         with ExitStack() as stack:
             schema, _ = self._rows(stack, state_dir, options)
             ShownTable.of(schema, self.names or ())

@@ -104,7 +104,7 @@ def gc(
 
 
 def _plans(target: Target, retain: int | None, now_ms: int, before_ms: int) -> tuple[list[Outcome], list[str]]:
-    """Return what may go, and the operators whose record can be read: without it a folder may be somebody else's."""
+    """Return the plans, and the operators with a readable record: without one, a folder may be somebody else's."""
     work, outcomes, ours = [], _of_rescaling(target, before_ms), []
     for name, operator in target.listing.operators.items():
         try:
@@ -131,9 +131,9 @@ def _is_of(record: OperatorRecord, prefix: str) -> bool:
 
 
 def _of_rescaling(target: Target, before_ms: int) -> list[Outcome]:
-    """Return what killed rescales left: a live one keeps writing.
+    """Return what killed rescales left.
 
-    First its savepoint, and then the new query's state, out of it.
+    A live one keeps writing: first its savepoint, then the new query's state.
     """
     outcomes = []
     for folder, infos in target.listing.rescaling.items():
@@ -171,10 +171,10 @@ def _outcome(target: Target, shard: ShardListing, *, retain: int, now_ms: int, g
     try:
         try:
             planned = _plan(target, shard, retain, now_ms, grace_ms)
-        except NotFoundError:  # somebody else cleans up, and has done so since the listing
+        except NotFoundError:  # deleted since the listing by another clean-up
             shard = list_shard(target.of(shard))
             planned = _plan(target, shard, retain, now_ms, grace_ms)
-    except InvalidArgumentError:  # access denied, for one, which is no matter of this shard
+    except InvalidArgumentError:  # such as access denied, which concerns more than this shard
         raise
     except HoldfastError as exc:
         return Outcome(
@@ -201,7 +201,7 @@ def _carry_out(target: Target, outcome: Outcome) -> Outcome:
 
 
 def _abort_uploads(target: Target, folders: list[str], before_ms: int, outcomes: list[Outcome]) -> int:
-    """Remove what killed uploads left, and return how many; that this is not allowed is one more outcome."""
+    """Abort killed uploads, and return how many; a refusal is one more outcome."""
     try:
         return sum(target.storage.abort_unfinished_uploads(f"{name}/", before_ms) for name in folders)
     except HoldfastError as exc:

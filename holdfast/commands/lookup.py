@@ -43,7 +43,7 @@ _CELL_MAX = 200
 #: As wide as no row is: where a table is measured, not shown.
 _MEASURING = Console(width=1 << 20)
 
-#: Of a micro-batch: a long, as Spark counts them.
+#: A micro-batch's number: a long, as in Spark.
 _NUMBER = re.compile("[0-9]{1,18}")
 _TABLE = click.option("--table", metavar="NAME", help="Only this state table, variable, or timers.")
 

@@ -92,7 +92,7 @@ def from_spark(
     """
     names = _names(operators)
     with open_storage(checkpoint_location, parse_storage_options(options)) as storage:
-        QueryLocation(storage).query_id()  # of what is no location: Spark would first start for half a minute
+        QueryLocation(storage).query_id()  # refuses other places before Spark starts, which takes half a minute
     with started_spark(None, options, conf) as spark:
         made = savepoints.from_spark(
             spark,
@@ -232,7 +232,7 @@ def say_new_query(
     *,
     as_json: bool,
 ) -> None:
-    """Say how to start a query that was made: both its places are new, or may be."""
+    """Say how to start the new query."""
     shards = shards_to_set(state_dir, parse_storage_options(options), query_id)
     if as_json:
         places = {"checkpoint_location": checkpoint_location, "state_dir": state_dir, "shards_to_set": shards}
@@ -254,7 +254,7 @@ def list_(url: str, options: dict[str, str], as_json: bool) -> None:
     found = savepoints.listed(url, options)
     if not found:
         raise NotFoundError(
-            "there is no savepoint here: check the URL, which is the directory of savepoints that --to named", url=url
+            "there is no savepoint here: give the directory that --to named", url=url
         )
     if as_json:
         click.echo(json.dumps({"savepoints": [_listed(one) for one in found]}, indent=2))

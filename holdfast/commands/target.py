@@ -28,10 +28,10 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import ShardListing, StateDirListing, list_state_dir
 
 _THREADS = 16
-# Of what goes into a file or a pipe, where rich would take 80 and cut names.
+# The width in a file or a pipe, where rich would take 80 and cut names.
 _WIDTH_ELSEWHERE = 240
 _VARIABLE = "HOLDFAST_STORAGE_OPTIONS"
-# Those of which rich takes some away: before a bracket, and at the end, where a tag may follow.
+# Backslashes that rich would drop: before a bracket, and at the end, where a tag may follow.
 _BACKSLASHES = re.compile(r"(?<!\\)(\\+)(?=\[|$)")
 _Command = Callable[..., None]
 
@@ -42,7 +42,7 @@ class Target:
 
     storage: ObjectStorage
     executor: Executor  #: For requests side by side
-    listing: StateDirListing  #: Of all operators, or of the one that was asked for
+    listing: StateDirListing  #: All operators, or the requested one
     console: Console  #: Standard output
 
     def shards(self, operator: str) -> list[ShardListing]:
@@ -199,7 +199,7 @@ def _require_no_location(url: str, options: Mapping[str, str]) -> None:
 
 
 def side_by_side() -> ThreadPoolExecutor:
-    """Return threads for what a command does side by side."""
+    """Return threads for parallel requests."""
     return ThreadPoolExecutor(_THREADS, "holdfast-command")
 
 
@@ -239,7 +239,7 @@ def size(size_bytes: float) -> str:
 
 
 def moment(at_ms: int) -> str:
-    """Return a moment in UTC; one that no calendar has as its number of ms."""
+    """Return a time in UTC, or its number of ms if it is out of range."""
     try:
         return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, ValueError, OSError):

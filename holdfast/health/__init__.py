@@ -1,1 +1,1 @@
-"""How a query is: running, stopped, stale or failing, from what is stored; for the commands and the page."""
+"""A query's health from what is stored: running, stopped, stale or failing; for the commands and the page."""

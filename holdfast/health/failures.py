@@ -25,7 +25,7 @@ def counted(value: float, noun: str) -> str:
 
 
 def duration(ms: float) -> str:
-    """Return a length of time in its largest unit, or two of them: 3 min 20 s."""
+    """Return a length of time in its largest one or two units: 3 min 20 s."""
     if ms < 1_000:
         return f"{ms:.0f} ms"
     for place, (unit_ms, name) in enumerate(_UNITS):
@@ -64,13 +64,13 @@ class Report:
 
 @dataclass(frozen=True)
 class Failure:
-    """What a report says."""
+    """A failure, as its report describes it."""
 
     shard: str  #: The shard's prefix
     stored_ms: int  #: When it was stored, by the store's clock
     what: str  #: What fails: ``snapshot``, ``clean-up`` or ``micro-batch 42``
     error: str
-    in_a_row: int = 0  #: How often in a row; 0 where the report cannot be read
+    in_a_row: int = 0  #: How often in a row; 0 if the report cannot be read
     host: str = ""
 
     def sentence(self, now_ms: int) -> str:

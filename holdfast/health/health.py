@@ -25,9 +25,9 @@ from holdfast.health.signs import Run, Signs
 from holdfast.snapshotter.ownership.stored_claims import ALIVE_MS
 
 State = Literal["running", "stopped", "stale", "failing"]
-#: Of how many of the last micro-batches the pace is.
+#: The pace is that of this many of the last micro-batches.
 RECENT = 20
-#: So many starts that commit nothing are a failure: the first may have been killed, the second be at work.
+#: So many starts without a commit are a failure: the first may have been killed, the second be at work.
 STARTS_IN_VAIN = 3
 
 
@@ -35,22 +35,22 @@ STARTS_IN_VAIN = 3
 class Pace:
     """The pace of a query, from its last micro-batches."""
 
-    batches: int = 0  #: How many of them tell it; 0 where none do
+    batches: int = 0  #: Of how many micro-batches; 0 if unknown
     between_ms: float | None = None  #: The usual time from one to the next
     takes_ms: float | None = None  #: How long one usually takes
     span_ms: int = 0  #: The time in which they began
-    pause_ms: float | None = None  #: How long it usually pauses, where it has at least twice
+    pause_ms: float | None = None  #: How long it usually pauses, if it has paused at least twice
     known_from: str = ""
 
     @property
     def silence_ms(self) -> float:
-        """How long it may be silent while it runs."""
+        """How long a running query may be silent."""
         return max(ALIVE_MS, 2 * (self.between_ms or 0), 4 * (self.takes_ms or 0))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a query is."""
+    """A query's state, and why."""
 
     state: State
     since_ms: int  #: Since when; 0 where that is not known
@@ -60,7 +60,7 @@ class Verdict:
 
 def pace_of(signs: Signs) -> Pace:
     """Return a query's pace."""
-    # What is between two starts is no pause where the first run was at work until the second began.
+    # The time between two starts is not a pause if the first run was at work until the second.
     pauses = _pauses((after.started_ms - before.seen_ms for before, after in pairwise(signs.runs)), ALIVE_MS)
     if signs.log and len(signs.log) > 1:
         planned = [one.planned_ms for one in signs.log]
@@ -79,7 +79,7 @@ def _paced(begun_ms: Sequence[int], known_from: str, takes_ms: float | None, run
         return Pace(takes_ms=takes_ms)
     gaps = [after - before for before, after in pairwise(last) if not _is_between_runs(before, after, runs)]
     between = median(gaps) if gaps else None
-    # A pause is none of its pace.
+    # A pause does not count towards the pace.
     going = [last[-1]]
     for before, after in reversed([*pairwise(last)]):
         if after - before > max(ALIVE_MS, 2 * (between or 0)):
@@ -93,7 +93,7 @@ def _is_between_runs(before_ms: int, after_ms: int, runs: Sequence[Run]) -> bool
     starts = [run.started_ms for run in runs]
     if any(before_ms < start <= after_ms for start in starts):
         return True
-    # Of what began before all known starts, nobody knows.
+    # What began before all known starts is unknown.
     return len(starts) > 1 and before_ms < min(starts)
 
 
@@ -104,7 +104,7 @@ def _pauses(gaps_ms: Iterable[int], silence_ms: float) -> list[int]:
 
 
 def judge(signs: Signs, now_ms: int) -> Verdict:
-    """Return how a query is. `now_ms`: the time, by a clock close to the store's."""
+    """Judge a query by its signs. `now_ms`: the time, by a clock close to the store's."""
     pace, failing = pace_of(signs), signs.failing
     of_batch = next((one for one in failing if one.batch_id is not None), None)
     newest = failing[0] if failing else None
@@ -191,13 +191,13 @@ class Figure:
     """One figure of a query."""
 
     name: str
-    value: str  #: ``unknown`` where it is
-    known_from: str  #: What tells it; or why it is unknown
+    value: str  #: ``unknown`` if it is
+    known_from: str  #: Its source; or why it is unknown
 
 
 @dataclass(frozen=True)
 class Health:
-    """How a query is."""
+    """A query's health."""
 
     query_id: str
     operators: tuple[str, ...]  #: The names of its operators' directories
@@ -212,9 +212,9 @@ class Health:
 def health_of(
     query_id: str, operators: Iterable[str], signs: Signs, failures: Iterable[Failure], now_ms: int
 ) -> Health:
-    """Return how a query is.
+    """Return a query's health.
 
-    `failures`: what the first of ``signs.failing`` say; `now_ms`: the time, by a clock close to the store's.
+    `failures`: the reports of the first of ``signs.failing``; `now_ms`: the time, by a clock close to the store's.
     """
     found, pace = judge(signs, now_ms), pace_of(signs)
     told = list(failures)

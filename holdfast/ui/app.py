@@ -44,7 +44,7 @@ from holdfast.ui.views.upkeep import upkeep
 FOLLOW_S = 5
 _STATUS = ((NotFoundError, 404), (InvalidArgumentError, 400), (UnavailableError, 503))
 _NUMBER_DIGITS_MAX = 12
-#: What a link to the same page keeps, with a key's columns. Others could be arguments of `url_for` itself.
+#: What a link to the same page keeps, besides a key's columns. Others could be arguments of `url_for` itself.
 _KEPT = frozenset(["after", "batch", "check", "first", "follow", "last", "measure", "shard", "table", "text", "window"])
 
 
@@ -112,7 +112,7 @@ def _answer_errors(app: Flask) -> None:
 
     @app.errorhandler(HTTPException)
     def of_http(error: HTTPException) -> Response:
-        # Whoever does not know the token is not told what there is; a host of another name is told in plain text.
+        # Plain text, since whoever lacks the token or the host name learns nothing of the page.
         text = f"{error.code} {error.name}: {error.description}\n"
         return Response(text, error.code, content_type="text/plain; charset=utf-8")
 
@@ -127,7 +127,7 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: 
     @app.get("/<token>/")
     def index() -> str:
         view = overview(site, now_ms())
-        # Whoever waits for a query need not ask for it to be followed.
+        # A page that waits for a query follows by itself.
         follows = request.args.get("follow", "1" if view.awaited else "0") == "1"
         return render_template("overview.html", view=view, follows=follows)
 
@@ -182,7 +182,7 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: 
 
 @dataclass(frozen=True)
 class _Look:
-    """What each view of an operator begins with: its directory, what that holds, and how its query is."""
+    """The start of each view of an operator: its directory, its survey, and its query's health."""
 
     directory: Directory
     dated: Dated[Survey]
@@ -223,7 +223,7 @@ def _measured(directory: Directory, operator: OperatorSurvey, measure: Measure, 
 
 
 def _asked() -> Asked:
-    """Return which rows are asked for; a key's columns are parameters such as ``key.user``."""
+    """Return the requested rows; a key's columns are parameters such as ``key.user``."""
     given = request.args
     typed = {name.removeprefix("key."): value for name, value in given.items() if name.startswith("key.")}
     return Asked(

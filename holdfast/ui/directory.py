@@ -43,7 +43,7 @@ class Directory:
     surveyor: Inquiry[Survey]
     growth: GrowthReader
     rows: RowCounter
-    queries: tuple[NamedQuery, ...] = ()  #: Those whose state lies here, as far as they were named
+    queries: tuple[NamedQuery, ...] = ()  #: The named queries whose state lies here
 
     @classmethod
     def of(cls, place: int, storage: ObjectStorage, executor: Executor, surveys: Executor) -> Directory:
@@ -62,7 +62,7 @@ class Directory:
     def query_of(self, directory: str, patience: Patience) -> tuple[NamedQuery, str] | None:
         """Return the query whose pointers name an operator's directory, and what it calls the operator; or None.
 
-        Raises `HoldfastError` if one of the queries cannot be read, and it is none of the others.
+        Raises `HoldfastError` if a query cannot be read, and none of the others is the one.
         """
         failed = None
         pointers = answers({place: one.pointers for place, one in enumerate(self.queries)}, patience)

@@ -119,7 +119,7 @@ class Inquiry(Generic[_T]):
     def latest(self, patience: Patience | None = None) -> Dated[_T]:
         """Return the latest answer, perhaps a new one.
 
-        Raises `HoldfastError` if there is none, because of this.
+        Raises `HoldfastError` if there is none: why.
 
         Parameters
         ----------
@@ -131,7 +131,7 @@ class Inquiry(Generic[_T]):
         wait([asked], None if within_s is None else min(within_s, left_s))
         is_late = not asked.done()
         if not is_late:
-            asked.result()  # what is no error of holdfast's is none to go on after
+            asked.result()  # raises errors that are not holdfast's
         with self._lock:
             if self._latest is None:
                 raise self._error or UnavailableError(

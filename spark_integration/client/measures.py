@@ -43,8 +43,7 @@ class CallMeasures:
     #: How far the last snapshot lies behind
     snapshot_lag_versions: int | None = None
     snapshot_lag_ms: int | None = None
-    #: What the state server has uploaded for the shard's snapshots since the micro-batch before, and how often it
-    #: failed
+    #: Bytes uploaded for the shard's snapshots since its previous micro-batch, and failures since then
     snapshot_bytes: int | None = None
     snapshot_failures: int | None = None
     unanswered: int = 0  #: 1 if the state server did not answer
@@ -137,7 +136,7 @@ def together(some: Mapping[str, int], others: Mapping[str, int]) -> dict[str, in
 
 
 def of_group(shards: int, measured: Mapping[str, int]) -> dict[str, float | None]:
-    """Return the metrics of a group of calls, one of each shard; None for those that its measures do not tell."""
+    """Return the metrics of a group of calls, one per shard; None if its measures do not tell."""
     found: dict[str, float | None] = {}
     for metric in METRICS:
         is_told = metric.is_sum or (metric.kind == "largest" and metric.measure in _LARGEST)

@@ -44,7 +44,7 @@ class OperatorName(NamedTuple):
 
     @classmethod
     def of(cls, directory: str) -> OperatorName:
-        """Return whose a shard's local directory is."""
+        """Return the operator of a shard's local directory."""
         operator = Path(directory).parent
         return cls(operator.parent.name, operator.name)
 
@@ -71,7 +71,7 @@ class OperatorTotals:
     _batches: OrderedDict[int, _Batch] = field(default_factory=OrderedDict)
 
     def add(self, directory: str, measured: MeasuredBatch) -> None:
-        """Add what a shard's call has measured."""
+        """Add the measures of a shard's call."""
         values = {name: value for name, value in measured.values.items() if value is not None}
         batch = self._batches.get(measured.batch_ms)
         if batch is None:
@@ -113,7 +113,7 @@ class MeasuredBatches:
         self._operators: dict[OperatorName, OperatorTotals] = {}
 
     def announce(self, message: Committed) -> None:
-        """Take what an announcement says of a shard's call."""
+        """Count a shard's call from its announcement."""
         if message.measured is None:
             return
         with self._lock:
@@ -188,10 +188,10 @@ _log = logging.getLogger(__name__)
 
 
 class ServerMetrics:
-    """What a state server shows to Prometheus: a collector, as ``prometheus-client`` calls it.
+    """A state server's metrics, as a collector for ``prometheus-client``.
 
-    `counters`: returns the server's counters by name; `snapshot_ages_ms`: returns by shard's directory how long ago its
-    last snapshot was written.
+    `counters`: returns the server's counters by name; `snapshot_ages_ms`: returns the age of each shard's last
+    snapshot, by the shard's directory.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class Exposition:
             self._retry_ms = self._monotonic_ms() + RETRY_AFTER_MS
             self.failures += 1
             if self.failures == 1:
-                _log.warning("there are no metrics for Prometheus from this state server: %s", problem)
+                _log.warning("this state server shows no metrics to Prometheus: %s", problem)
 
     def _begin(self, address: str, first_port: int) -> str | None:
         """Listen at the first free port; return why that is not possible."""
@@ -281,7 +281,7 @@ class Exposition:
         try:  # once, not for each port: a name server may take seconds
             host = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
         except (OSError, UnicodeError) as exc:
-            return f"spark.holdfast.metrics.address={address!r} is no address of this machine: {exc}"
+            return f"spark.holdfast.metrics.address={address!r} is not an address of this machine: {exc}"
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self._collector)
         problem = ""

@@ -1,4 +1,4 @@
-"""Output with the measures of the shards' calls beside it, observed before it is unpacked.
+"""Output with the measures of shard calls beside it, which Spark observes before the output is unpacked.
 
 ::
 
@@ -7,8 +7,8 @@
                              ▒▒▒▒   null        ───────┴─▶ rows without measures ─▶ the output's own way on
                              null   [3, 1042, 877, …]
 
-Spark evaluates the operator once, as before. ``observe`` is no operator with state: checkpoint locations are the same
-with it and without.
+Spark evaluates the operator once, as before. ``observe`` has no state: checkpoint locations are the same with it and
+without.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the queries of a directory are: one card for each, from what is listed, and from their locations where named."""
+"""The health of a directory's queries: a card for each, from listings and named checkpoint locations."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from holdfast.ui.inquiry import Dated, Patience, answers
 from holdfast.ui.named_query import Pointers
 from holdfast.ui.survey import OperatorSurvey, Survey
 
-#: Of a directory; the others have no card.
+#: Per directory; further queries have no card.
 CARDS_MAX = 20
 
 
 @dataclass(frozen=True)
 class Card:
-    """How a query is."""
+    """A query's health, as a card shows it."""
 
     directory: int
     health: Health
-    failing: dict[str, int]  #: By operator how many reports of failures are not over
+    failing: dict[str, int]  #: How many failures persist, by operator
 
 
 def cards(
     directory: Directory, survey: Survey, live: Iterable[RecentBatch], patience: Patience, now_ms: int
 ) -> list[Card]:
-    """Return how the queries are whose state is in a directory; those with the most operators first.
+    """Return the health of the queries with state in a directory; those with the most operators first.
 
     Raises `UnavailableError` if the storage does not answer.
     """

@@ -1,4 +1,4 @@
-"""Shards as a heat map, and how unequal they are.
+"""Shards as a heat map, and how uneven they are.
 
 A map has at most `CELLS_MAX` cells. Where an operator has more shards, a cell stands for consecutive ones, and opens a
 map of these. So it is as fast, and as easily read, with ten thousand shards as with ten. Its colour is that of the
@@ -36,7 +36,7 @@ _STRIDE = 8
 
 @dataclass(frozen=True)
 class Measure:
-    """What of a shard is shown."""
+    """A measure of shards."""
 
     name: str  #: In the URL
     title: str
@@ -109,7 +109,7 @@ class Cell:
     #: Numbers of shards
     first: int
     last: int
-    text: str  #: The value, of several shards the greatest one's and their sum; empty where nothing is stored
+    text: str  #: The value; of several shards the greatest and their sum; empty if nothing is stored
     level: int  #: From 0 to `LEVELS`, of the greatest value of all cells
 
 
@@ -118,7 +118,7 @@ class HeatMap:
     """A map of the shards from first to last, and the greatest of them."""
 
     measure: Measure
-    note: str  #: How the values were had
+    note: str  #: How the values were determined
     first: int
     last: int
     is_whole: bool  #: Whether these are all shards
@@ -130,17 +130,17 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Measured:
-    """What some shards measure."""
+    """The values of some shards."""
 
     measure: Measure
-    #: Numbers of shards, ascending, and the value of each; all others have nothing
+    #: Numbers of shards, ascending, and their values; all others have none
     shards: Column
     values: Column
-    note: str = ""  #: How the values were had, where that is not plain
+    note: str = ""  #: How the values were determined, if that is not obvious
 
 
 def measured(operator: OperatorSurvey, measure: Measure) -> Measured:
-    """Return what the shards of an operator measure, as a listing tells."""
+    """Return the values of an operator's shards, from its listing."""
     note = ""
     if measure is MEASURES["size"] and operator.estimated:
         note = f"{count(operator.estimated)} shards are estimated from the others."
@@ -205,10 +205,10 @@ def _top(measure: Measure, shards: Column, values: Column, many: int = 8) -> lis
 
 @dataclass(frozen=True)
 class Skew:
-    """How unequal the shards are, greatest first."""
+    """How uneven the shards are, greatest first."""
 
     says: str  #: In a sentence
-    bars: list[tuple[float, str]]  #: Height from 0 to 1, and what it stands for; shards of like rank share a bar
+    bars: list[tuple[float, str]]  #: Height from 0 to 1, and its meaning; neighbouring ranks share a bar
     median: float  #: Its height
 
 

@@ -18,10 +18,10 @@ from holdfast.ui.survey import OperatorSurvey, SinkSurvey, Survey
 from holdfast.ui.views.health import Card, cards
 from holdfast.ui.words import count, duration, percent, size, times
 
-#: Where snapshots are made as they should, this many commits wait for one at most; a little more while one is made.
+#: If snapshots keep up, at most this many commits wait for one; a few more while it is made.
 _LAG = SnapshotPolicy().max_commits
 _LAG_BEHIND = 2 * _LAG
-#: A shard that writes so many times the median is hot.
+#: A shard is hot if it writes so many times the median.
 _HOT = 1.5
 #: Operators, or sinks, of a directory.
 _ROWS_MAX = 200
@@ -42,7 +42,7 @@ class OperatorRow:
 
 @dataclass(frozen=True)
 class Place:
-    """What a sentence links to: an operator, or a shard of it."""
+    """The target of a link: an operator, or one of its shards."""
 
     directory: int
     operator: str

@@ -3,10 +3,8 @@
 A page holds `ROWS_MAX` rows, or `HISTORY_MAX` versions of a key. With a filter it looks through `SEARCHED_MAX` rows at
 most, and the next page goes on behind them: so each answer is bounded, whatever the state is.
 
-Values of state as text: whatever type they have, and whatever they hold.
-
-What is in state was written by a query's users. A cell is text, cut off where it is long; control characters and bytes
-that are no text are shown as escapes. The page's templates escape markup.
+Values of any type are shown as text. A query's users wrote them, so long text is cut, control characters and bytes that
+are not text become escapes, and the page's templates escape markup.
 """
 
 from __future__ import annotations
@@ -94,25 +92,25 @@ class Asked:
     key: Mapping[str, str] = field(default_factory=dict)
     shard: int | None = None  #: Where to begin; None for the first shard with state
     after: str | None = None  #: Behind which row of it
-    contains: str = ""  #: What a row's text must contain, in whatever case
+    contains: str = ""  #: Text that a row must contain, in any case
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a key held in a table from one micro-batch on, until the one above it in the list."""
+    """What a key held in a table from one micro-batch until the step above it in the list."""
 
     #: The micro-batch, and when it was planned
     batch_id: int
     batch_ms: int
     is_oldest: bool  #: Whether nothing older is retained
-    #: Cells without those of the key, and whether the cell was another one before
+    #: Cells without the key's, and whether each has changed
     rows: list[list[tuple[str | None, bool]]]
     more: int  #: Rows that are not shown
 
 
 @dataclass(frozen=True)
 class KeyTable:
-    """What a key holds in a table, and held before: its changes, newest first."""
+    """A key's changes in a table, newest first."""
 
     name: str
     columns: list[tuple[str, bool]]
@@ -124,7 +122,7 @@ class RowsView:
     """What the view shows."""
 
     asked: Asked
-    batches: list[int]  #: Those that can be read, ascending
+    batches: list[int]  #: The readable micro-batches, ascending
     #: The one that is shown, and when it was planned
     batch_id: int
     batch_ms: int
@@ -133,7 +131,7 @@ class RowsView:
     grouping: tuple[str, ...]  #: The columns by which a key is looked up; none where that is not known
     found: list[KeyTable] | None = None  #: The rows of the key, by table; None where none is looked up
     is_whole: bool = True  #: Whether all that is retained of the key is shown
-    rows: ShownTable | None = None  #: Of the shard; None where a key is looked up, or no shard has rows
+    rows: ShownTable | None = None  #: The shard's; None if a key is looked up, or no shard has rows
     shard: int | None = None  #: The shard of these rows
     searched: int = 0  #: How many rows the filter has seen
     next: tuple[int, str | None] | None = None  #: Shard and row with which the next page begins

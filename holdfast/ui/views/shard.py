@@ -41,11 +41,11 @@ class ShardView:
     kinds: list[tuple[str, int, int]]  #: Kind of object, how many, and their bytes
     rows: list[VersionRow]  #: The newest `VERSIONS_MAX`
     versions: int  #: How many commits and snapshots there are
-    commits_since_snapshot: int  #: All of them, where there is no snapshot
+    commits_since_snapshot: int  #: All commits, if there is no snapshot
     has_snapshot: bool
     state_bytes: int
-    failures: list[Failure]  #: What fails of this shard
-    #: The shards beside it
+    failures: list[Failure]  #: Failures of this shard
+    #: The neighbouring shards
     before: int | None
     after: int | None
 

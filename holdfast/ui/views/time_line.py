@@ -55,7 +55,7 @@ class Panel:
 
     title: str
     total: str  #: Of the whole window
-    greatest: str  #: What a bar of full height stands for
+    greatest: str  #: The value of a bar of full height
     bars: list[Bar]
 
 
@@ -67,7 +67,7 @@ class TimeLine:
     end_ms: int
     ticks: list[tuple[float, str]]
     panels: list[Panel]
-    versions: str  #: Those of the commits and snapshots in the window
+    versions: str  #: The versions of the window's commits and snapshots
 
 
 def time_line(objects: StoredObjects, window: str) -> TimeLine | None:

@@ -1,7 +1,7 @@
 """What ``holdfast gc`` and ``holdfast verify`` would say, some shards at a time; nothing is deleted or written.
 
-A page looks at `SHARDS_MAX` shards at most. To verify one is to read all of it: so a page reads `READ_BYTES_MAX` at
-most, for about `VERIFY_MS`, and leaves larger shards, and those that take longer, to the command.
+A page covers at most `SHARDS_MAX` shards. Verifying a shard reads all of it, so a page reads at most `READ_BYTES_MAX`,
+for about `VERIFY_MS`, and leaves larger and slower shards to the command.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.ui.survey import OperatorSurvey
 SHARDS_MAX = 32
 READ_BYTES_MAX = 256 << 20
 VERIFY_MS = 8_000
-#: What gc keeps by default, whatever it is: 24 hours.
+#: The default grace period of gc: 24 hours.
 GRACE_MS = 24 * 60 * 60_000
 _OBJECTS_SHOWN = 50
 _IN_TIME = f"within the page's {VERIFY_MS // 1000} s"
@@ -49,10 +49,10 @@ class CheckedShard:
     """The findings for a shard."""
 
     shard: int
-    objects: int = 0  #: That would be deleted, or were read
-    size_bytes: int = 0  #: Of these
-    kept: int = 0  #: Objects that gc would keep; versions that can be restored, where it was verified
-    problem: str = ""  #: Why nothing can be said; empty where something can
+    objects: int = 0  #: Objects to delete, or objects read
+    size_bytes: int = 0  #: Their bytes
+    kept: int = 0  #: Objects that gc would keep; or restorable versions, if the shard was verified
+    problem: str = ""  #: Why nothing is known; empty if something is
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class Upkeep:
     damages: list[Damage]  #: The first ones
     damage_count: int
     retained: int  #: Versions before the newest one that the query may return to
-    #: With which shard the page before, and the next one, begin
+    #: First shards of the previous and the next page
     before: int | None
     after: int | None
-    is_cut: bool  #: Whether time ended the page before it had all of its shards
+    is_cut: bool  #: Whether the page ran out of time before its last shard
 
     @property
     def objects(self) -> int:
