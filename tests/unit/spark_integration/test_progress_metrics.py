@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from pyspark.sql import Row
 
 from holdfast.spark_integration.client.measures import METRICS, of_group
 from holdfast.spark_integration.progress_metrics import by_name
 from holdfast.spark_integration.transport.observed_metrics import is_observed
+from tests.source_tree import ROOT
 
 
 def test_metrics_have_the_same_names_everywhere() -> None:
@@ -22,6 +25,11 @@ def test_what_a_state_server_remembers_has_the_same_names_and_units() -> None:
     assert list(found) == [metric.name for metric in METRICS]
     known = {name: value for name, value in found.items() if value is not None}
     assert known == {"shards": 2, "rows": 5, "call_seconds": 1.5, "snapshot_lag_versions_max": 3}
+
+
+def test_the_document_explains_each_metric_in_order() -> None:
+    rows = re.findall(r"^\| (`.*?`) \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
+    assert re.findall(r"`(\w+)`", " ".join(rows)) == [metric.name for metric in METRICS]
 
 
 def test_what_others_observe_is_not_ours() -> None:
