@@ -217,8 +217,8 @@ class GrowthReader:
         """
         shards, chosen = _chosen(operator.objects)
         found = list(self._executor.map(partial(self._sizes, operator.name), chosen))
-        sizes = [(at_ms, place, size) for place, of_shard in enumerate(found) for at_ms, size in of_shard]
-        known = sorted((at_ms, place, size) for at_ms, place, size in sizes if size is not None)
+        sizes = [(at_ms, place, state) for place, of_shard in enumerate(found) for at_ms, state in of_shard]
+        known = sorted((at_ms, place, state) for at_ms, place, state in sizes if state is not None)
         if not known:
             return None
         total = _total(known)
@@ -244,11 +244,11 @@ def _chosen(objects: StoredObjects) -> tuple[int, list[int]]:
 def _total(known: list[tuple[int, int, int]]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Return time and sum of sizes after each snapshot; before its first one a shard counts as it was there."""
     current: dict[int, int] = {}
-    for _, place, size in known:
-        current.setdefault(place, size)
+    for _, place, size_bytes in known:
+        current.setdefault(place, size_bytes)
     total, points = float(sum(current.values())), []
-    for at_ms, place, size in known:
-        total += size - current[place]
-        current[place] = size
+    for at_ms, place, size_bytes in known:
+        total += size_bytes - current[place]
+        current[place] = size_bytes
         points.append((float(at_ms), total))
     return np.array(points)
