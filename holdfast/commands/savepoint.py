@@ -253,7 +253,7 @@ def list_(url: str, options: dict[str, str], as_json: bool) -> None:
     """List a directory's savepoints, including unfinished and damaged ones."""
     found = savepoints.listed(url, options)
     if not found:
-        raise NotFoundError("there is no savepoint here: give the directory that --to named", url=url)
+        raise NotFoundError("there is no savepoint here: check the URL, the directory that --to named", url=url)
     if as_json:
         click.echo(json.dumps({"savepoints": [_listed(one) for one in found]}, indent=2))
         return

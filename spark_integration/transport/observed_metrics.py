@@ -39,7 +39,7 @@ def _aggregate(metric: Metric, measures: Mapping[str, Column]) -> Column:
             return F.max(F.struct(measure.alias("most"), shard.alias("shard")))["shard"]
         case "largest":
             found = F.max(measure)
-        case "total" | "level":
+        case _:
             found = F.sum(measure)
     return found / metric.unit if metric.unit != 1 else found
 

@@ -104,7 +104,7 @@ def test_a_key_holds_and_held(page: FlaskClient) -> None:
     """The newest first, where it changed, and which micro-batch wrote it; a key that never was holds nothing."""
     found = [row for row in cells(ask(page, **{"key.key": "ann"})) if len(row) == 4]
     assert [(row[0], row[2], row[3]) for row in found[1:]] == [("3", "3", "7"), ("1", "2", "3"), ("0", "1", "1")]
-    assert "No table has a row of this key" in ask(page, **{"key.key": "nobody"})
+    assert "No table holds a row of this key" in ask(page, **{"key.key": "nobody"})
 
 
 def test_time_travels(page: FlaskClient) -> None:

@@ -126,7 +126,7 @@ def test_what_others_have_left_is_no_damage(target: ObjectStorage, tmp_path: Pat
     target.put(f"one/{key}", b"a piece")
     shown = invoke("verify", tmp_path, "one").output
     assert "one is intact" in shown
-    assert f"left by a repeated task or another attempt: {key}" in shown
+    assert f"leftover of a repeated task or another attempt: {key}" in shown
     found = json.loads(invoke("verify", tmp_path, "one", "--json").output)
     assert found == {"name": "one", "damages": [], "leftovers": [key]}
 
