@@ -225,7 +225,7 @@ def test_what_is_not_there_starts_no_spark_that_is_configured(
 ) -> None:
     """With --conf Spark does the work, and took half a minute to say that a path is misspelt."""
     a_savepoint(target, "one")
-    for command in ("own_spark", "export"):
+    for command in ("export", "own_spark"):
         monkeypatch.delattr(f"holdfast.commands.{command}.started_spark")
     with pytest.raises((NotFoundError, InvalidArgumentError)):
         group.main([one.format(tmp_path) for one in [*given, "--conf", "spark.a=b"]], standalone_mode=False)
