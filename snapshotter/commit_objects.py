@@ -19,14 +19,28 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.run import Run, TableSchema, merge_runs
 from holdfast.backends.schema import require_declared
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, StateLostError
-from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.fields import Fields, refuse, refuse_stray
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 KIND = "commit"
 #: The largest commit that is written or read: one that a worker holds while it makes or restores it.
 COMMIT_BYTES_MAX = 4 << 30
-_FIELDS = ("pointer", "shard", "rows", "plain_bytes", *Lineage.FIELDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Header(Lineage):
+    """The header of a commit's object; see `Commit`."""
+
+    pointer: Pointer
+    shard: str
+    rows: Mapping[str, int]
+    plain_bytes: Mapping[str, int]
+
+    def require(self, header: Fields) -> None:
+        super().require(header)
+        if self.rows.keys() != self.plain_bytes.keys():
+            header.refuse("declares other tables than it holds")
 
 
 @dataclass(frozen=True)
@@ -119,22 +133,20 @@ def _commit(
     stored: stored_file.StoredFile | stored_file.StoredEnd, shard: str, pointer: Pointer, source: str
 ) -> Commit:
     """Return a commit without its rows."""
-    fields = Fields(stored.header, source, *_FIELDS)
-    own, own_shard = fields.pointer("pointer"), fields.text("shard")
-    if (own, own_shard) != (pointer, shard):
-        fields.refuse("belongs elsewhere: it was moved or copied", pointer=own, shard=own_shard)
-    rows, plain_bytes = fields.numbers("rows"), fields.numbers("plain_bytes")
-    if not rows.keys() == plain_bytes.keys() == stored.sections.keys():
-        fields.refuse("declares other tables than it holds")
+    header = _Header.read(stored.header, source)
+    if (header.pointer, header.shard) != (pointer, shard):
+        refuse_stray(source, pointer=header.pointer, shard=header.shard)
+    if header.rows.keys() != stored.sections.keys():
+        refuse(source, "declares other tables than it holds")
     most = stored.size_bytes * stored_file.EXPANSION_MAX
-    if sum(plain_bytes.values()) > most:
-        fields.refuse("declares more bytes than it can hold", most=most)
-    lineage = Lineage.read(fields)
-    if not lineage.since or lineage.since[-1] != own:
-        fields.refuse("does not hold the writes of its own version")
-    if lineage.chain and lineage.chain[-1].version >= own.version:
-        fields.refuse("builds on a version that is not older", older=lineage.chain[-1].pointer)
-    return Commit(own, lineage, rows, plain_bytes, stored.size_bytes, stored.digest, source)
+    if sum(header.plain_bytes.values()) > most:
+        refuse(source, "declares more bytes than it can hold", most=most)
+    lineage = Lineage(header.chain, header.since, header.last)
+    if lineage.since[-1:] != (pointer,):
+        refuse(source, "does not hold the writes of its own version")
+    if lineage.chain and lineage.chain[-1].version >= pointer.version:
+        refuse(source, "builds on a version that is not older", older=lineage.chain[-1].pointer)
+    return Commit(pointer, lineage, header.rows, header.plain_bytes, stored.size_bytes, stored.digest, source)
 
 
 @dataclass(frozen=True)
@@ -151,15 +163,12 @@ class CommitObjects:
         Raises `InvalidArgumentError` if it is so large that no reader would take it.
         """
         plain_bytes = {table: ipc.get_record_batch_size(run.batch) for table, run in runs.items()}
-        header = {
-            "pointer": str(pointer),
-            "shard": self.shard.prefix,
-            "rows": {table: len(run) for table, run in runs.items()},
-            "plain_bytes": plain_bytes,
-            **lineage.to_json(),
-        }
+        rows = {table: len(run) for table, run in runs.items()}
+        header = {"pointer": str(pointer), "shard": self.shard.prefix, "rows": rows, "plain_bytes": plain_bytes}
         sections = {table: partial(run.write, compression="lz4") for table, run in runs.items()}
-        data, digest = stored_file.encode(KIND, header, sections, plain_bytes=sum(plain_bytes.values()))
+        data, digest = stored_file.encode(
+            KIND, header | lineage.to_json(), sections, plain_bytes=sum(plain_bytes.values())
+        )
         if data.size > self.limit_bytes:
             raise InvalidArgumentError(
                 "a micro-batch wrote more to one shard than a commit holds: use more shards, or smaller micro-batches",

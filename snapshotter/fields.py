@@ -1,13 +1,21 @@
-"""The fields of a stored header, each read with its expected type.
+"""Stored headers and notes: JSON objects that become typed, frozen values, and nothing else.
 
-A stored file is hostile until validated here: its checksum proves that it is whole, not who wrote it. One reader per
-kind of object takes the header apart with `Fields` and returns a frozen, typed value; nothing else looks into a header.
+A stored file is hostile until it is read here: its checksum proves that it is whole, not who wrote it. What is stored
+is a dataclass whose annotations say how it is read::
+
+    @dataclass(frozen=True)
+    class ShardTimes(Stored):
+        shard: Annotated[int, range(1 << 31)]       a number within bounds
+        earliest_timer_ms: int | None
+        tables: Mapping[str, Annotated[list[str], 2]]
+
+    ShardTimes.read(header, source)    ShardTimes(…).to_json()
 
 Invariants
 ----------
 * **exact**: a field is present, has exactly its type (``true`` is no number) and lies within its bounds. An unknown
   field is refused, since it may change what the others mean; only what tells people something may have one
-  (`Fields.of_notice`).
+  (``notice=True``).
 * **one error**: every fault is a `CorruptionError` that names the object and the field.
 * **bounded**: no value is used before it is checked, and no error repeats a large one.
 """
@@ -15,31 +23,213 @@ Invariants
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, NoReturn, Self, Union, get_args, get_origin, get_type_hints
 
+from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, InvalidArgumentError
 
 #: No size, count or time reaches it: sums of thousands of them still fit into what other languages read.
 NUMBER_LIMIT = 1 << 62
 DIGEST = re.compile(r"[0-9a-f]{32}")
+#: What annotations of fields say, besides types: texts that a pattern matches, and numbers of other ranges.
+Digest = Annotated[str, DIGEST]
+PositiveInt = Annotated[int, range(1, NUMBER_LIMIT)]
+#: A number that may be negative, as a time before 1970 is.
+SignedInt = Annotated[int, range(1 - NUMBER_LIMIT, NUMBER_LIMIT)]
+#: Of a field that has a default, and is not stored.
+NOT_STORED = "not stored"
 _SHOWN_MAX = 80
 
 
+class Stored:
+    """A dataclass that is stored as a JSON object; see the module.
+
+    Fields are of type int (from 0 on), str, bool, `Pointer`, another `Stored`, or tuples, lists and mappings of such;
+    ``Annotated`` with a pattern, a range, the length of a list, or a `Coding`. ``class …(Stored, notice=True)`` is for
+    people to read: a newer release may add to it.
+    """
+
+    _IS_NOTICE: ClassVar[bool] = False
+
+    def __init_subclass__(cls, *, notice: bool = False) -> None:
+        cls._IS_NOTICE = notice
+
+    @classmethod
+    def read(cls, values: object, source: str) -> Self:
+        """Return what decoded JSON holds; `source` is what to call it in an error. Raises `CorruptionError`."""
+        readers = _readers(cls)
+        names = [reader.key for reader in readers]
+        header = Fields.of_notice(values, source, *names) if cls._IS_NOTICE else Fields(values, source, *names)
+        found = cls(**{reader.name: header.value(reader.key, reader.read) for reader in readers})
+        found.require(header)
+        return found
+
+    @classmethod
+    def decode(cls, data: Any, kind: str, source: str) -> Self:
+        """Return what the header of a stored file holds, which has no sections. Raises `CorruptionError`."""
+        return cls.read(stored_file.decode(data, source=source, kind=kind, plain_bytes_max=0).header, source)
+
+    def require(self, header: Fields) -> None:
+        """Refuse what no writer writes: values that do not go together."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values that `read` reads."""
+        return {r.key: _plain(r.encode(getattr(self, r.name))) for r in _readers(type(self))}
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How a value is stored that JSON does not have: as a value of another type, under the field's name or another."""
+
+    stored: Any  #: The annotation of what is stored
+    decode: Callable[[Any], Any]  #: Raises ValueError or `CorruptionError`
+    encode: Callable[[Any], Any]
+    key: str | None = None
+
+
+class _Unfit(Exception):  # noqa: N818
+    """A value is not of its field's type."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+_Read = Callable[[Any, str], Any]
+"""Returns a field's value from decoded JSON, and what to call the object in an error."""
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads and writes one field."""
+
+    name: str
+    key: str
+    read: _Read
+    encode: Callable[[Any], Any]
+
+
+def _readers(cls: type[Any]) -> tuple[_Reader, ...]:
+    if cls not in _KNOWN:
+        _KNOWN[cls] = tuple(_made_readers(cls))
+    return _KNOWN[cls]
+
+
+#: By class what reads and writes its fields.
+_KNOWN: dict[type[Any], tuple[_Reader, ...]] = {}
+
+
+def _made_readers(cls: type[Any]) -> Iterator[_Reader]:
+    kinds = get_type_hints(cls, include_extras=True)
+    for field in fields(cls):
+        if NOT_STORED in getattr(kinds[field.name], "__metadata__", ()):
+            continue
+        coding = _coding(kinds[field.name])
+        key = (coding.key if coding else None) or field.name
+        encode = coding.encode if coding else lambda value: value
+        yield _Reader(field.name, key, _read_of(kinds[field.name]), encode)
+
+
+def _coding(kind: Any) -> Coding | None:
+    return next((one for one in getattr(kind, "__metadata__", ()) if isinstance(one, Coding)), None)
+
+
+def _read_of(kind: Any, bound: Any = None) -> _Read:
+    """Return what reads values of an annotation."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        coding = _coding(kind)
+        return _read_of(inner[0], inner[1]) if coding is None else _decoded(coding)
+    if origin in (Union, UnionType):
+        read = _read_of(next(one for one in inner if one is not NoneType))
+        return lambda value, source: None if value is None else read(value, source)
+    if origin in (list, tuple):
+        return _list_of(_read_of(inner[0]), origin, bound)
+    if origin is not None:
+        return _mapping_of(_read_of(inner[1]))
+    if isinstance(kind, type) and issubclass(kind, Stored):
+        return kind.read
+    return _PLAIN[kind](bound)
+
+
+def _checked(kind: type, fits: Callable[[Any], object] = lambda value: True) -> _Read:
+    def read(value: Any, source: str) -> Any:
+        if type(value) is not kind or not fits(value):
+            raise _Unfit(value)
+        return value
+
+    return read
+
+
+def _pointer(value: Any, source: str) -> Pointer:
+    try:
+        return Pointer.parse(value if type(value) is str and len(value) <= 2 * _SHOWN_MAX else None)
+    except InvalidArgumentError as exc:
+        raise _Unfit(value) from exc
+
+
+#: By type what makes a reader of its bound: a range, or a pattern.
+_PLAIN: Mapping[Any, Callable[[Any], _Read]] = {
+    int: lambda bound: _checked(int, (bound or range(NUMBER_LIMIT)).__contains__),
+    str: lambda bound: _checked(str, bound.fullmatch) if bound else _checked(str),
+    bool: lambda _: _checked(bool),
+    Pointer: lambda _: _pointer,
+    Any: lambda _: lambda value, source: value,
+}
+
+
+def _list_of(each: _Read, kind: type, length: int | None) -> _Read:
+    def read(value: Any, source: str) -> Any:
+        if type(value) is not list or length not in (None, len(value)):
+            raise _Unfit(value)
+        return kind(each(one, source) for one in value)
+
+    return read
+
+
+def _mapping_of(each: _Read) -> _Read:
+    def read(value: Any, source: str) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise _Unfit(value)
+        return {key: each(one, source) for key, one in value.items()}
+
+    return read
+
+
+def _decoded(coding: Coding) -> _Read:
+    stored = _read_of(coding.stored)
+
+    def read(value: Any, source: str) -> Any:
+        found = stored(value, source)
+        try:
+            return coding.decode(found)
+        except CorruptionError as exc:
+            raise CorruptionError(f"{source}: {exc}") from exc
+        except ValueError as exc:
+            raise _Unfit(value) from exc
+
+    return read
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a field as JSON has it."""
+    if isinstance(value, Stored):
+        return value.to_json()
+    if isinstance(value, Pointer):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, tuple | list) else value
+
+
 class Fields:
-    """One JSON object.
+    """One JSON object, taken apart field by field: what `Stored` reads from, and what has a form of its own.
 
-    Raises `CorruptionError` if it is not a JSON object with exactly these fields.
-
-    Parameters
-    ----------
-    values : object
-        Decoded JSON.
-    source : str
-        What to call the stored file in an error: a path or a URL without credentials.
-    *names : str
-        The fields that it has: all of these, and no others.
+    Raises `CorruptionError` if it is not a JSON object with exactly these fields, `names`. `source` is what to call it
+    in an error: a path or a URL without credentials.
     """
 
     def __init__(self, values: object, source: str, *names: str) -> None:
@@ -57,27 +247,28 @@ class Fields:
 
     @classmethod
     def of_notice(cls, values: object, source: str, *names: str) -> Self:
-        """Return the fields of an object for people to read, to which a newer release may add.
-
-        Raises `CorruptionError` if it is not a JSON object with these fields.
-        """
-        return cls(
-            {name: values[name] for name in names if name in values} if isinstance(values, dict) else values,
-            source,
-            *names,
-        )
+        """Return the fields of an object for people to read, to which a newer release may add."""
+        known = {name: values[name] for name in names if name in values} if isinstance(values, dict) else values
+        return cls(known, source, *names)
 
     def refuse(self, message: str, **facts: object) -> NoReturn:
         """Raise a `CorruptionError` about the object: ``<source> <message>``."""
-        short = {name: fact[:_SHOWN_MAX] if isinstance(fact, str) else fact for name, fact in facts.items()}
-        raise CorruptionError(f"{self.source} {message}", **short)
+        refuse(self.source, message, **facts)
+
+    def refuse_value(self, name: str, value: object) -> NoReturn:
+        """Raise a `CorruptionError` about a field."""
+        self.refuse("has an invalid field", field=name, found=_shown(value))
+
+    def value(self, name: str, read: _Read) -> Any:
+        """Return what a reader makes of a field."""
+        try:
+            return read(self._values[name], self.source)
+        except _Unfit as exc:
+            self.refuse_value(name, exc.value)
 
     def text(self, name: str, pattern: re.Pattern[str] | None = None) -> str:
         """Return a text that the whole pattern matches."""
-        value = self._values[name]
-        if type(value) is not str or (pattern is not None and not pattern.fullmatch(value)):
-            self._refuse_value(name, value)
-        return value
+        return str(self.value(name, _PLAIN[str](pattern)))
 
     def text_or_none(self, name: str) -> str | None:
         """Return a text, or None."""
@@ -85,118 +276,37 @@ class Fields:
 
     def number(self, name: str, least: int = 0, limit: int = NUMBER_LIMIT) -> int:
         """Return an integer, from `least` to below `limit`."""
-        value = self._values[name]
-        if type(value) is not int or not least <= value < limit:
-            self._refuse_value(name, value)
-        return value
-
-    def number_or_none(self, name: str) -> int | None:
-        """Return an integer from 0 on, or None."""
-        return None if self._values[name] is None else self.number(name)
-
-    def flag(self, name: str) -> bool:
-        """Return true or false."""
-        value = self._values[name]
-        if type(value) is not bool:
-            self._refuse_value(name, value)
-        return value
-
-    def integer_or_none(self, name: str) -> int | None:
-        """Return an integer that may be negative, as a time before 1970 is, or None."""
-        value = self._values[name]
-        if value is not None and not (type(value) is int and abs(value) < NUMBER_LIMIT):
-            self._refuse_value(name, value)
-        return value
-
-    def pointer(self, name: str) -> Pointer:
-        """Return a pointer."""
-        return self._pointer(name, self._values[name])
-
-    def pointers(self, name: str) -> tuple[Pointer, ...]:
-        """Return a list of pointers."""
-        return tuple(self._pointer(name, value) for value in self._list(name))
-
-    def numbers(self, name: str) -> dict[str, int]:
-        """Return a mapping of texts to numbers from 0 on."""
-        values = self.mapping(name)
-        for value in values.values():
-            if type(value) is not int or not 0 <= value < NUMBER_LIMIT:
-                self._refuse_value(name, value)
-        return values
+        return int(self.value(name, _PLAIN[int](range(least, limit))))
 
     def mapping(self, name: str) -> dict[str, Any]:
         """Return a mapping of unread values."""
-        value = self._values[name]
-        if not isinstance(value, dict):
-            self._refuse_value(name, value)
-        return value
-
-    def mapping_of_texts(self, name: str) -> dict[str, str]:
-        """Return a mapping of texts to texts."""
-        values = self.mapping(name)
-        for value in values.values():
-            if type(value) is not str:
-                self._refuse_value(name, value)
-        return values
+        found: dict[str, Any] = self.value(name, _checked(dict))
+        return found
 
     def all_texts(self, name: str) -> list[str]:
         """Return a list of texts."""
-        return self._texts(name, self._list(name), len(self._list(name)))
-
-    def texts_by_name(self, name: str, length: int) -> dict[str, list[str]]:
-        """Return a mapping of texts to lists of so many texts."""
-        return {key: self._texts(name, values, length) for key, values in self.mapping(name).items()}
-
-    def texts(self, name: str, length: int) -> list[str]:
-        """Return a list of so many texts."""
-        return self._texts(name, self._values[name], length)
-
-    def integers(self, name: str, length: int) -> list[int]:
-        """Return a list of so many numbers from 0 on, of any size that JSON gave."""
-        values = self._list(name)
-        if len(values) != length or any(type(value) is not int or value < 0 for value in values):
-            self._refuse_value(name, values)
-        return values
+        found: list[str] = self.value(name, _list_of(_checked(str), list, None))
+        return found
 
     def inner(self, name: str, *names: str) -> Fields:
         """Return an object inside this one."""
         return Fields(self._values[name], self.source, *names)
 
-    def inner_or_none(self, name: str, *names: str) -> Fields | None:
-        """Return an object inside this one, or None."""
-        return None if self._values[name] is None else self.inner(name, *names)
-
     def each(self, name: str, *names: str) -> Iterator[Fields]:
         """Yield the objects of a list."""
-        for value in self._list(name):
+        for value in self.value(name, _checked(list)):
             yield Fields(value, self.source, *names)
 
-    def objects(self, name: str) -> list[dict[str, Any]]:
-        """Return a list of objects, unchecked: the caller checks their fields."""
-        values = self._list(name)
-        if any(not isinstance(value, dict) for value in values):
-            self._refuse_value(name, values)
-        return values
 
-    def _list(self, name: str) -> list[Any]:
-        value = self._values[name]
-        if not isinstance(value, list):
-            self._refuse_value(name, value)
-        return value
+def refuse(source: str, message: str, **facts: object) -> NoReturn:
+    """Raise a `CorruptionError` about an object: ``<source> <message>``."""
+    short = {name: fact[:_SHOWN_MAX] if isinstance(fact, str) else fact for name, fact in facts.items()}
+    raise CorruptionError(f"{source} {message}", **short)
 
-    def _texts(self, name: str, values: Any, length: int) -> list[str]:
-        if not isinstance(values, list) or len(values) != length or any(type(value) is not str for value in values):
-            self._refuse_value(name, values)
-        return values
 
-    def _pointer(self, name: str, value: object) -> Pointer:
-        try:
-            return Pointer.parse(value if type(value) is str and len(value) <= 2 * _SHOWN_MAX else None)
-        except InvalidArgumentError:
-            self._refuse_value(name, value)
-
-    def _refuse_value(self, name: str, value: object) -> NoReturn:
-        self.refuse("has an invalid field", field=name, found=_shown(value))
+def refuse_stray(source: str, **facts: object) -> NoReturn:
+    """Raise a `CorruptionError` about an object that says it is another one."""
+    refuse(source, "belongs elsewhere: it was moved or copied", **facts)
 
 
 def _shown(value: object) -> str:

@@ -20,42 +20,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 from holdfast.backends.base import Pointer
-from holdfast.snapshotter.fields import DIGEST, Fields
-
-_KIND = re.compile("commit|snapshot")
+from holdfast.snapshotter.fields import Digest, Fields, Stored
 
 
 @dataclass(frozen=True)
-class ChainEntry:
+class ChainEntry(Stored):
     """One object that a version is made of."""
 
-    kind: str
+    kind: Annotated[str, re.compile("commit|snapshot")]
     pointer: Pointer  #: The version that the object belongs to
     size_bytes: int  #: Of the object; of a snapshot, that of its manifest
-    digest: str  #: Of the object's bytes; see `holdfast.backends.stored_file`
+    digest: Digest  #: Of the object's bytes; see `holdfast.backends.stored_file`
     #: What is read with the object: a commit's rows, unpacked; the parts that a snapshot's manifest names
     content_bytes: int = 0
-
-    #: The fields of its JSON.
-    FIELDS = ("kind", "pointer", "size_bytes", "digest", "content_bytes")
-
-    @classmethod
-    def read(cls, fields: Fields) -> ChainEntry:
-        """Return the entry that the fields describe; raises `CorruptionError`."""
-        return cls(
-            fields.text("kind", _KIND),
-            fields.pointer("pointer"),
-            fields.number("size_bytes"),
-            fields.text("digest", DIGEST),
-            fields.number("content_bytes"),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values that `read` reads."""
-        return {name: getattr(self, name) for name in self.FIELDS} | {"pointer": str(self.pointer)}
 
     @property
     def key(self) -> str:
@@ -77,23 +57,18 @@ class ChainEntry:
 Chain = tuple[ChainEntry, ...]
 
 
-def read_chain(fields: Fields, name: str) -> Chain:
-    """Return the chain in a field: at most one snapshot, first; then commits of ascending versions.
-
-    Raises `CorruptionError` if it holds none.
-    """
-    chain = tuple(ChainEntry.read(entry) for entry in fields.each(name, *ChainEntry.FIELDS))
+def require_chain(chain: Chain, header: Fields) -> None:
+    """Refuse a chain that has more than one snapshot, first, or then commits whose versions do not ascend."""
     if any(entry.kind != "commit" for entry in chain[1:]):
-        fields.refuse("names a snapshot among its commits")
+        header.refuse("names a snapshot among its commits")
     for older, newer in pairwise(chain):
         # A snapshot may be of an attempt at the version that its first commit belongs to.
         if older.version > newer.version or (older.version == newer.version and older.kind == "commit"):
-            fields.refuse("is made of versions that do not ascend", older=older.pointer, newer=newer.pointer)
-    return chain
+            header.refuse("is made of versions that do not ascend", older=older.pointer, newer=newer.pointer)
 
 
 @dataclass(frozen=True)
-class Lineage:
+class Lineage(Stored):
     """What a version is made of."""
 
     chain: Chain = ()  #: At most one snapshot, which is the first; then commits, oldest first
@@ -102,49 +77,27 @@ class Lineage:
     #: to older ones, and to the snapshots that those build on.
     last: ChainEntry | None = None
 
-    #: The fields of its JSON.
-    FIELDS = ("chain", "since", "last")
-
     @classmethod
     def of(cls, properties: Mapping[str, Any] | None) -> Lineage:
         """Return the lineage in a local version's properties, or an empty one.
 
         Raises `CorruptionError` if they hold something else.
         """
-        return cls.read(Fields(properties, "a local version", *cls.FIELDS)) if properties else cls()
+        return cls.read(properties, "a local version") if properties else cls()
 
-    @classmethod
-    def read(cls, fields: Fields) -> Lineage:
-        """Return the lineage that the fields describe.
-
-        Raises `CorruptionError` if they describe none, or one that does not ascend.
-        """
-        last = fields.inner_or_none("last", *ChainEntry.FIELDS)
-        found = cls(
-            read_chain(fields, "chain"), fields.pointers("since"), None if last is None else ChainEntry.read(last)
-        )
-        found._require_order(fields)
-        return found
-
-    def _require_order(self, fields: Fields) -> None:
+    def require(self, header: Fields) -> None:
+        """Refuse what does not ascend."""
+        require_chain(self.chain, header)
         last, commits = self.last, self.commits
         if last is not None and last.kind != "commit":
-            fields.refuse("follows a snapshot instead of a commit", pointer=last.pointer)
+            header.refuse("follows a snapshot instead of a commit", pointer=last.pointer)
         if commits and last != commits[-1]:
-            fields.refuse("follows another commit than the last one of its chain")
+            header.refuse("follows another commit than the last one of its chain")
         if not commits and last is not None and self.snapshot is not None and last.version > self.snapshot.version:
-            fields.refuse("builds on a snapshot that is older than the commit it follows", pointer=last.pointer)
+            header.refuse("builds on a snapshot that is older than the commit it follows", pointer=last.pointer)
         versions = [*([last.version] if last else []), *(pointer.version for pointer in self.since)]
         if any(newer <= older for older, newer in pairwise(versions)):
-            fields.refuse("holds versions that do not ascend")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values that `read` reads."""
-        return {
-            "chain": [entry.to_json() for entry in self.chain],
-            "since": [str(pointer) for pointer in self.since],
-            "last": None if self.last is None else self.last.to_json(),
-        }
+            header.refuse("holds versions that do not ascend")
 
     @property
     def snapshot(self) -> ChainEntry | None:

@@ -28,15 +28,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import xxhash
 
 from holdfast.backends import stored_file
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, StateLostError
 from holdfast.snapshotter.fence import Fence, key_of, number_of
-from holdfast.snapshotter.fields import DIGEST, Fields
+from holdfast.snapshotter.fields import DIGEST, NUMBER_LIMIT, Fields, PositiveInt, SignedInt, Stored, refuse_stray
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 
 KIND = "sink-entry"
@@ -44,9 +44,6 @@ KIND = "sink-entry"
 FOLDER = "_sinks"
 SINK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 QUERY_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
-_DRIVER = re.compile(r"[0-9a-f]{1,64}")
-_PLAN = re.compile(rf"({DIGEST.pattern})?")
-_PROCESS = re.compile(r"([0-9a-f]{16}\.[0-9]{1,9}-[0-9]{1,18})?")
 #: Leaves room in the footer of a stored file for the other fields.
 _HANDLES_BYTES_MAX = 15 << 20
 #: Old entries are deleted so many at a time: one request for all.
@@ -86,35 +83,41 @@ def plan_of(batch: str, sources: Iterable[tuple[str, str]]) -> str:
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Stored):
     """One act upon a sink: the beginning of a driver's run, or a decision."""
 
-    sink: str
-    number: int  #: Its place in the log, from 1
-    query_id: str
-    driver: str  #: A random id of the run, so that no two drivers append the same bytes
+    sink: Annotated[str, SINK]
+    number: PositiveInt  #: Its place in the log, from 1
+    query_id: Annotated[str, QUERY_ID]
+    #: A random id of the run, so that no two drivers append the same bytes
+    driver: Annotated[str, re.compile("[0-9a-f]{1,64}")]
     #: The number of the newest decision that the next start must see committed: its own, or an earlier one. 0 if there
     #: is none.
     decided: int = 0
     ending: tuple[str, ...] = ()  #: Other queries, replaced by this one, of which something prepared may be left
     batch_id: int | None = None  #: The micro-batch that is decided; None of a beginning
-    before: int = -1  #: The micro-batch that this query had decided before this one; -1 if there is none
+    #: The micro-batch that this query had decided before this one; -1 if there is none
+    before: Annotated[int, range(-1, NUMBER_LIMIT)] = -1
     rows: int = 0  #: Of all partitions
     #: Of what the workers prepared, by partition; what they hold is the sink's own
     handles: tuple[Mapping[str, Any], ...] = ()
     #: The driver's, on a machine that a digest stands for; empty where another one may go on with its run
-    process: str = ""
+    process: Annotated[str, re.compile(r"([0-9a-f]{16}\.[0-9]{1,9}-[0-9]{1,18})?")] = ""
     at_ms: int = 0  #: When it was appended, by the driver's clock
-    plan: str = ""  #: Of a decision: what Spark had planned, as `plan_of` tells it; empty where that is not known
+    #: Of a decision: what Spark had planned, as `plan_of` tells it; empty where that is not known
+    plan: Annotated[str, re.compile(rf"({DIGEST.pattern})?")] = ""
     #: Of a query that was restored and continues the sink, or has replaced another one, as long as it has decided
     #: nothing itself: the micro-batch of its own that the decision before it stands for, so that its rows are not shown
     #: again; -1 if there is none. None of any other.
-    stands_for: int | None = None
+    stands_for: SignedInt | None = None
 
-    FIELDS = (
-        *("sink", "number", "query_id", "driver", "decided", "ending", "batch_id", "before", "rows", "handles"),
-        *("process", "at_ms", "plan", "stands_for"),
-    )
+    def require(self, header: Fields) -> None:
+        """Refuse what contradicts itself."""
+        if self.decided > self.number:
+            header.refuse_value("decided", self.decided)
+        is_odd = self.is_decision != (self.decided == self.number) or (self.is_decision and self.continues)
+        if is_odd or not all(map(QUERY_ID.fullmatch, self.ending)):
+            header.refuse("contradicts itself", decided=self.decided, batch=self.batch_id)
 
     def is_of_plan(self, plan: str) -> bool:
         """Tell whether it may be of Spark's plan; it may if either is unknown."""
@@ -201,29 +204,9 @@ class SinkLog:
 
     def _decoded(self, number: int, data: memoryview) -> Entry:
         source = f"{self._fence.url}/{key_of(number)}"
-        stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
-        fields = Fields(stored.header, source, *Entry.FIELDS)
-        entry = Entry(
-            fields.text("sink", SINK),
-            fields.number("number", 1),
-            fields.text("query_id", QUERY_ID),
-            fields.text("driver", _DRIVER),
-            fields.number("decided", limit=number + 1),
-            tuple(fields.all_texts("ending")),
-            fields.number_or_none("batch_id"),
-            fields.number("before", -1),
-            fields.number("rows"),
-            tuple(fields.objects("handles")),
-            fields.text("process", _PROCESS),
-            fields.number("at_ms"),
-            fields.text("plan", _PLAN),
-            fields.integer_or_none("stands_for"),
-        )
+        entry = Entry.decode(data, KIND, source)
         if (entry.sink, entry.number) != (self.sink, number):
-            fields.refuse("belongs elsewhere: it was moved or copied", sink=entry.sink, number=entry.number)
-        is_odd = entry.is_decision != (entry.decided == number) or (entry.is_decision and entry.continues)
-        if is_odd or not all(map(QUERY_ID.fullmatch, entry.ending)):
-            fields.refuse("contradicts itself", decided=entry.decided, batch=entry.batch_id)
+            refuse_stray(source, sink=entry.sink, number=entry.number)
         return entry
 
     def append(self, entry: Entry) -> None:
@@ -234,7 +217,7 @@ class SinkLog:
         or no text that could be stored; the entry does not stand; `UnavailableError` if the storage did not answer;
         whether the entry stands is unknown.
         """
-        header = asdict(entry) | {"handles": [dict(handle) for handle in entry.handles]}
+        header = entry.to_json()
         size_bytes = len(json.dumps(header["handles"]))
         if size_bytes > _HANDLES_BYTES_MAX:
             raise InvalidArgumentError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
 from holdfast.backends import stored_file
 from holdfast.backends.run import TableSchema
@@ -21,32 +22,28 @@ from holdfast.errors import (
     SchemaMismatchError,
     UnavailableError,
 )
-from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.fields import PositiveInt, Stored, refuse_stray
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 KIND = "operator"
 _KEY = "operator"
-#: Shards are numbered with up to 9 digits.
-_SHARDS_LIMIT = 10**9
 
 
 @dataclass(frozen=True)
-class OperatorRecord:
+class OperatorRecord(Stored):
     """Who owns an operator's directory and what lies in it."""
 
     operator: str
     query_id: str  #: Spark's id of the query, the same after every restart from its checkpoint location
     definition_id: str  #: Distinguishes two operators of one query that have the same name
     run_id: str  #: The run of the query in which the record was written
-    shards: int
-    schemas: Mapping[str, list[str]]  #: By table: key and value schema; see `holdfast.backends.stored_schema`
+    shards: Annotated[int, range(1, 10**9)]  #: Numbered with up to 9 digits
+    schemas: Mapping[
+        str, Annotated[list[str], 2]
+    ]  #: By table: key and value schema; see `holdfast.backends.stored_schema`
     #: How many versions back the query could return when the record was written; its claims have newer numbers
-    retained_versions: int
+    retained_versions: PositiveInt
     configuration: Mapping[str, str]  #: What the operator's API lets nobody change at a restart
-
-    FIELDS = (
-        *("operator", "query_id", "definition_id", "run_id", "shards", "schemas", "retained_versions", "configuration"),
-    )
 
     @classmethod
     def of(
@@ -162,18 +159,7 @@ def find_operator(storage: ObjectStorage, operator: str) -> OperatorRecord | Non
     except NotFoundError:
         return None
     source = f"{storage.url}/{key}"
-    stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
-    fields = Fields(stored.header, source, *OperatorRecord.FIELDS)
-    record = OperatorRecord(
-        fields.text("operator"),
-        fields.text("query_id"),
-        fields.text("definition_id"),
-        fields.text("run_id"),
-        fields.number("shards", 1, _SHARDS_LIMIT),
-        fields.texts_by_name("schemas", 2),
-        fields.number("retained_versions", 1),
-        fields.mapping_of_texts("configuration"),
-    )
+    record = OperatorRecord.decode(data, KIND, source)
     if record.operator != operator:
-        fields.refuse("belongs elsewhere: it was moved or copied", operator=record.operator)
+        refuse_stray(source, operator=record.operator)
     return record

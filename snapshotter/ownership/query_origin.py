@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Annotated
 
 from holdfast.backends import stored_file
 from holdfast.errors import ConflictError, NotFoundError
-from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.fields import Fields, Stored, refuse_stray
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
@@ -29,28 +30,33 @@ KIND = "origin"
 FOLDER = "_queries"
 #: Holds a savepoint below a query's id, while that is made by rescaling another one; nor has an operator this name.
 RESCALING = "_rescaling"
-_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _FILLS = ".fills"
-_OF_QUERY = re.compile(r"[A-Za-z0-9-]{0,64}")
 _DIRECTORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}(@[A-Za-z0-9-]{1,64})?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True)
-class QueryOrigin:
+class QueryOrigin(Stored):
     """What a restored or cloned query began with."""
 
     query_id: str  #: Spark's id of the query
-    state_id: str  #: The id in its pointers and records: its own, or for a clone that of the query which was cloned
+    state_id: Annotated[
+        str, re.compile("[A-Za-z0-9-]{1,64}")
+    ]  #: The id in its pointers and records: its own, or for a clone that of the query which was cloned
     #: Whose state it was, after which micro-batch; no query's if it was written for this one
-    of_query: str
+    of_query: Annotated[str, re.compile("[A-Za-z0-9-]{0,64}")]
     batch_id: int
     #: The operators' directories that were filled, and the query that the record of each names
     directories: Mapping[str, str]
     empty: tuple[str, ...] = ()  #: Operators that were meant to begin without state
     unnamed: int = 0  #: Operators of the query that had had no rows, so that nobody could tell their names
 
-    FIELDS = ("query_id", "state_id", "of_query", "batch_id", "directories", "empty", "unnamed")
+    def require(self, header: Fields) -> None:
+        """Refuse names that no operator and no directory has."""
+        wrong = [name for name in self.directories if not _DIRECTORY.fullmatch(name)]
+        wrong += [name for name in self.empty if not _NAME.fullmatch(name)]
+        if wrong:
+            header.refuse("names an invalid operator", name=wrong[0])
 
     @property
     def is_clone(self) -> bool:
@@ -70,8 +76,7 @@ def declare_origin(storage: ObjectStorage, origin: QueryOrigin) -> None:
     one.
     """
     folder = PrefixedStorage(storage, FOLDER)
-    values = asdict(origin) | {"directories": dict(origin.directories), "empty": list(origin.empty)}
-    folder.put(origin.query_id, stored_file.encode(KIND, values)[0])
+    folder.put(origin.query_id, stored_file.encode(KIND, origin.to_json())[0])
     if not origin.is_clone:
         return
     try:
@@ -96,23 +101,9 @@ def find_origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
     except NotFoundError:
         return None
     source = f"{folder.url}/{query_id}"
-    stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
-    fields = Fields(stored.header, source, *QueryOrigin.FIELDS)
-    origin = QueryOrigin(
-        fields.text("query_id"),
-        fields.text("state_id", _ID),
-        fields.text("of_query", _OF_QUERY),
-        fields.number("batch_id"),
-        fields.mapping_of_texts("directories"),
-        tuple(fields.all_texts("empty")),
-        fields.number("unnamed"),
-    )
+    origin = QueryOrigin.decode(data, KIND, source)
     if origin.query_id != query_id:
-        fields.refuse("belongs elsewhere: it was moved or copied", query_id=origin.query_id)
-    wrong = [name for name in origin.directories if not _DIRECTORY.fullmatch(name)]
-    wrong += [name for name in origin.empty if not _NAME.fullmatch(name)]
-    if wrong:
-        fields.refuse("names an invalid operator", name=wrong[0])
+        refuse_stray(source, query_id=origin.query_id)
     return origin
 
 

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote
 
-from holdfast.backends import stored_file
 from holdfast.snapshotter.fence import key_of, read_newest
-from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.fields import Fields, PositiveInt, Stored, refuse_stray
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
@@ -28,20 +27,18 @@ FOLDER = "claims"
 ALIVE_MS = 5 * 60_000
 """An older claim belongs to a run that ended, was killed, or was idle."""
 
-_CLAIM = ("operator", "number", "query_id", "query_name", "application", "host", "runs")
-_RUN = ("run_id", "started_ms", "seen_ms", "batch_id", "retained_versions", "driver", "executor")
 _BESIDE = re.compile(r"beside@([0-9]{17})@([^@/]+)@([0-9a-f]{16}|)@([^@/]*)@([0-9a-f]{16})")
 
 
 @dataclass(frozen=True)
-class ClaimingRun:
+class ClaimingRun(Stored, notice=True):
     """One run of a query, as a claim tells of it."""
 
     run_id: str
     started_ms: int  #: When it began, as a label
     seen_ms: int  #: When it claimed last, by the store's clock; of a claim's own run, when that was stored
     batch_id: int | None  #: The micro-batch that it was at then; None if unknown
-    retained_versions: int  #: How many versions back it may return
+    retained_versions: PositiveInt  #: How many versions back it may return
     #: The processes of its driver, where that is known, and of the executor that claimed last: texts by which those
     #: that see them can tell whether they live
     driver: str
@@ -49,11 +46,11 @@ class ClaimingRun:
 
 
 @dataclass(frozen=True)
-class Claim:
+class Claim(Stored, notice=True):
     """The newest claim."""
 
     operator: str
-    number: int  #: Its place in the sequence, from 1
+    number: PositiveInt  #: Its place in the sequence, from 1
     #: Whose run it is, and how the user has named that query
     query_id: str
     query_name: str | None
@@ -61,22 +58,10 @@ class Claim:
     host: str  #: Of the executor that claimed
     runs: tuple[ClaimingRun, ...]  #: Of the query; the last one holds the directory
 
-    @classmethod
-    def of(cls, values: object, source: str) -> Claim:
-        """Return the claim that a header holds. Raises `CorruptionError` if it holds none."""
-        fields = Fields.of_notice(values, source, *_CLAIM)
-        claim = cls(
-            fields.text("operator"),
-            fields.number("number", 1),
-            fields.text("query_id"),
-            fields.text_or_none("query_name"),
-            fields.text("application"),
-            fields.text("host"),
-            tuple(_run_of(Fields.of_notice(run, source, *_RUN)) for run in fields.objects("runs")),
-        )
-        if not claim.runs:
-            fields.refuse("names no run")
-        return claim
+    def require(self, header: Fields) -> None:
+        """Refuse a claim of nobody."""
+        if not self.runs:
+            header.refuse("names no run")
 
     @property
     def holder(self) -> ClaimingRun:
@@ -114,18 +99,6 @@ class Beside:
         return f"beside@{self.begun_ms:017d}@{run}@{self.application}@{driver}@{self.object_id}"
 
 
-def _run_of(fields: Fields) -> ClaimingRun:
-    return ClaimingRun(
-        fields.text("run_id"),
-        fields.number("started_ms"),
-        fields.number("seen_ms"),
-        fields.number_or_none("batch_id"),
-        fields.number("retained_versions", 1),
-        fields.text("driver"),
-        fields.text("executor"),
-    )
-
-
 def claims_of(storage: ObjectStorage, operator: str) -> PrefixedStorage:
     """Return the folder of an operator's claims."""
     return PrefixedStorage(storage, f"{operator}/{FOLDER}")
@@ -138,11 +111,9 @@ def read_claim(folder: PrefixedStorage, info: ObjectInfo) -> Claim:
     deleted since.
     """
     source = f"{folder.url}/{info.key}"
-    stored = stored_file.decode(folder.get(info.key), source=source, kind=KIND, plain_bytes_max=0)
-    claim = Claim.of(stored.header, source)
+    claim = Claim.decode(folder.get(info.key), KIND, source)
     if (f"{claim.operator}/{FOLDER}", key_of(claim.number)) != (folder.prefix, info.key):
-        facts = {"operator": claim.operator, "number": claim.number}
-        Fields({}, source).refuse("belongs elsewhere: it was moved or copied", **facts)
+        refuse_stray(source, operator=claim.operator, number=claim.number)
     return replace(claim, runs=(*claim.runs[:-1], replace(claim.holder, seen_ms=info.modified_ms)))
 
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from holdfast.backends import stored_file
 from holdfast.backends.column_names import ColumnChanges, Names, named, with_columns
@@ -33,7 +33,7 @@ from holdfast.backends.schema import TableSchema
 from holdfast.backends.stored_schema import decode_schemas, encode_schemas
 from holdfast.errors import ConflictError, SchemaMismatchError
 from holdfast.snapshotter.fence import Fence, key_of, looks
-from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.fields import NOT_STORED, Coding, Fields, Stored, refuse_stray
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
@@ -41,21 +41,33 @@ KIND = "schemas"
 FOLDER = "schemas"
 
 
+def _sorted(by_table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same, sorted: tasks of one run store the same bytes."""
+    return dict(sorted(by_table.items()))
+
+
+_Tables = Annotated[
+    Mapping[str, TableSchema],
+    Coding(Mapping[str, Annotated[list[str], 2]], decode_schemas, lambda tables: encode_schemas(_sorted(tables))),
+]
+_TableNames = Annotated[frozenset[str], Coding(list[str], frozenset, sorted)]
+
+
 @dataclass(frozen=True)
-class StoredTables:
+class StoredTables(Stored):
     """The tables of stored state."""
 
     #: All tables that it may hold, with all columns of each, under the names that these are stored under; `not_null`
     #: has those that no stored row has a null in: every run that declared the table wanted none
-    held: Mapping[str, TableSchema]
+    held: _Tables
     #: The same tables with the columns that were declared last, as they are called now
-    latest: Mapping[str, TableSchema]
-    last: frozenset[str]  #: The tables that the last run declared
+    latest: _Tables
+    last: _TableNames  #: The tables that the last run declared
     #: By table the columns that a run may declare and find again, and under which names they are stored
-    names: Mapping[str, Names]
-    left_out: frozenset[str] = frozenset()  #: The tables that some run did not declare, although they were held
+    names: Annotated[Mapping[str, Names], Coding(Mapping[str, Mapping[str, str]], dict, _sorted)]
+    left_out: _TableNames = frozenset()  #: The tables that some run did not declare, although they were held
     #: By table the changes that were made to what was read from storage, and that are to be stored
-    made: Mapping[str, ColumnChanges] = field(default_factory=dict, compare=False)
+    made: Annotated[Mapping[str, ColumnChanges], NOT_STORED] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of_first_run(cls, declared: Mapping[str, TableSchema]) -> Self:
@@ -138,31 +150,23 @@ class StoredTables:
             for name, schema in declared.items()
         }
 
-    FIELDS = ("held", "latest", "last", "names", "left_out")
+    def require(self, header: Fields) -> None:
+        """Refuse names and declarations of what the state does not hold."""
+        is_one = self.latest.keys() == self.held.keys() == self.names.keys()
+        if not is_one or not self.last | self.left_out <= self.held.keys():
+            header.refuse("shows other tables than it holds")
+        for table, schema in self.held.items():
+            if not _holds(schema, self.latest[table], self.names[table]):
+                header.refuse("shows columns that its table does not hold", table=table)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values, in one order: tasks of one run store the same bytes."""
-        return {
-            "held": encode_schemas(dict(sorted(self.held.items()))),
-            "latest": encode_schemas(dict(sorted(self.latest.items()))),
-            "last": sorted(self.last),
-            "names": {table: dict(names) for table, names in sorted(self.names.items())},
-            "left_out": sorted(self.left_out),
-        }
 
-    @classmethod
-    def read(cls, fields: Fields) -> Self:
-        """Return the tables that these fields describe; raises `CorruptionError`."""
-        held, latest = (decode_schemas(fields.texts_by_name(name, 2)) for name in ("held", "latest"))
-        of_tables = fields.inner("names", *held)
-        names = {table: of_tables.mapping_of_texts(table) for table in held}
-        last, left_out = (frozenset(fields.all_texts(name)) for name in ("last", "left_out"))
-        if latest.keys() != held.keys() or not last | left_out <= held.keys():
-            fields.refuse("shows other tables than it holds")
-        for table, schema in held.items():
-            if not _holds(schema, latest[table], names[table]):
-                fields.refuse("shows columns that its table does not hold", table=table)
-        return cls(held, latest, last, names, left_out)
+@dataclass(frozen=True, kw_only=True)
+class _Header(StoredTables):
+    """The header of an object of tables."""
+
+    operator: str
+    query_id: str
+    number: int
 
 
 def _holds(held: TableSchema, latest: TableSchema, names: Names) -> bool:
@@ -234,9 +238,7 @@ def _newest(fence: Fence, record: OperatorRecord) -> tuple[int, StoredTables]:
     if data is None:
         return 0, StoredTables.of_first_run(decode_schemas(record.schemas))
     source = f"{fence.url}/{key_of(number)}"
-    stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
-    fields = Fields(stored.header, source, "operator", "query_id", "number", *StoredTables.FIELDS)
-    whose = fields.text("operator"), fields.text("query_id"), fields.number("number")
-    if whose != (record.operator, record.query_id, number):
-        fields.refuse("belongs elsewhere: it was moved or copied", operator=whose[0], query_id=whose[1])
-    return number, StoredTables.read(fields)
+    found = _Header.decode(data, KIND, source)
+    if (found.operator, found.query_id, found.number) != (record.operator, record.query_id, number):
+        refuse_stray(source, operator=found.operator, query_id=found.query_id)
+    return number, StoredTables(found.held, found.latest, found.last, found.names, found.left_out)

@@ -20,180 +20,97 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import pyarrow as pa
 
 from holdfast.backends import stored_file
 from holdfast.backends.options import did_you_mean
 from holdfast.errors import NotFoundError
-from holdfast.snapshotter.fields import DIGEST, NUMBER_LIMIT, Fields
-from holdfast.snapshotter.savepoints.saved_operator import NAME, SavedOperator, read_key
+from holdfast.snapshotter.fields import NUMBER_LIMIT, Digest, Fields, Stored
+from holdfast.snapshotter.savepoints.saved_operator import NAME, SavedOperator, require_key
 from holdfast.snapshotter.sink_log import SINK, plan_of
 from holdfast.snapshotter.storage.keys import key_problem
 
 KIND = "savepoint"
-_QUERY_ID = re.compile(r"[A-Za-z0-9-]{0,64}")
 #: Names of sources, or their numbers.
 SOURCE = re.compile(r"[A-Za-z0-9_]{1,255}")
-_LINE = re.compile(r"[^\n\r]+")
-_OFFSETS_VERSION = re.compile(r"v[0-9]{1,3}")
+_Line = Annotated[str, re.compile(r"[^\n\r]+")]
+_OffsetsVersion = Annotated[str, re.compile("v[0-9]{1,3}")]
 
 
 @dataclass(frozen=True)
-class SourceLog:
-    """A file that Spark keeps of a source.
+class SourceLog(Stored):
+    """A file that Spark keeps of a source."""
 
-    Attributes
-    ----------
-    key : str
-        Below the savepoint.
-    name : str
-        Of the file, below the source's folder.
-    size_bytes : int
-    digest : str
-        XXH3-128 of its bytes.
-    """
-
-    key: str
-    name: str
+    key: str  #: Below the savepoint
+    #: Of the file, below the source's folder
+    name: Annotated[str, re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,299}")]
     size_bytes: int
-    digest: str
+    digest: Digest  #: XXH3-128 of its bytes
 
-    FIELDS = ("key", "name", "size_bytes", "digest")
-    _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,299}")
-
-    @classmethod
-    def read(cls, fields: Fields) -> SourceLog:
-        """Return the file that the fields describe; raises `CorruptionError`."""
-        if key_problem(fields.text("name")):
-            fields.refuse("names a file of a source outside its folder")
-        return cls(
-            read_key(fields, "key"),
-            fields.text("name", cls._NAME),
-            fields.number("size_bytes"),
-            fields.text("digest", DIGEST),
-        )
+    def require(self, header: Fields) -> None:
+        """Refuse what lies elsewhere."""
+        if key_problem(self.name):
+            header.refuse("names a file of a source outside its folder")
+        require_key(self.key, header)
 
 
 @dataclass(frozen=True)
-class SavedSource:
-    """Where a source was.
+class SavedSource(Stored):
+    """Where a source was."""
 
-    Attributes
-    ----------
-    name : str
-        Its number in the query's plan, or the name that the query gave it.
-    offset : str
-        JSON, as Spark logged it; ``-`` where the source had none yet.
-    logs : tuple of SourceLog
-    """
-
-    name: str
-    offset: str
+    name: Annotated[str, SOURCE]  #: Its number in the query's plan, or the name that the query gave it
+    offset: _Line  #: JSON, as Spark logged it; ``-`` where the source had none yet
     logs: tuple[SourceLog, ...]
 
-    FIELDS = ("name", "offset", "logs")
-
-    @classmethod
-    def read(cls, fields: Fields) -> SavedSource:
-        """Return the source that the fields describe; raises `CorruptionError`."""
-        logs = tuple(SourceLog.read(log) for log in fields.each("logs", *SourceLog.FIELDS))
-        return cls(fields.text("name", SOURCE), fields.text("offset", _LINE), logs)
-
 
 @dataclass(frozen=True)
-class PlannedBatch:
+class PlannedBatch(Stored):
     """The micro-batch after the saved one, as Spark had planned it: what Spark would have run next, and nothing else.
 
-    Attributes
-    ----------
-    offsets_version, batch : str
-        As in `SavedQuery`.
-    sources : tuple of SavedSource
-        Where they are at its end, and what Spark keeps of them besides what the savepoint has anyway.
+    `offsets_version`, `batch`: as in `SavedQuery`; `sources`: where they are at its end, and what Spark keeps of them
+    besides what the savepoint has anyway.
     """
 
-    offsets_version: str
-    batch: str
+    offsets_version: _OffsetsVersion
+    batch: _Line
     sources: tuple[SavedSource, ...]
-
-    FIELDS = ("offsets_version", "batch", "sources")
 
     @property
     def plan(self) -> str:
         """What distinguishes it from another micro-batch of its number: see `plan_of`."""
         return plan_of(self.batch, ((source.name, source.offset) for source in self.sources))
 
-    @classmethod
-    def read(cls, fields: Fields) -> PlannedBatch:
-        """Return the micro-batch that the fields describe; raises `CorruptionError`."""
-        sources = tuple(SavedSource.read(source) for source in fields.each("sources", *SavedSource.FIELDS))
-        return cls(fields.text("offsets_version", _OFFSETS_VERSION), _batch(fields), sources)
+    def require(self, header: Fields) -> None:
+        """Refuse a micro-batch that is none."""
+        _require_batch(self.batch, header)
 
 
 @dataclass(frozen=True)
-class SavedSink:
-    """What a sink of the query had decided to show.
+class SavedSink(Stored):
+    """What a sink of the query had decided to show."""
 
-    Attributes
-    ----------
-    sink : str
-    number : int
-        Of the newest decision in the sink's log; 0 if there was none.
-    batch_id : int
-        The micro-batch of the query for which it stands; -1 if there was none.
-    """
-
-    sink: str
-    number: int
-    batch_id: int
-
-    FIELDS = ("sink", "number", "batch_id")
-
-    @classmethod
-    def read(cls, fields: Fields) -> SavedSink:
-        """Return the sink that the fields describe; raises `CorruptionError`."""
-        return cls(fields.text("sink", SINK), fields.number("number"), fields.number("batch_id", -1))
+    sink: Annotated[str, SINK]
+    number: int  #: Of the newest decision in the sink's log; 0 if there was none
+    #: The micro-batch of the query for which it stands; -1 if there was none
+    batch_id: Annotated[int, range(-1, NUMBER_LIMIT)]
 
 
 @dataclass(frozen=True)
-class SavedQuery:
-    """The query at its micro-batch.
+class SavedQuery(Stored):
+    """The query at its micro-batch."""
 
-    Attributes
-    ----------
-    query_id : str
-        Spark's; empty if the state is that of a query which has not begun.
-    batch_id : int
-        The last micro-batch whose writes the state holds.
-    offsets_version : str
-        Of Spark's offset log: ``v1``, or ``v2`` where sources have names.
-    batch : str
-        JSON: watermark, time and settings that Spark pinned for the micro-batch.
-    next_watermark_ms : int
-        Of the micro-batch that would have come next.
-    sources : tuple of SavedSource
-        In the order of the query's plan.
-    planned : PlannedBatch or None
-        None if the query had planned nothing after the micro-batch.
-    sinks : tuple of SavedSink
-        Those of holdfast's that the query writes to.
-    """
-
-    query_id: str
-    batch_id: int
-    offsets_version: str
-    batch: str
-    next_watermark_ms: int
-    sources: tuple[SavedSource, ...]
-    planned: PlannedBatch | None = None
-    sinks: tuple[SavedSink, ...] = ()
-
-    FIELDS = (
-        "query_id", "batch_id", "offsets_version", "batch", "next_watermark_ms", "sources", "planned", "sinks",
-    )  # fmt: skip
+    #: Spark's; empty if the state is that of a query which has not begun
+    query_id: Annotated[str, re.compile("[A-Za-z0-9-]{0,64}")]
+    batch_id: int  #: The last micro-batch whose writes the state holds
+    offsets_version: _OffsetsVersion  #: Of Spark's offset log: ``v1``, or ``v2`` where sources have names
+    batch: _Line  #: JSON: watermark, time and settings that Spark pinned for the micro-batch
+    next_watermark_ms: int  #: Of the micro-batch that would have come next
+    sources: tuple[SavedSource, ...]  #: In the order of the query's plan
+    planned: PlannedBatch | None = None  #: None if the query had planned nothing after the micro-batch
+    sinks: tuple[SavedSink, ...] = ()  #: Those of holdfast's that the query writes to
 
     @property
     def logs(self) -> tuple[SourceLog, ...]:
@@ -206,25 +123,14 @@ class SavedQuery:
         """The sinks that show, or will show, a micro-batch that the savepoint does not hold."""
         return tuple(sink for sink in self.sinks if sink.batch_id > self.batch_id)
 
-    @classmethod
-    def read(cls, fields: Fields) -> SavedQuery:
-        """Return the query that the fields describe; raises `CorruptionError`."""
-        planned = fields.inner_or_none("planned", *PlannedBatch.FIELDS)
-        return cls(
-            fields.text("query_id", _QUERY_ID),
-            fields.number("batch_id"),
-            fields.text("offsets_version", _OFFSETS_VERSION),
-            _batch(fields),
-            fields.number("next_watermark_ms", 0, NUMBER_LIMIT),
-            tuple(SavedSource.read(source) for source in fields.each("sources", *SavedSource.FIELDS)),
-            None if planned is None else PlannedBatch.read(planned),
-            tuple(SavedSink.read(sink) for sink in fields.each("sinks", *SavedSink.FIELDS)),
-        )
+    def require(self, header: Fields) -> None:
+        """Refuse a micro-batch that is none."""
+        _require_batch(self.batch, header)
 
 
 @dataclass(frozen=True, repr=False)
-class Savepoint:
-    """See the module.
+class Savepoint(Stored):
+    """A savepoint.
 
     Attributes
     ----------
@@ -239,15 +145,13 @@ class Savepoint:
         Other operators of the query with state: Spark's own, or holdfast's that somebody chose to leave out.
     """
 
-    name: str
+    name: Annotated[str, NAME]
     comment: str
     created_ms: int
     versions: Mapping[str, str]
     query: SavedQuery
     operators: tuple[SavedOperator, ...]
     left_out: tuple[str, ...] = ()
-
-    FIELDS = ("name", "comment", "created_ms", "versions", "query", "operators", "left_out")
 
     def __repr__(self) -> str:
         rows = {operator.name: dict(operator.rows) for operator in self.operators}
@@ -289,64 +193,36 @@ class Savepoint:
         return self.operators[names.index(name)]
 
     def encode(self) -> pa.Buffer:
-        """Return the stored file.
+        """Return the stored file. Raises `InvalidArgumentError` if it names so much that no reader would take it."""
+        return stored_file.encode(KIND, self.to_json())[0]
 
-        Raises
-        ------
-        InvalidArgumentError
-            It names so much that no reader would take it.
-        """
-        header = {name: getattr(self, name) for name in self.FIELDS} | {
-            "versions": dict(self.versions),
-            "query": asdict(self.query),
-            "operators": [operator.to_json() for operator in self.operators],
-            "left_out": list(self.left_out),
-        }
-        return stored_file.encode(KIND, header)[0]
+    def require(self, header: Fields) -> None:
+        """Refuse what is named twice."""
+        logs, pieces = (
+            (log.key for log in self.query.logs),
+            (piece.key for one in self.operators for piece in one.pieces),
+        )
+        for names in ([*logs, *pieces], [operator.name for operator in self.operators]):
+            if len(set(names)) != len(names):
+                header.refuse("names an object or an operator twice")
 
 
 def read_manifest(data: Any, name: str, source: str) -> Savepoint:
     """Return the savepoint that a stored file describes.
 
-    Parameters
-    ----------
-    name : str
-        Of the folder that it was found in, which may have been renamed since: the savepoint then has that name.
-    source : str
-        What to call it in an error.
+    Raises `CorruptionError` if it is damaged, no manifest, or says what cannot be.
 
-    Raises
-    ------
-    CorruptionError
-        It is damaged, no manifest, or says what cannot be.
+    `name`: of the folder that it was found in, which may have been renamed since: the savepoint then has that name;
+    `source`: what to call it in an error.
     """
-    stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
-    fields = Fields(stored.header, source, *Savepoint.FIELDS)
-    fields.text("name", NAME)
-    savepoint = Savepoint(
-        name,
-        fields.text("comment"),
-        fields.number("created_ms"),
-        fields.mapping_of_texts("versions"),
-        SavedQuery.read(fields.inner("query", *SavedQuery.FIELDS)),
-        tuple(SavedOperator.read(operator) for operator in fields.each("operators", *SavedOperator.FIELDS)),
-        tuple(fields.all_texts("left_out")),
-    )
-    keys = [log.key for log in savepoint.query.logs]
-    keys += [piece.key for operator in savepoint.operators for piece in operator.pieces]
-    names = [operator.name for operator in savepoint.operators]
-    if len(set(keys)) != len(keys) or len(set(names)) != len(names):
-        fields.refuse("names an object or an operator twice")
-    return savepoint
+    return replace(Savepoint.decode(data, KIND, source), name=name)
 
 
-def _batch(fields: Fields) -> str:
-    """Return a micro-batch as Spark logged it: one line of JSON that says which settings were pinned."""
-    text = fields.text("batch", _LINE)
+def _require_batch(text: str, header: Fields) -> None:
+    """Refuse what is no micro-batch as Spark logs it: one line of JSON that says which settings were pinned."""
     try:
         conf = json.loads(text)["conf"]
     except (ValueError, TypeError, KeyError, RecursionError):
         conf = None
     if not isinstance(conf, dict) or not all(isinstance(value, str) for value in conf.values()):
-        fields.refuse("has a micro-batch that pins no settings")
-    return text
+        header.refuse("has a micro-batch that pins no settings")

@@ -24,15 +24,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pyarrow as pa
 
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
-from holdfast.snapshotter.fields import DIGEST, Fields
-from holdfast.snapshotter.lineage import Chain, ChainEntry, read_chain
+from holdfast.snapshotter.fields import Digest, Fields, Stored, refuse_stray
+from holdfast.snapshotter.lineage import Chain, ChainEntry, require_chain
 
 KIND, PART_KIND = "snapshot", "part"
 #: Bytes of a file in one part; a reader goes by the manifest.
@@ -43,49 +43,44 @@ PART_BYTES_MAX = 64 << 20
 PART_OBJECT_BYTES_MAX = PART_BYTES_MAX + stored_file.END_BYTES_MAX
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 PART_NAME = re.compile(r"files/[0-9a-z]{8,40}-[0-9]{1,9}")
-_BACKEND = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
+#: Bytes of a file in each of its parts but the last one.
+PartBytes = Annotated[int, range(1, PART_BYTES_MAX + 1)]
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(Stored):
     """An object that holds a stretch of a file."""
 
-    key: str  #: Below the shard
-    size_bytes: int  #: Of the object
-    digest: str  #: Of the object; see `holdfast.backends.stored_file`
-
-    FIELDS = ("key", "size_bytes", "digest")
+    key: Annotated[str, PART_NAME]  #: Below the shard
+    size_bytes: Annotated[int, range(PART_OBJECT_BYTES_MAX + 1)]  #: Of the object
+    digest: Digest  #: Of the object; see `holdfast.backends.stored_file`
 
 
 @dataclass(frozen=True)
-class SnapshotFile:
+class _PartHeader(Stored):
+    """Which stretch of which file a part's object holds."""
+
+    shard: str
+    name: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class SnapshotFile(Stored):
     """One file of a snapshot."""
 
-    name: str  #: Its name in the folder that the backend takes over
+    name: Annotated[str, _FILE_NAME]  #: Its name in the folder that the backend takes over
     size_bytes: int  #: Of the file as it lies there
     modified_ns: int  #: When it was modified; a restored file gets that time again
     parts: tuple[Part, ...]  #: In the order of their bytes
 
-    FIELDS = ("name", "size_bytes", "modified_ns", "parts")
-
-    @classmethod
-    def read(cls, fields: Fields, part_bytes: int) -> SnapshotFile:
-        """Return the file that the fields describe; raises `CorruptionError`."""
-        parts = tuple(
-            Part(
-                part.text("key", PART_NAME),
-                part.number("size_bytes", 0, PART_OBJECT_BYTES_MAX + 1),
-                part.text("digest", DIGEST),
-            )
-            for part in fields.each("parts", *Part.FIELDS)
-        )
-        file = cls(fields.text("name", _FILE_NAME), fields.number("size_bytes"), fields.number("modified_ns"), parts)
-        if len(parts) != number_of_parts(file.size_bytes, part_bytes):
-            fields.refuse(f"names a file of {file.size_bytes} bytes that cannot lie in {len(parts)} parts")
-        for part, size_bytes in file.sizes_of_parts(part_bytes):
+    def require_parts(self, part_bytes: int, header: Fields) -> None:
+        """Refuse a file that cannot lie in its parts, which have so many bytes of it each."""
+        if len(self.parts) != number_of_parts(self.size_bytes, part_bytes):
+            header.refuse(f"names a file of {self.size_bytes} bytes that cannot lie in {len(self.parts)} parts")
+        for part, size_bytes in self.sizes_of_parts(part_bytes):
             if size_bytes > part.size_bytes * stored_file.EXPANSION_MAX:
-                fields.refuse("names a part that holds more bytes than it can", part=part.key, size_bytes=size_bytes)
-        return file
+                header.refuse("names a part that holds more bytes than it can", part=part.key, size_bytes=size_bytes)
 
     @property
     def stored_bytes(self) -> int:
@@ -103,18 +98,11 @@ class SnapshotFile:
 
 
 @dataclass(frozen=True)
-class CleanedUp:
+class CleanedUp(Stored):
     """What a snapshot's lineage knows of clean-ups, so that no process needs to remember it."""
 
     below: int = 0  #: All commits and snapshots of lower version numbers were deleted; 0 where nothing ever was
     snapshots_since: int = 1  #: Snapshots of the lineage since the last clean-up, this one included
-
-    FIELDS = ("below", "snapshots_since")
-
-    @classmethod
-    def read(cls, fields: Fields) -> CleanedUp:
-        """Return what the fields say; raises `CorruptionError`."""
-        return cls(fields.number("below"), fields.number("snapshots_since"))
 
 
 #: Of a first snapshot.
@@ -122,13 +110,14 @@ NEVER_CLEANED_UP = CleanedUp()
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(Stored):
     """One snapshot."""
 
     pointer: Pointer  #: The version
     shard: str  #: The shard's place in the storage: ``totals/shard-0003``
-    backend: str  #: The name of the backend that froze the files, and can open them
-    part_bytes: int  #: Bytes of a file in each of its parts but the last one
+    #: The name of the backend that froze the files, and can open them
+    backend: Annotated[str, re.compile(r"[^\x00-\x1f\x7f]{1,255}")]
+    part_bytes: PartBytes
     files: tuple[SnapshotFile, ...]
     replaced: Chain  #: The chain that the snapshot stands for; see `holdfast.snapshotter.lineage`
     new_bytes: int  #: Stored for this snapshot; the other files were there
@@ -136,7 +125,15 @@ class Manifest:
     written_ms: int
     cleaned: CleanedUp = NEVER_CLEANED_UP
 
-    FIELDS = ("pointer", "shard", "backend", "part_bytes", "files", "replaced", "new_bytes", "written_ms", "cleaned")
+    def require(self, header: Fields) -> None:
+        """Refuse what contradicts itself."""
+        for file in self.files:
+            file.require_parts(self.part_bytes, header)
+        require_chain(self.replaced, header)
+        if len({file.name for file in self.files}) != len(self.files):
+            header.refuse("names a file twice")
+        if self.replaced and self.replaced[-1].version > self.pointer.version:
+            header.refuse("stands for a version that is not older", newer=self.replaced[-1].pointer)
 
     @property
     def stored_bytes(self) -> int:
@@ -145,8 +142,7 @@ class Manifest:
 
     def encode(self) -> tuple[pa.Buffer, ChainEntry]:
         """Return the stored file, and its entry in a chain."""
-        typed = {"pointer": str(self.pointer), "replaced": [entry.to_json() for entry in self.replaced]}
-        data, digest = stored_file.encode(KIND, asdict(self) | typed)
+        data, digest = stored_file.encode(KIND, self.to_json())
         return data, ChainEntry(KIND, self.pointer, data.size, digest, self.stored_bytes)
 
 
@@ -155,36 +151,14 @@ def read_manifest(data: Any, shard: str, source: str, key: str) -> tuple[Manifes
 
     Raises `CorruptionError` if it is damaged, no manifest, belongs elsewhere, or says what cannot be.
 
-    Parameters
-    ----------
-    shard : str
-        The shard that it must belong to.
-    source : str
-        What to call it in an error.
-    key : str
-        Under which it was found, below the shard.
+    `shard`: that it must belong to; `source`: what to call it in an error; `key`: under which it was found, below the
+    shard.
     """
     stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
-    fields = Fields(stored.header, source, *Manifest.FIELDS)
-    part_bytes = fields.number("part_bytes", 1, PART_BYTES_MAX + 1)
-    manifest = Manifest(
-        fields.pointer("pointer"),
-        fields.text("shard"),
-        fields.text("backend", _BACKEND),
-        part_bytes,
-        tuple(SnapshotFile.read(file, part_bytes) for file in fields.each("files", *SnapshotFile.FIELDS)),
-        read_chain(fields, "replaced"),
-        fields.number("new_bytes"),
-        fields.number("written_ms"),
-        CleanedUp.read(fields.inner("cleaned", *CleanedUp.FIELDS)),
-    )
+    manifest = Manifest.read(stored.header, source)
     entry = ChainEntry(KIND, manifest.pointer, stored.size_bytes, stored.digest, manifest.stored_bytes)
     if (manifest.shard, entry.key) != (shard, key):
-        fields.refuse("belongs elsewhere: it was moved or copied", key=entry.key, shard=manifest.shard)
-    if len({file.name for file in manifest.files}) != len(manifest.files):
-        fields.refuse("names a file twice")
-    if manifest.replaced and manifest.replaced[-1].version > manifest.pointer.version:
-        fields.refuse("stands for a version that is not older", newer=manifest.replaced[-1].pointer)
+        refuse_stray(source, key=entry.key, shard=manifest.shard)
     return manifest, entry
 
 
@@ -201,10 +175,8 @@ def read_part(
     stored = stored_file.decode(
         data, source=source, kind=PART_KIND, plain_bytes=plain_bytes, plain_bytes_max=plain_bytes_max
     )
-    fields = Fields(stored.header, source, "shard", "name", "offset")
-    fields.text("name"), fields.number("offset")
-    if (own := fields.text("shard")) != shard:
-        fields.refuse("belongs elsewhere: it was moved or copied", shard=own)
+    if (own := _PartHeader.read(stored.header, source).shard) != shard:
+        refuse_stray(source, shard=own)
     stored.section("data", source)
     return stored
 

@@ -30,9 +30,9 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import lz4.frame
 import pyarrow as pa
@@ -43,16 +43,16 @@ from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.block_io import read_at, write_at
 from holdfast.backends.local.errors import out_of_space
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.fields import Fields, Stored
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.snapshots.manifest import (
     NEVER_CLEANED_UP,
     PART_BYTES,
-    PART_BYTES_MAX,
     PART_KIND,
     CleanedUp,
     Manifest,
     Part,
+    PartBytes,
     SnapshotFile,
     number_of_parts,
     read_manifest,
@@ -226,7 +226,7 @@ _KEPT = 4
 
 #: Identifies a local file: inode, size in bytes and time of modification in ns. Another file of the same name and size
 #: differs; a link to it, or the file after its folder was renamed, does not.
-Identity = tuple[int, int, int]
+Identity = tuple[int, ...]
 
 
 def identity_of(path: Path) -> Identity:
@@ -237,27 +237,32 @@ def identity_of(path: Path) -> Identity:
 
 
 @dataclass(frozen=True)
-class SnapshotNote:
+class NotedFile(Stored):
+    """A local file that a snapshot has stored."""
+
+    identity: Annotated[tuple[Annotated[int, range(1 << 64)], ...], 3]
+    file: SnapshotFile
+
+
+@dataclass(frozen=True)
+class SnapshotNote(Stored):
     """What this executor knows of a snapshot without asking the storage."""
 
     entry: ChainEntry  #: What names the snapshot
-    files: Mapping[Identity, SnapshotFile]  #: The local files that it has stored
-    part_bytes: int  #: Bytes of a file in each of its parts but the last one
-    cleaned: CleanedUp
+    files: tuple[NotedFile, ...]
+    part_bytes: PartBytes
     written_ms: int  #: See `holdfast.snapshotter.snapshots.manifest.Manifest`
+    cleaned: CleanedUp
 
-    @classmethod
-    def read(cls, header: object, source: str) -> SnapshotNote:
-        """Return the note that a header holds; raises `CorruptionError`."""
-        fields = Fields(header, source, "entry", "files", "part_bytes", "written_ms", "cleaned")
-        part_bytes = fields.number("part_bytes", 1, PART_BYTES_MAX + 1)
-        return cls(
-            ChainEntry.read(fields.inner("entry", *ChainEntry.FIELDS)),
-            dict(_read_file(file, part_bytes) for file in fields.each("files", "identity", "file")),
-            part_bytes,
-            CleanedUp.read(fields.inner("cleaned", *CleanedUp.FIELDS)),
-            fields.number("written_ms"),
-        )
+    @property
+    def stored(self) -> dict[Identity, SnapshotFile]:
+        """The local files that it has stored, by identity."""
+        return {noted.identity: noted.file for noted in self.files}
+
+    def require(self, header: Fields) -> None:
+        """Refuse files that cannot lie in their parts."""
+        for noted in self.files:
+            noted.file.require_parts(self.part_bytes, header)
 
 
 class SnapshotNotes:
@@ -275,17 +280,16 @@ class SnapshotNotes:
 
         Raises `UnavailableError` if local storage is full or failing.
         """
-        stored = [{"identity": identity, "file": asdict(file)} for identity, file in files]
-        header = {"entry": entry.to_json(), "files": stored, "part_bytes": manifest.part_bytes}
-        header |= {"written_ms": manifest.written_ms, "cleaned": asdict(manifest.cleaned)}
-        note, _ = stored_file.encode(_KIND, header)
+        stored = tuple(NotedFile(identity, file) for identity, file in files)
+        note = SnapshotNote(entry, stored, manifest.part_bytes, manifest.written_ms, manifest.cleaned)
+        data, _ = stored_file.encode(_KIND, note.to_json())
         with local_files.lock_folder(self._folder.parent), local_files.writing(self._folder):
             local_files.make_private_folder(self._folder)
             older = self._left()
             temporary = self._folder / f".{self._new_id()}"
             try:
                 with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                    file.write(note)
+                    file.write(data)
                 # The newest, even where the clock was set back.
                 left_ns = max(temporary.stat().st_mtime_ns, *(left_ns + 1 for left_ns, _ in older), 0)
                 os.utime(temporary, ns=(left_ns, left_ns))
@@ -324,12 +328,6 @@ class SnapshotNotes:
         except (NotFoundError, CorruptionError):
             return None
         return note if note.entry.kind == "snapshot" and note.entry.pointer == pointer else None
-
-
-def _read_file(fields: Fields, part_bytes: int) -> tuple[Identity, SnapshotFile]:
-    inode, size_bytes, modified_ns = fields.integers("identity", 3)
-    file = SnapshotFile.read(fields.inner("file", *SnapshotFile.FIELDS), part_bytes)
-    return (inode, size_bytes, modified_ns), file
 
 
 #: Half the grace period of clean-ups for what no manifest names; see `holdfast.snapshotter.upkeep.retention`.
@@ -424,7 +422,7 @@ class Snapshots:
         folder, names, lineage = frozen.folder, frozen.names, frozen.lineage
         # Only what the version itself builds on is sure not to be cleaned up meanwhile.
         note = None if lineage.snapshot is None else self.notes.note_of(lineage.snapshot)
-        stored = note.files if note is not None and note.part_bytes == PART_BYTES else {}
+        stored = note.stored if note is not None and note.part_bytes == PART_BYTES else {}
         if not is_sure:
             stored = self._still_there(stored)
         # The files are held: what is missing now is a failure.

@@ -16,11 +16,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
 from holdfast import clock
 from holdfast.backends import stored_file
 from holdfast.errors import HoldfastError
-from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.fields import Stored, refuse_stray
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 KIND = "trouble"
@@ -42,14 +43,21 @@ def batch_of(key: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class Trouble(Stored, notice=True):
     """A failure."""
 
-    what: str  #: ``snapshot``, ``clean-up`` or ``micro-batch-42``
+    what: Annotated[str, _WHAT]  #: ``snapshot``, ``clean-up`` or ``micro-batch-42``
     error: str  #: The message of the newest failure
     in_a_row: int  #: Failures of one executor since its last success; of a micro-batch always 1
     host: str  #: Whose executor it was
     written_ms: int  #: When, by that host's clock, in ms since 1970
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Report(Trouble, notice=True):
+    """A failure, as it is stored."""
+
+    shard: str
 
 
 class Troubles:
@@ -94,16 +102,8 @@ def read_trouble(shard: PrefixedStorage, key: str) -> Trouble:
     `key`: below the shard.
     """
     source = f"{shard.url}/{key}"
-    header = stored_file.decode(shard.get(key), source=source, kind=KIND, plain_bytes_max=0).header
-    fields = Fields.of_notice(header, source, "shard", "what", "error", "in_a_row", "host", "written_ms")
-    what = fields.text("what", _WHAT)
+    found = _Report.decode(shard.get(key), KIND, source)
     match = NAME.fullmatch(key.rpartition("/")[2])
-    if (own := fields.text("shard")) != shard.prefix or match is None or match[1] != what:
-        fields.refuse("belongs elsewhere: it was moved or copied", shard=own, what=what)
-    return Trouble(
-        what,
-        fields.text("error")[:_TEXT_MAX],
-        fields.number("in_a_row"),
-        fields.text("host"),
-        fields.number("written_ms"),
-    )
+    if found.shard != shard.prefix or match is None or match[1] != found.what:
+        refuse_stray(source, shard=found.shard, what=found.what)
+    return Trouble(found.what, found.error[:_TEXT_MAX], found.in_a_row, found.host, found.written_ms)

@@ -49,7 +49,6 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.savepoints.making import Making, making
@@ -561,7 +560,7 @@ class _Saving:
         saver = ShardSaver(self.tasks.settings, self.target, self.name, schemas, stored)
         for row in self.tasks.run(shards, SHARD, saver, SAVED):
             source = f"a piece of {row['operator']}"
-            pieces[row["operator"]].append(Piece.read(Fields(json.loads(row["piece"]), source, *Piece.FIELDS)))
+            pieces[row["operator"]].append(Piece.read(json.loads(row["piece"]), source))
         for name, of in known.items():
             order = {table: place for place, table in enumerate(of.operator.tables)}
             pieces[name].sort(key=lambda piece, order=order: (order[piece.table], piece.shard))  # type: ignore[misc]

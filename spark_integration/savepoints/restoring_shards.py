@@ -33,7 +33,6 @@ from holdfast.backends.run import Run, TableSchema, join_runs, merge_runs
 from holdfast.backends.stored_schema import decode_schemas
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator
@@ -161,7 +160,7 @@ class ShardRestorer(ShardTask):
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[Mapping[str, Any]]:
         """Yield the commit of each shard; see `ShardTask`."""
         name, source = row["operator"], f"a piece of {row['operator']}"
-        pieces = [Piece.read(Fields(piece, source, *Piece.FIELDS)) for piece in json.loads(row["pieces"])]
+        pieces = [Piece.read(piece, source) for piece in json.loads(row["pieces"])]
         folder, target = savepoint_folder(opened(self.source), self.name), opened(self.target)
         read = PieceRows(folder, name, self.operators[name], pieces, range(row["shard"], row["last"] + 1))
         with closing(read):

@@ -93,7 +93,7 @@ class ClaimNote:
 @lru_cache(maxsize=16)  # each call of a shard reads it
 def _parsed(data: bytes) -> Tenure:
     noted = json.loads(data)
-    return Tenure(**noted | {"claim": Claim.of(noted["claim"], "a run's note")})
+    return Tenure(**noted | {"claim": Claim.read(noted["claim"], "a run's note")})
 
 
 _log = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.backends.stored_schema import decode_schemas, encode_schemas
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.settings import Settings
-from holdfast.snapshotter.fields import NUMBER_LIMIT, Fields
+from holdfast.snapshotter.fields import NUMBER_LIMIT
 from holdfast.snapshotter.savepoints import pieces as saved_pieces
 from holdfast.snapshotter.savepoints.making import Making, making
 from holdfast.snapshotter.savepoints.manifest import SOURCE, SavedQuery, SavedSource, Savepoint
@@ -124,7 +124,7 @@ def write_table(
     earliest_ms: dict[int, int | None] = {}
     not_null: frozenset[str] | None = None
     for row in run_frame(rows.by_shard(shards), writer, WRITTEN):
-        found = [Piece.read(Fields(piece, "a piece", *Piece.FIELDS)) for piece in json.loads(row["pieces"])]
+        found = [Piece.read(piece, "a piece") for piece in json.loads(row["pieces"])]
         pieces += found
         earliest_ms[row["shard"]] = row["earliest_ms"]
         columns = frozenset(json.loads(row["not_null"]))

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import SchemaMismatchError
-from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.operators.accumulators import Accumulator, Count, Extreme, Sum
 from holdfast.spark_integration.operators.aggregation import WINDOW_END, WINDOW_START, Aggregation, Window
@@ -281,8 +280,7 @@ def test_an_aggregate_that_a_restart_added_cannot_change_either() -> None:
     tables = StoredTables.of_first_run(windows("append", (n,)).tables())
     for added in ((n, most), (n,)):
         tables = tables.with_declared(windows("append", added).tables())
-        header = json.loads(json.dumps(tables.to_json()))
-        tables = StoredTables.read(Fields(header, "the state", *StoredTables.FIELDS))
+        tables = StoredTables.read(json.loads(json.dumps(tables.to_json())), "the state")
         windows("append", (n, most)).require_restartable(tables, windows("append").configuration())
         with pytest.raises(SchemaMismatchError, match="column w was computed by another aggregate"):
             windows("append", (n, least)).require_restartable(tables, windows("append").configuration())

@@ -21,7 +21,6 @@ from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.backends.stored_schema import encode_schemas
 from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.savepoints.pieces import write_pieces
 from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes
@@ -123,7 +122,7 @@ class Store:
         saver = ShardSaver(self.settings, str(self.folder / "savepoints"), name, *as_stored(directory))
         names = [column.split()[0] for column in creating.SHARD.split(", ")]
         found = outcomes(saver, [dict(zip(names, row, strict=True)) for row in rows])
-        pieces = [Piece.read(Fields(json.loads(row["piece"]), "a piece", *Piece.FIELDS)) for row in found]
+        pieces = [Piece.read(json.loads(row["piece"]), "a piece") for row in found]
         times = tuple(ShardTimes(shard, None, 0) for shard in pointers)
         return SavedOperator("totals", 0, "host", False, shards, TABLES, TABLES, True, {}, times, ordered(pieces))
 

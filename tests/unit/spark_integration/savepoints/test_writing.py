@@ -15,7 +15,6 @@ from holdfast.backends.schema import TableSchema
 from holdfast.backends.stored_schema import encode_schemas
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.settings import Settings
-from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.saved_operator import Piece
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
@@ -49,7 +48,7 @@ def written(folder: Path, tables: dict[str, TableSchema], *batches: pa.RecordBat
 
 
 def pieces_of(row: dict[str, object]) -> list[Piece]:
-    return [Piece.read(Fields(piece, "a piece", *Piece.FIELDS)) for piece in json.loads(str(row["pieces"]))]
+    return [Piece.read(piece, "a piece") for piece in json.loads(str(row["pieces"]))]
 
 
 def test_rows_are_sorted_and_stored_by_shard(tmp_path: Path) -> None:
