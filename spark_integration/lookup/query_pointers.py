@@ -26,7 +26,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.lookup.keys import keys_of
 from holdfast.spark_integration.lookup.shard_readers import ShardReaders
 from holdfast.spark_integration.processor.state.variable_tables import grouping_columns, is_of_entry
-from holdfast.spark_integration.shard.operator_directory import operator_of, own_directory
+from holdfast.spark_integration.shard.operator_directory import directory_of_query, operator_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.spark_state.operators import StateOperator, StateOperators, reading_state
 from holdfast.spark_integration.spark_state.pointers import StateStores, read_pointers
@@ -312,7 +312,7 @@ class QueryOperators:
 
     def _without_rows(self, name: str, batch_id: int, held: Held) -> StoredOperator | None:
         """Return an operator that had no rows yet after a micro-batch; None if the query has no record of it."""
-        for directory in (name, own_directory(name, self._pointers.query_id)):
+        for directory in (name, directory_of_query(name, self._pointers.query_id)):
             record = self._readers.record(directory)
             if record is not None and record.query_id == self._pointers.query_id:
                 return self._operator(name, batch_id, held, {directory: []})

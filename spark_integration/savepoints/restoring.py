@@ -50,7 +50,7 @@ from holdfast.spark_integration.savepoints.restoring_shards import (
     rows_of_shards,
 )
 from holdfast.spark_integration.savepoints.working import SparkTasks, StateMaker, Tasks
-from holdfast.spark_integration.shard.operator_directory import own_directory
+from holdfast.spark_integration.shard.operator_directory import directory_of_query
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_state.new_state import PointerOperator
@@ -246,7 +246,7 @@ class _State:
         #: How many shards a query would begin with that does not say how many it has, if it matters.
         self.shards_by_name = None if record is None else record.shards
         is_free = record is None and not storage.list(f"{plan.name}/")
-        self.directory = plan.name if is_free else own_directory(plan.name, query_id)
+        self.directory = plan.name if is_free else directory_of_query(plan.name, query_id)
 
     def declare(self, settings: Settings) -> None:
         """Write the record, before any state: from then on the directory is the new query's.

@@ -2,6 +2,17 @@
 
 The processes of an executor share the state of their run's claim in a file (`ClaimNote`);
 `holdfast.snapshotter.ownership.claims` says what a claim is.
+
+Before a shard goes on from local copies, the state directory must know its history:
+
+::
+
+    pointer ──▶ commit, carried ──▶ commits/41 ──▶ … ──▶ snapshots/30
+                │                   └─ in the state directory: none of it there, and only this executor has the state
+                └─ in Spark's state: all that there is of a young shard
+
+An executor reads nothing of what it has itself. So a directory that somebody has emptied, or another one under the same
+name, would show only when the executor is gone, and the state with it.
 """
 
 from __future__ import annotations
@@ -22,8 +33,18 @@ from pyspark import TaskContext
 
 from holdfast import clock
 from holdfast.backends import local_files
-from holdfast.errors import ConflictError, CorruptionError, SchemaMismatchError, UnavailableError
+from holdfast.backends.base import Pointer
+from holdfast.errors import (
+    ConflictError,
+    CorruptionError,
+    NotFoundError,
+    SchemaMismatchError,
+    StateLostError,
+    UnavailableError,
+)
 from holdfast.settings import Settings
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claims, Tenure
 from holdfast.snapshotter.ownership.operator_record import (
     OperatorRecord,
@@ -37,6 +58,7 @@ from holdfast.snapshotter.ownership.stored_claims import Claim, ClaimingRun
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.probe import probe_storage
+from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.spark_integration.executor.local_dirs import CLAIM_SUFFIX, RUNS, private_directory
 from holdfast.spark_integration.executor.per_process import kept_per_process
 from holdfast.spark_integration.executor.processes import executor_process, lives, place_of
@@ -97,7 +119,10 @@ def _parsed(data: bytes) -> Tenure:
 
 
 _log = logging.getLogger(__name__)
-
+_BRING_IT_BACK = (
+    "Set spark.holdfast.state.dir to the directory that has it, or bring its objects back: what is missing is left in "
+    "this executor's copy alone"
+)
 _Result = TypeVar("_Result")
 
 
@@ -234,6 +259,54 @@ def declare_once(storage: ObjectStorage, record: OperatorRecord, planned: Stored
             declare_tables(storage, stored, planned)
 
     _once("declared", _run_of(storage, record), declare)
+
+
+def require_stored_once(log: ObjectCommitLog, record: OperatorRecord, pointer: Pointer, lineage: Lineage) -> None:
+    """Check that the state directory holds the objects of a version, at the cost of a get: once per process and run.
+
+    Raises `StateLostError` if it has no version of the shard at all, or only such as are older than all that the
+    pointer names.
+
+    `record`: the one that this run would write; `pointer`, `lineage`: of the version that the shard goes on from.
+    """
+
+    def check() -> None:
+        if lineage.chain:
+            _require_versions(log, pointer, lineage.chain[-1])
+        elif find_operator(log.storage, record.operator) is None:
+            _once("warned", of_run, warn)
+
+    def warn() -> None:
+        _log.warning(
+            "the state directory %s does not know the operator %r, which the query's pointers say it does: it was "
+            "emptied, or is another one. Nothing of the state is lost, because the pointers carry all of it",
+            *(log.storage.url, record.operator),
+        )
+
+    of_run = log.storage.url, record.run_id, record.operator
+    _once("stored", (log.storage.url, record.run_id, log.objects.prefix), check)
+
+
+def _require_versions(log: ObjectCommitLog, pointer: Pointer, newest: ChainEntry) -> None:
+    try:
+        log.objects.get_range(newest.key, 0, 1)
+        return
+    except NotFoundError:
+        stored = list_shard(log.objects).versions
+        if stored and stored[-1].version >= newest.version:
+            return  # where only a part is gone, restoring goes around it, or says what is missing
+    raise StateLostError(
+        "the state directory has only older versions than the query's pointer names: it was restored from an older "
+        f"backup, or is another one. {_BRING_IT_BACK}"
+        if stored
+        else "the state directory has nothing of the state that the query's pointer names: it was emptied, or is "
+        f"another one. {_BRING_IT_BACK}",
+        shard=log.objects.prefix,
+        version=pointer,
+        missing=newest.key,
+        newest_stored=stored[-1].pointer if stored else None,
+        storage=log.storage.url,
+    )
 
 
 def claimant(record: OperatorRecord, batch_id: int | None, settings: Settings) -> Claim:

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 _Claim = TypeVar("_Claim")
 
 
-def own_directory(operator: str, query_id: str) -> str:
+def directory_of_query(operator: str, query_id: str) -> str:
     """Return the directory that only this query chooses."""
     return f"{operator}@{query_id}"
 
@@ -84,7 +84,7 @@ def begin_directory(
     is_run_known : bool
         Whether the task knows for certain which run it belongs to. If not, it must not begin under the shared name.
     """
-    own = own_directory(operator, query_id)
+    own = directory_of_query(operator, query_id)
     stored = find_operator(storage, operator)
     is_ours = stored is not None and stored.query_id == query_id
     if is_ours or (is_run_known and stored is None and find_operator(storage, own) is None):

@@ -1,26 +1,13 @@
-"""The open components of one shard in the running task: its backend, its commit log, the store that joins them.
-
-Before a shard continues from local copies, the state directory must know its history:
-
-::
-
-    pointer ──▶ commit, carried ──▶ commits/41 ──▶ … ──▶ snapshots/30
-                │                   └─ in the state directory: none of it there, and only this executor has the state
-                └─ in Spark's state: all that there is of a young shard
-
-An executor reads nothing of what it has itself. So a directory that somebody has emptied, or another one under the same
-name, would show only when the executor is gone, and the state with it.
-"""
+"""The open components of one shard in the running task: its backend, its commit log, the store that joins them."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.registry import find_backend
-from holdfast.errors import InvalidArgumentError, NotFoundError, StateLostError
+from holdfast.errors import InvalidArgumentError, StateLostError
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
@@ -33,85 +20,12 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.spark_integration.client.messages import ShardAddress
 from holdfast.spark_integration.executor import local_dirs
-from holdfast.spark_integration.executor.per_process import kept_per_process
 from holdfast.spark_integration.executor.takeover import open_backend
 from holdfast.spark_integration.shard import claiming, task_storage
 from holdfast.spark_integration.shard.operator import INITIAL_VERSION, Operator
 from holdfast.spark_integration.shard.operator_directory import begin_directory
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.streaming_task import StreamingTask
-
-_log = logging.getLogger(__name__)
-_BRING_IT_BACK = (
-    "Set spark.holdfast.state.dir to the directory that has it, or bring its objects back: what is missing is left in "
-    "this executor's copy alone"
-)
-
-
-@kept_per_process(1)
-def _checked() -> set[tuple[str, str, str]]:
-    """Return this process's finished checks: storage, run, and shard or warned operator."""
-    return set()
-
-
-def require_stored_once(log: ObjectCommitLog, record: OperatorRecord, pointer: Pointer, lineage: Lineage) -> None:
-    """Check that the directory holds the objects of a shard's version, once per process, run and shard.
-
-    Raises `StateLostError` if the directory has no version of the shard at all, or only such as are older than all that
-    the pointer names.
-
-    Parameters
-    ----------
-    record : OperatorRecord
-        The one that this run would write.
-    pointer : Pointer
-        The version that the shard goes on from.
-    lineage : Lineage
-        Of that version.
-
-    Notes
-    -----
-    Cost: 1 get.
-    """
-    of, of_operator = (
-        (log.storage.url, record.run_id, log.objects.prefix),
-        (log.storage.url, record.run_id, record.operator),
-    )
-    if of in _checked():
-        return
-    if lineage.chain:
-        _require_versions(log, pointer, lineage)
-    elif of_operator not in _checked() and find_operator(log.storage, record.operator) is None:
-        _log.warning(
-            "the state directory %s does not know the operator %r, which the query's pointers say it does: it was "
-            "emptied, or is another one. Nothing of the state is lost, because the pointers carry all of it",
-            *(log.storage.url, record.operator),
-        )
-        _checked().add(of_operator)
-    _checked().add(of)
-
-
-def _require_versions(log: ObjectCommitLog, pointer: Pointer, lineage: Lineage) -> None:
-    newest = lineage.chain[-1]
-    try:
-        log.objects.get_range(newest.key, 0, 1)
-        return
-    except NotFoundError:
-        stored = list_shard(log.objects).versions
-        if stored and stored[-1].version >= newest.version:
-            return  # where only a part is gone, restoring goes around it, or says what is missing
-    raise StateLostError(
-        "the state directory has only older versions than the query's pointer names: it was restored from an older "
-        f"backup, or is another one. {_BRING_IT_BACK}"
-        if stored
-        else "the state directory has nothing of the state that the query's pointer names: it was emptied, or is "
-        f"another one. {_BRING_IT_BACK}",
-        shard=log.objects.prefix,
-        version=pointer,
-        missing=newest.key,
-        newest_stored=stored[-1].pointer if stored else None,
-        storage=log.storage.url,
-    )
 
 
 @dataclass(frozen=True)
@@ -181,9 +95,9 @@ class ShardStore:
             )
 
     def require_stored(self, pointer: Pointer, lineage: Lineage | None) -> None:
-        """Check that the state directory knows the shard's base version; see `require_stored_once`."""
+        """Check that the state directory knows the shard's base version."""
         if self.log is not None and self.record is not None and lineage is not None:
-            require_stored_once(self.log, self.record, pointer, lineage)
+            claiming.require_stored_once(self.log, self.record, pointer, lineage)
 
     def declare(self) -> None:
         """Store whose state this is, and which tables and columns it holds, before any state."""

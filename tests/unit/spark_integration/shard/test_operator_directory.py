@@ -20,7 +20,7 @@ from holdfast.snapshotter.ownership.operator_record import OperatorRecord, decla
 from holdfast.spark_integration.executor import processes
 from holdfast.spark_integration.executor.processes import ProcessId, place_of
 from holdfast.spark_integration.shard import claiming
-from holdfast.spark_integration.shard.operator_directory import begin_directory, operator_of, own_directory
+from holdfast.spark_integration.shard.operator_directory import begin_directory, directory_of_query, operator_of
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.model.declaring import Declaring
 from tests.storage_in_ram import storage_in_ram
@@ -55,7 +55,7 @@ def declare(storage: FaultyStorage, query: str, directory: str, run: str = "run-
 
 
 def test_names() -> None:
-    assert operator_of("totals") == operator_of(own_directory("totals", "q-1")) == "totals"
+    assert operator_of("totals") == operator_of(directory_of_query("totals", "q-1")) == "totals"
     assert [operator_of(name) for name in ("", "@", "a@", "@b", "a@b/c", "a/b", "..", "a@b@c")] == [None] * 8
 
 
