@@ -85,14 +85,8 @@ def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: 
 
     Raises `CorruptionError` if it is damaged, no commit, belongs elsewhere, or says what cannot be.
 
-    Parameters
-    ----------
-    shard : str
-        The shard that it must belong to: ``totals/shard-0003``.
-    pointer : Pointer
-        The version that it must be.
-    source : str
-        What to call it in an error.
+    `shard`: the shard that it must belong to: ``totals/shard-0003``; `pointer`: the version that it must be; `source`:
+    what to call it in an error.
     """
     # Sections are as they are, their buffers compressed by Arrow: so they have no more bytes than the object.
     stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=len(data))
@@ -104,17 +98,9 @@ def read_commit_end(read: stored_file.Read, size_bytes: int, shard: str, pointer
 
     Raises `CorruptionError`: as `read_commit`, but for damage in its rows.
 
-    Parameters
-    ----------
-    read : callable
-        Returns the object's bytes from one place to another.
-    size_bytes : int
-        Of the object.
-    shard, pointer, source
-        As of `read_commit`.
+    `read`: returns the object's bytes from one place to another; `size_bytes`: of the object; `shard`, `pointer`,
+    `source`: as of `read_commit`.
 
-    Notes
-    -----
     No checksum proves what the end says. It names each object that it builds on by version, id and digest: if it is
     damaged, it names one that is not there.
     """

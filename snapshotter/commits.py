@@ -73,41 +73,21 @@ class _RestorePlan:
 
 @dataclass
 class ObjectCommitLog:
-    """A `holdfast.mvcc.CommitLog` on object storage, for one shard.
-
-    Parameters
-    ----------
-    shard : str
-        The shard's place in the storage: ``totals/shard-0003``.
-    executor : concurrent.futures.Executor
-        Runs uploads and downloads.
-    directory : pathlib.Path
-        The shard's local directory: for notes of snapshots, and for what is being restored.
-    backend_name : str or None
-        The backend that takes over the files of snapshots; None to get rows in any case.
-    carried_bytes : int
-        Commits up to this size are carried; 0 carries none.
-    carried : dict of Pointer to bytes
-        The carried commits in reach: the one that came with the query's pointer, and those that were appended.
-    new_id : callable
-        Returns a new unique name each time.
-    now_ms : callable
-        See `holdfast.snapshotter.snapshots.snapshots.Snapshots`.
-    step_bytes : int
-        How many bytes of commits, unpacked, are restored at a time; one commit, which a worker has held before, may
-        have more.
-    """
+    """A `holdfast.mvcc.CommitLog` on object storage, for one shard."""
 
     storage: ObjectStorage
-    shard: str
+    shard: str  #: The shard's place in the storage: ``totals/shard-0003``
     tables: Mapping[str, TableSchema]
-    executor: Executor
-    directory: Path
-    backend_name: str | None = None
-    carried_bytes: int = 0
+    executor: Executor  #: Runs uploads and downloads
+    directory: Path  #: The shard's local directory: for notes of snapshots, and for what is being restored
+    backend_name: str | None = None  #: The backend that takes over the files of snapshots; None to get rows in any case
+    carried_bytes: int = 0  #: Commits up to this size are carried; 0 carries none
+    #: The carried commits in reach: the one that came with the query's pointer, and those that were appended
     carried: dict[Pointer, bytes] = field(default_factory=dict)
-    new_id: Callable[[], str] = clock.new_id
-    now_ms: Callable[[], int] = clock.now_ms
+    new_id: Callable[[], str] = clock.new_id  #: Returns a new unique name each time
+    now_ms: Callable[[], int] = clock.now_ms  #: See `holdfast.snapshotter.snapshots.snapshots.Snapshots`
+    #: How many bytes of commits, unpacked, are restored at a time; one commit, which a worker has held before, may have
+    #: more
     step_bytes: int = RESTORE_STEP_BYTES
     # By snapshot how it was found damaged: a restore in steps comes to it again and again.
     _damaged: dict[ChainEntry, CorruptionError] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -133,10 +113,7 @@ class ObjectCommitLog:
 
         Raises `StateLostError` if the commit of the parent was carried, and did not come with the query's pointer.
 
-        Parameters
-        ----------
-        parent : mapping or None
-            Properties of the version it builds on; None if it builds on nothing.
+        `parent`: properties of the version it builds on; None if it builds on nothing.
         """
         lineage = self.snapshots.notes.apply_to(Lineage.of(parent))
         if lineage.since:
@@ -164,10 +141,7 @@ class ObjectCommitLog:
     ) -> tuple[ChainEntry, Manifest]:
         """Store one version; see `Snapshots.frozen` and `Snapshots.store` for what they raise.
 
-        Parameters
-        ----------
-        backend : Backend
-            Of the kind that `backend_name` names; holds the version.
+        `backend`: of the kind that `backend_name` names; holds the version.
         """
         assert self.backend_name is not None
         with self.snapshots.frozen(backend, pointer) as frozen:

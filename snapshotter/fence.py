@@ -53,8 +53,6 @@ class Fence:
 
     `folder`: whole segments, without a trailing slash.
 
-    Notes
-    -----
     Threads: any. Durability: as of the storage's `put_if_absent`.
     """
 
@@ -85,12 +83,8 @@ class Fence:
         somebody has taken later ones since, so that this one may stand, for them to act upon; `UnavailableError` if the
         storage did not answer: whether it stands is unknown, until somebody takes the number.
 
-        Parameters
-        ----------
-        number : int
-            The one after the newest that the caller has read.
-        data : Buffer
-            Two callers with the same bytes both take the number; where that must not be, they hold a random id.
+        `number`: the one after the newest that the caller has read; `data`: two callers with the same bytes both take
+        the number; where that must not be, they hold a random id.
         """
         try:
             self._folder.put_if_absent(key_of(number), data)

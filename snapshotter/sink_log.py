@@ -66,15 +66,9 @@ def checked_sink(name: object) -> str:
 def plan_of(batch: str, sources: Iterable[tuple[str, str]]) -> str:
     """Return the digest that distinguishes a micro-batch from another one of its number and beginning.
 
-    Parameters
-    ----------
-    batch : str
-        JSON, as Spark logged it: its time, and settings.
-    sources : iterable of (str, str)
-        Number or name of each source, and its offset at the end of the micro-batch: JSON as Spark logged it.
+    `batch`: JSON, as Spark logged it: its time, and settings; `sources`: number or name of each source, and its offset
+    at the end of the micro-batch: JSON as Spark logged it.
 
-    Notes
-    -----
     A repeat has the time that was logged. If Spark plans the micro-batch anew, equal offsets are not the same results:
     more timers are due by then, and the offset of a source of files, a number of its own log, stands for other files.
     """
@@ -136,15 +130,9 @@ class Entry(Stored):
     def newest_batch(self, decision: Entry | None, query_id: str) -> int | None:
         """Return the newest micro-batch of a query that is decided as of this entry; -1 if there is none.
 
-        Parameters
-        ----------
-        decision : Entry or None
-            The newest as of this entry: `SinkLog.decision`.
+        `decision`: the newest as of this entry: `SinkLog.decision`.
 
-        Returns
-        -------
-        int or None
-            None if the sink is not the query's, or another query has decided something since.
+        None if the sink is not the query's, or another query has decided something since.
         """
         if decision is not None and decision.query_id == query_id:
             return decision.batch_id
@@ -158,8 +146,6 @@ class SinkLog:
 
     `storage`: the state directory.
 
-    Notes
-    -----
     Threads: one, the driver's.
     """
 
@@ -234,10 +220,7 @@ class SinkLog:
 
         Raises `UnavailableError` if some are left for the next time.
 
-        Parameters
-        ----------
-        entry : Entry
-            The newest; what it needs stays.
+        `entry`: the newest; what it needs stays.
         """
         surplus = len(self._kept) - max(2, retained)
         if surplus >= _PRUNED_EACH:

@@ -56,8 +56,6 @@ def read_tables(log: ObjectCommitLog, pointer: Pointer, tables: Collection[str])
 
     `log`: without a backend, so that it returns rows; `tables`: the tables to return.
 
-    Notes
-    -----
     Memory: the rows, twice while they are merged. A long chain of commits is merged step by step.
     """
     rows: dict[str, Run] = {}
@@ -77,12 +75,7 @@ class StoredFiles(FrozenFiles):
 
     Raises `UnavailableError` if local storage is full or failing.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Empty, private, and of nobody else.
-    executor : concurrent.futures.Executor
-        Reads parts side by side; must not run the caller.
+    `folder`: empty, private, and of nobody else; `executor`: reads parts side by side; must not run the caller.
     """
 
     def __init__(self, manifest: Manifest, shard: PrefixedStorage, folder: Path, executor: Executor) -> None:
@@ -180,18 +173,9 @@ class At(NamedTuple):
 class VersionReader:
     """See the module; to be closed. For one thread at a time.
 
-    Parameters
-    ----------
-    shard : str
-        The shard's place in the storage: ``totals/shard-0003``.
-    tables : mapping of str to TableSchema
-        All that the state may hold.
-    executor : concurrent.futures.Executor
-        Runs downloads; must not run the caller.
-    work_folder : callable
-        Returns a context that gives an empty folder of its own each time, and removes it.
-    new_id : callable
-        Returns a new unique name each time.
+    `shard`: the shard's place in the storage: ``totals/shard-0003``; `tables`: all that the state may hold; `executor`:
+    runs downloads; must not run the caller; `work_folder`: returns a context that gives an empty folder of its own each
+    time, and removes it; `new_id`: returns a new unique name each time.
     """
 
     def __init__(
@@ -229,15 +213,9 @@ class VersionReader:
     def scan(self, at: At, table: str, first_hash: int = 0) -> Iterator[Run]:
         """Yield the live rows from a hash on, ascending by it.
 
-        Raises
-        ------
-        StateLostError, UnavailableError
-            As of `find`.
-        CorruptionError
-            As of `find`; or the snapshot is damaged. Another scan goes around it.
+        Raises `StateLostError` or `UnavailableError`: as of `find`; `CorruptionError`: as of `find`; or the snapshot is
+        damaged. Another scan goes around it.
 
-        Notes
-        -----
         Memory: the commits since the snapshot, and a stretch of that.
         """
         newest, schema = self.newest(at), self.tables[table]

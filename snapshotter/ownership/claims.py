@@ -83,17 +83,9 @@ class Tenure:
 class Claims:
     """The claims on one operator's directory, made by one run.
 
-    Parameters
-    ----------
-    me : Claim
-        As this run would claim; whatever its number.
-    lives : callable
-        Tells whether a process lives, and may give one that is ending a moment; None if that cannot be known.
-    monotonic_ms, new_id : callable, optional
-        As in `holdfast.clock`.
+    `me`: as this run would claim; whatever its number; `lives`: tells whether a process lives, and may give one that is
+    ending a moment; None if that cannot be known; `monotonic_ms`, `new_id`: as in `holdfast.clock`.
 
-    Notes
-    -----
     Threads: any; executors of one run need not know of each other.
     """
 

@@ -125,13 +125,8 @@ def find_claim(storage: ObjectStorage, operator: str) -> Claim | None:
 def look(storage: ObjectStorage, operator: str, known: Claim | None = None) -> tuple[Claim | None, Sequence[Beside]]:
     """Return the newest claim on an operator's directory, if there is one, and who works beside its holder.
 
-    Parameters
-    ----------
-    known : Claim, optional
-        Read before: not read again if it is still the newest.
+    `known`: read before: not read again if it is still the newest.
 
-    Notes
-    -----
     Cost: 1 list and, unless the claim is known, 1 get.
     """
     folder = claims_of(storage, operator)

@@ -195,12 +195,8 @@ def declare_tables(storage: ObjectStorage, record: OperatorRecord, planned: Stor
 
     Raises `ConflictError` if another run of the query has declared since what cannot be beside it.
 
-    Parameters
-    ----------
-    record : OperatorRecord
-        The stored one.
-    planned : StoredTables
-        What was stored when the run looked, with its changes and what it declares: state is written accordingly.
+    `record`: the stored one; `planned`: what was stored when the run looked, with its changes and what it declares:
+    state is written accordingly.
     """
     fence = Fence(storage, f"{record.operator}/{FOLDER}")
     for _ in looks(storage.url):

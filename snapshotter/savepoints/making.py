@@ -45,8 +45,6 @@ class Making:
         `UnavailableError` if the storage did not answer; once the manifest is asked to be stored, nobody knows whether
         it was.
 
-        Notes
-        -----
         What cannot be deleted is named in a warning.
         """
         name, data = self.folder.prefix, savepoint.encode()

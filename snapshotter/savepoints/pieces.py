@@ -52,16 +52,9 @@ def write_pieces(
 
     Raises `InvalidArgumentError` if a few rows are so large that no reader would take them.
 
-    Parameters
-    ----------
-    savepoint : ObjectStorage
-        Its folder.
-    run : Run
-        Without deletes.
-    piece_bytes : int
-        Of the rows of one piece, unpacked and on the average.
-    each : callable
-        Calls a function for each piece, as `map` does; in an executor, `holdfast.snapshotter.storage.ahead`.
+    `savepoint`: its folder; `run`: without deletes; `piece_bytes`: of the rows of one piece, unpacked and on the
+    average; `each`: calls a function for each piece, as `map` does; in an executor,
+    `holdfast.snapshotter.storage.ahead`.
     """
 
     def written(numbered: tuple[int, Run]) -> Piece:

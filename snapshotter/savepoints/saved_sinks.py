@@ -69,14 +69,7 @@ def continue_sinks(storage: ObjectStorage, query: SavedQuery, query_id: str, dri
 
     Raises `InvalidArgumentError` or `ConflictError`: as `require_sinks`: somebody has gone on meanwhile.
 
-    Parameters
-    ----------
-    storage : ObjectStorage
-        The state directory of both.
-    query_id : str
-        The restored query's.
-    driver : str
-        A random id.
+    `storage`: the state directory of both; `query_id`: the restored query's; `driver`: a random id.
     """
     for saved in query.sinks:
         _continue(storage, query, saved, query_id, driver)

@@ -43,10 +43,7 @@ _OURS = re.compile(
 def savepoint_folder(target: ObjectStorage, name: str) -> PrefixedStorage:
     """Return the folder of a savepoint's objects.
 
-    Raises
-    ------
-    InvalidArgumentError
-        Nothing can have this name.
+    Raises `InvalidArgumentError` if no savepoint can have this name.
     """
     if not NAME.fullmatch(name):
         raise InvalidArgumentError(
@@ -60,10 +57,7 @@ def savepoint_folder(target: ObjectStorage, name: str) -> PrefixedStorage:
 def find_savepoint(target: ObjectStorage, name: str) -> Savepoint | None:
     """Return a savepoint; None if it is absent or unfinished.
 
-    Raises
-    ------
-    CorruptionError
-        Its manifest is damaged.
+    Raises `CorruptionError` if its manifest is damaged.
     """
     folder = savepoint_folder(target, name)
     try:
@@ -76,10 +70,7 @@ def find_savepoint(target: ObjectStorage, name: str) -> Savepoint | None:
 def require_free(target: ObjectStorage, name: str) -> None:
     """Check that there is no savepoint of a name.
 
-    Raises
-    ------
-    ConflictError
-        There is one.
+    Raises `ConflictError` if there is one.
     """
     if find_savepoint(target, name) is not None:
         raise ConflictError(
@@ -90,12 +81,8 @@ def require_free(target: ObjectStorage, name: str) -> None:
 def read_savepoint(target: ObjectStorage, name: str) -> Savepoint:
     """Return a savepoint.
 
-    Raises
-    ------
-    NotFoundError
-        There is none of this name, or it is unfinished.
-    CorruptionError
-        Its manifest is damaged.
+    Raises `NotFoundError` if there is none of this name, or it is unfinished; `CorruptionError` if its manifest is
+    damaged.
     """
     found = find_savepoint(target, name)
     if found is None:
@@ -113,31 +100,19 @@ def _finished(target: ObjectStorage) -> set[str]:
 
 @dataclass(frozen=True)
 class Listed:
-    """A folder of a directory of savepoints.
-
-    Attributes
-    ----------
-    name : str
-    objects, size_bytes : int
-        That lie there.
-    savepoint : Savepoint or None
-        None if it is unfinished, or damaged.
-    damage : str
-        What is wrong with its manifest; empty if nothing is.
-    """
+    """A folder of a directory of savepoints."""
 
     name: str
+    #: That lie there
     objects: int
     size_bytes: int
-    savepoint: Savepoint | None = None
-    damage: str = ""
+    savepoint: Savepoint | None = None  #: None if it is unfinished, or damaged
+    damage: str = ""  #: What is wrong with its manifest; empty if nothing is
 
 
 def list_savepoints(target: ObjectStorage, executor: Executor) -> list[Listed]:
     """Return the savepoints of a directory by name, unfinished ones too; foreign folders are left out.
 
-    Notes
-    -----
     Cost: one listing, and a request for each savepoint.
     """
     sizes: dict[str, list[int]] = {}
@@ -169,17 +144,10 @@ def verify_savepoint(
 ) -> list[str]:
     """Read all objects of a savepoint and return what is damaged; empty if it can be restored whole.
 
-    Parameters
-    ----------
-    executor : concurrent.futures.Executor
-        Its threads hold one piece each.
-    on_read : callable
-        Called with the size of each object when it was read, in the calling thread.
+    Raises `InvalidArgumentError` or `UnavailableError` if an object cannot be read now; that says nothing about it.
 
-    Raises
-    ------
-    InvalidArgumentError, UnavailableError
-        An object cannot be read now; that says nothing about it.
+    `executor`: its threads hold one piece each; `on_read`: called with the size of each object when it was read, in the
+    calling thread.
     """
     folder = savepoint_folder(target, savepoint.name)
     damages = []
@@ -223,10 +191,7 @@ def _problem(check: Callable[[], object]) -> str:
 def read_log(folder: PrefixedStorage, log: SourceLog) -> memoryview:
     """Return a file that Spark kept of a source.
 
-    Raises
-    ------
-    CorruptionError
-        It is missing or damaged.
+    Raises `CorruptionError` if it is missing or damaged.
     """
     try:
         data = folder.get(log.key, max(1, log.size_bytes))
@@ -240,13 +205,8 @@ def read_log(folder: PrefixedStorage, log: SourceLog) -> memoryview:
 def delete_savepoint(target: ObjectStorage, name: str) -> int:
     """Delete a savepoint, or what is left of an unfinished one, uploads too; return how many objects it had.
 
-    Raises
-    ------
-    NotFoundError
-        Nothing of this name is here.
+    Raises `NotFoundError` if nothing of this name is here.
 
-    Notes
-    -----
     The manifest goes first: whatever happens then, nobody takes the rest for a savepoint. One that is finished while
     pieces are deleted goes, too.
     """

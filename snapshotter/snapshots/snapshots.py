@@ -356,19 +356,9 @@ class Frozen:
 class Snapshots:
     """Writes and reads the snapshots of one shard.
 
-    Parameters
-    ----------
-    executor : concurrent.futures.Executor
-        Each thread transfers one part at a time.
-    directory : pathlib.Path
-        The shard's local directory.
-    new_id : callable
-        Returns a new unique name each time.
-    now_ms : callable
-        Returns the time in ms since 1970.
+    `executor`: each thread transfers one part at a time; `directory`: the shard's local directory; `new_id`: returns a
+    new unique name each time; `now_ms`: returns the time in ms since 1970.
 
-    Notes
-    -----
     Threads: any, in several processes. Two may snapshot the same version; both snapshots are valid.
     """
 
@@ -410,14 +400,9 @@ class Snapshots:
 
         Raises `UnavailableError` if durable or local storage failed; commits go on without the snapshot.
 
-        Parameters
-        ----------
-        backend_name : str
-            The name under which the backend is registered that froze it.
-        cleaned : CleanedUp
-            What is known of clean-ups, for the next executor.
-        is_sure : bool
-            Whether what was stored before is sure to be there. If not, a listing tells, and what is not is sent again.
+        `backend_name`: of the backend that froze it; `cleaned`: what is known of clean-ups, for the next executor;
+        `is_sure`: whether what was stored before is sure to be there. If not, a
+        listing tells, and what is not is sent again.
         """
         folder, names, lineage = frozen.folder, frozen.names, frozen.lineage
         # Only what the version itself builds on is sure not to be cleaned up meanwhile.
@@ -472,8 +457,6 @@ class Snapshots:
 
         Raises `UnavailableError` if the storage did not answer, or local storage is full or failing.
 
-        Notes
-        -----
         Cost: a listing of the shard's snapshots; where there is one, a get.
         """
         wanted = {str(pointer) for pointer in lineage.versions}

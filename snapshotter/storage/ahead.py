@@ -32,17 +32,10 @@ def ahead(
     Raises `Exception` if the first one, by the order of the items, that the work or `items` raised. What had not begun
     is dropped.
 
-    Parameters
-    ----------
-    executor : concurrent.futures.Executor
-        Runs the work, which must not wait for other work of the executor's.
-    items : iterable
-        Asked for the next item by the caller's thread, and only when there is room for it.
-    window : int
-        How many items may be at work, or done and not yet with the caller: what bounds memory.
+    `executor`: runs the work, which must not wait for other work of the executor's; `items`: asked for the next item by
+    the caller's thread, and only when there is room for it; `window`: how many items may be at work, or done and not
+    yet with the caller: what bounds memory.
 
-    Notes
-    -----
     When the iterator ends, however it does, no work is under way: close it where it is not read to the end.
     """
     under_way: deque[Future[_Result]] = deque()

@@ -17,15 +17,9 @@ _Connection = TypeVar("_Connection")
 class Connections(Generic[_Connection]):
     """The connections of one storage.
 
-    Parameters
-    ----------
-    connect : callable
-        Makes one. It must not refer to the storage, which is released when nothing refers to that any more.
-    close : callable, optional
-        Closes one; by default it closes when it is collected.
+    `connect`: makes one. It must not refer to the storage, which is released when nothing refers to that any more;
+    `close`: closes one; by default it closes when it is collected.
 
-    Notes
-    -----
     Threads: many. Where two need the first connection at once, both may make one, and one is kept.
     """
 

@@ -135,16 +135,8 @@ _HDFS_RENAME_ONTO_FOLDER = "must both be directories"
 def translated(action: str, url: str, key: str, secrets: AbstractSet[str] = frozenset()) -> Iterator[None]:
     """Raise every exception of the body as an error of holdfast, caused by the original.
 
-    Parameters
-    ----------
-    action : str
-        What was tried: "put", "get", "list" or "delete".
-    url : str
-        The root, without credentials.
-    key : str
-        The key or prefix.
-    secrets : Set[str], optional
-        Strings that no message may show.
+    `action`: what was tried: "put", "get", "list" or "delete"; `url`: the root, without credentials; `key`: the key or
+    prefix; `secrets`: strings that no message may show.
     """
     try:
         yield
@@ -191,12 +183,7 @@ def error_for_code(code: str, status: int) -> tuple[type[HoldfastError], str]:
 def delete_failure(failures: Sequence[tuple[str, HoldfastError]], url: str) -> HoldfastError:
     """Return one error for all keys that could not be deleted; its notes name each of them.
 
-    Parameters
-    ----------
-    failures : Sequence[tuple[str, HoldfastError]]
-        Key and error of each; at least one.
-    url : str
-        The root.
+    `failures`: key and error of each; at least one; `url`: the root.
     """
     # One failure that a retry cannot cure makes the whole call one that a retry cannot cure.
     key, worst = next((pair for pair in failures if not pair[1].retryable), failures[0])

@@ -72,16 +72,8 @@ _TIME_NAMES = ("mtime", "LastModified", "last_modified", "modified", "updated", 
 class FsspecStorage(ObjectStorage):
     """See the module.
 
-    Parameters
-    ----------
-    scheme : str
-        The URL's scheme in lower case.
-    url : str
-        The root, without credentials.
-    options : Mapping[str, object]
-        Parameters of the file system.
-    new_id : callable, optional
-        Returns a new unique name each time.
+    `scheme`: the URL's scheme in lower case; `url`: the root, without credentials; `options`: parameters of the file
+    system; `new_id`: returns a new unique name each time.
     """
 
     def __init__(

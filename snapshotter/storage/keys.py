@@ -24,11 +24,6 @@ def check_key(key: str) -> str:
     control character, a lone surrogate, or a segment that is reserved: for unfinished writes, or ``.snapshot``.
 
     `key`: segments joined by "/", each 1 to 255 bytes of UTF-8, 1,024 bytes in all.
-
-    Returns
-    -------
-    str
-        The same key.
     """
     problem = key_problem(key)
     if problem:

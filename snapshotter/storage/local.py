@@ -63,10 +63,7 @@ class _NoLinksError(Exception):
 class LocalStorage(ObjectStorage):
     """See the module.
 
-    Parameters
-    ----------
-    root : str
-        Absolute, normalised path. It may itself be, or lead through, a symbolic link.
+    `root`: absolute, normalised path. It may itself be, or lead through, a symbolic link.
     """
 
     def __init__(self, root: str) -> None:

@@ -75,8 +75,6 @@ class ObjectInfo:
 class RequestCounts:
     """What users of a store pay for: requests by action, and bytes stored and returned.
 
-    Notes
-    -----
     Threads: any. Each has counters of its own, without a lock, so a fork never inherits a held one.
     """
 

@@ -71,16 +71,10 @@ def parse_storage_options(flat: Mapping[str, str]) -> dict[str, object]:
     Raises `InvalidArgumentError` if a name has an empty part, is both a value and a group, or its value cannot be
     converted. Values are never shown.
 
-    Parameters
-    ----------
-    flat : Mapping[str, str]
-        Names without the prefix ``spark.holdfast.storage.``; a dot nests.
+    `flat`: names without the prefix ``spark.holdfast.storage.``; a dot nests.
 
-    Returns
-    -------
-    dict[str, object]
-        Options for `open_storage`. Names in the tables above become bool, int or float; all others, and so
-        every key, secret and token, stay strings exactly as given.
+    Returns options for `open_storage`. Names in the tables above become bool, int or float; all others, and so every
+    key, secret and token, stay strings exactly as given.
     """
     nested: dict[str, object] = {}
     for name, text in flat.items():

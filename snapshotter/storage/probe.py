@@ -31,30 +31,15 @@ def probe_storage(
 ) -> int:
     """Put, get, list and delete a small object below a folder, which nobody else can put meanwhile.
 
-    Parameters
-    ----------
-    folder : str
-        Whole segments, without a trailing slash; it need not exist.
-    new_id : callable, optional
-        Returns a new unique name each time.
-    checked : str
-        What an error says of it.
+    Raises `InvalidArgumentError` if an action is refused (the message names action, key and, for S3, the permission),
+    the directory is missing, or the storage cannot put an object only if it is absent; `UnavailableError` if it did not
+    answer, or did not return an object right after its put.
 
-    Returns
-    -------
-    int
-        When the object was stored: the time by the store's clock, in ms since 1970.
+    `folder`: whole segments, without a trailing slash; it need not exist; `new_id`: returns a new unique name each
+    time; `checked`: what an error says of it.
 
-    Raises
-    ------
-    InvalidArgumentError
-        An action is refused, or the directory is missing: the message names action, key and, for S3, the permission.
-        Or the storage cannot put an object only if it is absent.
-    UnavailableError
-        The storage did not answer, or did not return an object right after its put.
+    Returns when the object was stored: the time by the store's clock, in ms since 1970.
 
-    Notes
-    -----
     Cost: one request for each action, a second put and a second get. If deleting is not allowed, the object stays
     behind.
     """

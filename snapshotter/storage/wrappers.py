@@ -30,10 +30,7 @@ __all__ = ["Bandwidth", "LimitedStorage", "PrefixedStorage", "WrappedStorage"]
 class WrappedStorage(ObjectStorage):
     """Delegates to another storage; a subclass overrides what it changes.
 
-    Parameters
-    ----------
-    inner : ObjectStorage
-        Does the work; closed with this one.
+    `inner`: does the work; closed with this one.
     """
 
     def __init__(self, inner: ObjectStorage) -> None:
@@ -81,12 +78,8 @@ class WrappedStorage(ObjectStorage):
 class PrefixedStorage(WrappedStorage):
     """A folder of a storage as a storage of its own.
 
-    Parameters
-    ----------
-    inner : ObjectStorage
-        Closed with this one; so do not close a view that you pass on.
-    prefix : str
-        Whole segments, without a slash at either end: ``totals/shard-0003``.
+    `inner`: closed with this one; so do not close a view that you pass on; `prefix`: whole segments, without a slash at
+    either end: ``totals/shard-0003``.
     """
 
     def __init__(self, inner: ObjectStorage, prefix: str) -> None:
@@ -133,8 +126,6 @@ class Bandwidth:
 
     `bytes_per_second`: at least 1; `monotonic_ms`, `sleep_ms`: as in `holdfast.clock`.
 
-    Notes
-    -----
     Threads: any. Over any interval, at most ``bytes_per_second`` times its length passes, plus one part.
     """
 

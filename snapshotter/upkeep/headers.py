@@ -16,8 +16,6 @@ from holdfast.snapshotter.upkeep.catalogue import StoredObject
 class Headers:
     """The headers of a shard's commits and snapshots.
 
-    Notes
-    -----
     Objects never change, so what was read stays true. Threads: many; the same object may then be read twice.
     """
 
@@ -64,8 +62,6 @@ def read_header(
     Raises `NotFoundError`, `CorruptionError` or `UnavailableError` if it is not there, is damaged or belongs elsewhere,
     or cannot be read now.
 
-    Notes
-    -----
     Memory: 16 MiB. Of a larger commit, as a restore or a rescale stores them, only the end is read; whether the rest of
     it is whole, `require_whole` tells.
     """

@@ -133,13 +133,8 @@ def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
     `chain`: all stored objects that the version is made of at which the query is, oldest first; `horizon`: the lowest
     version number that the query may return to.
 
-    Returns
-    -------
-    int
-        0 where the lineage has no commit object that is old enough to tell.
+    Returns 0 where the lineage has no commit object that is old enough to tell.
 
-    Notes
-    -----
     Cost: one read of each snapshot's manifest back to the horizon, and of three commits.
     """
     chains = history.chains(chain, horizon)
@@ -163,8 +158,6 @@ def needed_in_storage(retained: int, history: History) -> int:
 
     `retained`: how many versions before the newest one the query may return to.
 
-    Notes
-    -----
     What the query is at cannot be seen: it may have dropped the newest commits, or have gone back. So each commit and
     snapshot above the horizon counts as a version that it may be at, unless another one builds on it.
     """

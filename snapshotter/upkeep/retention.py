@@ -70,14 +70,8 @@ def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> Plan:
     Raises `CorruptionError`, `NotFoundError` or `UnavailableError` if the manifest of a remaining snapshot cannot be
     read, so the parts it needs are unknown.
 
-    Parameters
-    ----------
-    needed : int
-        See `holdfast.snapshotter.upkeep.history.needed_from`.
-    now_ms : int
-        The time by the store's clock.
-    grace_ms : int
-        What is younger than this stays.
+    `needed`: see `holdfast.snapshotter.upkeep.history.needed_from`; `now_ms`: the time by the store's clock;
+    `grace_ms`: what is younger than this stays.
     """
     shard = history.listing
     keep: dict[str, str] = {}
@@ -139,37 +133,16 @@ def run_retention(
     headers: Headers | None = None,
     new_id: Callable[[], str] = clock.new_id,
 ) -> Plan:
-    """Delete objects that no retained version needs.
+    """Delete objects that no retained version needs, and return what was done.
 
-    Parameters
-    ----------
-    pointer : Pointer
-        The version that the query has accepted.
-    chain : iterable of ChainEntry
-        All stored objects that this version is made of, oldest first.
-    retained : int
-        How many versions before it the query may return to.
-    grace_ms : int
-        See `plan`.
-    headers : Headers, optional
-        Of this shard; reused, it saves reading most headers again.
+    Raises `CorruptionError` or `NotFoundError`, before anything is deleted, if an object that is needed to decide is
+    damaged or missing, or has vanished meanwhile: another clean-up is running. Raises `InvalidArgumentError` or
+    `UnavailableError` if the storage refused, or did not answer; some objects may have been deleted.
 
-    Returns
-    -------
-    Plan
-        What was done.
+    `pointer`: the version that the query has accepted; `chain`: all stored objects that this version is made of, oldest
+    first; `retained`: how many versions before it the query may return to; `grace_ms`: see `plan`; `headers`: of this
+    shard; reused, it saves reading most headers again.
 
-    Raises
-    ------
-    CorruptionError
-        A stored object that is needed to decide is damaged or missing. Nothing was deleted.
-    NotFoundError
-        One vanished meanwhile: another clean-up is running. Nothing was deleted.
-    InvalidArgumentError, UnavailableError
-        The storage refused, or did not answer; some objects may have been deleted.
-
-    Notes
-    -----
     Cost: one small put, one listing, one or two deletes; a get for each snapshot since the horizon and for one commit,
     less what `headers` knows.
     """

@@ -42,13 +42,8 @@ class StateSize:
 class StateSizes:
     """Sizes of one directory's operators. Remembers what manifests say: a snapshot never changes.
 
-    Parameters
-    ----------
-    executor : concurrent.futures.Executor
-        For requests side by side; must not run the caller.
+    `executor`: for requests side by side; must not run the caller.
 
-    Notes
-    -----
     Threads: any.
     """
 
@@ -62,8 +57,6 @@ class StateSizes:
 
         Raises `UnavailableError` if the storage does not answer.
 
-        Notes
-        -----
         Cost: a small request for each of the first `SHARDS_READ_MAX` snapshots, once each.
         """
         shards = list(operator.shards.values())

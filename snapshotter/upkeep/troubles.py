@@ -72,8 +72,6 @@ class Troubles:
 
         Raises `InvalidArgumentError` or `UnavailableError` if the storage refused, or did not answer.
 
-        Notes
-        -----
         Cost: a listing, a put and, except the first time, a delete. If deleting fails, nothing is stored, so reports
         never pile up.
         """

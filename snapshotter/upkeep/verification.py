@@ -83,17 +83,10 @@ def verify_shard(
 
     Raises `InvalidArgumentError` or `UnavailableError` if an object cannot be read now; that says nothing about it.
 
-    Parameters
-    ----------
-    executor : concurrent.futures.Executor
-        Its threads hold up to 64 MiB each, whatever size the objects have.
-    retained : int
-        Versions before the newest one that retention keeps: what is older may be missing.
-    on_read : callable
-        Called with the size of each object when it was read, in the calling thread.
+    `executor`: its threads hold up to 64 MiB each, whatever size the objects have; `retained`: versions before the
+    newest one that retention keeps: what is older may be missing; `on_read`: called with the size of each object when
+    it was read, in the calling thread.
 
-    Notes
-    -----
     Cost: one listing, or up to three where something is wrong, and a read of each object.
     """
     found: dict[str, _Found] = {}

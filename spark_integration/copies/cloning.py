@@ -95,12 +95,7 @@ def copy_location(source: ObjectStorage, target: ObjectStorage, query: QueryLoca
 
     Raises `UnavailableError` if the query has left the micro-batch behind, or a storage did not answer: try again.
 
-    Parameters
-    ----------
-    source, target : ObjectStorage
-        Their roots are the locations.
-    query : QueryLocation
-        Reads `source`.
+    `source`, `target`: their roots are the locations; `query`: reads `source`.
     """
     folders = ("state/", "offsets/", "commits/", "sources/")
     sizes = {info.key: info.size_bytes for folder in folders for info in source.list(folder)}
@@ -186,17 +181,10 @@ class ShardCopier(ShardTask):
 def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointer, carried: bytes | None) -> int:
     """Copy what a version is made of; return how many commits and snapshots these are.
 
-    Parameters
-    ----------
-    carried : bytes or None
-        The version's commit, if the query's pointer carries it.
+    Raises `StateLostError` if an object that the version is made of is missing; `CorruptionError` if one is damaged, or
+    another one than the version was made of.
 
-    Raises
-    ------
-    StateLostError
-        An object that the version is made of is missing.
-    CorruptionError
-        One is damaged, or another one than the version was made of.
+    `carried`: the version's commit, if the query's pointer carries it.
     """
     commits = CommitObjects(source, {})
     commit = commits.fetch_newest(pointer) if carried is None else commits.decode_carried(carried, pointer)

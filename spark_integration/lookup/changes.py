@@ -25,41 +25,25 @@ Side = tuple[str, PointerRow] | None
 
 @dataclass(frozen=True)
 class RowChange:
-    """A key whose row differs.
-
-    Attributes
-    ----------
-    kind : {"added", "removed", "changed"}
-    key : dict
-        Its key columns.
-    before, after : dict or None
-        Its value columns; None if it has no row.
-    """
+    """A key whose row differs."""
 
     kind: str
-    key: dict[str, Any]
+    key: dict[str, Any]  #: Its key columns
+    #: Its value columns; None if it has no row
     before: dict[str, Any] | None
     after: dict[str, Any] | None
 
 
 @dataclass
 class TableChanges:
-    """How a table differs.
-
-    Attributes
-    ----------
-    table : str
-    added, removed, changed : int
-        Keys.
-    rows : list of RowChange
-        Some of them.
-    """
+    """How a table differs."""
 
     table: str
+    #: Keys
     added: int = 0
     removed: int = 0
     changed: int = 0
-    rows: list[RowChange] = field(default_factory=list)
+    rows: list[RowChange] = field(default_factory=list)  #: Some of them
 
     def take(self, before: Run, after: Run, rows_max: int) -> None:
         """Compare two runs of one schema: count what differs, and keep so many rows in all."""
@@ -106,10 +90,7 @@ def compare(
 ) -> None:
     """Add the differences of one shard's table to `changes`.
 
-    Raises
-    ------
-    StateLostError, CorruptionError, UnavailableError
-        A version cannot be read.
+    Raises `StateLostError`, `CorruptionError` or `UnavailableError` if a version cannot be read.
     """
     one, other = sides
     if one and other and one[1].pointer == other[1].pointer:

@@ -197,12 +197,8 @@ class Lookup:
         Raises `InvalidArgumentError` if it is no key of the table, or has a column of a type whose hash only Spark
         knows.
 
-        Parameters
-        ----------
-        grouping : tuple of str
-            The key columns that hashes are of.
-        key : mapping
-            Their values, as JSON has them: times and decimals as text, binaries in base64.
+        `grouping`: the key columns that hashes are of; `key`: their values, as JSON has them: times and decimals as
+        text, binaries in base64.
         """
         return cls(keys_of(table, grouping, [key]))
 

@@ -41,32 +41,16 @@ Key = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StoredOperator:
-    """An operator of holdfast's as it was after a micro-batch.
-
-    Attributes
-    ----------
-    name : str
-    batch_id : int
-        The micro-batch.
-    number : int
-        Spark's number of the operator that holds the pointers.
-    host : str
-        Spark's name of it.
-    shards : int
-        How many the operator has.
-    tables : mapping of str to TableSchema
-        Those that users see, with the columns that are declared by now.
-    pointers : mapping of str to tuple of PointerRow
-        By directory below the state directory, ascending by shard. A shard that never had rows has none; the
-        attribute ``pointer`` of one without state is None.
-    """
+    """An operator of holdfast's as it was after a micro-batch."""
 
     name: str
-    batch_id: int
-    number: int
-    host: str
-    shards: int
-    tables: Mapping[str, TableSchema]
+    batch_id: int  #: The micro-batch
+    number: int  #: Spark's number of the operator that holds the pointers
+    host: str  #: Spark's name of it
+    shards: int  #: How many the operator has
+    tables: Mapping[str, TableSchema]  #: Those that users see, with the columns that are declared by now
+    #: By directory below the state directory, ascending by shard. A shard that never had rows has none; the attribute
+    #: ``pointer`` of one without state is None.
     pointers: Mapping[str, tuple[PointerRow, ...]]
 
     @cached_property
@@ -94,40 +78,20 @@ def grouping_of(tables: Mapping[str, TableSchema]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class KeyVersion:
-    """What a key held from one micro-batch on.
+    """What a key held from one micro-batch on."""
 
-    Attributes
-    ----------
-    batch_id : int
-        The first retained micro-batch after which it held this.
-    batch_ms : int
-        When that micro-batch was planned, in ms since 1970.
-    is_oldest : bool
-        Whether nothing older is retained: it may have held this before.
-    tables : mapping of str to pyarrow.Table
-        Its rows by table, as `StoredQuery.get` returns them.
-    """
-
-    batch_id: int
-    batch_ms: int
-    is_oldest: bool
-    tables: Mapping[str, pa.Table]
+    batch_id: int  #: The first retained micro-batch after which it held this
+    batch_ms: int  #: When that micro-batch was planned, in ms since 1970
+    is_oldest: bool  #: Whether nothing older is retained: it may have held this before
+    tables: Mapping[str, pa.Table]  #: Its rows by table, as `StoredQuery.get` returns them
 
 
 @dataclass(frozen=True)
 class Page:
-    """Some rows of a shard, in the order of their hashes.
+    """Some rows of a shard, in the order of their hashes."""
 
-    Attributes
-    ----------
-    rows : pyarrow.Table
-        The key columns, then the value columns.
-    after : str or None
-        What gives the next page; None on the last one.
-    """
-
-    rows: pa.Table
-    after: str | None
+    rows: pa.Table  #: The key columns, then the value columns
+    after: str | None  #: What gives the next page; None on the last one
 
 
 _KEPT_BATCHES = 128
@@ -135,13 +99,7 @@ _KEPT_BATCHES = 128
 
 @dataclass(frozen=True)
 class Held:
-    """One of Spark's operators, and the pointers that were read of it.
-
-    Attributes
-    ----------
-    operator : StateOperator
-    rows : tuple of PointerRow
-    """
+    """One of Spark's operators, and the pointers that were read of it."""
 
     operator: StateOperator
     rows: tuple[PointerRow, ...]
@@ -150,12 +108,7 @@ class Held:
 class QueryPointers:
     """See the module. Safe for many threads.
 
-    Parameters
-    ----------
-    location : ObjectStorage
-        Its root is the query's checkpoint location.
-    executor : concurrent.futures.Executor
-        Must not run the caller.
+    `location`: its root is the query's checkpoint location; `executor`: must not run the caller.
     """
 
     def __init__(self, location: ObjectStorage, executor: Executor) -> None:
@@ -178,10 +131,7 @@ class QueryPointers:
     def batch(self, batch_id: int | None) -> LoggedBatch:
         """Return Spark's log of a micro-batch, by default the last committed one.
 
-        Raises
-        ------
-        NotFoundError
-            It is not committed, or was purged.
+        Raises `NotFoundError` if it is not committed, or was purged.
         """
         number = batch_id
         if number is None:
@@ -194,19 +144,10 @@ class QueryPointers:
     def held(self, batch_id: int, partitions: Collection[int] | None = None) -> list[Held]:
         """Return the operators that hold pointers of holdfast's, after a micro-batch.
 
-        Parameters
-        ----------
-        partitions : collection of int, optional
-            Read the pointers in these partitions only, as far as an operator has such.
+        Raises `NotFoundError` if the micro-batch is not committed, or was purged; `InvalidArgumentError` if Spark's
+        state has a form that holdfast does not read; `CorruptionError` if it is damaged.
 
-        Raises
-        ------
-        NotFoundError
-            The micro-batch is not committed, or was purged.
-        InvalidArgumentError
-            Spark's state has a form that holdfast does not read.
-        CorruptionError
-            It is damaged.
+        `partitions`: read the pointers in these partitions only, as far as an operator has such.
         """
         _, stores, operators = self._of(batch_id)
         found = []
@@ -243,13 +184,7 @@ class QueryPointers:
 
 
 class QueryOperators:
-    """Finds the operators that the pointers and their directories tell.
-
-    Parameters
-    ----------
-    pointers : QueryPointers
-    readers : ShardReaders
-    """
+    """Finds the operators that the pointers and their directories tell."""
 
     def __init__(self, pointers: QueryPointers, readers: ShardReaders) -> None:
         self._pointers, self._readers = pointers, readers
@@ -321,12 +256,8 @@ class QueryOperators:
     def one(self, name: str, batch_id: int) -> StoredOperator:
         """Return one operator.
 
-        Raises
-        ------
-        NotFoundError
-            The query has none of this name, or cannot return to the micro-batch.
-        InvalidArgumentError, CorruptionError, UnavailableError
-            As of `QueryPointers.held`.
+        Raises `NotFoundError` if the query has none of this name, or cannot return to the micro-batch;
+        `InvalidArgumentError`, `CorruptionError` or `UnavailableError`: as of `QueryPointers.held`.
         """
         all_held = self._pointers.held(batch_id)
         for held in all_held:

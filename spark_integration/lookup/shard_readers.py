@@ -30,14 +30,7 @@ _KNOWN_MS = 3_000
 class ShardReaders:
     """See the module; to be closed. Safe for many threads, which take turns at a shard.
 
-    Parameters
-    ----------
-    storage : ObjectStorage
-        The state directory.
-    executor : concurrent.futures.Executor
-        Must not run the caller.
-    monotonic_ms : callable, optional
-        As in `holdfast.clock`.
+    `storage`: the state directory; `executor`: must not run the caller; `monotonic_ms`: as in `holdfast.clock`.
     """
 
     def __init__(

@@ -25,19 +25,7 @@ Sources = Literal["saved", "fresh"]
 class Changes:
     """How a restored query differs from its savepoint; see `holdfast.savepoints.restore`.
 
-    Attributes
-    ----------
-    shards, partitions : int or None
-    rename : mapping of str to str
-    skip, reset : frozenset of str
-    sources : {"saved", "fresh"}
-    migrate : mapping of str to callable, or to a mapping of str to callable
-    continue_sinks : bool
-
-    Raises
-    ------
-    InvalidArgumentError
-        Nothing can be so.
+    Raises `InvalidArgumentError` if they contradict each other.
     """
 
     shards: int | None = None
@@ -65,10 +53,7 @@ class Changes:
 def require_counts(**counts: int | None) -> None:
     """Check numbers of shards or partitions, which may be left out.
 
-    Raises
-    ------
-    InvalidArgumentError
-        One of them is none, or too large.
+    Raises `InvalidArgumentError` if one of them is none, or too large.
     """
     for what, count in counts.items():
         most = MOST_SHARDS if what == "shards" else SHARDS_LIMIT - 1
@@ -79,10 +64,8 @@ def require_counts(**counts: int | None) -> None:
 def require_comment(comment: object) -> None:
     """Check a savepoint's comment.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It is no text that every reader takes: a command line may pass on bytes that are no characters.
+    Raises `InvalidArgumentError` if it is no text that every reader takes: a command line may pass on bytes that are no
+    characters.
     """
     if not isinstance(comment, str) or _NO_CHARACTER.search(comment):
         raise InvalidArgumentError("comment must be a string of valid characters", comment=ascii(comment))
@@ -90,25 +73,13 @@ def require_comment(comment: object) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of an operator that keeps its place in the query.
-
-    Attributes
-    ----------
-    saved : SavedOperator
-    name : str
-        In the new query.
-    shards : int
-    is_reset : bool
-        Whether it begins without state, by choice or because it had none.
-    migrations : mapping of str to Migration
-        By table what gives it other columns.
-    """
+    """What becomes of an operator that keeps its place in the query."""
 
     saved: SavedOperator
-    name: str
+    name: str  #: In the new query
     shards: int
-    is_reset: bool
-    migrations: Mapping[str, Migration]
+    is_reset: bool  #: Whether it begins without state, by choice or because it had none
+    migrations: Mapping[str, Migration]  #: By table what gives it other columns
 
 
 def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
@@ -117,12 +88,8 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
     Spark numbers operators with state in the order of the plan, without gaps, and refuses a query that has more or
     fewer of them than its checkpoint location: so the others move up.
 
-    Raises
-    ------
-    InvalidArgumentError, NotFoundError
-        The savepoint cannot be restored so.
-    CorruptionError
-        It describes an operator that no release has.
+    Raises `InvalidArgumentError` or `NotFoundError` if the savepoint cannot be restored so; `CorruptionError` if it
+    describes an operator that no release has.
     """
     operators = sorted(savepoint.operators, key=lambda operator: operator.number)
     names = {operator.name for operator in operators}

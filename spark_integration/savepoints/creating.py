@@ -91,12 +91,8 @@ def saved_query(
 
     Raises `UnavailableError` if Spark has cleaned up meanwhile.
 
-    Parameters
-    ----------
-    folder : ObjectStorage
-        The savepoint's, into which what Spark keeps of the sources is copied.
-    sinks : iterable of SavedSink
-        Found before: so what they have decided was planned.
+    `folder`: the savepoint's, into which what Spark keeps of the sources is copied; `sinks`: found before: so what they
+    have decided was planned.
     """
     logged = (batch.batch_id, batch.offsets_version, batch.batch, batch.next_watermark_ms)
     sources = _saved_sources(location, batch.sources, folder, {})
@@ -170,39 +166,22 @@ def shard_row(operator: str, row: PointerRow) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class StoredNames:
-    """How the rows of an operator are stored in one of its directories; travels to the tasks.
+    """How the rows of an operator are stored in one of its directories; travels to the tasks."""
 
-    Attributes
-    ----------
-    held : mapping of str to list of str
-        The encoded schemas of all tables, with the names that columns are stored under.
-    names : mapping of str to mapping of str to str
-        By table the columns that are saved, and under which names they are stored.
-    """
-
-    held: Mapping[str, list[str]]
-    names: Mapping[str, Names]
+    held: Mapping[str, list[str]]  #: The encoded schemas of all tables, with the names that columns are stored under
+    names: Mapping[str, Names]  #: By table the columns that are saved, and under which names they are stored
 
 
 @dataclass(frozen=True)
 class ShardSaver(ShardTask):
-    """Saves shards, which are rows of `SHARD`, to a directory of savepoints; see `ShardTask`.
-
-    Attributes
-    ----------
-    name : str
-        Of the savepoint.
-    tables : mapping of str to mapping
-        By operator the encoded schemas of all its tables, as they are saved.
-    stored : mapping of str to StoredNames
-        By directory how its rows are stored.
-    """
+    """Saves shards, which are rows of `SHARD`, to a directory of savepoints; see `ShardTask`."""
 
     RETURNED: ClassVar[pa.Schema] = _SAVED
 
-    name: str
+    name: str  #: Of the savepoint
+    #: By operator the encoded schemas of all its tables, as they are saved
     tables: Mapping[str, Mapping[str, list[str]]]
-    stored: Mapping[str, StoredNames]
+    stored: Mapping[str, StoredNames]  #: By directory how its rows are stored
 
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
         """Yield the pieces of a shard, in order."""
@@ -302,10 +281,7 @@ def save(
 ) -> Savepoint:
     """Save the state of a query by Spark, or by this process; see `create`.
 
-    Parameters
-    ----------
-    times : LoggedBatch, optional
-        The micro-batch of which the savepoint has watermark and time, instead of the one that is saved.
+    `times`: the micro-batch of which the savepoint has watermark and time, instead of the one that is saved.
     """
     require_names(without, comment)
     with (
@@ -415,10 +391,7 @@ class _Saving:
     def of_batch(self, batch_id: int | None, found: Callable[[LoggedBatch], _Found]) -> tuple[LoggedBatch, _Found]:
         """Return a committed micro-batch and its state; if the query moves on from the last one, try twice.
 
-        Raises
-        ------
-        UnavailableError
-            The query has left the second one behind, too.
+        Raises `UnavailableError` if the query has left the second one behind, too.
         """
         batch = self.location.batch(batch_id)
         try:
@@ -569,21 +542,12 @@ class _Saving:
 
 @dataclass(frozen=True)
 class _Known:
-    """An operator before it is saved.
+    """An operator before it is saved."""
 
-    Attributes
-    ----------
-    operator : SavedOperator
-        Without pieces. Its columns have the names that the query calls them by; what was dropped is not saved.
-    rows : list of PointerRow
-        Of its shards.
-    stored : mapping of str to StoredNames
-        By directory.
-    """
-
+    #: Without pieces. Its columns have the names that the query calls them by; what was dropped is not saved.
     operator: SavedOperator
-    rows: list[PointerRow]
-    stored: Mapping[str, StoredNames]
+    rows: list[PointerRow]  #: Of its shards
+    stored: Mapping[str, StoredNames]  #: By directory
 
 
 def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Known:

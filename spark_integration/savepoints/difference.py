@@ -33,26 +33,17 @@ ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 
 @dataclass
 class TableDifference:
-    """How a table of an operator differs.
-
-    Attributes
-    ----------
-    operator, table : str
-    columns : str
-        Why rows cannot be compared; empty where they were.
-    equal, added, removed, changed : int
-        Keys.
-    keys : dict of str to list
-        By ``added``, ``removed`` and ``changed`` the first of these keys, as rows of the key columns.
-    """
+    """How a table of an operator differs."""
 
     operator: str
     table: str
-    columns: str = ""
+    columns: str = ""  #: Why rows cannot be compared; empty where they were
+    #: Keys
     equal: int = 0
     added: int = 0
     removed: int = 0
     changed: int = 0
+    #: By ``added``, ``removed`` and ``changed`` the first of these keys, as rows of the key columns
     keys: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {ADDED: [], REMOVED: [], CHANGED: []})
 
     @property
@@ -97,15 +88,9 @@ def facts_that_differ(before: Savepoint, after: Savepoint) -> list[str]:
 def difference(before: Side, after: Side, keys_each: int = 0) -> Iterator[TableDifference]:
     """Yield how each table differs of the operators that both savepoints have.
 
-    Parameters
-    ----------
-    keys_each : int
-        How many of the keys that differ to return, of each table and kind.
+    Raises `CorruptionError` if a piece is missing or damaged.
 
-    Raises
-    ------
-    CorruptionError
-        A piece is missing or damaged.
+    `keys_each`: how many of the keys that differ to return, of each table and kind.
     """
     for name, one in before.operators.items():
         other = after.operators.get(name)
@@ -145,13 +130,7 @@ def _compare(found: TableDifference, before: Side, after: Side, schema: TableSch
 class _Rows:
     """The rows of a table of one side, asked for range by range, ascending: a piece that ranges share is read once.
 
-    Parameters
-    ----------
-    folder : PrefixedStorage
-        The savepoint's.
-    operator : SavedOperator
-    schema : TableSchema
-        Of what is returned.
+    `folder`: the savepoint's; `schema`: of what is returned.
     """
 
     def __init__(self, folder: PrefixedStorage, operator: SavedOperator, schema: TableSchema) -> None:

@@ -31,32 +31,20 @@ _ROWS, _BYTES = 1_000_000, 64 << 20
 
 @dataclass(frozen=True)
 class Migration:
-    """What becomes of one state table.
-
-    Attributes
-    ----------
-    function : callable
-    before, after : TableSchema
-        The table as it was saved, and as it is restored.
-    is_expiring : bool
-        Whether the column of expiry times is holdfast's own, which the function does not see.
-    returned : tuple of str
-        What the function calls the value columns, in the order of `after`.
-    """
+    """What becomes of one state table."""
 
     function: Migrate
+    #: The table as it was saved, and as it is restored
     before: TableSchema
     after: TableSchema
-    is_expiring: bool
-    returned: tuple[str, ...]
+    is_expiring: bool  #: Whether the column of expiry times is holdfast's own, which the function does not see
+    returned: tuple[str, ...]  #: What the function calls the value columns, in the order of `after`
 
     def __call__(self, run: Run) -> Run:
         """Return the rows with their new value columns.
 
-        Raises
-        ------
-        InvalidArgumentError, SchemaMismatchError
-            The function failed, or returned other rows, keys or columns than it should.
+        Raises `InvalidArgumentError` or `SchemaMismatchError` if the function failed, or returned other rows, keys or
+        columns than it should.
         """
         return join_runs([self._of(chunk) for chunk in run.chunks(_ROWS, _BYTES)])
 
@@ -87,17 +75,10 @@ class Migration:
 def migrations_of(operator: SavedOperator, given: Any) -> dict[str, Migration]:
     """Return by table what becomes of an operator's state.
 
-    Parameters
-    ----------
-    given : callable, or mapping of str to callable
-        For the operator's only state table; or by table, or by a processor's variable.
+    Raises `InvalidArgumentError` if it is no such function, or fails for a batch without rows; `NotFoundError` if there
+    is no such table.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It is no such function, or fails for a batch without rows.
-    NotFoundError
-        There is no such table.
+    `given`: for the operator's only state table; or by table, or by a processor's variable.
     """
     tables = [name for name, schema in operator.tables.items() if name != TIMERS and not is_by_time(schema)]
     if callable(given):

@@ -102,12 +102,7 @@ def new_query(
 
     Raises `ConflictError` if the location holds something else; `InvalidArgumentError` if it is a state directory.
 
-    Parameters
-    ----------
-    checkpoint_location : str or pathlib.Path
-        Its checkpoint location.
-    state_dir : str or pathlib.Path, optional
-        Its state directory; by default that of the settings.
+    `state_dir`: its state directory, by default that of the settings.
     """
     if state_dir is not None:
         given = Settings.parse({f"{PREFIX}state.dir": str(state_dir)})

@@ -139,24 +139,13 @@ def restore(
 
 @dataclass(frozen=True)
 class Restorable:
-    """A savepoint, and what becomes of it in a new query.
+    """A savepoint, and what becomes of it in a new query."""
 
-    Attributes
-    ----------
-    target : str
-        URL of its directory.
-    savepoint : Savepoint
-    changes : Changes
-    plans : list of Plan
-    conf : mapping of str to str
-        The settings that the new query pins.
-    """
-
-    target: str
+    target: str  #: URL of its directory
     savepoint: Savepoint
     changes: Changes
     plans: list[Plan]
-    conf: Mapping[str, str]
+    conf: Mapping[str, str]  #: The settings that the new query pins
 
     @classmethod
     def read(cls, target: str, name: str, options: Mapping[str, object], changes: Changes) -> Restorable:
@@ -185,10 +174,7 @@ def restore_with(tasks: Tasks, saved: Restorable, checkpoint_location: str | Pat
 def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: StateMaker) -> None:
     """Fill a query's checkpoint location and directory from a savepoint, all but ``metadata``.
 
-    Parameters
-    ----------
-    make_state : callable
-        What `tasks` gives for a query with the same settings and operators.
+    `make_state`: what `tasks` gives for a query with the same settings and operators.
     """
     plans, changes, query = saved.plans, saved.changes, saved.savepoint.query
     if changes.continue_sinks:
@@ -251,10 +237,7 @@ class _State:
     def declare(self, settings: Settings) -> None:
         """Write the record, before any state: from then on the directory is the new query's.
 
-        Raises
-        ------
-        ConflictError
-            Another query has taken the directory meanwhile.
+        Raises `ConflictError` if another query has taken the directory meanwhile.
         """
         saved = migrated(self.plan.saved, self.plan.migrations)
         record = OperatorRecord.of(
@@ -277,10 +260,7 @@ def _advise_of_shards(states: Collection[_State]) -> None:
     A query is defined before Spark says which one it is, so its operators have as many shards as the record under their
     name says. A wrong number is an error when the query starts, which names the right one.
 
-    Raises
-    ------
-    InvalidArgumentError
-        The session can set only one number, and operators would need several.
+    Raises `InvalidArgumentError` if the session can set only one number, and operators would need several.
     """
     misled = [state for state in states if state.shards_by_name not in (None, state.plan.shards)]
     if not misled:

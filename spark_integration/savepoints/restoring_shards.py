@@ -137,25 +137,13 @@ def _range_of(piece: Piece, schema: TableSchema, shards: int) -> HashRange:
 
 @dataclass(frozen=True)
 class ShardRestorer(ShardTask):
-    """Restores the shards of a task, given as rows of `SHARDS`; see `ShardTask`.
-
-    Attributes
-    ----------
-    target : str
-        URL of the state directory.
-    source : str
-        URL of the directory of savepoints.
-    name : str
-        Of the savepoint.
-    operators : mapping of str to RestoredOperator
-        By the name that the savepoint has.
-    """
+    """Restores the shards of a task, given as rows of `SHARDS`; see `ShardTask`."""
 
     RETURNED: ClassVar[pa.Schema] = _RESTORED
 
-    source: str
-    name: str
-    operators: Mapping[str, RestoredOperator]
+    source: str  #: URL of the directory of savepoints
+    name: str  #: Of the savepoint
+    operators: Mapping[str, RestoredOperator]  #: By the name that the savepoint has
 
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[Mapping[str, Any]]:
         """Yield the commit of each shard; see `ShardTask`."""
@@ -217,14 +205,8 @@ class PieceRows:
 
     Pieces are read ahead, in the order in which they are needed.
 
-    Parameters
-    ----------
-    folder : PrefixedStorage
-        The savepoint's.
-    name : str
-        The operator's.
-    pieces : sequence of Piece
-        All that may have rows of these shards, in order by table.
+    `folder`: the savepoint's; `name`: the operator's; `pieces`: all that may have rows of these shards, in order by
+    table.
     """
 
     def __init__(

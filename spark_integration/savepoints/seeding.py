@@ -77,10 +77,7 @@ def begin(location: ObjectStorage, query_id: str) -> set[str]:
 
     `query_id`: that the new query will have.
 
-    Returns
-    -------
-    set of str
-        The ids that the queries of stopped restores would have had.
+    Returns the ids that the queries of stopped restores would have had.
     """
     found = {info.key for info in location.list("")}
     marks = _stopped(location, found)
@@ -136,8 +133,6 @@ def finish(location: ObjectStorage, query_id: str) -> None:
     Raises `ConflictError` if another restore has taken the location meanwhile; `UnavailableError` if nobody knows
     whether it can be.
 
-    Notes
-    -----
     That the mark cannot be deleted is told in a warning.
     """
     require_mine(location, query_id)
@@ -233,18 +228,9 @@ def seed(
 
     Raises `CorruptionError` if a file of the savepoint is damaged.
 
-    Parameters
-    ----------
-    location : ObjectStorage
-        Its root is the location.
-    first : FirstState
-        What its logs say of that.
-    savepoint : PrefixedStorage
-        The savepoint's folder.
-    fresh : bool
-        Let sources begin where their own options say, and the watermark anew.
-    planned : PlannedBatch, optional
-        The micro-batch that the query runs first; by default Spark plans it.
+    `location`: its root is the location; `first`: what its logs say of that; `savepoint`: the savepoint's folder;
+    `fresh`: let sources begin where their own options say, and the watermark anew; `planned`: the micro-batch that the
+    query runs first; by default Spark plans it.
     """
     for source in () if fresh else (*query.sources, *(planned.sources if planned else ())):
         for log in source.logs:

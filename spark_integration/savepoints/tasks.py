@@ -66,12 +66,8 @@ def run_tasks(
 
     Raises `UnavailableError` if a task failed, as often as Spark repeats tasks; `HoldfastError`: that a task returned.
 
-    Parameters
-    ----------
-    shards : sequence of tuple
-        A row for each; none, and nothing runs.
-    given, returned : str
-        The columns of these rows, and of what comes back: ``operator``, ``shard`` and ``error`` among them.
+    `shards`: a row for each; none, and nothing runs; `given`, `returned`: the columns of these rows, and of what comes
+    back: ``operator``, ``shard`` and ``error`` among them.
     """
     from pyspark.errors import PySparkException
 
@@ -130,12 +126,8 @@ def each_row(
 
     Raises `UnavailableError` if a storage did not answer; Spark repeats the task.
 
-    Parameters
-    ----------
-    work : callable
-        Returns rows as mappings; what they lack is null.
-    returned : pyarrow.Schema
-        Of these rows: ``operator``, ``shard`` and ``error`` among them.
+    `work`: returns rows as mappings; what they lack is null; `returned`: of these rows: ``operator``, ``shard`` and
+    ``error`` among them.
     """
     for batch in batches:
         for row in batch.to_pylist():

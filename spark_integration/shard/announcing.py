@@ -68,10 +68,7 @@ def announce(
 ) -> SnapshotNews | None:
     """Tell the state server about a commit; start a server if none answers.
 
-    Returns
-    -------
-    SnapshotNews or None
-        What a server that received it answers; None if none did.
+    Returns what a server that received it answers; None if none did.
     """
     client = client_of(opened.executor_directory)
     message = announcement(operator, opened, accepted, committed, measured)
@@ -110,10 +107,7 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
 
     Raises `UnavailableError` if the chain is far too long, and the snapshot failed.
 
-    Returns
-    -------
-    Lineage or None
-        What that version is made of; None without durable storage.
+    Returns what that version is made of; None without durable storage.
     """
     if opened.log is None or view is None:
         return None
@@ -142,14 +136,8 @@ def reported(
 ) -> Iterator[None]:
     """Report an error of the context, and raise it again.
 
-    Parameters
-    ----------
-    log : ObjectCommitLog or None
-        Of the shard; None without durable storage, which leaves nowhere to report.
-    batch_id : int or None
-        The micro-batch; None if Spark does not tell.
-    now_ms : callable
-        As in `holdfast.clock`.
+    `log`: of the shard; None without durable storage, which leaves nowhere to report; `batch_id`: the micro-batch; None
+    if Spark does not tell; `now_ms`: as in `holdfast.clock`.
     """
     try:
         yield

@@ -70,19 +70,10 @@ def gather_rows(tables: Iterable[pa.Table], schema: pa.Schema, root: Path) -> pa
 
     Raises `UnavailableError` if the disk is full or failing.
 
-    Parameters
-    ----------
-    tables : iterable of pyarrow.Table
-        Of one schema; consumed one at a time.
-    schema : pyarrow.Schema
-        Of the empty result, if there are no tables.
-    root : pathlib.Path
-        A directory on disk, the root of local state.
+    `tables`: of one schema; consumed one at a time; `schema`: of the empty result, if there are no tables; `root`: a
+    directory on disk, the root of local state.
 
-    Returns
-    -------
-    pyarrow.Table
-        With one chunk per column or, if mapped, one per table.
+    The result has one chunk per column or, if mapped, one per table.
     """
     tables = iter(tables)
     held: list[pa.Table] = []
@@ -155,21 +146,10 @@ class ShardStep:
 def call_shard(
     step: ShardStep, key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], group: ShardGroup
 ) -> Iterator[pd.DataFrame]:
-    """Run one shard of one micro-batch.
+    """Run one shard of one micro-batch, and yield what the output sends.
 
-    Parameters
-    ----------
-    key : tuple of (int,)
-        The group's: the route to the shard.
-    chunks : iterable of pandas.DataFrame
-        What the transport sent, or nothing.
-    group : ShardGroup
-        Its pointer is put back when the shard has committed.
-
-    Yields
-    ------
-    pandas.DataFrame
-        What the output sends.
+    `key`: the group's: the route to the shard; `chunks`: what the transport sent, or nothing; `group`: its pointer is
+    put back when the shard has committed.
     """
     try:
         yield from _called(step, key, chunks, group)

@@ -70,8 +70,6 @@ class ClaimNote:
 
     `operator_directory`: the executor's.
 
-    Notes
-    -----
     Processes: any number; the lock of one is released when it ends. Errors: local storage that is full or failing is an
     UnavailableError.
     """
@@ -161,11 +159,6 @@ def keep_claim(
 
     Raises `ConflictError` if another query uses the directory, or another application runs this query; `FencedError` if
     a newer run of this query uses the directory.
-
-    Returns
-    -------
-    Tenure
-        The run's, from now on.
     """
     claims = Claims(storage, claimant(record, batch_id, settings), lives)
     note = ClaimNote(operator_directory, record.run_id)

@@ -31,23 +31,12 @@ STATE_TABLE = "state"
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """The times of one micro-batch, in ms since 1970; the same whenever it is run again.
+    """The times of one micro-batch, in ms since 1970; the same whenever it is run again."""
 
-    Attributes
-    ----------
-    processing_ms : int
-        When the micro-batch was planned.
-    watermark_ms : int or None
-        Event-time watermark; None if the input has none.
-    earliest_timer_ms : int or None
-        No timer of the shard is due earlier; None if the shard has no timer.
-    previous_ms : int or None
-        `processing_ms` of the shard's previous call; None in its first. May be later, if a clock was set back.
-    """
-
-    processing_ms: int
-    watermark_ms: int | None
-    earliest_timer_ms: int | None
+    processing_ms: int  #: When the micro-batch was planned
+    watermark_ms: int | None  #: Event-time watermark; None if the input has none
+    earliest_timer_ms: int | None  #: No timer of the shard is due earlier; None if the shard has no timer
+    #: `processing_ms` of the shard's previous call; None in its first. May be later, if a clock was set back.
     previous_ms: int | None
 
     def by_event_time(self) -> BatchTimes:
@@ -60,18 +49,10 @@ class BatchTimes:
 
 @dataclass
 class CallCounts:
-    """What a function counts while it runs, for the metrics.
+    """What a function counts while it runs, for the metrics."""
 
-    Attributes
-    ----------
-    keys : int
-        Keys that the user's function was called for.
-    timers_due : int
-        Timers that have fired.
-    """
-
-    keys: int = 0
-    timers_due: int = 0
+    keys: int = 0  #: Keys that the user's function was called for
+    timers_due: int = 0  #: Timers that have fired
 
 
 @dataclass(frozen=True)
@@ -171,41 +152,20 @@ class ShardFunction(Protocol):
 
 @dataclass(frozen=True)
 class Operator:
-    """The definition of one stateful step, as it travels to the workers; holds no credentials.
-
-    Attributes
-    ----------
-    name : str
-    definition_id : str
-        New for each definition; distinguishes two operators of the same name.
-    function : ShardFunction
-    shards : int
-    key_columns : list of str
-        Columns of the received table that hold the keys.
-    row_columns : list of str
-        Columns of the received table that the function sees as rows.
-    key_names : list of str
-        Names of the keys, as the function sees them.
-    watermark : Watermark or None
-        Of the input; None if it has none.
-    settings : Settings
-    first_version : int
-        The version that micro-batch 0 commits; initial state, which comes before it, is `INITIAL_VERSION`.
-    fires_by_watermark : bool
-        Whether the clock of its timers is the watermark.
-    """
+    """The definition of one stateful step, as it travels to the workers; holds no credentials."""
 
     name: str
-    definition_id: str
+    definition_id: str  #: New for each definition; distinguishes two operators of the same name
     function: ShardFunction
     shards: int
-    key_columns: list[str]
-    row_columns: list[str]
-    key_names: list[str]
-    watermark: Watermark | None
+    key_columns: list[str]  #: Columns of the received table that hold the keys
+    row_columns: list[str]  #: Columns of the received table that the function sees as rows
+    key_names: list[str]  #: Names of the keys, as the function sees them
+    watermark: Watermark | None  #: Of the input; None if it has none
     settings: Settings
+    #: The version that micro-batch 0 commits; initial state, which comes before it, is `INITIAL_VERSION`
     first_version: int = 1
-    fires_by_watermark: bool = False
+    fires_by_watermark: bool = False  #: Whether the clock of its timers is the watermark
 
     @property
     def held_back_ms(self) -> int:

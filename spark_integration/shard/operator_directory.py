@@ -75,14 +75,9 @@ def begin_directory(
     `FencedError` if a newer run of this query is at work; `SchemaMismatchError` if the state was written with other
     columns or another number of shards.
 
-    Parameters
-    ----------
-    operator : str
-        The operator's name.
-    claim : callable
-        Claims a directory; raises ConflictError if it is another query's.
-    is_run_known : bool
-        Whether the task knows for certain which run it belongs to. If not, it must not begin under the shared name.
+    `claim`: claims a directory; raises ConflictError if it is another query's;
+    `is_run_known`: whether the task knows for certain which run it belongs to. If not, it must not begin under the
+    shared name.
     """
     own = directory_of_query(operator, query_id)
     stored = find_operator(storage, operator)

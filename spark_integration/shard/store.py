@@ -51,10 +51,7 @@ class ShardStore:
     def begin(self, pointer: Pointer | None, version: int | None) -> Transaction:
         """Begin at the pointer that the query has accepted, and prune older versions.
 
-        Parameters
-        ----------
-        version : int or None
-            The version to commit; None for the one after the pointer's.
+        `version`: the version to commit; None for the one after the pointer's.
         """
         transaction = self.store.begin(pointer, version)
         try:

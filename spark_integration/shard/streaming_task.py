@@ -52,14 +52,8 @@ class StreamingTask:
     def current(cls, definition_id: str, pinned_query_id: str | None, batch_ms: int) -> StreamingTask:
         """Return the micro-batch of the running task.
 
-        Parameters
-        ----------
-        definition_id : str
-            Of the running operator.
-        pinned_query_id : str or None
-            From the shard's pointer.
-        batch_ms : int
-            The micro-batch's processing time.
+        `definition_id`: of the running operator; `pinned_query_id`: from the shard's pointer; `batch_ms`: the
+        micro-batch's processing time.
         """
         context = TaskContext.get()
 

@@ -173,14 +173,8 @@ def read_pointers(
     Raises `NotKnownError` if Spark's state has a form that is not read here; `NotFoundError` if Spark has purged it;
     `CorruptionError` if it is damaged, or its pointers are of another release.
 
-    Parameters
-    ----------
-    location : ObjectStorage
-        Its root is the checkpoint location.
-    executor : concurrent.futures.Executor
-        Reads partitions side by side; must not run the caller.
-    partitions : collection of int, optional
-        Read these only.
+    `location`: its root is the checkpoint location; `executor`: reads partitions side by side; must not run the caller;
+    `partitions`: read these only.
     """
     family = None
     if operator.host == GROUP_STATE:

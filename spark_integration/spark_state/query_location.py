@@ -84,14 +84,7 @@ def cut(data: bytes | memoryview, name: str, source: str) -> bytes:
 
     Raises `CorruptionError` if it is no log, or does not hold all that it should.
 
-    Parameters
-    ----------
-    data : bytes-like
-        The later one.
-    name : str
-        Of the file to make.
-    source : str
-        What to call the later one in an error.
+    `data`: the later one; `name`: of the file to make; `source`: what to call the later one in an error.
     """
     is_compact, end = name.endswith(COMPACT), number_of(name)
     assert end is not None
@@ -285,8 +278,6 @@ class QueryLocation:
 
         `sources`: as in `LoggedBatch`.
 
-        Notes
-        -----
         Cost: 1 list, if two sources are at the same offset.
         """
         repeated = len(sources) - len({offset for _, offset in sources})
@@ -317,11 +308,8 @@ class QueryLocation:
         Raises `UnavailableError` if the log of a source of files has a gap: Spark is cleaning up, or it is damaged;
         `InvalidArgumentError` if sources have names, which the log of micro-batches does not tell.
 
-        Parameters
-        ----------
-        source, offset : str
-            As `kept_sources` gives them. Of files ``{"logOffset": 3}``: what is later than that is left out; else
-            everything counts.
+        `source`, `offset`: as `kept_sources` gives them. Of files ``{"logOffset": 3}``: what is later than that is left
+        out; else everything counts.
         """
         folder = f"sources/{source}/"
         names = [info.key.removeprefix(folder) for info in self._storage.list(folder)]

@@ -79,19 +79,10 @@ def read_rows(
     Raises `NotFoundError` if a file is missing: Spark has purged the version, or has not made it yet; `CorruptionError`
     if a file is damaged; `UnavailableError` if local storage is full or failing.
 
-    Parameters
-    ----------
-    partition : ObjectStorage
-        Its root is the folder of the partition.
-    codec : str
-        Of changelogs.
-    family : str or None
-        The family of columns whose rows are wanted, under their keys without its number; None: all rows, of a store
-        that has no families.
-    limit_bytes : int
-        How large a database may be, each changelog, what they hold, and all rows.
-    has_checksums : bool
-        Whether rows have checksums, which are verified.
+    `partition`: its root is the folder of the partition; `codec`: of changelogs; `family`: the family of columns whose
+    rows are wanted, under their keys without its number; None: all rows, of a store that has no families;
+    `limit_bytes`: how large a database may be, each changelog, what they hold, and all rows; `has_checksums`: whether
+    rows have checksums, which are verified.
     """
     found = {info.key for info in partition.list("")}
     base, changes = _begin(partition, at, codec, found, limit_bytes, has_families=family is not None)

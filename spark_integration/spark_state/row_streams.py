@@ -140,16 +140,8 @@ def read_rows(
     Raises `NotFoundError` if a file is missing: Spark has purged the version, or has not made it yet; `CorruptionError`
     if a file is damaged, or too large.
 
-    Parameters
-    ----------
-    partition : ObjectStorage
-        Its root is the folder of the partition.
-    at : Named
-        This store has no ids.
-    limit_bytes : int
-        How large each file may be, what it holds, and all rows.
-    has_checksums : bool
-        Whether rows have checksums, which are verified.
+    `partition`: its root is the folder of the partition; `at`: this store has no ids; `limit_bytes`: how large each
+    file may be, what it holds, and all rows; `has_checksums`: whether rows have checksums, which are verified.
     """
     found = {info.key for info in partition.list("")}
     first = at.version
@@ -195,14 +187,7 @@ def decompressed(data: memoryview, codec: str, limit_bytes: int, source: str) ->
 
     Raises `CorruptionError` if it is no such stream, is cut off, or holds more.
 
-    Parameters
-    ----------
-    codec : str
-        One of `CODECS`.
-    limit_bytes : int
-        How many it may have.
-    source : str
-        What to call the file in an error.
+    `codec`: one of `CODECS`; `limit_bytes`: how many it may have; `source`: what to call the file in an error.
     """
     found = bytearray()
     for piece in _PIECES[codec](data, source):

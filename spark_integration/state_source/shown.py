@@ -47,12 +47,7 @@ class ShownTable:
 
         Raises `NotFoundError` if one is wanted that is not there; `InvalidArgumentError` if Spark has no type for one.
 
-        Parameters
-        ----------
-        wanted : sequence of str
-            Their names; all if there are none.
-        changes : bool
-            Whether it is a change feed.
+        `wanted`: their names; all if there are none; `changes`: whether it is a change feed.
         """
         shown = shown_columns(table)
         taken = list(shown.names)
@@ -88,10 +83,7 @@ class ShownTable:
 
         Raises `InvalidArgumentError` if so much text stands in a few rows that Spark's Arrow cannot hold it.
 
-        Parameters
-        ----------
-        batch_id : int, optional
-            The micro-batch that wrote them; of a change feed.
+        `batch_id`: the micro-batch that wrote them; of a change feed.
         """
         names = [field.name for field in self.fields]
         places = [names.index(name) - len(self.changes) for name in self.wanted]

@@ -84,18 +84,10 @@ class Rows(NamedTuple):
 
 
 class ReadableTable(ABC):
-    """One table of an operator; without its parts it travels to the executors.
+    """One table of an operator; without its parts it travels to the executors."""
 
-    Attributes
-    ----------
-    schema : TableSchema
-        As it is shown.
-    grouping : tuple of str
-        The key columns that the rows' hashes are of; none where that is not known.
-    """
-
-    schema: TableSchema
-    grouping: tuple[str, ...]
+    schema: TableSchema  #: As it is shown
+    grouping: tuple[str, ...]  #: The key columns that the rows' hashes are of; none where that is not known
 
     @abstractmethod
     def parts(self) -> list[Part]:
@@ -299,8 +291,6 @@ def _require_kept(storage: ObjectStorage, operator: StoredOperator, version: int
 
     Clean-ups delete the oldest ones, so the oldest that is there says how far back they reach.
 
-    Notes
-    -----
     Cost: one listing, and a read of one commit for each shard that has none as old as that version.
     """
     missing: list[tuple[int, str, int]] = []
@@ -375,15 +365,8 @@ class StateSource(DataSource):
 class TableReader(DataSourceReader):
     """Reads the parts of a table; travels to the executors.
 
-    Parameters
-    ----------
-    shards : Shards or None
-        Which to read; None for all.
-    lookup : Lookup or None
-        Which key to read; None for all.
+    `shards`: which to read; None for all; `lookup`: which key to read; None for all.
 
-    Notes
-    -----
     It takes no filters: Spark up to 4.3 keeps the partitions that one filter leaves, and reads no others for another
     filter of the same DataFrame in one plan, or for none.
     """

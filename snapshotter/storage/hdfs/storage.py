@@ -223,17 +223,11 @@ _FIRST_PAUSE_MS, _LAST_PAUSE_MS = 250, 4_000
 class HdfsStorage(ObjectStorage):
     """See the module.
 
-    Parameters
-    ----------
-    authority : str
-        ``host:port`` of the NameNode, the name of a name service, or "" for ``fs.defaultFS`` of HADOOP_CONF_DIR.
-    root : str
-        The root's path, without slashes at its ends; "" for all of the file system.
-    options : Mapping[str, object]
-        Hadoop's own settings by their names (``dfs.…``), the parameters `config_dir` and `kerberos_…` of
-        `hdfs_native.Client`, and of our own: `operation_timeout_seconds`, `retry_seconds`.
-    new_id, monotonic_ms, sleep_ms : callable, optional
-        As in `holdfast.clock`.
+    `authority`: ``host:port`` of the NameNode, the name of a name service, or "" for ``fs.defaultFS`` of
+    HADOOP_CONF_DIR; `root`: the root's path, without slashes at its ends; "" for all of the file system; `options`:
+    Hadoop's own settings by their names (``dfs.…``), the parameters `config_dir` and `kerberos_…` of
+    `hdfs_native.Client`, and of our own: `operation_timeout_seconds`, `retry_seconds`; `new_id`, `monotonic_ms`,
+    `sleep_ms`: as in `holdfast.clock`.
     """
 
     def __init__(

@@ -156,14 +156,8 @@ _ACTIONS: dict[str, Action] = {
 def connect(options: Mapping[str, object], profile: str | None, requests: RequestCounts) -> s3fs.S3FileSystem:
     """Return an instance of s3fs, which opens its session with the first request.
 
-    Parameters
-    ----------
-    options : mapping of str to object
-        Parameters of `s3fs.S3FileSystem`.
-    profile : str or None
-        Of the AWS configuration.
-    requests : RequestCounts
-        Counts each attempt of a request.
+    `options`: parameters of `s3fs.S3FileSystem`; `profile`: of the AWS configuration; `requests`: counts each attempt
+    of a request.
     """
     session = aiobotocore.session.AioSession(profile=profile)
     session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
@@ -240,14 +234,8 @@ _TAKEN, _NO_CONDITIONS = 412, 501
 class S3Storage(ObjectStorage):
     """See the module.
 
-    Parameters
-    ----------
-    bucket : str
-        Name of the bucket; it must exist.
-    prefix : str
-        Key prefix of the root, "" for the whole bucket.
-    options : Mapping[str, object]
-        Parameters of `s3fs.S3FileSystem`, and of our own: `operation_timeout_seconds`, `part_size_bytes`.
+    `bucket`: name of the bucket; it must exist; `prefix`: key prefix of the root, "" for the whole bucket; `options`:
+    parameters of `s3fs.S3FileSystem`, and of our own: `operation_timeout_seconds`, `part_size_bytes`.
     """
 
     def __init__(self, bucket: str, prefix: str, options: Mapping[str, object]) -> None:

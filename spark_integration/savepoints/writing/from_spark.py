@@ -143,23 +143,11 @@ def from_spark(
 
 @dataclass(frozen=True)
 class _Step:
-    """One of Spark's operators with state.
-
-    Attributes
-    ----------
-    number : int
-    host : str
-        Spark's name of it.
-    properties : mapping
-        What Spark keeps of ``transformWithState``: modes, and variables.
-    location : str
-    batch_id : int
-    spark : SparkSession
-    """
+    """One of Spark's operators with state."""
 
     number: int
-    host: str
-    properties: Mapping[str, Any]
+    host: str  #: Spark's name of it
+    properties: Mapping[str, Any]  #: What Spark keeps of ``transformWithState``: modes, and variables
     location: str
     batch_id: int
     spark: SparkSession

@@ -66,17 +66,9 @@ def tables_of_frames(
 
     Raises `InvalidArgumentError` if the frames have other keys, or columns that no state can have.
 
-    Parameters
-    ----------
-    frames : mapping of str to DataFrame
-        By table: the key columns, and those of the state. In the table "timers" the only other column says when the
-        key's timer is due, in ms since 1970.
-    keys : sequence of str or Column
-        As for ``groupBy``.
-    time_mode : {"None", "ProcessingTime", "EventTime"}
-        The clock of the timers.
-    expiring : collection of str
-        Tables with a column `EXPIRES`, a bigint: when a row expires, in ms since 1970; null for never.
+    `frames`: by table: the key columns, and those of the state. In the table "timers" the only other column says when
+    the key's timer is due, in ms since 1970; `keys`: as for ``groupBy``; `time_mode`: the clock of the timers;
+    `expiring`: tables with a column `EXPIRES`, a bigint: when a row expires, in ms since 1970; null for never.
     """
     found: list[TableRows] = []
     key_types: pa.Schema | None = None
@@ -149,12 +141,8 @@ def edited_tables(frames: Mapping[str, DataFrame], tables: Mapping[str, TableSch
 
     Raises `InvalidArgumentError` if a table has other columns; `NotFoundError` if the operator has no such table.
 
-    Parameters
-    ----------
-    frames : mapping of str to DataFrame
-        By table, with the columns that `holdfast.savepoints.load` shows, in any order; ``shard`` may be left out.
-    tables : mapping of str to TableSchema
-        All of the operator's.
+    `frames`: by table, with the columns that `holdfast.savepoints.load` shows, in any order; ``shard`` may be left out;
+    `tables`: all of the operator's.
     """
     found = []
     for name, frame in frames.items():
@@ -194,10 +182,7 @@ def grouping_width(table: TableSchema, tables: Mapping[str, TableSchema]) -> int
 
     Lists have the number of an element behind them, and maps the columns of an entry's key.
 
-    Parameters
-    ----------
-    tables : mapping of str to TableSchema
-        All of the operator's: others may say it more surely.
+    `tables`: all of the operator's: others may say it more surely.
     """
     known = grouping_columns(tables, table.name)
     if known:

@@ -83,21 +83,12 @@ _BEFORE = 2  # hash and shard; in a run, hash and deletion mark
 
 @dataclass(frozen=True)
 class WrittenTable:
-    """A table that tasks have stored.
+    """A table that tasks have stored."""
 
-    Attributes
-    ----------
-    schemas : mapping of str to TableSchema
-        Its own, where `TableSchema.not_null` has the columns without a null, and that of its index.
-    pieces : tuple of Piece
-        Of both, by shard, ascending.
-    earliest_ms : mapping of int to int or None
-        By shard with rows: the earliest time of the index.
-    """
-
+    #: Its own, where `TableSchema.not_null` has the columns without a null, and that of its index
     schemas: Mapping[str, TableSchema]
-    pieces: tuple[Piece, ...]
-    earliest_ms: Mapping[int, int | None]
+    pieces: tuple[Piece, ...]  #: Of both, by shard, ascending
+    earliest_ms: Mapping[int, int | None]  #: By shard with rows: the earliest time of the index
 
 
 def write_table(
@@ -105,17 +96,11 @@ def write_table(
 ) -> WrittenTable:
     """Store the rows of a table as pieces of a savepoint that is not finished.
 
-    Parameters
-    ----------
-    settings : Settings
-        Of the session, without credentials.
-    target, name : str
-        URL of the directory of savepoints, and the savepoint's name.
+    Raises `InvalidArgumentError` or `SchemaMismatchError` if a key stands twice, or a value cannot be stored; the
+    message names the key.
 
-    Raises
-    ------
-    InvalidArgumentError, SchemaMismatchError
-        A key stands twice, or a value cannot be stored; the message names the key.
+    `settings`: of the session, without credentials; `target`, `name`: URL of the directory of savepoints, and the
+    savepoint's name.
     """
     index = {} if rows.index is None else {rows.index.name: rows.index}
     schemas = {rows.schema.name: rows.schema, **index}
@@ -140,33 +125,20 @@ def write_table(
 
 @dataclass(frozen=True)
 class TableWriter:
-    """Stores the rows of a task's shards; a function for ``mapInArrow`` over `TableRows.by_shard`.
+    """Stores the rows of a task's shards; a function for ``mapInArrow`` over `TableRows.by_shard`."""
 
-    Attributes
-    ----------
-    settings : Settings
-        Of the session, without credentials.
-    target : str
-        URL of the directory of savepoints.
-    name, operator : str
-        Of the savepoint, and of the operator in it.
-    schemas : mapping of str to list of str
-        Encoded: of the table, and of its index, if it has one.
-    """
-
-    settings: Settings
-    target: str
+    settings: Settings  #: Of the session, without credentials
+    target: str  #: URL of the directory of savepoints
+    #: Of the savepoint, and of the operator in it
     name: str
     operator: str
-    schemas: Mapping[str, list[str]]
+    schemas: Mapping[str, list[str]]  #: Encoded: of the table, and of its index, if it has one
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield what is stored of each shard.
 
-        Raises
-        ------
-        UnavailableError
-            A storage did not answer; Spark repeats the task. Other errors are returned: repeating would not help.
+        Raises `UnavailableError` if a storage did not answer; Spark repeats the task. Other errors are returned:
+        repeating would not help.
         """
         found = list(batches)
         if not found:
@@ -209,19 +181,10 @@ class TableWriter:
 def run_of(schema: TableSchema, hashes: HashArray, rows: pa.Table) -> Run:
     """Return rows as a run.
 
-    Parameters
-    ----------
-    hashes : numpy.ndarray of int64, shape (n,)
-        Of the rows' keys.
-    rows : pyarrow.Table, shape (n, columns)
-        The key columns and the value columns in the order of the schema, whatever their names.
+    Raises `InvalidArgumentError` if a key stands twice; `SchemaMismatchError` if a value cannot be stored without loss.
 
-    Raises
-    ------
-    InvalidArgumentError
-        A key stands twice.
-    SchemaMismatchError
-        A value cannot be stored without loss.
+    `hashes`: of the rows' keys; `rows`: the key columns and the value columns in the order of the schema, whatever
+    their names.
     """
     width = len(schema.key)
     named = [rows.select(range(width)), rows.select(range(width, rows.num_columns))]
@@ -270,21 +233,10 @@ def copy_pieces(
 ) -> None:
     """Copy pieces of a savepoint, each under its key.
 
-    Parameters
-    ----------
-    settings : Settings
-        Of the session, without credentials.
-    target : str
-        URL of the directory of both savepoints.
-    base, name : str
-        From which, to which.
-    pieces : sequence of (str, Piece)
-        With the operators that they are of.
+    Raises `CorruptionError` if one of them is missing or damaged.
 
-    Raises
-    ------
-    CorruptionError
-        One of them is missing or damaged.
+    `settings`: of the session, without credentials; `target`: URL of the directory of both savepoints; `base`, `name`:
+    from which, to which; `pieces`: with the operators that they are of.
     """
     rows = [(operator, piece.shard, piece.key, piece.size_bytes, piece.digest) for operator, piece in pieces]
     run_tasks(spark, rows, _PIECE, PieceCopier(settings, target, base, name), _COPIED)
@@ -495,19 +447,11 @@ def _known(time_mode: TimeMode) -> TimeMode:
 
 @dataclass(frozen=True)
 class TableSetWriter:
-    """Writes the tables of an operator into a savepoint that is not finished.
-
-    Attributes
-    ----------
-    spark : SparkSession
-    settings : Settings
-        Of the session, without credentials.
-    target, name : str
-        URL of the directory of savepoints, and the savepoint's name.
-    """
+    """Writes the tables of an operator into a savepoint that is not finished."""
 
     spark: SparkSession
-    settings: Settings
+    settings: Settings  #: Of the session, without credentials
+    #: URL of the directory of savepoints, and the savepoint's name
     target: str
     name: str
 
