@@ -19,7 +19,7 @@ from holdfast.settings import PREFIX, STORAGE_PREFIX
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from holdfast.spark_integration.savepoints.working import Tasks
+    from holdfast.spark_integration.savepoints.tasks import Tasks
 
 CONF = click.option(
     "--conf",
@@ -35,7 +35,7 @@ def by_this_process(
     state_dir: str, options: dict[str, str], conf: tuple[str, ...], work: Callable[[Tasks], _Made]
 ) -> _Made:
     """Do some work in this process, or by Spark if `conf` configures it or only Spark knows the state's form."""
-    from holdfast.spark_integration.savepoints.working import OwnProcess, SparkTasks
+    from holdfast.spark_integration.savepoints.tasks import OwnProcess, SparkTasks
     from holdfast.spark_integration.spark_state.operators import NotKnownError
 
     if not conf:

@@ -8,6 +8,7 @@ all of the table's, whichever of them a row was written with.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -19,16 +20,24 @@ from holdfast import clock
 from holdfast.backends import stored_file
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.fields import Stored, refuse, refuse_stray
 from holdfast.snapshotter.savepoints.saved_operator import PIECE_BYTES_MAX, Piece
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 KIND = "piece"
-_FIELDS = ("operator", "table", "shard")
 #: Of a piece's rows, unpacked and on the average: what a task holds twice.
 PIECE_BYTES = 64 << 20
 _ROWS_MAX = (1 << 31) - 1
 _NAME_BYTES_MAX = 100
+
+
+@dataclass(frozen=True)
+class _Header(Stored):
+    """Whose rows a piece's object holds."""
+
+    operator: str
+    table: str
+    shard: int
 
 
 def folder_of(operator: str, table: str) -> str:
@@ -67,7 +76,7 @@ def write_pieces(
 
 def _write_piece(savepoint: ObjectStorage, operator: str, shard: int, rows: Run, key: str) -> Piece:
     table, plain_bytes = rows.schema.name, ipc.get_record_batch_size(rows.batch)
-    header = {"operator": operator, "table": table, "shard": shard}
+    header = _Header(operator, table, shard).to_json()
     sections = {"rows": partial(rows.write, compression="lz4")}
     data, digest = stored_file.encode(KIND, header, sections, plain_bytes=plain_bytes)
     if data.size > PIECE_BYTES_MAX:
@@ -77,12 +86,10 @@ def _write_piece(savepoint: ObjectStorage, operator: str, shard: int, rows: Run,
     return Piece(key, table, shard, len(rows), data.size, plain_bytes, digest, first_hash, last_hash)
 
 
-def read_piece(savepoint: ObjectStorage, operator: str, piece: Piece, schema: TableSchema) -> Run:
-    """Return the rows of a piece.
+def fetch_piece(savepoint: ObjectStorage, piece: Piece) -> tuple[memoryview, stored_file.StoredFile]:
+    """Return the object of a piece; raises `CorruptionError` if it is missing, damaged, or not the one of the manifest.
 
-    Raises `CorruptionError` if it is missing, damaged, or not the one that the manifest names.
-
-    `savepoint`: its folder; `schema`: of its table, as the manifest has it.
+    `savepoint`: its folder.
     """
     source = f"{savepoint.url}/{piece.key}"
     try:
@@ -92,13 +99,23 @@ def read_piece(savepoint: ObjectStorage, operator: str, piece: Piece, schema: Ta
     stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=len(data))
     if (stored.digest, stored.size_bytes) != (piece.digest, piece.size_bytes):
         raise CorruptionError(f"{source} is not the object that the savepoint names", digest=stored.digest)
-    fields = Fields(stored.header, source, *_FIELDS)
-    whose = fields.text("operator"), fields.text("table"), fields.number("shard")
-    if whose != (operator, piece.table, piece.shard):
-        fields.refuse("belongs elsewhere: it was moved or copied", operator=whose[0], table=whose[1], shard=whose[2])
+    return data, stored
+
+
+def read_piece(savepoint: ObjectStorage, operator: str, piece: Piece, schema: TableSchema) -> Run:
+    """Return the rows of a piece.
+
+    Raises `CorruptionError` if it is missing, damaged, or not the one that the manifest names.
+
+    `savepoint`: its folder; `schema`: of its table, as the manifest has it.
+    """
+    stored, source = fetch_piece(savepoint, piece)[1], f"{savepoint.url}/{piece.key}"
+    header = _Header.read(stored.header, source)
+    if (header.operator, header.table, header.shard) != (operator, piece.table, piece.shard):
+        refuse_stray(source, operator=header.operator, table=header.table, shard=header.shard)
     run = Run.read(stored.section("rows", source), schema, source=source, plain_bytes=piece.plain_bytes)
     if len(run) != piece.rows or (int(run.hashes[0]), int(run.hashes[-1])) != (piece.first_hash, piece.last_hash):
-        fields.refuse("holds other rows than the savepoint says", rows=len(run), wanted=piece.rows)
+        refuse(source, "holds other rows than the savepoint says", rows=len(run), wanted=piece.rows)
     if run.deleted.any():
-        fields.refuse("holds deleted rows")
+        refuse(source, "holds deleted rows")
     return run

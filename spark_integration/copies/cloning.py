@@ -46,8 +46,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import pyarrow as pa
-
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.errors import (
@@ -71,12 +69,11 @@ from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.spark_integration.savepoints import seeding
 from holdfast.spark_integration.savepoints.creating import SHARD, shard_row
 from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
-from holdfast.spark_integration.savepoints.tasks import ShardTask
-from holdfast.spark_integration.savepoints.working import SparkTasks, Tasks
+from holdfast.spark_integration.savepoints.tasks import ShardTask, SparkTasks, Tasks
 from holdfast.spark_integration.shard.pointer_row import require_state_of
 from holdfast.spark_integration.shard.task_storage import io_executor
+from holdfast.spark_integration.spark_state.pointers import StatefulStep
 from holdfast.spark_integration.spark_state.query_location import LEFTOVER, LoggedBatch, QueryLocation
-from holdfast.spark_integration.stored_pointers import StatefulStep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -157,16 +154,12 @@ def _side_by_side(keys: Iterable[str], sizes: Mapping[str, int]) -> Iterator[lis
         yield group
 
 
-#: What a task returns of each shard; it is given what `holdfast.spark_integration.savepoints.creating` has.
-COPIED = "operator string, shard int, objects long, error string"
-_COPIED = pa.schema([("operator", pa.string()), ("shard", pa.int32()), ("objects", pa.int64()), ("error", pa.string())])
-
-
 @dataclass(frozen=True)
 class ShardCopier(ShardTask):
     """Copies shards from the original's state directory to that of the clone; see `ShardTask`."""
 
-    RETURNED: ClassVar[pa.Schema] = _COPIED
+    GIVEN: ClassVar[str] = SHARD
+    RETURNED: ClassVar[str] = "operator string, shard int, objects long, error string"
 
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
         """Yield how many objects a shard has."""
@@ -175,7 +168,7 @@ class ShardCopier(ShardTask):
         source, target = (PrefixedStorage(opened(url), prefix) for url in (self.settings.state_dir, self.target))
         carried = None if row["carried"] is None else bytes(row["carried"])
         objects = copy_shard(source, target, Pointer(row["version"], row["commit"]), carried)
-        yield {"operator": row["operator"], "shard": row["shard"], "objects": objects, "error": None}
+        yield {"operator": row["operator"], "shard": row["shard"], "objects": objects}
 
 
 def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointer, carried: bytes | None) -> int:
@@ -400,7 +393,7 @@ def _copy_operators(
     for record in records.values():
         _copy_record(storage, new.storage, record)
     shards = [shard_row(directory, row) for directory, of in rows.items() for row in of if row.pointer is not None]
-    tasks.run(shards, SHARD, ShardCopier(tasks.settings, str(new.settings.state_dir)), COPIED)
+    tasks.run(shards, ShardCopier(tasks.settings, str(new.settings.state_dir)))
 
 
 def _copy_record(source: ObjectStorage, target: ObjectStorage, record: OperatorRecord) -> None:

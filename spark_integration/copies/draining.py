@@ -33,7 +33,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.copies.cloning import copy_location
 from holdfast.spark_integration.savepoints.creating import end, require_names, save
-from holdfast.spark_integration.savepoints.working import SparkTasks
+from holdfast.spark_integration.savepoints.tasks import SparkTasks
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 
 if TYPE_CHECKING:

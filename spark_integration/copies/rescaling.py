@@ -11,7 +11,7 @@ from holdfast.spark_integration.savepoints.changes import Changes
 from holdfast.spark_integration.savepoints.creating import save
 from holdfast.spark_integration.savepoints.new_query import new_query
 from holdfast.spark_integration.savepoints.restoring import Restorable, restore_into
-from holdfast.spark_integration.savepoints.working import SparkTasks, Tasks
+from holdfast.spark_integration.savepoints.tasks import SparkTasks, Tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,29 @@ class RowChange:
     after: dict[str, Any] | None
 
 
+class Differing(NamedTuple):
+    """The rows of two runs that differ."""
+
+    removed: IntArray  #: Of the first run
+    #: Of both runs
+    changed: IntArray
+    changed_to: IntArray
+    added: IntArray  #: Of the second run
+    equal: int  #: How many do not
+
+
+def differing(before: Run, after: Run) -> Differing:
+    """Compare two runs of one schema, key by key, by the stored bytes of their values: -0.0 is not 0.0."""
+    at = after.find(Keys(before.hashes, before.keys))
+    in_both = np.flatnonzero(at >= 0)
+    values = [encode_values(take(r.values, pa.array(n))) for r, n in ((before, in_both), (after, at[in_both]))]
+    changed = in_both[to_bools(pc.not_equal(*values))]
+    is_new = np.ones(len(after), np.bool_)
+    is_new[at[in_both]] = False
+    equal = len(in_both) - len(changed)
+    return Differing(np.flatnonzero(at < 0), changed, at[changed], np.flatnonzero(is_new), equal)
+
+
 @dataclass
 class TableChanges:
     """How a table differs."""
@@ -47,20 +70,13 @@ class TableChanges:
 
     def take(self, before: Run, after: Run, rows_max: int) -> None:
         """Compare two runs of one schema: count what differs, and keep so many rows in all."""
-        at = after.find(Keys(before.hashes, before.keys))
-        in_both = np.flatnonzero(at >= 0)
-        values = [encode_values(take(r.values, pa.array(n))) for r, n in ((before, in_both), (after, at[in_both]))]
-        changed = in_both[to_bools(pc.not_equal(*values))]
-        is_new = np.ones(len(after), np.bool_)
-        is_new[at[in_both]] = False
-        removed, added = np.flatnonzero(at < 0), np.flatnonzero(is_new)
-        self.removed, self.changed, self.added = (
-            count + len(found)
-            for count, found in ((self.removed, removed), (self.changed, changed), (self.added, added))
-        )
-        self._keep(CHANGED, before, changed, after, at[changed], rows_max)
-        self._keep(ADDED, None, None, after, added, rows_max)
-        self._keep(REMOVED, before, removed, None, None, rows_max)
+        found = differing(before, after)
+        self.removed += len(found.removed)
+        self.changed += len(found.changed)
+        self.added += len(found.added)
+        self._keep(CHANGED, before, found.changed, after, found.changed_to, rows_max)
+        self._keep(ADDED, None, None, after, found.added, rows_max)
+        self._keep(REMOVED, before, found.removed, None, None, rows_max)
 
     def _keep(
         self,

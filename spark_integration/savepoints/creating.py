@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import quote
 
-import pyarrow as pa
 import xxhash
 
 from holdfast import clock
@@ -71,13 +70,12 @@ from holdfast.snapshotter.version_reader import read_tables
 from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.savepoints.changes import require_comment
 from holdfast.spark_integration.savepoints.seeding import partitions_of
-from holdfast.spark_integration.savepoints.tasks import ShardTask, each_ahead
-from holdfast.spark_integration.savepoints.working import SparkTasks, Tasks
+from holdfast.spark_integration.savepoints.tasks import ShardTask, SparkTasks, Tasks, each_ahead
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import STATE_VARIABLES, PointerRow, require_state_of
 from holdfast.spark_integration.shard.task_storage import io_executor
+from holdfast.spark_integration.spark_state.pointers import StatefulStep, modes_of
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
-from holdfast.spark_integration.stored_pointers import StatefulStep, modes_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -152,10 +150,8 @@ def _logs(
     return tuple(logs)
 
 
-#: What a task is given of each shard, and what it returns: a piece, or an error.
+#: What a task is given of each shard.
 SHARD = "operator string, directory string, shard int, version long, commit string, carried binary"
-SAVED = "operator string, shard int, piece string, error string"
-_SAVED = pa.schema([("operator", pa.string()), ("shard", pa.int32()), ("piece", pa.string()), ("error", pa.string())])
 
 
 def shard_row(operator: str, row: PointerRow) -> tuple[Any, ...]:
@@ -176,7 +172,8 @@ class StoredNames:
 class ShardSaver(ShardTask):
     """Saves shards, which are rows of `SHARD`, to a directory of savepoints; see `ShardTask`."""
 
-    RETURNED: ClassVar[pa.Schema] = _SAVED
+    GIVEN: ClassVar[str] = SHARD
+    RETURNED: ClassVar[str] = "operator string, shard int, piece string, error string"
 
     name: str  #: Of the savepoint
     #: By operator the encoded schemas of all its tables, as they are saved
@@ -186,7 +183,7 @@ class ShardSaver(ShardTask):
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
         """Yield the pieces of a shard, in order."""
         for piece in self._pieces(row, opened):
-            yield {"operator": row["operator"], "shard": row["shard"], "piece": json.dumps(piece), "error": None}
+            yield {"operator": row["operator"], "shard": row["shard"], "piece": json.dumps(piece)}
 
     def _pieces(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
         assert self.settings.state_dir is not None
@@ -531,7 +528,7 @@ class _Saving:
         schemas = {name: encode_schemas(of.operator.tables) for name, of in known.items()}
         stored = {directory: names for of in known.values() for directory, names in of.stored.items()}
         saver = ShardSaver(self.tasks.settings, self.target, self.name, schemas, stored)
-        for row in self.tasks.run(shards, SHARD, saver, SAVED):
+        for row in self.tasks.run(shards, saver):
             source = f"a piece of {row['operator']}"
             pieces[row["operator"]].append(Piece.read(json.loads(row["piece"]), source))
         for name, of in known.items():

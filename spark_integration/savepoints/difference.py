@@ -11,24 +11,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.backends.arrow.python_rows import python_rows
-from holdfast.backends.arrow.rows import IntArray, take, to_bools
+from holdfast.backends.arrow.rows import IntArray, take
 from holdfast.backends.evolution import evolved
-from holdfast.backends.rocksdb.codec.rows import encode_values
-from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import SchemaMismatchError
 from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.spark_integration.lookup.changes import ADDED, CHANGED, REMOVED, differing
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange, joined
 from holdfast.spark_integration.tables.timers import is_by_time
-
-ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 
 
 @dataclass
@@ -159,20 +155,15 @@ class _Rows:
 
 
 def _count(found: TableDifference, one: Run, other: Run, keys_each: int) -> None:
-    at = other.find(Keys(one.hashes, one.keys))
-    in_both = np.flatnonzero(at >= 0)
-    values = [encode_values(take(run.values, pa.array(rows))) for run, rows in ((one, in_both), (other, at[in_both]))]
-    changed = in_both[to_bools(pc.not_equal(*values))]
-    is_new = np.ones(len(other), np.bool_)
-    is_new[at[in_both]] = False
-    for kind, run, rows in (
-        (REMOVED, one, np.flatnonzero(at < 0)),
-        (CHANGED, one, changed),
-        (ADDED, other, np.flatnonzero(is_new)),
+    rows = differing(one, other)
+    for kind, run, of_kind in (
+        (REMOVED, one, rows.removed),
+        (CHANGED, one, rows.changed),
+        (ADDED, other, rows.added),
     ):
-        setattr(found, kind, getattr(found, kind) + len(rows))
-        _keep(found.keys[kind], run, rows, keys_each)
-    found.equal += len(in_both) - len(changed)
+        setattr(found, kind, getattr(found, kind) + len(of_kind))
+        _keep(found.keys[kind], run, of_kind, keys_each)
+    found.equal += rows.equal
 
 
 def _keep(kept: list[dict[str, Any]], run: Run, rows: IntArray, keys_each: int) -> None:

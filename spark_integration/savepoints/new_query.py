@@ -16,9 +16,11 @@ was, or will be, leaves all as it is: it is whole then, or the next attempt's to
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,9 +40,13 @@ from holdfast.snapshotter.ownership.query_origin import (
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.lookup.state_directory import require_no_state_directory
-from holdfast.spark_integration.savepoints import seeding
 from holdfast.spark_integration.shard.operator_directory import operator_of
 
+# What a query's making writes below the location, besides ``metadata``.
+_OURS = ("offsets/", "commits/", "sources/", "state/")
+# Says that a restore is at work, or was stopped, and which id its query will have.
+_MARK = "holdfast-restoring-"
+_MARK_OF = re.compile(rf"{_MARK}([A-Za-z0-9-]{{1,64}})")
 _WHOLE = "if there is a file metadata, the query is whole and can be started"
 _AGAIN = "run the same command again with the checkpoint location %s, which deletes that first"
 _log = logging.getLogger(__name__)
@@ -83,12 +89,12 @@ class NewQuery:
 
     def require(self) -> None:
         """Raise `ConflictError` if another process has taken the location: what we write there would be its own."""
-        seeding.require_mine(self.location, self.query_id)
+        require_mine(self.location, self.query_id)
 
     def finish(self) -> None:
         """Let the query be started. Raises `ConflictError` if somebody else has taken its location meanwhile."""
         self.is_finishing = True
-        seeding.finish(self.location, self.query_id)
+        finish(self.location, self.query_id)
 
 
 @contextmanager
@@ -115,12 +121,12 @@ def new_query(
         if location.url == storage.url:
             raise InvalidArgumentError("the new query's state directory must not be its checkpointLocation", given=url)
         with _no_state_directory(location):
-            stopped = seeding.begin(location, query_id)
+            stopped = begin(location, query_id)
         for other in stopped:
             _remove_folder(_stub_url(url, other), options)
             _remove_folder(f"{_rescaling_url(settings)}/{other}", options)
             _clear(storage, other)
-        seeding.forget(location, stopped)
+        forget(location, stopped)
         new = NewQuery(settings, options, url, location, storage, query_id)
         try:
             yield new
@@ -143,7 +149,7 @@ def new_query(
 def require_new_location(url: str, options: Mapping[str, object]) -> None:
     """Raise as `new_query` does for a checkpoint location that holds something else; nothing is written."""
     with open_storage(url, options) as location, _no_state_directory(location):
-        seeding.require_free(location)
+        require_free(location)
 
 
 @contextmanager
@@ -183,8 +189,8 @@ def _may_leave_tasks(error: BaseException) -> bool:
 
 def _withdraw(new: NewQuery) -> None:
     """Let no query start from what is there, and leave it to the next attempt."""
-    if seeding.is_mine(new.location, new.query_id):  # else it is finished, or somebody else's by now
-        seeding.withdraw(new.location)
+    if is_mine(new.location, new.query_id):  # else it is finished, or somebody else's by now
+        withdraw(new.location)
         _log.warning(
             "what was stored of the new query stays, because tasks may still write to it; no query can start "
             f"from it: once they have ended, {_AGAIN}",
@@ -196,10 +202,10 @@ def _remove(new: NewQuery) -> None:
     """Delete all that is there: nothing writes to it any more."""
     new.remove_savepoint()
     new.remove_stub()
-    if seeding.is_mine(new.location, new.query_id):  # else what is there may be somebody else's by now
-        seeding.abandon(new.location)
+    if is_mine(new.location, new.query_id):  # else what is there may be somebody else's by now
+        abandon(new.location)
         _clear(new.storage, new.query_id)
-        seeding.forget(new.location, [new.query_id])
+        forget(new.location, [new.query_id])
 
 
 def _clear(storage: ObjectStorage, query_id: str) -> None:
@@ -229,3 +235,111 @@ def _remove_folder(url: str, options: Mapping[str, object]) -> None:
         folder.delete([info.key for info in folder.list("")])
         if folder.url.startswith("file://"):  # where folders stay without what was in them
             shutil.rmtree(folder.url.removeprefix("file://"), ignore_errors=True)
+
+
+def require_free(location: ObjectStorage) -> None:
+    """Raise `ConflictError` if `begin` would not take a location; nothing is written."""
+    _stopped(location, {info.key for info in location.list("")})
+
+
+def _stopped(location: ObjectStorage, found: set[str]) -> set[str]:
+    marks = _marks(found)
+    if found and (not marks or "metadata" in found):
+        raise _not_new(location, min(found))
+    return marks
+
+
+def begin(location: ObjectStorage, query_id: str) -> set[str]:
+    """Take a checkpoint location: an empty one, or one that a restore has left that was stopped.
+
+    Raises `ConflictError` if it holds anything else: nothing of it is touched.
+
+    `query_id`: that the new query will have.
+
+    Returns the ids that the queries of stopped restores would have had.
+    """
+    found = {info.key for info in location.list("")}
+    marks = _stopped(location, found)
+    mine = _MARK + query_id
+    location.put(mine, b"")
+    # One that was finished before it could see the mark is whole; one that sees it is not finished.
+    if any(info.key == "metadata" for info in location.list("")):
+        location.delete([mine])
+        raise _not_new(location, "metadata")
+    location.delete(key for key in found if key.startswith(_OURS))
+    return marks
+
+
+def _not_new(location: ObjectStorage, holds: str) -> ConflictError:
+    return ConflictError(
+        "the checkpoint location of a new query must be empty, and this one is not: choose another",
+        location=location.url,
+        holds=holds,
+    )
+
+
+def forget(location: ObjectStorage, stopped: Iterable[str]) -> None:
+    """Remove the marks of stopped restores, once all that they have left elsewhere is gone."""
+    location.delete(_MARK + query_id for query_id in stopped)
+
+
+def is_mine(location: ObjectStorage, query_id: str) -> bool:
+    """Tell whether this process still owns a location."""
+    return _marks(info.key for info in location.list("")) == {query_id}
+
+
+def withdraw(location: ObjectStorage) -> None:
+    """Keep queries from starting from a location that this process still owns."""
+    location.delete(["metadata"])
+
+
+def abandon(location: ObjectStorage) -> None:
+    """Empty a location that was not finished, and that nobody else has taken, but for the mark.
+
+    ``metadata`` goes first: with it, Spark would start a query whose state may be gone already.
+    """
+    withdraw(location)
+    location.delete([info.key for info in location.list("") if info.key.startswith(_OURS)])
+
+
+def _marks(keys: Iterable[str]) -> set[str]:
+    return {found[1] for key in keys if (found := _MARK_OF.fullmatch(key))}
+
+
+def finish(location: ObjectStorage, query_id: str) -> None:
+    """Let the query be started.
+
+    Raises `ConflictError` if another restore has taken the location meanwhile; `UnavailableError` if nobody knows
+    whether it can be.
+
+    That the mark cannot be deleted is told in a warning.
+    """
+    require_mine(location, query_id)
+    try:
+        location.put_if_absent("metadata", json.dumps({"id": query_id}, separators=(",", ":")).encode())
+    except ConflictError as exc:  # it stays: another one has finished meanwhile
+        raise _not_mine(location) from exc
+    try:
+        require_mine(location, query_id)
+    except ConflictError:
+        location.delete(["metadata"])
+        raise
+    try:
+        location.delete([_MARK + query_id])
+    except HoldfastError as exc:
+        _log.warning(
+            "the query is whole and can be started; what said that it was made is left in its checkpoint location, %s: "
+            "%s",
+            location.url,
+            exc,
+        )
+
+
+def require_mine(location: ObjectStorage, query_id: str) -> None:
+    """Raise `ConflictError` if another restore has taken the location meanwhile."""
+    if not is_mine(location, query_id):
+        raise _not_mine(location)
+
+
+def _not_mine(location: ObjectStorage) -> ConflictError:
+    return ConflictError("another restore writes this checkpoint location: run one at a time", location=location.url)

@@ -42,14 +42,12 @@ from holdfast.spark_integration.savepoints.migrating import Migrate, migrated
 from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
 from holdfast.spark_integration.savepoints.restoring_shards import (
     FIRST_VERSION,
-    RESTORED,
-    SHARDS,
     HashRange,
     RestoredOperator,
     ShardRestorer,
     rows_of_shards,
 )
-from holdfast.spark_integration.savepoints.working import SparkTasks, StateMaker, Tasks
+from holdfast.spark_integration.savepoints.tasks import SparkTasks, StateMaker, Tasks
 from holdfast.spark_integration.shard.operator_directory import directory_of_query
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode, TimeoutConf
@@ -308,7 +306,7 @@ def _restored(
     }
     state_dir = str(new.settings.state_dir)
     restorer = ShardRestorer(new.settings, state_dir, saved.target, saved.savepoint.name, operators)
-    for row in tasks.run(rows, SHARDS, restorer, RESTORED):
+    for row in tasks.run(rows, restorer):
         if row["commit"] is not None:
             found[row["operator"]][row["shard"]] = _Restored(row["commit"], row["earliest_timer_ms"])
     return found

@@ -24,7 +24,6 @@ from itertools import groupby, islice, pairwise
 from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow as pa
 
 from holdfast import clock
 from holdfast.backends.arrow.rows import take
@@ -51,19 +50,6 @@ from holdfast.spark_integration.transport.routes import shards_of
 
 #: The version that a restored query begins with: that after its micro-batch 0.
 FIRST_VERSION = 1
-#: What a task is given of some shards in a row, the first and the last, and what it returns of each: a commit, or an
-#: error.
-SHARDS = "operator string, shard int, last int, pieces string"
-RESTORED = "operator string, shard int, commit string, earliest_timer_ms long, error string"
-_RESTORED = pa.schema(
-    [
-        ("operator", pa.string()),
-        ("shard", pa.int32()),
-        ("commit", pa.string()),
-        ("earliest_timer_ms", pa.int64()),
-        ("error", pa.string()),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -90,7 +76,7 @@ class HashRange:
 
 
 def rows_of_shards(operator: SavedOperator, shards: int) -> list[tuple[Any, ...]]:
-    """Return what tasks are given of an operator's new shards, as `SHARDS` has it; none of shards that get no rows."""
+    """Return what a `ShardRestorer` is given of an operator's new shards; none of shards that get no rows."""
     stretches = list(_stretches(operator, shards))
     first_shards = [first for first, _ in stretches]
     pieces: list[list[dict[str, Any]]] = [[] for _ in stretches]
@@ -137,9 +123,11 @@ def _range_of(piece: Piece, schema: TableSchema, shards: int) -> HashRange:
 
 @dataclass(frozen=True)
 class ShardRestorer(ShardTask):
-    """Restores the shards of a task, given as rows of `SHARDS`; see `ShardTask`."""
+    """Restores the shards of a task; see `ShardTask`."""
 
-    RETURNED: ClassVar[pa.Schema] = _RESTORED
+    #: Some shards in a row, the first and the last; and of each a commit, or an error.
+    GIVEN: ClassVar[str] = "operator string, shard int, last int, pieces string"
+    RETURNED: ClassVar[str] = "operator string, shard int, commit string, earliest_timer_ms long, error string"
 
     source: str  #: URL of the directory of savepoints
     name: str  #: Of the savepoint

@@ -19,13 +19,12 @@ Source: Spark 4.3's ``OffsetSeqLog`` and ``CommitLog``, and queries that were st
 from __future__ import annotations
 
 import json
-import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.errors import ConflictError, CorruptionError, HoldfastError, InvalidArgumentError
+from holdfast.errors import CorruptionError, InvalidArgumentError
 from holdfast.snapshotter.savepoints.manifest import PlannedBatch, SavedQuery, SavedSource
 from holdfast.snapshotter.savepoints.saved_operator import SHARDS_LIMIT
 from holdfast.snapshotter.savepoints.savepoints import read_log
@@ -33,20 +32,15 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES, LoggedBatch
 
-_log = logging.getLogger(__name__)
 #: The setting that says into how many partitions Spark divides the state.
 PARTITIONS = "spark.sql.shuffle.partitions"
 _COUNT = re.compile("[1-9][0-9]{0,9}")
 _STATE = "state/"
 _STATE_BYTES_MAX = 4 << 30
-_OURS = ("offsets/", "commits/", "sources/", _STATE)
 _METADATA = re.compile(r"state/[0-9]+/_metadata/(metadata|v[0-9]+/[0-9]+)")
 # Paths as Spark writes them: file:/…, file:///…, s3a://bucket/…, or without a scheme.
 _PATH = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?/")
 _BELOW = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:)?/.*(?P<state>/state/[0-9]+/_.+)")
-# Says that a restore is at work, or was stopped, and which id its query will have.
-_MARK = "holdfast-restoring-"
-_MARK_OF = re.compile(rf"{_MARK}([A-Za-z0-9-]{{1,64}})")
 
 
 @dataclass(frozen=True)
@@ -56,114 +50,6 @@ class FirstState:
     conf: Mapping[str, str]  #: The settings that the query pins
     commits_version: str = "v1"  #: Of the log of commits
     commit: Mapping[str, Any] = field(default_factory=dict)  #: What that says of micro-batch 0, but for the watermark
-
-
-def require_free(location: ObjectStorage) -> None:
-    """Raise `ConflictError` if `begin` would not take a location; nothing is written."""
-    _stopped(location, {info.key for info in location.list("")})
-
-
-def _stopped(location: ObjectStorage, found: set[str]) -> set[str]:
-    marks = _marks(found)
-    if found and (not marks or "metadata" in found):
-        raise _not_new(location, min(found))
-    return marks
-
-
-def begin(location: ObjectStorage, query_id: str) -> set[str]:
-    """Take a checkpoint location: an empty one, or one that a restore has left that was stopped.
-
-    Raises `ConflictError` if it holds anything else: nothing of it is touched.
-
-    `query_id`: that the new query will have.
-
-    Returns the ids that the queries of stopped restores would have had.
-    """
-    found = {info.key for info in location.list("")}
-    marks = _stopped(location, found)
-    mine = _MARK + query_id
-    location.put(mine, b"")
-    # One that was finished before it could see the mark is whole; one that sees it is not finished.
-    if any(info.key == "metadata" for info in location.list("")):
-        location.delete([mine])
-        raise _not_new(location, "metadata")
-    location.delete(key for key in found if key.startswith(_OURS))
-    return marks
-
-
-def _not_new(location: ObjectStorage, holds: str) -> ConflictError:
-    return ConflictError(
-        "the checkpoint location of a new query must be empty, and this one is not: choose another",
-        location=location.url,
-        holds=holds,
-    )
-
-
-def forget(location: ObjectStorage, stopped: Iterable[str]) -> None:
-    """Remove the marks of stopped restores, once all that they have left elsewhere is gone."""
-    location.delete(_MARK + query_id for query_id in stopped)
-
-
-def is_mine(location: ObjectStorage, query_id: str) -> bool:
-    """Tell whether this process still owns a location."""
-    return _marks(info.key for info in location.list("")) == {query_id}
-
-
-def withdraw(location: ObjectStorage) -> None:
-    """Keep queries from starting from a location that this process still owns."""
-    location.delete(["metadata"])
-
-
-def abandon(location: ObjectStorage) -> None:
-    """Empty a location that was not finished, and that nobody else has taken, but for the mark.
-
-    ``metadata`` goes first: with it, Spark would start a query whose state may be gone already.
-    """
-    withdraw(location)
-    location.delete([info.key for info in location.list("") if info.key.startswith(_OURS)])
-
-
-def _marks(keys: Iterable[str]) -> set[str]:
-    return {found[1] for key in keys if (found := _MARK_OF.fullmatch(key))}
-
-
-def finish(location: ObjectStorage, query_id: str) -> None:
-    """Let the query be started.
-
-    Raises `ConflictError` if another restore has taken the location meanwhile; `UnavailableError` if nobody knows
-    whether it can be.
-
-    That the mark cannot be deleted is told in a warning.
-    """
-    require_mine(location, query_id)
-    try:
-        location.put_if_absent("metadata", _json({"id": query_id}).encode())
-    except ConflictError as exc:  # it stays: another one has finished meanwhile
-        raise _not_mine(location) from exc
-    try:
-        require_mine(location, query_id)
-    except ConflictError:
-        location.delete(["metadata"])
-        raise
-    try:
-        location.delete([_MARK + query_id])
-    except HoldfastError as exc:
-        _log.warning(
-            "the query is whole and can be started; what said that it was made is left in its checkpoint location, %s: "
-            "%s",
-            location.url,
-            exc,
-        )
-
-
-def require_mine(location: ObjectStorage, query_id: str) -> None:
-    """Raise `ConflictError` if another restore has taken the location meanwhile."""
-    if not is_mine(location, query_id):
-        raise _not_mine(location)
-
-
-def _not_mine(location: ObjectStorage) -> ConflictError:
-    return ConflictError("another restore writes this checkpoint location: run one at a time", location=location.url)
 
 
 def pinned(query: SavedQuery, partitions: int | None) -> dict[str, str]:

@@ -38,19 +38,19 @@ from holdfast.spark_integration.plan.arguments import operator_name
 from holdfast.spark_integration.processor.state.timers import timer_tables
 from holdfast.spark_integration.processor.state.variable_tables import Kind
 from holdfast.spark_integration.processor.state.variables import StateVariable
+from holdfast.spark_integration.savepoints.by_spark import properties_of, require_readable
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
 from holdfast.spark_integration.savepoints.creating import saved_query
 from holdfast.spark_integration.savepoints.seeding import partitions_of
-from holdfast.spark_integration.savepoints.steps_by_spark import properties_of, require_readable
 from holdfast.spark_integration.savepoints.tasks import versions_of
 from holdfast.spark_integration.savepoints.writing.tables import TableRows
 from holdfast.spark_integration.savepoints.writing.write import TableSetWriter, without_rows
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_COLUMN, POINTER_VARIABLE, STATE_VARIABLES
 from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
+from holdfast.spark_integration.spark_state.pointers import modes_of, no_query
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.spark_types import arrow_schema
-from holdfast.spark_integration.stored_pointers import modes_of, no_query
 from holdfast.spark_integration.tables.entry_rows import first_number
 from holdfast.spark_integration.tables.key_rows import index_of
 from holdfast.spark_integration.tables.key_timers import DUE, TIMERS, TIMERS_BY_DUE, KeyTimers

@@ -16,30 +16,28 @@ nobody could say which of two rows counts.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast import clock
-from holdfast.backends import stored_file
 from holdfast.backends.arrow.rows import HashArray, order_rows
 from holdfast.backends.registry import backend_names
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.backends.stored_schema import decode_schemas, encode_schemas
-from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
+from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.snapshotter.fields import NUMBER_LIMIT
-from holdfast.snapshotter.savepoints import pieces as saved_pieces
 from holdfast.snapshotter.savepoints.making import Making, making
 from holdfast.snapshotter.savepoints.manifest import SOURCE, SavedQuery, SavedSource, Savepoint
-from holdfast.snapshotter.savepoints.pieces import write_pieces
+from holdfast.snapshotter.savepoints.pieces import fetch_piece, write_pieces
 from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes
 from holdfast.snapshotter.savepoints.savepoints import read_log, read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -50,7 +48,15 @@ from holdfast.spark_integration.plan.arguments import operator_name
 from holdfast.spark_integration.plan.shuffle_partitions import shuffle_partitions
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
 from holdfast.spark_integration.savepoints.seeding import PARTITIONS
-from holdfast.spark_integration.savepoints.tasks import each_ahead, each_row, failed, run_frame, run_tasks, versions_of
+from holdfast.spark_integration.savepoints.tasks import (
+    ShardTask,
+    columns_of,
+    each_ahead,
+    failed,
+    run_frame,
+    run_tasks,
+    versions_of,
+)
 from holdfast.spark_integration.savepoints.writing.tables import TableRows, edited_tables, tables_of_frames
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE
@@ -68,16 +74,6 @@ if TYPE_CHECKING:
 
 #: What a task returns of each shard: its pieces, when its first timer is due, and which columns have no null.
 WRITTEN = "operator string, shard int, pieces string, earliest_ms long, not_null string, error string"
-_WRITTEN = pa.schema(
-    [
-        ("operator", pa.string()),
-        ("shard", pa.int32()),
-        ("pieces", pa.string()),
-        ("earliest_ms", pa.int64()),
-        ("not_null", pa.string()),
-        ("error", pa.string()),
-    ]
-)
 _BEFORE = 2  # hash and shard; in a run, hash and deletion mark
 
 
@@ -149,7 +145,7 @@ class TableWriter:
         for shard in np.unique(all_shards).tolist():
             mine = all_shards == shard
             own = rows if mine.all() else rows.filter(pa.array(mine)).combine_chunks()
-            yield pa.RecordBatch.from_pylist([self._written(shard, own)], schema=_WRITTEN)
+            yield pa.RecordBatch.from_pylist([self._written(shard, own)], schema=columns_of(WRITTEN))
 
     def _written(self, shard: int, rows: pa.Table) -> dict[str, Any]:
         facts: dict[str, Any] = {"operator": self.operator, "shard": shard}
@@ -223,54 +219,35 @@ def _times_of(run: Run) -> pa.Array:
     return run.keys.column(run.keys.num_columns - 1)  # any number of them
 
 
-_PIECE = "operator string, shard int, key string, size_bytes long, digest string"
-_COPIED = "operator string, shard int, error string"
-_COPIED_ARROW = pa.schema([("operator", pa.string()), ("shard", pa.int32()), ("error", pa.string())])
-
-
 def copy_pieces(
     spark: SparkSession, settings: Settings, target: str, base: str, name: str, pieces: Sequence[tuple[str, Piece]]
 ) -> None:
-    """Copy pieces of a savepoint, each under its key.
-
-    Raises `CorruptionError` if one of them is missing or damaged.
+    """Copy pieces of a savepoint, each under its key. Raises `CorruptionError` if one is missing or damaged.
 
     `settings`: of the session, without credentials; `target`: URL of the directory of both savepoints; `base`, `name`:
     from which, to which; `pieces`: with the operators that they are of.
     """
-    rows = [(operator, piece.shard, piece.key, piece.size_bytes, piece.digest) for operator, piece in pieces]
-    run_tasks(spark, rows, _PIECE, PieceCopier(settings, target, base, name), _COPIED)
+    rows = [(operator, piece.shard, json.dumps(piece.to_json())) for operator, piece in pieces]
+    copier = PieceCopier(settings, target, base, name)
+    run_tasks(spark, rows, copier.GIVEN, copier, copier.RETURNED)
 
 
 @dataclass(frozen=True)
-class PieceCopier:
-    """Copies the pieces of a task; a function for ``mapInArrow``; see `copy_pieces`."""
+class PieceCopier(ShardTask):
+    """Copies the pieces of a task; see `copy_pieces` and `ShardTask`."""
 
-    settings: Settings
-    target: str
+    GIVEN: ClassVar[str] = "operator string, shard int, piece string"
+    RETURNED: ClassVar[str] = "operator string, shard int, error string"
+
     base: str
     name: str
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield an empty error for each piece, or what is wrong with it."""
-        return each_row(batches, self._copied, _COPIED_ARROW)
-
-    def _copied(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        self._copy(row["key"], row["size_bytes"], row["digest"])
+    def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
+        """Copy a piece."""
+        before, after = (savepoint_folder(opened(self.target), name) for name in (self.base, self.name))
+        piece = Piece.read(json.loads(row["piece"]), "a piece")
+        after.put(piece.key, fetch_piece(before, piece)[0])
         yield {"operator": row["operator"], "shard": row["shard"]}
-
-    def _copy(self, key: str, size_bytes: int, digest: str) -> None:
-        storage = storage_at(self.target, self.settings)
-        before, after = savepoint_folder(storage, self.base), savepoint_folder(storage, self.name)
-        source = f"{before.url}/{key}"
-        try:
-            data = before.get(key, size_bytes)
-        except NotFoundError as exc:
-            raise CorruptionError(f"{source} is missing: the savepoint is not whole") from exc
-        found = stored_file.decode(data, source=source, kind=saved_pieces.KIND, plain_bytes_max=len(data))
-        if (found.digest, found.size_bytes) != (digest, size_bytes):
-            raise CorruptionError(f"{source} is not the object that the savepoint names", digest=found.digest)
-        after.put(key, data)
 
 
 def write(

@@ -23,7 +23,7 @@ from holdfast.cli import group
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.lookup.query_pointers import QueryPointers
-from holdfast.spark_integration.savepoints.steps_by_spark import steps_by_spark
+from holdfast.spark_integration.savepoints.by_spark import steps_by_spark
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.savepoints.queries import CASES, Case

@@ -23,7 +23,7 @@ from holdfast import savepoints
 from holdfast.examples.flights import data
 from holdfast.examples.flights.sessions import chains
 from holdfast.examples.stateful import sessions
-from holdfast.spark_integration.savepoints.working import OwnProcess
+from holdfast.spark_integration.savepoints.tasks import OwnProcess
 from tests.spark.conftest import Lab
 from tests.spark.processors.engines import NEEDED
 

@@ -13,9 +13,9 @@ from pyspark.errors import StreamingQueryException
 
 from holdfast import savepoints
 from holdfast.errors import HoldfastError, NotFoundError, UnavailableError
-from holdfast.spark_integration.savepoints import working
+from holdfast.spark_integration.savepoints import tasks
 from holdfast.spark_integration.savepoints.creating import save
-from holdfast.spark_integration.savepoints.working import OwnProcess, SparkTasks
+from holdfast.spark_integration.savepoints.tasks import OwnProcess, SparkTasks
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.savepoints.queries import restored, without_spark
@@ -105,7 +105,7 @@ def test_a_micro_batch_is_purged_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyP
     """Once: a later one is saved. Again, or where a micro-batch was asked for: an error, and no savepoint."""
     feed(lab)
     purges = iter(range(times))
-    steps = working.stored_steps
+    steps = tasks.stored_steps
 
     def late(*arguments: Any) -> Any:
         if next(purges, None) is not None:
@@ -116,7 +116,7 @@ def test_a_micro_batch_is_purged_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyP
 
     with running(lab) as query:
         last = query.lastProgress["batchId"]
-        monkeypatch.setattr(working, "stored_steps", late)
+        monkeypatch.setattr(tasks, "stored_steps", late)
         if times == 1:
             assert create(lab, "one").query.batch_id == last + 5
             assert saved(lab)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.backends.base import Pointer
-from holdfast.spark_integration.savepoints.stub_query import run_stub, session_of_stub
+from holdfast.spark_integration.savepoints.by_spark import run_stub, session_of_stub
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, PointerRow
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_state.new_state import NewState, PointerOperator

@@ -18,10 +18,10 @@ from holdfast.cli import group
 from holdfast.commands import own_spark
 from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.savepoints.steps_by_spark import steps_by_spark
+from holdfast.spark_integration.savepoints.by_spark import steps_by_spark
 from holdfast.spark_integration.spark_state import pointers
+from holdfast.spark_integration.spark_state.pointers import stored_steps
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
-from holdfast.spark_integration.stored_pointers import stored_steps
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.savepoints.queries import CASES, UNCHECKED, Case, run, saved, state

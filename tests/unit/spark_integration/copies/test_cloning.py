@@ -11,8 +11,8 @@ import pytest
 from holdfast.errors import ConflictError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.copies import cloning
-from holdfast.spark_integration.savepoints import working
-from holdfast.spark_integration.stored_pointers import StatefulStep
+from holdfast.spark_integration.savepoints import tasks
+from holdfast.spark_integration.spark_state.pointers import StatefulStep
 
 
 def test_the_originals_state_directory_is_refused_though_no_operator_has_rows(
@@ -24,7 +24,7 @@ def test_the_originals_state_directory_is_refused_though_no_operator_has_rows(
         location.put("offsets/0", b'v1\n{"conf":{}}\n-')
         location.put("commits/0", b'v1\n{"nextBatchWatermarkMs":0}')
     step = StatefulStep(0, "applyInPandasWithState", True, False, {})
-    monkeypatch.setattr(working, "stored_steps", lambda *_: [step])
+    monkeypatch.setattr(tasks, "stored_steps", lambda *_: [step])
     durable = tmp_path / "durable"
     spark: Any = SimpleNamespace(conf=SimpleNamespace(getAll={"spark.holdfast.state.dir": str(durable)}))
     with pytest.raises(ConflictError, match="this one is the original's"):

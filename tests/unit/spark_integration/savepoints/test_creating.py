@@ -23,7 +23,7 @@ from holdfast.errors import (
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints import creating, working
-from holdfast.spark_integration.stored_pointers import StatefulStep
+from holdfast.spark_integration.spark_state.pointers import StatefulStep
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 
 DEDUPLICATION = StatefulStep(0, "dedupe", is_ours=False, has_timeout=False, pointers={})

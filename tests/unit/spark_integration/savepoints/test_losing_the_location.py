@@ -17,7 +17,7 @@ from holdfast.errors import ConflictError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.copies import cloning, rescaling
-from holdfast.spark_integration.savepoints import restoring, seeding, stub_query, working
+from holdfast.spark_integration.savepoints import by_spark, new_query, restoring, seeding, tasks
 from holdfast.spark_integration.savepoints.new_query import NewQuery
 from tests.unit.snapshotter.savepoints.sample import a_savepoint
 
@@ -45,7 +45,7 @@ def test_before_the_next_part_of_a_new_query(tmp_path: Path, monkeypatch: pytest
     def taken(*arguments: object) -> None:
         begun.append(arguments)
         with open_storage(str(location)) as taking:
-            seeding.forget(taking, seeding.begin(taking, "other"))
+            new_query.forget(taking, new_query.begin(taking, "other"))
         with open_storage(str(tmp_path / "query")) as original:
             original.delete(["offsets/0", "commits/0"])
             committed(original, 1)
@@ -62,13 +62,13 @@ def test_before_the_next_part_of_a_new_query(tmp_path: Path, monkeypatch: pytest
     with open_storage(str(tmp_path / "query")) as query:
         query.put("metadata", b'{"id":"5d1f"}')
         committed(query, 0)
-    monkeypatch.setattr(working, "stored_steps", lambda *_: [])
+    monkeypatch.setattr(tasks, "stored_steps", lambda *_: [])
     monkeypatch.setattr(cloning, "_copy_operators", taken)
     monkeypatch.setattr(cloning, "copy_location", go_on)
     monkeypatch.setattr(rescaling, "save", taken)
     monkeypatch.setattr(rescaling, "restore_into", go_on)
     monkeypatch.setattr(restoring, "plans_of", lambda *_: [])
-    monkeypatch.setattr(stub_query, "state_by_stub", stub)
+    monkeypatch.setattr(by_spark, "state_by_stub", stub)
     monkeypatch.setattr(seeding, "seed", go_on)
     spark: Any = SimpleNamespace(conf=SimpleNamespace(getAll={"spark.holdfast.state.dir": str(tmp_path / "durable")}))
     work: dict[str, Callable[[], object]] = {

@@ -18,7 +18,6 @@ from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_ori
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints import new_query as module
-from holdfast.spark_integration.savepoints import seeding
 from holdfast.spark_integration.savepoints.new_query import new_query
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 
@@ -29,7 +28,7 @@ RECORD = OperatorRecord.of("totals", "original", "def-1", "run-1", 2, {"state": 
 def stopped(folder: Path, query_id: str) -> None:
     """Leave what a clone leaves that is killed once it has declared itself."""
     with open_storage(str(folder / query_id)) as location, open_storage(str(folder / "green")) as storage:
-        seeding.begin(location, query_id)
+        module.begin(location, query_id)
         declare_origin(storage, QueryOrigin(query_id, "original", "original", 7, {"totals": "original"}))
 
 

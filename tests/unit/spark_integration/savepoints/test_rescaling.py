@@ -38,6 +38,7 @@ from holdfast.spark_integration.savepoints.restoring_shards import (
     ShardRestorer,
     rows_of_shards,
 )
+from holdfast.spark_integration.savepoints.tasks import columns_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.tables.timers import is_by_time, timers_schema
 from holdfast.spark_integration.transport.routes import shards_of
@@ -120,7 +121,7 @@ class Store:
             for shard, pointer in pointers.items()
         ]
         saver = ShardSaver(self.settings, str(self.folder / "savepoints"), name, *as_stored(directory))
-        names = [column.split()[0] for column in creating.SHARD.split(", ")]
+        names = columns_of(creating.SHARD).names
         found = outcomes(saver, [dict(zip(names, row, strict=True)) for row in rows])
         pieces = [Piece.read(json.loads(row["piece"]), "a piece") for row in found]
         times = tuple(ShardTimes(shard, None, 0) for shard in pointers)
@@ -313,7 +314,7 @@ def test_lost_state_is_an_error_that_names_it(store: Store) -> None:
     pointers = store.write(some_hashes(1), 2)
     saver = ShardSaver(store.settings, str(store.folder / "savepoints"), "one", *as_stored("totals"))
     lost = PointerRow("q", "totals", 0, 2, replace_id(pointers[0]), None, None, 0)
-    names = [column.split()[0] for column in creating.SHARD.split(", ")]
+    names = columns_of(creating.SHARD).names
     (row,) = outcomes(saver, [dict(zip(names, shard_row("totals", lost), strict=True))])
     assert row["error"].startswith("StateLostError: ")
 

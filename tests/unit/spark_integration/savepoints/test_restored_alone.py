@@ -12,13 +12,13 @@ import pytest
 
 from holdfast.errors import ConflictError
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.savepoints import new_query, restoring, working
+from holdfast.spark_integration.savepoints import new_query, restoring, tasks
 from holdfast.spark_integration.savepoints.changes import Changes
 from holdfast.spark_integration.savepoints.restoring import Restorable, restore_with
-from holdfast.spark_integration.savepoints.working import OwnProcess
+from holdfast.spark_integration.savepoints.tasks import OwnProcess
 from holdfast.spark_integration.spark_state.operators import NotKnownError
+from holdfast.spark_integration.spark_state.pointers import stored_steps
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
-from holdfast.spark_integration.stored_pointers import stored_steps
 from tests.power import NEVER, Killed, Power
 from tests.unit.snapshotter.savepoints.sample import a_savepoint
 from tests.unit.spark_integration.spark_state.test_new_state import PINNED
@@ -54,7 +54,7 @@ def test_a_query_starts_from_a_whole_restore_only(
 
     def restored(location: str, after: int) -> Power:
         power = Power(after)
-        for module in (new_query, restoring, working):
+        for module in (new_query, restoring, tasks):
             monkeypatch.setattr(module, "open_storage", power.open)
         restore_with(alone, saved, tmp_path / location)
         return power

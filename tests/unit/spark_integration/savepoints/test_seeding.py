@@ -13,10 +13,8 @@ from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError
 from holdfast.snapshotter.savepoints.manifest import PlannedBatch, SavedQuery, SavedSource
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.savepoints.new_query import begin, finish, forget
 from holdfast.spark_integration.savepoints.seeding import (
-    begin,
-    finish,
-    forget,
     moved,
     partitions_of,
     pinned,

@@ -14,9 +14,9 @@ from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, STATE_VARI
 from holdfast.spark_integration.spark_state import row_streams
 from holdfast.spark_integration.spark_state.new_state import NewState, PointerOperator
 from holdfast.spark_integration.spark_state.operators import NotKnownError
+from holdfast.spark_integration.spark_state.pointers import stored_steps
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
 from holdfast.spark_integration.spark_state.row_streams import Named
-from holdfast.spark_integration.stored_pointers import stored_steps
 
 STORE = "spark.sql.streaming.stateStore."
 PROVIDERS = "org.apache.spark.sql.execution.streaming.state."

@@ -9,15 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pyarrow as pa
 import pytest
 
 from holdfast.errors import CorruptionError, HoldfastError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.spark_integration.savepoints.tasks import ShardTask
-from holdfast.spark_integration.savepoints.working import OwnProcess
+from holdfast.spark_integration.savepoints.tasks import OwnProcess, ShardTask
 
-SHARD = "operator string, shard int"
 SHARDS = [("totals", number) for number in range(6)]
 
 
@@ -25,7 +22,8 @@ SHARDS = [("totals", number) for number in range(6)]
 class Storing(ShardTask):
     """Stores an object for each shard; fails at one; counts how many shards are under way."""
 
-    RETURNED: ClassVar[pa.Schema] = pa.schema([("operator", pa.string()), ("shard", pa.int32())])
+    GIVEN: ClassVar[str] = "operator string, shard int"
+    RETURNED: ClassVar[str] = "operator string, shard int, error string"
 
     error: HoldfastError | None = None
     under_way: list[int] = field(default_factory=list)
@@ -62,7 +60,7 @@ def test_shards_are_worked_on_side_by_side_but_no_more_than_memory_has_room_for(
     alone: OwnProcess, tmp_path: Path, done: list[int]
 ) -> None:
     task = Storing(alone.settings, str(tmp_path / "target"))
-    found = alone.run(SHARDS, SHARD, task, "")
+    found = alone.run(SHARDS, task)
     assert [(row["operator"], row["shard"]) for row in found] == SHARDS
     assert max(task.most) == 2
     assert sum(done) == 6
@@ -80,4 +78,4 @@ def test_shards_are_worked_on_side_by_side_but_no_more_than_memory_has_room_for(
 def test_an_error_is_raised_with_its_shard(alone: OwnProcess, tmp_path: Path, error: HoldfastError, says: str) -> None:
     """As one that a task returns, or fails of."""
     with pytest.raises(type(error), match=says):
-        alone.run(SHARDS, SHARD, Storing(alone.settings, str(tmp_path / "target"), error), "")
+        alone.run(SHARDS, Storing(alone.settings, str(tmp_path / "target"), error))

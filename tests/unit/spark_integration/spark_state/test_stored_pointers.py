@@ -8,9 +8,9 @@ import pytest
 
 from holdfast.errors import CorruptionError, InvalidArgumentError
 from holdfast.snapshotter.storage.local import LocalStorage
-from holdfast.spark_integration.savepoints.steps_by_spark import properties_of, require_readable
+from holdfast.spark_integration.savepoints.by_spark import properties_of, require_readable
+from holdfast.spark_integration.spark_state.pointers import stored_steps
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
-from holdfast.spark_integration.stored_pointers import stored_steps
 from tests.unit.spark_integration.spark_state.test_operators import metadata, put
 
 
