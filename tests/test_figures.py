@@ -15,8 +15,7 @@ from holdfast.settings import MOST_SHARDS, Settings
 from holdfast.snapshotter import commit_objects, commits
 from holdfast.snapshotter.ownership import claims, stored_claims
 from holdfast.snapshotter.snapshots import policy
-from holdfast.snapshotter.storage.hdfs import storage as hdfs
-from holdfast.snapshotter.storage.s3 import storage as s3
+from holdfast.snapshotter.storage import hdfs, s3
 from holdfast.spark_integration.copies import cloning
 from holdfast.spark_integration.executor import local_dirs, server_files, takeover
 from holdfast.spark_integration.keyed import slabs

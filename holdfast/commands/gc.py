@@ -20,8 +20,7 @@ from holdfast.snapshotter.ownership.stored_claims import retained_versions
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, list_shard
 from holdfast.snapshotter.upkeep.headers import Headers
-from holdfast.snapshotter.upkeep.history import History, needed_in_storage
-from holdfast.snapshotter.upkeep.retention import Plan, carry_out, plan, store_time_ms
+from holdfast.snapshotter.upkeep.retention import History, Plan, carry_out, needed_in_storage, plan, store_time_ms
 
 _ROWS_SHOWN = 40
 _HOUR_MS = 60 * 60_000

@@ -31,7 +31,7 @@ from holdfast.errors import NotFoundError
 from holdfast.snapshotter.fields import NUMBER_LIMIT, Digest, Fields, Stored
 from holdfast.snapshotter.savepoints.saved_operator import NAME, SavedOperator, require_key
 from holdfast.snapshotter.sink_log import SINK, plan_of
-from holdfast.snapshotter.storage.keys import key_problem
+from holdfast.snapshotter.storage.object_storage import key_problem
 
 KIND = "savepoint"
 #: Names of sources, or their numbers.

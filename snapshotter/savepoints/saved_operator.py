@@ -12,7 +12,7 @@ from holdfast.backends import stored_file
 from holdfast.backends.schema import TableSchema
 from holdfast.backends.stored_schema import decode_schemas, encode_schemas
 from holdfast.snapshotter.fields import Coding, Digest, Fields, PositiveInt, SignedInt, Stored
-from holdfast.snapshotter.storage.keys import key_problem
+from holdfast.snapshotter.storage.object_storage import key_problem
 
 #: The manifest's own key, below the savepoint.
 KEY = "savepoint"

@@ -1,4 +1,4 @@
-"""The savepoints of a directory: listed, read, verified and deleted; `making` makes them.
+"""The savepoints of a directory: made, listed, read, verified and deleted.
 
 ::
 
@@ -7,13 +7,23 @@
         before-upgrade/operators/…
         nightly-7/operators/…       unfinished: it has no manifest, or not yet
         nightly-7/probe-92ab47…     left by the check of a directory that allows no deletes
+
+Pieces have unique names, so two makers of one name do not disturb each other, and one that was killed blocks nobody:
+whoever stores a manifest first has the name.
+
+Invariants
+----------
+* **first one**: a manifest is put only if there is none. While one stands, no piece of anybody else can come to be
+  named: so what it does not name is deleted.
+* **whole**: a manifest is stored when all that it names is there, and its maker looks once more: somebody may be
+  deleting the folder. From then on there is a savepoint: that something cannot be deleted is no failure.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +32,14 @@ import xxhash
 
 from holdfast.backends.options import did_you_mean
 from holdfast.backends.stored_file import MAGIC
-from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.errors import (
+    ConflictError,
+    CorruptionError,
+    HoldfastError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 from holdfast.snapshotter.savepoints.manifest import Savepoint, SourceLog, read_manifest
 from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.saved_operator import KEY, NAME, Piece, SavedOperator
@@ -31,6 +48,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 _log = logging.getLogger(__name__)
 _PIECES_AT_ONCE = 32
+_KEYS_SHOWN = 5
 # Later than anything: what uploads to a savepoint that is deleted should fail.
 _EVER_MS = 1 << 52
 # What may lie in a savepoint's folder; whatever else does is not ours to count, let alone to delete.
@@ -242,3 +260,71 @@ def _abort_uploads(folder: PrefixedStorage) -> int:
     except InvalidArgumentError as exc:
         _log.warning("unfinished uploads of a savepoint may be left: %s", exc)
         return 0
+
+
+@dataclass(frozen=True)
+class Making:
+    """A savepoint in the making; its objects go into `folder`."""
+
+    folder: PrefixedStorage
+
+    def finish(self, savepoint: Savepoint) -> None:
+        """Store the manifest, and remove what it does not name.
+
+        Raises `ConflictError` if somebody has deleted parts of it meanwhile, or has made another savepoint of the name;
+        `UnavailableError` if the storage did not answer; once the manifest is asked to be stored, nobody knows whether
+        it was.
+
+        What cannot be deleted is named in a warning.
+        """
+        name, data = self.folder.prefix, savepoint.encode()
+        read_manifest(data, savepoint.name, f"{self.folder.url}/{KEY}")  # whatever it says, it can be read
+        self._require(savepoint.keys, self.folder.list(""))
+        try:
+            self.folder.put_if_absent(KEY, data)
+            listed = self.folder.list("")
+        except ConflictError as exc:
+            raise ConflictError(
+                "another process has made a savepoint of this name meanwhile: use another name",
+                name=name,
+            ) from exc
+        except UnavailableError as exc:
+            raise UnavailableError(
+                "the savepoint may or may not be finished: run holdfast savepoint verify before making it again",
+                name=name,
+                because=exc,
+            ) from exc
+        self._require({**savepoint.keys, KEY: data.size}, listed)
+        self._delete(unnamed(listed, savepoint))
+
+    def _require(self, sizes: Mapping[str, int], listed: Iterable[ObjectInfo]) -> None:
+        """Raise `ConflictError` if an object is not there with its size."""
+        found = {info.key: info.size_bytes for info in listed}
+        missing = next((key for key, size_bytes in sizes.items() if found.get(key) != size_bytes), None)
+        if missing is not None:
+            raise ConflictError(
+                "another process has deleted this savepoint meanwhile, or made one of its name: make it "
+                "again, under another name",
+                name=self.folder.prefix,
+                missing=missing,
+            )
+
+    def _delete(self, keys: list[str]) -> None:
+        try:
+            self.folder.delete(keys)
+        except HoldfastError as exc:
+            more = f" and {len(keys) - _KEYS_SHOWN} more" if len(keys) > _KEYS_SHOWN else ""
+            _log.warning(
+                "the savepoint %s is finished and whole, but these objects, which are not part of it, may be left: "
+                "%s%s: %s",
+                self.folder.url,
+                ", ".join(keys[:_KEYS_SHOWN]),
+                more,
+                exc,
+            )
+
+
+def making(target: ObjectStorage, name: str) -> Making:
+    """Begin a savepoint. Raises `ConflictError` if there is one of this name."""
+    require_free(target, name)
+    return Making(savepoint_folder(target, name))

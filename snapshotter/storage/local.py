@@ -30,13 +30,16 @@ from holdfast.backends.block_io import read_at, write_at
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import ClosedError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.errors import delete_failure, translated
-from holdfast.snapshotter.storage.keys import TEMPORARY_PREFIX, check_folder, check_key, key_problem
 from holdfast.snapshotter.storage.object_storage import (
+    TEMPORARY_PREFIX,
     Action,
     ObjectInfo,
     ObjectStorage,
+    check_folder,
+    check_key,
     check_range,
     flat_view,
+    key_problem,
     require_size,
     unconditional,
     whole_range,

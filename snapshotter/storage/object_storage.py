@@ -1,7 +1,15 @@
 """The object storage boundary: whole, immutable objects under keys, and nothing else.
 
-All durable data passes through `ObjectStorage`. The seam is deliberately small: four methods that every file system and
-object store can offer, with the guarantees that the layers above build on::
+All durable data passes through `ObjectStorage`. The seam is deliberately small: what every file system and object store
+can offer, with the guarantees that the layers above build on::
+
+    with open_storage("s3://bucket/app") as storage:
+        storage.put("totals/shard-0003/commits/17-9f3c", data)
+        storage.put_if_absent("_sinks/totals/00000000000000000017", entry)     ConflictError if somebody was first
+        storage.get(key), storage.get_range(key, 0, 100)                       NotFoundError if there is none
+        [info.key for info in storage.list("totals/")]
+        storage.delete([key])
+        storage.abort_unfinished_uploads("totals/", before_ms)                 what killed processes left
 
     url                    file:///data/app                     s3://bucket/app
     key                    totals/shard-0003/commits/17-9f3c    (relative, split by "/")
@@ -24,11 +32,12 @@ Putting the same bytes again after an unclear failure is harmless. Where the nam
 of a sink's decision, `put_if_absent` stores it.
 
 Implementations: `local` (file), `s3`, `hdfs`, `fsspec` (memory and any other fsspec URL); `opening` chooses by URL.
-`wrappers` add a prefix or a bandwidth limit. `probe` tries all four methods when a query starts.
+`wrappers` add a prefix or a bandwidth limit. `probe` tries what a query needs when it starts.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -37,7 +46,6 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.snapshotter.storage.keys import check_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,6 +59,15 @@ Action = Literal["put", "get", "list", "delete"]
 #: Of an object of which a storage that knows no ranges is asked for one: no commit is larger.
 RANGE_OBJECT_BYTES_MAX = 4 << 30
 ACTIONS: tuple[Action, ...] = ("put", "get", "list", "delete")
+KEY_LIMIT_BYTES = 1024
+SEGMENT_LIMIT_BYTES = 255
+TEMPORARY_PREFIX = ".tmp-"
+"""File names that begin so are unfinished writes: no key may hold one, no list shows one."""
+
+# S3 sends keys as XML 1.0, which cannot hold the first ones, and HDFS has no colon in a name, and no file .snapshot;
+# refusing them everywhere keeps storages alike.
+_UNSAFE = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff:]")
+_RESERVED = {"", ".", "..", ".snapshot"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,3 +420,50 @@ def flat_view(data: Buffer) -> memoryview:
         return memoryview(data).cast("B")
     except TypeError as exc:
         raise InvalidArgumentError("data must be a C-contiguous buffer", type=type(data).__name__) from exc
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it is one that every storage can hold.
+
+    Raises `InvalidArgumentError` if the key is absolute, too long, has an empty, ``.`` or ``..`` segment, a colon, a
+    control character, a lone surrogate, or a segment that is reserved: for unfinished writes, or ``.snapshot``.
+
+    `key`: segments joined by "/", each 1 to 255 bytes of UTF-8, 1,024 bytes in all.
+    """
+    problem = key_problem(key)
+    if problem:
+        shown = key if len(key) <= 80 else key[:77] + "..."
+        raise InvalidArgumentError(f"storage key {problem}", key=ascii(shown))
+    return key
+
+
+def check_root(prefix: str) -> str:
+    """Return the prefix of a root, checked like a key, but with colons allowed: users choose it, and S3 takes them."""
+    if prefix:
+        check_key(prefix.replace(":", "-"))
+    return prefix
+
+
+def check_folder(prefix: str) -> str:
+    """Return `prefix` if it is "" or a valid folder ending in a slash; raise InvalidArgumentError if not."""
+    if prefix:
+        if not prefix.endswith("/"):
+            raise InvalidArgumentError('list prefix must be "" or a folder that ends in "/"', prefix=ascii(prefix))
+        check_key(prefix[:-1])
+    return prefix
+
+
+def key_problem(key: str) -> str | None:
+    """Return what is wrong with a key, or None."""
+    if _UNSAFE.search(key):
+        return "has a colon, a control character or a lone surrogate"
+    if len(key.encode()) > KEY_LIMIT_BYTES:
+        return f"is longer than {KEY_LIMIT_BYTES} bytes"
+    for segment in key.split("/"):
+        if segment in _RESERVED:
+            return "must be relative, without empty, ., .. or .snapshot segments"
+        if len(segment.encode()) > SEGMENT_LIMIT_BYTES:
+            return f"has a segment longer than {SEGMENT_LIMIT_BYTES} bytes"
+        if segment.startswith(TEMPORARY_PREFIX):
+            return f"has a segment that begins with {TEMPORARY_PREFIX}, which is reserved for unfinished writes"
+    return None

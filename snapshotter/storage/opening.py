@@ -46,7 +46,7 @@ def open_storage(url: str, options: Mapping[str, object] = _NO_OPTIONS) -> Objec
 
         return LocalStorage(parsed.path)
     if scheme in ("s3", "s3a"):
-        from holdfast.snapshotter.storage.s3.storage import S3Storage
+        from holdfast.snapshotter.storage.s3 import S3Storage
 
         return S3Storage(parsed.authority, prefix, options)
     if scheme == "hdfs":
@@ -58,7 +58,7 @@ def open_storage(url: str, options: Mapping[str, object] = _NO_OPTIONS) -> Objec
 
 def _open_hdfs(authority: str, path: str, options: Mapping[str, object]) -> ObjectStorage:
     try:
-        from holdfast.snapshotter.storage.hdfs.storage import HdfsStorage
+        from holdfast.snapshotter.storage.hdfs import HdfsStorage
     except ModuleNotFoundError as exc:
         raise InvalidArgumentError(
             f"hdfs:// needs the package hdfs-native on the driver and the executors: {pip_install('hdfs')}"

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import clock
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
-from holdfast.snapshotter.storage.keys import check_folder, check_key
-from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, flat_view
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, check_folder, check_key, flat_view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -28,7 +28,7 @@ from holdfast.snapshotter.snapshots.manifest import PART_OBJECT_BYTES_MAX, Manif
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import ShardListing, StoredObject, list_shard
 from holdfast.snapshotter.upkeep.headers import Headers, read_header, require_whole
-from holdfast.snapshotter.upkeep.history import History, needed_in_storage
+from holdfast.snapshotter.upkeep.retention import History, needed_in_storage
 
 #: Objects whose reading is asked for at a time.
 _BATCH = 1_000

@@ -50,7 +50,6 @@ from holdfast.errors import (
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
-from holdfast.snapshotter.savepoints.making import Making, making
 from holdfast.snapshotter.savepoints.manifest import (
     PlannedBatch,
     SavedQuery,
@@ -62,7 +61,7 @@ from holdfast.snapshotter.savepoints.manifest import (
 from holdfast.snapshotter.savepoints.pieces import write_pieces
 from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes, unnamed
 from holdfast.snapshotter.savepoints.saved_sinks import sinks_of
-from holdfast.snapshotter.savepoints.savepoints import require_free, savepoint_folder
+from holdfast.snapshotter.savepoints.savepoints import Making, making, require_free, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.probe import probe_storage

@@ -160,7 +160,7 @@ def test_file_system_whose_package_is_missing(scheme: str, package: str) -> None
 
 
 def test_hdfs_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "holdfast.snapshotter.storage.hdfs.storage", raising=False)
+    monkeypatch.delitem(sys.modules, "holdfast.snapshotter.storage.hdfs", raising=False)
     monkeypatch.setitem(sys.modules, "hdfs_native", None)
     with pytest.raises(InvalidArgumentError, match=r"hdfs-native.*pip install 'holdfast-spark\[hdfs\]'"):
         open_storage("hdfs://namenode:8020/x")

@@ -28,8 +28,7 @@ from holdfast.snapshotter.snapshots.snapshots import download_files
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.snapshotter.upkeep.headers import Headers
-from holdfast.snapshotter.upkeep.history import History, needed_in_storage
-from holdfast.snapshotter.upkeep.retention import plan
+from holdfast.snapshotter.upkeep.retention import History, needed_in_storage, plan
 from holdfast.snapshotter.upkeep.troubles import Troubles, read_trouble
 from holdfast.snapshotter.upkeep.verification import verify_shard
 from tests.fuzz.forge import ODD, put_together, take_apart

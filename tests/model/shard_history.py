@@ -17,8 +17,14 @@ from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import NotFoundError
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
 from holdfast.snapshotter.snapshots.manifest import PART_BYTES, Manifest, Part, SnapshotFile
-from holdfast.snapshotter.storage.keys import check_folder, check_key
-from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, require_size, taken
+from holdfast.snapshotter.storage.object_storage import (
+    ObjectInfo,
+    ObjectStorage,
+    check_folder,
+    check_key,
+    require_size,
+    taken,
+)
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 PREFIX = "totals/shard-0003"

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from holdfast.snapshotter.snapshots.manifest import Manifest
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.snapshotter.upkeep.headers import Headers
-from holdfast.snapshotter.upkeep.history import History, needed_in_storage
-from holdfast.snapshotter.upkeep.retention import carry_out, plan, run_retention
+from holdfast.snapshotter.upkeep.retention import History, carry_out, needed_in_storage, plan, run_retention
 from tests.model.shard_history import PREFIX, ShardHistory, TimedStorage, Version
 
 HOUR_MS = 60 * 60_000

@@ -23,8 +23,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.snapshotter.upkeep.headers import Headers
-from holdfast.snapshotter.upkeep.history import History, needed_in_storage
-from holdfast.snapshotter.upkeep.retention import GRACE_MS, carry_out, plan, run_retention
+from holdfast.snapshotter.upkeep.retention import GRACE_MS, History, carry_out, needed_in_storage, plan, run_retention
 from holdfast.snapshotter.upkeep.verification import verify_shard
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 from tests.model.built_in import ram_directory

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import ConflictError, HoldfastError, NotFoundError
-from holdfast.snapshotter.savepoints.making import making
 from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.savepoints.pieces import write_pieces
-from holdfast.snapshotter.savepoints.savepoints import delete_savepoint, find_savepoint, verify_savepoint
+from holdfast.snapshotter.savepoints.savepoints import delete_savepoint, find_savepoint, making, verify_savepoint
 from holdfast.testing.faulty_storage import FaultyStorage
 from tests.model.shard_history import TimedStorage
 from tests.model.turns import by_turns

@@ -21,8 +21,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import ShardListing, list_shard
 from holdfast.snapshotter.upkeep.headers import Headers
-from holdfast.snapshotter.upkeep.history import History, needed_in_storage
-from holdfast.snapshotter.upkeep.retention import RETAINED_VERSIONS, plan
+from holdfast.snapshotter.upkeep.retention import RETAINED_VERSIONS, History, needed_in_storage, plan
 from holdfast.snapshotter.upkeep.verification import Damage, verify_shard
 from holdfast.ui.survey import OperatorSurvey
 

@@ -35,11 +35,10 @@ from holdfast.backends.stored_schema import decode_schemas, encode_schemas
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.snapshotter.fields import NUMBER_LIMIT
-from holdfast.snapshotter.savepoints.making import Making, making
 from holdfast.snapshotter.savepoints.manifest import SOURCE, SavedQuery, SavedSource, Savepoint
 from holdfast.snapshotter.savepoints.pieces import fetch_piece, write_pieces
 from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes
-from holdfast.snapshotter.savepoints.savepoints import read_log, read_savepoint, savepoint_folder
+from holdfast.snapshotter.savepoints.savepoints import Making, making, read_log, read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options

@@ -13,9 +13,9 @@ from botocore.retries.standard import ExponentialBackoff
 
 from holdfast.backends import stored_file
 from holdfast.errors import ConflictError, CorruptionError, HoldfastError, InvalidArgumentError, UnavailableError
+from holdfast.snapshotter.storage import s3 as s3_storage
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.s3 import storage as s3_storage
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.s3.objects import (
     ACTIONS,

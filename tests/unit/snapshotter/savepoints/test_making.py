@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, UnavailableError
-from holdfast.snapshotter.savepoints.making import making
 from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.savepoints.savepoints import (
     delete_savepoint,
     find_savepoint,
     list_savepoints,
+    making,
     read_savepoint,
     savepoint_folder,
     unnamed,

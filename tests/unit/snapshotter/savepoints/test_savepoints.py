@@ -15,7 +15,6 @@ import pytest
 from holdfast.backends import stored_file
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.savepoints.making import making
 from holdfast.snapshotter.savepoints.manifest import KIND, read_manifest
 from holdfast.snapshotter.savepoints.pieces import folder_of, read_piece
 from holdfast.snapshotter.savepoints.saved_operator import KEY, Piece
@@ -23,6 +22,7 @@ from holdfast.snapshotter.savepoints.savepoints import (
     delete_savepoint,
     find_savepoint,
     list_savepoints,
+    making,
     read_savepoint,
     savepoint_folder,
     unnamed,

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from holdfast.snapshotter.storage import hdfs as hdfs_storage
 from holdfast.snapshotter.storage.connections import Connections
-from holdfast.snapshotter.storage.hdfs import storage as hdfs_storage
-from holdfast.snapshotter.storage.hdfs.storage import HdfsStorage
+from holdfast.snapshotter.storage.hdfs import HdfsStorage
 
 
 @pytest.mark.slow(1)

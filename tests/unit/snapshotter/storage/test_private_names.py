@@ -7,9 +7,7 @@ import re
 
 import pytest
 
-from holdfast.snapshotter.storage import fsspec
-from holdfast.snapshotter.storage.hdfs import storage as hdfs
-from holdfast.snapshotter.storage.s3 import storage as s3
+from holdfast.snapshotter.storage import fsspec, hdfs, s3
 
 NAMES = [(owner, name) for module in (s3, hdfs, fsspec) for owner, names in module.PRIVATE.items() for name in names]
 

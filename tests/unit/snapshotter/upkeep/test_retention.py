@@ -15,8 +15,15 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.snapshotter.upkeep.headers import Headers
-from holdfast.snapshotter.upkeep.history import History, needed_in_storage
-from holdfast.snapshotter.upkeep.retention import GRACE_MS, Plan, carry_out, plan, run_retention
+from holdfast.snapshotter.upkeep.retention import (
+    GRACE_MS,
+    History,
+    Plan,
+    carry_out,
+    needed_in_storage,
+    plan,
+    run_retention,
+)
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.model.shard_history import PREFIX, ShardHistory, TimedStorage, Version
 

@@ -58,13 +58,16 @@ from holdfast.errors import (
 )
 from holdfast.snapshotter.storage.connections import Connections
 from holdfast.snapshotter.storage.errors import delete_failure, translated
-from holdfast.snapshotter.storage.keys import TEMPORARY_PREFIX, check_folder, check_key, key_problem
 from holdfast.snapshotter.storage.object_storage import (
+    TEMPORARY_PREFIX,
     Action,
     ObjectInfo,
     ObjectStorage,
+    check_folder,
+    check_key,
     check_range,
     flat_view,
+    key_problem,
     require_size,
     taken,
     whole_range,

@@ -61,14 +61,18 @@ from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import ClosedError, CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter.storage.connections import Connections
 from holdfast.snapshotter.storage.errors import delete_failure, error_for_code, s3_status, translated
-from holdfast.snapshotter.storage.keys import KEY_LIMIT_BYTES, check_folder, check_key, check_root, key_problem
 from holdfast.snapshotter.storage.object_storage import (
+    KEY_LIMIT_BYTES,
     Action,
     ObjectInfo,
     ObjectStorage,
     RequestCounts,
+    check_folder,
+    check_key,
     check_range,
+    check_root,
     flat_view,
+    key_problem,
     require_size,
     unconditional,
     whole_range,

@@ -1,1 +1,0 @@
-"""Objects as files in HDFS, without Java."""

@@ -1,1 +1,0 @@
-"""Objects in a bucket of S3, or of what speaks its protocol."""
