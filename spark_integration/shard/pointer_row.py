@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, SchemaMismatchError
+from holdfast.snapshotter.fields import Fields, Stored
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.spark_integration.shard.operator_directory import QUERY_ID, operator_of
 
@@ -31,22 +33,42 @@ POINTER_STATE = f"{POINTER_COLUMN} binary"
 GROUP_STATE, STATE_VARIABLES = "applyInPandasWithState", "transformWithStateInPandasExec"
 #: The value state in which the second one keeps them.
 POINTER_VARIABLE = "holdfast_pointer"
-_FIELDS = frozenset(
-    {
-        "format",
-        "query",
-        "state_dir",
-        "directory",
-        "shard",
-        "shards",
-        "version",
-        "commit",
-        "earliest_timer_ms",
-        "batch_ms",
-    }
-)
-_MAX_SHARDS = 1 << 31
-_NUMBER_LIMIT = 1 << 63
+_Ms = Annotated[int, range(-(1 << 63), 1 << 63)]
+
+
+@dataclass(frozen=True)
+class _Line(Stored):
+    """The line of JSON; see `PointerRow`."""
+
+    format: int
+    query: Annotated[str, QUERY_ID]
+    state_dir: str | None
+    directory: str | None
+    shard: int
+    shards: Annotated[int, range(1 << 31)]
+    version: int | None
+    commit: str | None
+    earliest_timer_ms: _Ms | None
+    batch_ms: _Ms
+
+    @property
+    def pointer(self) -> Pointer | None:
+        """Which version of the shard; raises `InvalidArgumentError` if that is none."""
+        if self.version is None and self.commit is None:
+            return None
+        return Pointer.parse(f"{self.version}-{self.commit}")
+
+    def require(self, header: Fields) -> None:
+        if self.directory is not None and not operator_of(self.directory):
+            header.refuse_value("directory", self.directory)
+        if self.state_dir is not None and self.directory is None:
+            header.refuse_value("state_dir", self.state_dir)
+        if self.shard >= self.shards:
+            header.refuse_value("shard and shards", self.shard)
+        try:
+            _ = self.pointer
+        except InvalidArgumentError:
+            header.refuse_value("version and commit", self.commit)
 
 
 class PointerRow(NamedTuple):
@@ -72,23 +94,23 @@ class PointerRow(NamedTuple):
         Raises `CorruptionError` if it is not a pointer's row, or one of a later release.
         """
         fields, carried = _parsed(row)
-        query, directory, shard, shards = (fields[name] for name in ("query", "directory", "shard", "shards"))
-        state_dir = fields["state_dir"]
-        earliest_timer_ms, batch_ms = fields["earliest_timer_ms"], fields["batch_ms"]
-        pointer = _pointer(fields["version"], fields["commit"])
-        if not (isinstance(query, str) and QUERY_ID.fullmatch(query)):
-            raise _no_pointer("query")
-        if directory is not None and not (isinstance(directory, str) and operator_of(directory)):
-            raise _no_pointer("directory")
-        if state_dir is not None and not (isinstance(state_dir, str) and directory is not None):
-            raise _no_pointer("state_dir")
-        if not (_is_number(shard) and _is_number(shards) and 0 <= shard < shards < _MAX_SHARDS):
-            raise _no_pointer("shard and shards")
-        if carried is not None and pointer is None:
+        try:
+            line = _Line.read(fields, "the pointer")
+        except CorruptionError as exc:
+            raise _no_pointer(exc.facts.get("field")) from exc
+        if carried is not None and line.pointer is None:
             raise _no_pointer("carried")
-        if not (_is_number(batch_ms) and (earliest_timer_ms is None or _is_number(earliest_timer_ms))):
-            raise _no_pointer("batch_ms and earliest_timer_ms")
-        return cls(query, directory, shard, shards, pointer, carried, earliest_timer_ms, batch_ms, state_dir)
+        return cls(
+            line.query,
+            line.directory,
+            line.shard,
+            line.shards,
+            line.pointer,
+            carried,
+            line.earliest_timer_ms,
+            line.batch_ms,
+            line.state_dir,
+        )
 
     def require(self, operator: str, shard: int, shards: int) -> None:
         """Check the row against the shard as it is defined now.
@@ -125,19 +147,19 @@ class PointerRow(NamedTuple):
     def columns(self) -> tuple[bytes]:
         """Return the row as Spark's state takes it."""
         version, commit_id = self.pointer or (None, None)
-        fields = {
-            "format": ROW_FORMAT,
-            "query": self.query,
-            "state_dir": self.state_dir,
-            "directory": self.directory,
-            "shard": self.shard,
-            "shards": self.shards,
-            "version": version,
-            "commit": commit_id,
-            "earliest_timer_ms": self.earliest_timer_ms,
-            "batch_ms": self.batch_ms,
-        }
-        line = json.dumps(fields, separators=(",", ":")).encode()
+        fields = _Line(
+            ROW_FORMAT,
+            self.query,
+            self.state_dir,
+            self.directory,
+            self.shard,
+            self.shards,
+            version,
+            commit_id,
+            self.earliest_timer_ms,
+            self.batch_ms,
+        )
+        line = json.dumps(fields.to_json(), separators=(",", ":")).encode()
         return (line if self.carried is None else line + b"\n" + self.carried,)
 
     @property
@@ -176,7 +198,7 @@ def _parsed(row: tuple[Any, ...]) -> tuple[dict[str, Any], bytes | None]:
         except (ValueError, RecursionError):
             fields = None
     found = fields.get("format") if isinstance(fields, dict) else None
-    if found != ROW_FORMAT or fields.keys() != _FIELDS:
+    if found != ROW_FORMAT or fields.keys() != set(_Line.__annotations__):
         raise CorruptionError(
             "the pointer in Spark's state has a format that this release of holdfast cannot read: start the query "
             "with the release that wrote it",
@@ -186,22 +208,7 @@ def _parsed(row: tuple[Any, ...]) -> tuple[dict[str, Any], bytes | None]:
     return fields, carried if has_carried else None
 
 
-def _pointer(version: object, commit_id: object) -> Pointer | None:
-    if version is None and commit_id is None:
-        return None
-    if not (_is_number(version) and isinstance(commit_id, str)):
-        raise _no_pointer("version and commit")
-    try:
-        return Pointer.parse(f"{version}-{commit_id}")
-    except InvalidArgumentError as exc:
-        raise _no_pointer("version and commit") from exc
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -_NUMBER_LIMIT <= value < _NUMBER_LIMIT
-
-
-def _no_pointer(what: str) -> CorruptionError:
+def _no_pointer(what: object) -> CorruptionError:
     return CorruptionError(
         "Spark's state has a pointer that holdfast cannot have written: check that the checkpoint location is the "
         "query's and that nothing else writes to it",

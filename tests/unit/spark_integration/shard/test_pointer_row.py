@@ -76,7 +76,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("batch_ms", None, "batch_ms"),
     ("batch_ms", 2**63, "batch_ms"),
     ("batch_ms", True, "batch_ms"),
-    ("earliest_timer_ms", "soon", "batch_ms"),
+    ("earliest_timer_ms", "soon", "earliest_timer_ms"),
 ]
 
 
