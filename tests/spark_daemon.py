@@ -18,7 +18,7 @@ from holdfast.backends.run_files import filesystem, memory
 from holdfast.snapshotter.storage import local
 from holdfast.spark_integration.keyed import pandas_with_state
 from holdfast.spark_integration.processor import transform_with_state
-from holdfast.spark_integration.shard import call
+from holdfast.spark_integration.shard_call import call
 from holdfast.spark_integration.sinks import writing
 from holdfast.spark_integration.transport import output, packed, rows
 from holdfast.spark_integration.vectorised import arrow_with_state

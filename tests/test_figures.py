@@ -21,7 +21,7 @@ from holdfast.spark_integration.executor import local_dirs, server_files, takeov
 from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.plan import shuffle_partitions
 from holdfast.spark_integration.server import exposition, shard_use, state_server
-from holdfast.spark_integration.shard import announcing, call
+from holdfast.spark_integration.shard_call import announcing, call
 from holdfast.ui import app, inquiry
 from holdfast.ui.views import heat_map, overview, rows, time_line, upkeep
 from tests.pages import text

@@ -68,6 +68,7 @@ ROOMS = {
         "client",
         "transport",
         "shard",
+        "shard_call",
         "hosts spark_state tables",
         "keyed vectorised",
         "processor",

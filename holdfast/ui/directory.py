@@ -9,7 +9,7 @@ from functools import partial
 from holdfast.errors import HoldfastError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.state_size import StateSizes
-from holdfast.spark_integration.shard.operator_directory import operator_of
+from holdfast.spark_integration.shard.pointer_row import operator_of
 from holdfast.ui.inquiry import Inquiry, Patience, answers
 from holdfast.ui.named_query import NamedQuery
 from holdfast.ui.survey import Survey, survey

@@ -13,8 +13,8 @@ from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.hosts.host import SentRows
-from holdfast.spark_integration.shard.call import ShardStep
 from holdfast.spark_integration.shard.operator import BatchTimes
+from holdfast.spark_integration.shard_call.call import ShardStep
 from holdfast.spark_integration.transport.routes import ROUTE
 
 

@@ -12,9 +12,9 @@ from pyspark.sql.streaming.state import GroupState
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.hosts.host import SentRows
-from holdfast.spark_integration.shard.call import call_shard
 from holdfast.spark_integration.shard.pointer_row import POINTER_STATE, PointerRow
 from holdfast.spark_integration.shard.timeout import TimeoutConf, set_shard_timeout
+from holdfast.spark_integration.shard_call.call import call_shard
 from holdfast.spark_integration.transport.routes import ROUTE
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from pyspark.sql import DataFrame
 
-from holdfast.spark_integration.shard.call import ShardStep
+from holdfast.spark_integration.shard_call.call import ShardStep
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from holdfast.spark_integration.hosts.host import SentRows
 from holdfast.spark_integration.hosts.pickled_shards import PickledShards
-from holdfast.spark_integration.shard.call import ShardStep, call_shard
 from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMN, POINTER_VARIABLE, PointerRow
 from holdfast.spark_integration.shard.timeout import TimeMode
+from holdfast.spark_integration.shard_call.call import ShardStep, call_shard
 from holdfast.spark_integration.transport.routes import ROUTE
 
 #: The pointer's column for a worker, which has no JVM to parse text.

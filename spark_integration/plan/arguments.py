@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.shard.operator_directory import OPERATOR_NAME
+from holdfast.spark_integration.shard.pointer_row import OPERATOR_NAME
 from holdfast.spark_integration.spark_types import parse_struct
 from holdfast.spark_integration.spark_versions import wrong_type
 from holdfast.spark_integration.transport.transport import quoted

@@ -25,8 +25,8 @@ from holdfast.spark_integration.plan.grouping_keys import Key
 from holdfast.spark_integration.plan.session import rows_each
 from holdfast.spark_integration.plan.shuffle_partitions import shuffle_partitions, warn_of_partitions
 from holdfast.spark_integration.plan.stored_state import StoredState, stored_state
-from holdfast.spark_integration.shard.call import ShardStep
 from holdfast.spark_integration.shard.operator import Operator, ShardFunction
+from holdfast.spark_integration.shard_call.call import ShardStep
 from holdfast.spark_integration.spark_types import sent_schema
 from holdfast.spark_integration.transport.observed import ObservedOutput
 from holdfast.spark_integration.transport.observed_metrics import OBSERVATION

@@ -48,8 +48,7 @@ from holdfast.spark_integration.savepoints.restoring_shards import (
     rows_of_shards,
 )
 from holdfast.spark_integration.savepoints.tasks import SparkTasks, StateMaker, Tasks
-from holdfast.spark_integration.shard.operator_directory import directory_of_query
-from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.shard.pointer_row import PointerRow, directory_of_query
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_state.new_state import PointerOperator
 from holdfast.spark_integration.tables.key_timers import DUE, TIMERS

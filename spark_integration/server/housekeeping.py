@@ -38,7 +38,7 @@ def remove_if_empty(operator_directory: Path) -> None:
     """Remove the directory of an operator that has no shards left here; if its query has none, the query's too.
 
     A query notes its runs under the operator's name even if the operator's shards are in another directory; see
-    `holdfast.spark_integration.shard.operator_directory`.
+    `holdfast.spark_integration.shard_call.claiming`.
     """
     query = operator_directory.parent
     if not any(query.glob(f"*/{SHARD_PREFIX}*")):

@@ -1,1 +1,1 @@
-"""One call for each shard and micro-batch, in a Python worker."""
+"""What all share of a shard: its pointer, its operator, its task and the storage of that, its timeout."""

@@ -3,7 +3,7 @@
 An `Operator` is one stateful step of a query as it travels to the workers: which shard has which keys, where state
 lives. Its `ShardFunction` is what the step computes: it declares the tables it needs, and turns a shard's rows of one
 micro-batch into output, reading and writing those tables in a transaction. Beginning, committing, retrying and
-durability are the same for all of them: `holdfast.spark_integration.shard.call`.
+durability are the same for all of them: `holdfast.spark_integration.shard_call.call`.
 """
 
 from __future__ import annotations

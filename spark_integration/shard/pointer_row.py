@@ -15,6 +15,7 @@ The row is one binary value, a line of JSON and the commit that it carries, if a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
@@ -23,7 +24,9 @@ from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, SchemaMismatchError
 from holdfast.snapshotter.fields import Fields, Stored
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
-from holdfast.spark_integration.shard.operator_directory import QUERY_ID, operator_of
+
+OPERATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+QUERY_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 ROW_FORMAT = 1
 #: The one column. Of each column Spark generates code in every task, and binds it several times in every micro-batch.
@@ -34,6 +37,19 @@ GROUP_STATE, STATE_VARIABLES = "applyInPandasWithState", "transformWithStateInPa
 #: The value state in which the second one keeps them.
 POINTER_VARIABLE = "holdfast_pointer"
 _Ms = Annotated[int, range(-(1 << 63), 1 << 63)]
+
+
+def directory_of_query(operator: str, query_id: str) -> str:
+    """Return the directory that only this query chooses."""
+    return f"{operator}@{query_id}"
+
+
+def operator_of(directory: str) -> str | None:
+    """Return the operator that a directory's name says it belongs to; None if it is not such a name."""
+    name, found, query_id = directory.partition("@")
+    if not OPERATOR_NAME.fullmatch(name) or (found and not QUERY_ID.fullmatch(query_id)):
+        return None
+    return name
 
 
 @dataclass(frozen=True)

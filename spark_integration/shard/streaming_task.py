@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from pyspark import TaskContext
 
-from holdfast.spark_integration.shard.operator_directory import QUERY_ID
+from holdfast.spark_integration.shard.pointer_row import QUERY_ID
 from holdfast.spark_integration.spark_versions import state_partitions
 
 #: Local properties that Spark sets: the id of the query, the number of the micro-batch.

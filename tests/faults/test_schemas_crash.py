@@ -24,7 +24,7 @@ from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.shard import claiming
+from holdfast.spark_integration.shard_call import claiming
 from holdfast.testing.faulty_storage import Fault, FaultyStorage, Kind
 from holdfast.testing.state_rows import contents, keys_of, values_of
 from tests.faults.elsewhere import run_elsewhere

@@ -23,7 +23,7 @@ from holdfast.spark_integration.client import connection
 from holdfast.spark_integration.client.connection import client_of
 from holdfast.spark_integration.client.messages import ShardAddress
 from holdfast.spark_integration.executor import local_dirs, server_files
-from holdfast.spark_integration.shard.announcing import announce
+from holdfast.spark_integration.shard_call.announcing import announce
 from holdfast.testing.state_rows import COUNTS
 from tests.faults.executor_process import (
     Executor,
@@ -121,7 +121,7 @@ def test_the_log_lies_where_the_documentation_says(executor: Executor) -> None:
 
 def test_announcing_never_fails_a_batch(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit is complete before: a full disk below the log must not undo it."""
-    from holdfast.spark_integration.shard.store import ShardStore
+    from holdfast.spark_integration.shard_call.store import ShardStore
 
     operator = defined()
     directory = executor.directory / "query" / "totals" / "shard-0000"

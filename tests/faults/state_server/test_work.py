@@ -17,7 +17,7 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.spark_integration.client.connection import client_of
 from holdfast.spark_integration.client.messages import ShardAddress
-from holdfast.spark_integration.shard.announcing import bound_chain
+from holdfast.spark_integration.shard_call.announcing import bound_chain
 from tests.faults.executor_process import (
     Executor,
     eventually,
@@ -132,7 +132,7 @@ def test_it_deletes_what_no_version_needs_any_more(
 
 def operator_and_store(executor: Executor, shard: Shard, policy: SnapshotPolicy) -> tuple[Any, Any]:
     """What a worker has in hand during a shard call."""
-    from holdfast.spark_integration.shard.store import ShardStore
+    from holdfast.spark_integration.shard_call.store import ShardStore
 
     operator = defined(state_dir=shard.state_dir)
     address = ShardAddress.of(shard.directory, "memory", {}, shard.tables)

@@ -20,7 +20,8 @@ from holdfast.snapshotter.ownership.query_origin import (
     is_filling,
 )
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.spark_integration.shard.operator_directory import OPERATOR_NAME, operator_of, require_restored
+from holdfast.spark_integration.shard.pointer_row import OPERATOR_NAME, operator_of
+from holdfast.spark_integration.shard_call.claiming import require_restored
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.storage_in_ram import storage_in_ram
 

@@ -20,7 +20,7 @@ class Handle:
         return print("declared", name, schema)
 
 CloudPickleSerializer().loads(sys.stdin.buffer.read()).init(Handle())
-print(sorted({"numpy", "pandas", "pyarrow", "holdfast.spark_integration.shard.call"} & set(sys.modules)))
+print(sorted({"numpy", "pandas", "pyarrow", "holdfast.spark_integration.shard_call.call"} & set(sys.modules)))
 """
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.shard import streaming_task
-from holdfast.spark_integration.shard.operator_directory import QUERY_ID
+from holdfast.spark_integration.shard.pointer_row import QUERY_ID
 from holdfast.spark_integration.shard.streaming_task import StreamingTask
 
 QUERY = "f1659f49-483a-4a92-b0de-dfe7e81cf290"

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.spark_integration.shard import call
-from holdfast.spark_integration.shard.call import gather_rows
+from holdfast.spark_integration.shard_call import call
+from holdfast.spark_integration.shard_call.call import gather_rows
 from holdfast.spark_integration.spark_types import Watermark
 from holdfast.spark_integration.transport import packed as packed_module
 from holdfast.spark_integration.transport.blobs import BLOB

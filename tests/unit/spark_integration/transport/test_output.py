@@ -15,7 +15,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration import spark_versions
-from holdfast.spark_integration.shard import call as shard_call
+from holdfast.spark_integration.shard_call import call as shard_call
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.transport.blobs import BLOB
 from holdfast.spark_integration.transport.output import (

@@ -21,11 +21,11 @@ from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.spark_integration.client.messages import ShardAddress
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.executor.takeover import open_backend
-from holdfast.spark_integration.shard import claiming, task_storage
+from holdfast.spark_integration.shard import task_storage
 from holdfast.spark_integration.shard.operator import INITIAL_VERSION, Operator
-from holdfast.spark_integration.shard.operator_directory import begin_directory
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.streaming_task import StreamingTask
+from holdfast.spark_integration.shard_call import claiming
 
 
 @dataclass(frozen=True)
@@ -224,5 +224,7 @@ def _claimed_directory(
     if directory is None:
         if not streaming.is_run_known and operator.settings.shards is None:
             require_kept_shards(find_operator(storage, operator.name), operator.name, operator.shards)
-        return begin_directory(storage, operator.name, streaming.query_id, claim, is_run_known=streaming.is_run_known)
+        return claiming.begin_directory(
+            storage, operator.name, streaming.query_id, claim, is_run_known=streaming.is_run_known
+        )
     return directory, claim(directory)

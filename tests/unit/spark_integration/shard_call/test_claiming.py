@@ -21,7 +21,7 @@ from holdfast.snapshotter.ownership.operator_record import OperatorRecord, decla
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.executor.processes import executor_process
-from holdfast.spark_integration.shard import claiming
+from holdfast.spark_integration.shard_call import claiming
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.storage_in_ram import storage_in_ram
 

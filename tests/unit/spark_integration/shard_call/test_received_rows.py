@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.backends.arrow.rows import one_chunk
 from holdfast.errors import UnavailableError
-from holdfast.spark_integration.shard import call
-from holdfast.spark_integration.shard.call import gather_rows
+from holdfast.spark_integration.shard_call import call
+from holdfast.spark_integration.shard_call.call import gather_rows
 
 TABLES = [pa.table({"k": [f"key {i % 3}", None], "v": [i, -i]}) for i in range(7)]
 SCHEMA = TABLES[0].schema
@@ -58,7 +58,7 @@ import pyarrow as pa
 from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames
 from holdfast.spark_integration.keyed.key_order import KeyOrder
 from holdfast.backends.run import Keys, TableSchema
-from holdfast.spark_integration.shard.call import gather_rows
+from holdfast.spark_integration.shard_call.call import gather_rows
 
 
 def anonymous_bytes():

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.backends.base import Pointer
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.spark_integration.shard import call as shard_call
+from holdfast.spark_integration.shard_call import call as shard_call
 
 DURABLE: Any = SimpleNamespace(log=object())
 

@@ -43,8 +43,7 @@ from holdfast.snapshotter.lineage import Lineage
 from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.client.messages import MeasuredBatch, ServerLostError
 from holdfast.spark_integration.executor import local_dirs
-from holdfast.spark_integration.shard import claiming, task_storage
-from holdfast.spark_integration.shard.announcing import announce, bound_chain, reported
+from holdfast.spark_integration.shard import task_storage
 from holdfast.spark_integration.shard.operator import (
     INITIAL_VERSION,
     BatchTimes,
@@ -52,11 +51,12 @@ from holdfast.spark_integration.shard.operator import (
     Operator,
     ShardInput,
 )
-from holdfast.spark_integration.shard.operator_directory import require_restored
 from holdfast.spark_integration.shard.pointer_row import PointerRow
-from holdfast.spark_integration.shard.store import ShardStore, open_shard
 from holdfast.spark_integration.shard.streaming_task import StreamingTask, current_batch_id
 from holdfast.spark_integration.shard.timeout import TIMERS_TABLE
+from holdfast.spark_integration.shard_call import claiming
+from holdfast.spark_integration.shard_call.announcing import announce, bound_chain, reported
+from holdfast.spark_integration.shard_call.store import ShardStore, open_shard
 from holdfast.spark_integration.transport.output import Output
 from holdfast.spark_integration.transport.python_stage import freeze_modules
 from holdfast.spark_integration.transport.routes import hash_of_route, shard_of_route
@@ -312,7 +312,7 @@ def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
     origin = claiming.origin_once(storage, streaming.query_id)
     if origin is None:
         return streaming
-    require_restored(origin, operator.name, operator.settings.allow_new)
+    claiming.require_restored(origin, operator.name, operator.settings.allow_new)
     return replace(streaming, query_id=origin.state_id)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
-from holdfast.spark_integration.shard.call import require_number_of_shards
-from holdfast.spark_integration.shard.store import require_kept_shards
 from holdfast.spark_integration.shard.streaming_task import StreamingTask
+from holdfast.spark_integration.shard_call.call import require_number_of_shards
+from holdfast.spark_integration.shard_call.store import require_kept_shards
 
 
 def test_another_number_than_spark_keeps_is_refused_where_nothing_else_keeps_one() -> None:

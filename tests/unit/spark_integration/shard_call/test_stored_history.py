@@ -20,7 +20,7 @@ from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.shard.claiming import require_stored_once
+from holdfast.spark_integration.shard_call.claiming import require_stored_once
 from holdfast.testing.faulty_storage import FaultyStorage
 from holdfast.testing.state_rows import COUNTS, keys_of, values_of
 

@@ -17,10 +17,10 @@ from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.spark_integration.client.messages import ShardAddress
-from holdfast.spark_integration.shard import call
 from holdfast.spark_integration.shard.operator import BatchTimes, Operator, ShardInput
-from holdfast.spark_integration.shard.store import ShardStore
 from holdfast.spark_integration.shard.streaming_task import StreamingTask
+from holdfast.spark_integration.shard_call import call
+from holdfast.spark_integration.shard_call.store import ShardStore
 from holdfast.spark_integration.spark_types import Watermark
 from holdfast.testing.state_rows import COUNTS, keys_of, values_of
 

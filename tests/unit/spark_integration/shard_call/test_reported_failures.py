@@ -13,7 +13,7 @@ from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import read_trouble
-from holdfast.spark_integration.shard.announcing import reported
+from holdfast.spark_integration.shard_call.announcing import reported
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.testing.state_rows import TABLES
 

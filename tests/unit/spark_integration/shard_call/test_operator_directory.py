@@ -19,8 +19,9 @@ from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.spark_integration.executor import processes
 from holdfast.spark_integration.executor.processes import ProcessId, place_of
-from holdfast.spark_integration.shard import claiming
-from holdfast.spark_integration.shard.operator_directory import begin_directory, directory_of_query, operator_of
+from holdfast.spark_integration.shard.pointer_row import directory_of_query, operator_of
+from holdfast.spark_integration.shard_call import claiming
+from holdfast.spark_integration.shard_call.claiming import begin_directory
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.model.declaring import Declaring
 from tests.storage_in_ram import storage_in_ram

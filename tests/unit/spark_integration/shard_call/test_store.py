@@ -19,7 +19,7 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.client.messages import ShardAddress
-from holdfast.spark_integration.shard.store import ShardStore
+from holdfast.spark_integration.shard_call.store import ShardStore
 from holdfast.testing.faulty_storage import FaultyStorage
 from holdfast.testing.state_rows import COUNTS, keys_of, values_of
 
