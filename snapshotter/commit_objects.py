@@ -83,7 +83,7 @@ class Commit:
 def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: str) -> Commit:
     """Return the commit that a stored file holds.
 
-    Raises `CorruptionError` if it is damaged, no commit, belongs elsewhere, or says what cannot be.
+    Raises `CorruptionError` if it is damaged, not a commit, belongs elsewhere, or is invalid.
 
     `shard`: the shard that it must belong to: ``totals/shard-0003``; `pointer`: the version that it must be; `source`:
     what to call it in an error.
@@ -167,6 +167,10 @@ class CommitObjects:
     def decode_carried(self, data: bytes, pointer: Pointer) -> Commit:
         """Return a commit that the query's pointer carries; raises as `read_commit`."""
         return read_commit(data, self.shard.prefix, pointer, f"the commit that the query carries as {pointer}")
+
+    def newest(self, pointer: Pointer, carried: bytes | None) -> Commit:
+        """Return the commit that the query's pointer names, or carries; raises as `fetch_newest`."""
+        return self.fetch_newest(pointer) if carried is None else self.decode_carried(carried, pointer)
 
     def fetch_newest(self, pointer: Pointer) -> Commit:
         """Fetch the commit that the query's pointer names.

@@ -53,7 +53,7 @@ _PRUNED_EACH = 16
 def checked_sink(name: object) -> str:
     """Return a sink's name if every storage and target can hold it.
 
-    Raises `InvalidArgumentError` if it is no such name.
+    Raises `InvalidArgumentError` if none can.
     """
     if not isinstance(name, str) or not SINK.fullmatch(name):
         raise InvalidArgumentError(

@@ -118,14 +118,24 @@ def _finished(target: ObjectStorage) -> set[str]:
 
 @dataclass(frozen=True)
 class Listed:
-    """A folder of a directory of savepoints."""
+    """A folder of a directory of savepoints.
+
+    Attributes
+    ----------
+    name : str
+    objects, size_bytes : int
+        That lie there.
+    savepoint : Savepoint or None
+        None if it is unfinished, or damaged.
+    damage : str
+        What is wrong with its manifest; empty if nothing is.
+    """
 
     name: str
-    #: That lie there
     objects: int
     size_bytes: int
-    savepoint: Savepoint | None = None  #: None if it is unfinished, or damaged
-    damage: str = ""  #: What is wrong with its manifest; empty if nothing is
+    savepoint: Savepoint | None = None
+    damage: str = ""
 
 
 def list_savepoints(target: ObjectStorage, executor: Executor) -> list[Listed]:

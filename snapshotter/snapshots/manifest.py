@@ -149,7 +149,7 @@ class Manifest(Stored):
 def read_manifest(data: Any, shard: str, source: str, key: str) -> tuple[Manifest, ChainEntry]:
     """Return the manifest in a stored file, and its entry in a chain.
 
-    Raises `CorruptionError` if it is damaged, no manifest, belongs elsewhere, or says what cannot be.
+    Raises `CorruptionError` if it is damaged, not a manifest, belongs elsewhere, or is invalid.
 
     `shard`: that it must belong to; `source`: what to call it in an error; `key`: under which it was found, below the
     shard.

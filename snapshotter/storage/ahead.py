@@ -29,8 +29,7 @@ def ahead(
 ) -> Generator[_Result, None, None]:
     """Yield what some work returns of each item, in the order of the items.
 
-    Raises `Exception` if the first one, by the order of the items, that the work or `items` raised. What had not begun
-    is dropped.
+    Raises what the work or `items` raised first, by the order of the items; what had not begun is dropped.
 
     `executor`: runs the work, which must not wait for other work of the executor's; `items`: asked for the next item by
     the caller's thread, and only when there is room for it; `window`: how many items may be at work, or done and not

@@ -168,29 +168,24 @@ def files_below(client: hdfs_native.Client, folder: str) -> Sequence[hdfs_native
     except (FileNotFoundError, RuntimeError) as exc:
         if not _says_absent(exc):
             raise
-        if _is_there(client, top):
+        if _status(client, top) is not None:
             raise UnavailableError("a folder was removed while it was listed") from exc
         return []
 
 
 def is_file(client: hdfs_native.Client, path: str) -> bool:
     """Tell whether there is a file at a path, rather than a folder or nothing."""
-    try:
-        return not client.get_file_info(path).isdir
-    except (FileNotFoundError, RuntimeError) as exc:
-        if _says_absent(exc):
-            return False
-        raise
+    found = _status(client, path)
+    return found is not None and not found.isdir
 
 
-def _is_there(client: hdfs_native.Client, path: str) -> bool:
+def _status(client: hdfs_native.Client, path: str) -> hdfs_native.FileStatus | None:
     try:
-        client.get_file_info(path)
+        return client.get_file_info(path)
     except (FileNotFoundError, RuntimeError) as exc:
         if _says_absent(exc):
-            return False
+            return None
         raise
-    return True
 
 
 def delete_file(client: hdfs_native.Client, path: str) -> None:

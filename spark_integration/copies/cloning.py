@@ -11,7 +11,7 @@ Pointers lie in Spark's state, which nobody but Spark writes, and name the query
 clone keeps both: its state directory is another one, and in it the clone writes under the original's id, which
 `holdfast.snapshotter.ownership.query_origin` tells its new shards. Nothing of the clone names the original's places.
 
-What a task does for a clone: it copies what a shard's version is made of, byte by byte.
+A task copies what a shard's version is made of, byte by byte.
 
 Names of objects say nothing of the state directory or the query, so they stay as they are. Copied are the commits
 and snapshots up to the version, whether it builds on them or not: so the clone can do without a damaged snapshot as
@@ -179,8 +179,7 @@ def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointe
 
     `carried`: the version's commit, if the query's pointer carries it.
     """
-    commits = CommitObjects(source, {})
-    commit = commits.fetch_newest(pointer) if carried is None else commits.decode_carried(carried, pointer)
+    commit = CommitObjects(source, {}).newest(pointer, carried)
     needed = [*commit.lineage.chain, *([commit.entry] if carried is None else [])]
     stored = [one for one in list_shard(source).versions if one.version < pointer.version or one.pointer == pointer]
     copied = _copy_snapshots(source, target, [one.key for one in stored if one.kind == "snapshot"])

@@ -254,7 +254,7 @@ def steps_by_spark(spark: SparkSession, location: str, batch_id: int) -> list[St
     if not found:
         raise no_query(location)
     try:
-        return [_step(spark, location, batch_id, *one) for one in sorted(found, key=lambda row: row[0])]
+        return [_read_step(spark, location, batch_id, *one) for one in sorted(found, key=lambda row: row[0])]
     except PySparkException as exc:
         raise NotFoundError(
             "Spark's state of this micro-batch cannot be read: it may have purged it, or lacks the class of its state "
@@ -265,7 +265,7 @@ def steps_by_spark(spark: SparkSession, location: str, batch_id: int) -> list[St
         ) from exc
 
 
-def _step(
+def _read_step(
     spark: SparkSession, location: str, batch_id: int, number: int, host: str, properties: str | None
 ) -> StatefulStep:
     known = properties_of(properties, number)

@@ -53,7 +53,7 @@ class Changes:
 def require_counts(**counts: int | None) -> None:
     """Check numbers of shards or partitions, which may be left out.
 
-    Raises `InvalidArgumentError` if one of them is none, or too large.
+    Raises `InvalidArgumentError` if one is not a positive whole number, or too large.
     """
     for what, count in counts.items():
         most = MOST_SHARDS if what == "shards" else SHARDS_LIMIT - 1
@@ -64,8 +64,7 @@ def require_counts(**counts: int | None) -> None:
 def require_comment(comment: object) -> None:
     """Check a savepoint's comment.
 
-    Raises `InvalidArgumentError` if it is no text that every reader takes: a command line may pass on bytes that are no
-    characters.
+    Raises `InvalidArgumentError` if it is not text: a command line may pass on bytes that are not characters.
     """
     if not isinstance(comment, str) or _NO_CHARACTER.search(comment):
         raise InvalidArgumentError("comment must be a string of valid characters", comment=ascii(comment))

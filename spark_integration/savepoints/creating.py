@@ -11,7 +11,7 @@ The state after micro-batch N stays readable for as many micro-batches as Spark 
 the query leaves it behind meanwhile, a savepoint of "the last micro-batch" begins again with a later one, once; then it
 is an error that says so, whatever was missing.
 
-What a task does for a savepoint: it reads shards at their pointers and stores their rows as pieces.
+A task reads shards at their pointers and stores their rows as pieces.
 
 State goes from the state directory to the savepoint through the executors, never through the driver. Tasks may be
 repeated, and may run twice at a time: each writes objects of its own names, and only those count that the manifest

@@ -75,8 +75,8 @@ class Migration:
 def migrations_of(operator: SavedOperator, given: Any) -> dict[str, Migration]:
     """Return by table what becomes of an operator's state.
 
-    Raises `InvalidArgumentError` if it is no such function, or fails for a batch without rows; `NotFoundError` if there
-    is no such table.
+    Raises `InvalidArgumentError` if it is not a function by table, or fails for a batch without rows; `NotFoundError`
+    if there is no such table.
 
     `given`: for the operator's only state table; or by table, or by a processor's variable.
     """

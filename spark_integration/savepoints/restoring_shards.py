@@ -1,4 +1,4 @@
-"""What a task does for a restore: it makes the first version of new shards from a savepoint's pieces.
+"""A restore's task: it makes the first version of new shards from a savepoint's pieces.
 
 ::
 

@@ -63,7 +63,7 @@ def pinned(query: SavedQuery, partitions: int | None) -> dict[str, str]:
 
 def partitions_of(batch: LoggedBatch) -> int:
     """Return into how many partitions a micro-batch's query divides its state; see `pinned_partitions`."""
-    return pinned_partitions(json.loads(batch.batch)["conf"])
+    return pinned_partitions(batch.conf)
 
 
 def pinned_partitions(conf: Mapping[str, object]) -> int:

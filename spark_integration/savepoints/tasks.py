@@ -5,7 +5,6 @@ Work on shards is a `ShardTask`, which gets a row for each and returns rows, or 
 
 from __future__ import annotations
 
-import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -341,7 +340,7 @@ class OwnProcess:
         """See `Tasks`."""
         batch = QueryLocation(location).batch()
         steps = stored_steps(location, batch)
-        self.state_maker(json.loads(batch.batch)["conf"], {step.host for step in steps if step.is_ours})
+        self.state_maker(batch.conf, {step.host for step in steps if step.is_ours})
 
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
         """See `Tasks`."""

@@ -72,7 +72,7 @@ class _Line(Stored):
         """Which version of the shard; raises `InvalidArgumentError` if that is none."""
         if self.version is None and self.commit is None:
             return None
-        return Pointer.parse(f"{self.version}-{self.commit}")
+        return Pointer.parse(None if self.commit is None else f"{self.version}-{self.commit}")
 
     def require(self, header: Fields) -> None:
         if self.directory is not None and not operator_of(self.directory):

@@ -24,7 +24,6 @@ Source: Spark 4.3, and locations that 4.0 to 4.3 wrote.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -94,9 +93,9 @@ class StateStores:
         """Return the settings that Spark has pinned.
 
         Raises `NotKnownError` if it keeps state in a form that is not read here; `CorruptionError` if the logs of the
-        micro-batch say what cannot be.
+        micro-batch are damaged.
         """
-        pinned = json.loads(batch.batch)["conf"]
+        pinned = batch.conf
         provider, codec = store_of(pinned)
         has_checksums = str(pinned.get(ROW_CHECKSUM)).lower() == "true"
         encoding = str(pinned.get(ENCODING, _UNSAFE_ROW)).lower() if provider == _ROCKSDB else _UNSAFE_ROW

@@ -82,7 +82,7 @@ def names_up_to(end: int, compact_numbers: list[int]) -> list[str]:
 def cut(data: bytes | memoryview, name: str, source: str) -> bytes:
     """Return a log file, cut from a later compacted one.
 
-    Raises `CorruptionError` if it is no log, or does not hold all that it should.
+    Raises `CorruptionError` if it is not a log, or is incomplete.
 
     `data`: the later one; `name`: of the file to make; `source`: what to call the later one in an error.
     """
@@ -140,6 +140,12 @@ class LoggedBatch:
     next_watermark_ms: int
     #: Where Spark's state stores have ids (log of version 2): by operator those of its partitions, as logged
     unique_ids: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def conf(self) -> dict[str, Any]:
+        """The settings that Spark has pinned."""
+        found: dict[str, Any] = json.loads(self.batch)["conf"]
+        return found
 
 
 @dataclass(frozen=True)
@@ -248,10 +254,10 @@ class QueryLocation:
         watermark = _json(committed_lines[0] if committed_lines else "{}", source)
         next_watermark_ms = watermark.get("nextBatchWatermarkMs", 0)
         if type(next_watermark_ms) is not int or next_watermark_ms < 0:
-            raise _damaged(source, "has a watermark that cannot be")
+            raise _damaged(source, "has an invalid watermark")
         unique_ids = watermark.get("stateUniqueIds") or {}
         if not isinstance(unique_ids, dict):
-            raise _damaged(source, "names state that cannot be")
+            raise _damaged(source, "names invalid state")
         planned = (offsets.offsets_version, offsets.batch, offsets.sources)
         return LoggedBatch(number, *planned, next_watermark_ms, unique_ids)
 
@@ -385,7 +391,7 @@ class QueryLocation:
         try:
             return bytes(self._storage.get(key, _LOG_BYTES_MAX)).decode(), source
         except UnicodeDecodeError as exc:
-            raise _damaged(source, "is no text") from exc
+            raise _damaged(source, "is not text") from exc
 
 
 def _lines(text: str, source: str, least: int) -> list[str]:
@@ -400,9 +406,9 @@ def _json(text: str, source: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise _damaged(source, "is no JSON") from exc
+        raise _damaged(source, "is not JSON") from exc
     if not isinstance(found, dict):
-        raise _damaged(source, "is no JSON object")
+        raise _damaged(source, "is not a JSON object")
     return found
 
 

@@ -185,7 +185,7 @@ _PIECE_BYTES = 1 << 20
 def decompressed(data: memoryview, codec: str, limit_bytes: int, source: str) -> bytes:
     """Return the plain bytes of a stream.
 
-    Raises `CorruptionError` if it is no such stream, is cut off, or holds more.
+    Raises `CorruptionError` if it is not such a stream, is cut off, or holds more.
 
     `codec`: one of `CODECS`; `limit_bytes`: how many it may have; `source`: what to call the file in an error.
     """
@@ -333,7 +333,7 @@ _SCHEMA_ID_BYTES = 2
 def avro_binary(row: bytes, source: str) -> bytes | None:
     """Return the first column, a binary, of a row as Avro has it: the number of a schema, null or not, size and bytes.
 
-    Of what holds pointers the schema never changes. Raises `CorruptionError` if it is no such row.
+    Of what holds pointers the schema never changes. Raises `CorruptionError` if it is not such a row.
     """
     branch, at = _varint(row, _SCHEMA_ID_BYTES, source)
     if branch == 0:

@@ -271,8 +271,7 @@ def _commits_after(storage: ObjectStorage, part: ShardPart, table: TableSchema, 
     row = part.at
     assert row.pointer is not None
     objects = CommitObjects(PrefixedStorage(storage, shard_prefix(part.directory, part.shard)), {table.name: table})
-    carried = row.carried
-    commit = objects.fetch_newest(row.pointer) if carried is None else objects.decode_carried(carried, row.pointer)
+    commit = objects.newest(row.pointer, row.carried)
     while commit.pointer.version > version:
         yield commit
         last = commit.lineage.last

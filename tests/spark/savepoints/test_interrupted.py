@@ -10,7 +10,7 @@ import pytest
 from holdfast import savepoints
 from holdfast.errors import CorruptionError
 from holdfast.spark_integration.copies import cloning
-from holdfast.spark_integration.savepoints import creating, new_query, restoring, stub_query
+from holdfast.spark_integration.savepoints import by_spark, creating, new_query, restoring
 from tests.power import NEVER, Killed, Power
 from tests.spark.conftest import Lab
 from tests.spark.savepoints.queries import CASES, restored, run, saved
@@ -26,7 +26,7 @@ CASE = CASES[0]
 def power(monkeypatch: pytest.MonkeyPatch) -> Any:
     def cut(after: int) -> Power:
         found = Power(after)
-        for module in (creating, restoring, new_query, cloning, stub_query):
+        for module in (creating, restoring, new_query, cloning, by_spark):
             monkeypatch.setattr(module, "open_storage", found.open)
         return found
 

@@ -22,7 +22,7 @@ from holdfast.errors import (
 )
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.savepoints import creating, working
+from holdfast.spark_integration.savepoints import creating, tasks
 from holdfast.spark_integration.spark_state.pointers import StatefulStep
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 
@@ -62,7 +62,7 @@ class Ground:
         self.has_state(lambda: [TOTALS])
 
     def has_state(self, steps: Callable[[], list[StatefulStep]]) -> None:
-        self._monkeypatch.setattr(working, "stored_steps", lambda *_: steps())
+        self._monkeypatch.setattr(tasks, "stored_steps", lambda *_: steps())
 
     def refuse(self, url: Path, **fault: Any) -> None:
         def opened(of: str, options: Mapping[str, object]) -> ObjectStorage:
@@ -102,24 +102,26 @@ def test_a_target_that_denies_an_action_stops_no_query(ground: Ground, action: s
     assert ground.query.is_running
 
 
-def test_an_operator_that_cannot_be_saved_stops_no_query(ground: Ground) -> None:
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({}, InvalidArgumentError, "state is Spark's own"),
+        ({"without": ["dedupe", "alerts"]}, NotFoundError, "no operator with state of this name"),
+        # As a command line passes on bytes that are no characters: it was an unreadable manifest, once all was saved.
+        (
+            {"comment": os.fsdecode(b"caf\xe9")},
+            InvalidArgumentError,
+            r"comment must be a string of valid characters.*caf\\udce9",
+        ),
+    ],
+    ids=["Spark's own state", "misspelt", "comment"],
+)
+def test_what_cannot_be_saved_stops_no_query(
+    ground: Ground, options: dict[str, Any], error: type[HoldfastError], says: str
+) -> None:
     ground.has_state(lambda: [DEDUPLICATION, TOTALS])
-    with pytest.raises(InvalidArgumentError, match="state is Spark's own"):
-        ground.stop()
-    assert ground.query.is_running
-
-
-def test_a_misspelt_operator_stops_no_query(ground: Ground) -> None:
-    ground.has_state(lambda: [DEDUPLICATION, TOTALS])
-    with pytest.raises(NotFoundError, match="no operator with state of this name"):
-        ground.stop(without=["dedupe", "alerts"])
-    assert ground.query.is_running
-
-
-def test_a_comment_that_no_reader_takes_stops_no_query(ground: Ground) -> None:
-    """As a command line passes on bytes that are no characters: it was an unreadable manifest, once all was saved."""
-    with pytest.raises(InvalidArgumentError, match=r"comment must be a string of valid characters.*caf\\udce9"):
-        ground.stop(comment=os.fsdecode(b"caf\xe9"))
+    with pytest.raises(error, match=says):
+        ground.stop(**options)
     assert ground.query.is_running
 
 

@@ -151,8 +151,7 @@ def test_a_damaged_piece_is_not_copied(tmp_path: Path) -> None:
     (row,) = written(tmp_path, {"state": table}, sent(table, 0, [("a", 1, 1)]))
     (piece,) = pieces_of(row)
     copier = PieceCopier(Settings.parse({}, ["memory"]), str(tmp_path), "one", "two")
-    columns = ["operator", "shard", "key", "size_bytes", "digest"]
-    task = pa.table([[value] for value in ("totals", 0, piece.key, piece.size_bytes, piece.digest)], columns)
+    task = pa.table([["totals"], [0], [json.dumps(piece.to_json())]], ["operator", "shard", "piece"])
     path = tmp_path / "one" / piece.key
     good = path.read_bytes()
 
