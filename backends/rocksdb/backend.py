@@ -26,7 +26,7 @@ Invariants
 
 from __future__ import annotations
 
-import glob
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -35,6 +35,7 @@ from typing import Any, TypeVar
 
 from rocksdict import Rdict
 
+from holdfast import clock
 from holdfast.backends import local_files
 from holdfast.backends.base import NO_OPTIONS, Pointer, View
 from holdfast.backends.frozen_files import FrozenFiles
@@ -62,6 +63,10 @@ from holdfast.backends.schema import TableSchema
 from holdfast.errors import ConflictError, CorruptionError, HoldfastError, NotFoundError
 
 _T = TypeVar("_T")
+#: By an executor's directory and the depth of its shards: their number, and when the folders above them were modified.
+_COUNTED: dict[tuple[Path, int], tuple[int, dict[str, int]]] = {}
+#: A change so soon after another one may leave a folder's modification time as it is.
+_TICK_MS = 2_000
 
 
 class RocksDBBackend(FilesystemBackend):
@@ -203,10 +208,8 @@ class RocksDBBackend(FilesystemBackend):
         """Return how many bytes of the shard may lie in runs: the shards of an executor share what all may have."""
         shards = 1
         if self.directory.is_relative_to(self.executor_directory):  # else it is being taken over
-            # Other folders stand beside shards.
             depth = len(self.directory.relative_to(self.executor_directory).parts)
-            pattern = "/".join([*"*" * depth, self._versions.name])
-            shards = max(1, len(glob.glob(pattern, root_dir=self.executor_directory)))
+            shards = max(1, _shards_below(self.executor_directory, depth, self._versions.name))
         return self._rocksdb.runs_bytes // shards
 
     def maintain(self, pointer: Pointer) -> int:
@@ -368,3 +371,35 @@ class _LockedView(GenerationView):
     def close(self) -> None:
         super().close()
         self._lock.close()
+
+
+def _shards_below(root: Path, depth: int, mark: str) -> int:
+    """Return how many folders at a depth below another one have something of this name in them: others are no shards.
+
+    Each commit asks, so they are counted anew only where a folder above them has changed since.
+    """
+    if (root, depth) in _COUNTED:
+        count, folders = _COUNTED.pop((root, depth))
+        if all(_modified_ns(folder) == known_ns for folder, known_ns in folders.items()):
+            _COUNTED[root, depth] = count, folders
+            return count
+    now_ms, folders, level = clock.now_ms(), dict[str, int](), [os.fspath(root)]
+    for _ in range(depth):
+        below = []
+        for folder in level:
+            modified_ns = _modified_ns(folder)
+            with suppress(OSError):  # a file, or removed meanwhile
+                below += [f"{folder}/{name}" for name in os.listdir(folder) if name[0] != "."]
+                folders[folder] = modified_ns
+        level = below
+    count = sum(os.path.lexists(f"{folder}/{mark}") for folder in level)
+    if folders and max(folders.values()) // 1_000_000 < now_ms - _TICK_MS:
+        _COUNTED[root, depth] = count, folders
+    return count
+
+
+def _modified_ns(folder: str) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:  # removed meanwhile
+        return -1

@@ -128,12 +128,27 @@ def test_shards_of_an_executor_share_what_may_lie_in_runs(tmp_path: Path, monkey
     monkeypatch.undo()
     operator = tmp_path / "disk" / "query" / "totals"
     (operator / "runs").mkdir(parents=True)  # which definitions run, beside the shards
-    shards = [RocksDBBackend(operator / str(n), TABLES, clock.new_id, {}, tmp_path) for n in range(4)]
-    with_four = shards[0].share_bytes()
-    assert with_four == 64 << 20
+
+    def opened(number: int) -> RocksDBBackend:
+        return RocksDBBackend(operator / str(number), TABLES, clock.new_id, {}, tmp_path)
+
+    shards = [opened(number) for number in range(4)]
+    whole = 4 * (64 << 20)
+    assert shards[0].share_bytes() == whole // 4
+    for long_ago in (False, True):  # a count that is kept must be as true as a fresh one
+        for change, left in ((lambda: shutil.rmtree(shards[3].directory), 3), (lambda: opened(3), 4)):
+            if long_ago:
+                for folder in (operator, *operator.parents[:3]):
+                    os.utime(folder, (1, 1))
+                with monkeypatch.context() as kept:
+                    assert shards[0].share_bytes() == whole // (7 - left)
+                    kept.setattr(os, "listdir", None)
+                    assert shards[1].share_bytes() == whole // (7 - left), "no shard is looked at"
+            change()
+            assert [shard.share_bytes() for shard in shards[:3]] == [whole // left] * 3
     for shard in shards[1:]:
         shutil.rmtree(shard.directory)
-    assert shards[0].share_bytes() == 4 * with_four
+    assert shards[0].share_bytes() == whole
 
 
 def test_commits_that_rewrite_all_of_a_shard_leave_something_to_move(
