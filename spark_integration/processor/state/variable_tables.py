@@ -13,7 +13,8 @@ import pyarrow as pa
 from holdfast.backends.options import did_you_mean
 from holdfast.backends.run import TableSchema
 from holdfast.errors import NotFoundError
-from holdfast.spark_integration.tables.key_timers import TIMERS
+from holdfast.spark_integration.tables.key_rows import index_of
+from holdfast.spark_integration.tables.key_timers import TIMERS, TIMERS_BY_DUE
 from holdfast.spark_integration.tables.timers import is_by_time
 
 Kind = Literal["value", "list", "map"]
@@ -68,6 +69,12 @@ def find_shown(tables: Mapping[str, TableSchema], name: str) -> str:
             return table
     if not shown:
         raise NotFoundError("the operator has no tables, because it has had no rows", table=name)
+    if name == TIMERS_BY_DUE or name in map(index_of, shown):
+        raise NotFoundError(
+            "this table is an index: it has the keys of another one in the order of their times, so choose that one",
+            table=name,
+            tables=", ".join(shown),
+        )
     near = did_you_mean(name, [*shown, *(table.partition(".")[2] for table in shown)])
     raise NotFoundError(f"no such table: choose one with the option table{near}", table=name, tables=", ".join(shown))
 
