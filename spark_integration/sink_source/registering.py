@@ -1,9 +1,7 @@
-"""All of holdfast's data sources, where Spark does not find them by itself.
+"""The formats of holdfast's own sinks: what makes each of a stream's options; and `register`, for all data sources.
 
-Apart from `holdfast.spark_integration.sink_source.formats`, which Spark imports in a process of its own whenever it
-looks for a source or makes one.
-
-The formats of holdfast's own sinks: what makes each of a stream's options.
+Spark imports this module in a process of its own whenever it looks for a sink's source or makes one, so it imports
+nothing that only reads state.
 """
 
 from __future__ import annotations
@@ -18,8 +16,6 @@ from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.extras import needs_extra
 from holdfast.spark_integration.sinks.files.parquet import ParquetSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
-from holdfast.spark_integration.state_source.reading import register_source
-from holdfast.spark_integration.state_source.source import StateSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -139,5 +135,8 @@ def register(spark: SparkSession) -> None:
 
     Where Spark finds them by itself, this changes nothing.
     """
+    from holdfast.spark_integration.state_source.reading import register_source
+    from holdfast.spark_integration.state_source.source import StateSource
+
     for source in (StateSource, *SINK_SOURCES):
         register_source(spark, source)
