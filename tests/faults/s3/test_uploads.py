@@ -10,12 +10,13 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.errors import InvalidArgumentError, UnavailableError
+from holdfast.snapshotter.storage import s3 as s3_storage
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.storage.s3 import storage as s3_storage
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.interrupted import interrupt_once
 from tests.faults.s3.objects import (
@@ -116,13 +117,6 @@ def test_part_hangs(
     assert_nothing_left(server, storage)
 
 
-def test_part_sent_twice(storage: ObjectStorage, proxy: FaultProxy) -> None:
-    lost = proxy.rule("drop_reply", method="PUT", path="partNumber=2", times=1)
-    storage.put("o", THREE_PARTS)
-    assert lost.hits == 1
-    assert storage.get("o") == THREE_PARTS
-
-
 def test_reply_of_complete_lost(storage: ObjectStorage, proxy: FaultProxy, server: S3Server) -> None:
     lost = proxy.rule("drop_reply", method="POST", path="uploadId=", times=1)
     storage.put("o", THREE_PARTS)
@@ -132,10 +126,17 @@ def test_reply_of_complete_lost(storage: ObjectStorage, proxy: FaultProxy, serve
         assert not client.list_multipart_uploads(Bucket=BUCKET).get("Uploads")
 
 
-def test_part_cut_in_the_body(storage: ObjectStorage, proxy: FaultProxy) -> None:
-    cut = proxy.rule("cut_request", method="PUT", path="partNumber=3", at=1000, times=1)
+@pytest.mark.parametrize(
+    ("fault", "options"),
+    [("drop_reply", {"path": "partNumber=2"}), ("cut_request", {"path": "partNumber=3", "at": 1000})],
+    ids=["sent twice", "cut in the body"],
+)
+def test_a_part_that_is_sent_again(
+    storage: ObjectStorage, proxy: FaultProxy, fault: str, options: dict[str, Any]
+) -> None:
+    met = proxy.rule(fault, method="PUT", times=1, **options)
     storage.put("o", THREE_PARTS)
-    assert cut.hits == 1
+    assert met.hits == 1
     assert storage.get("o") == THREE_PARTS
 
 
