@@ -30,17 +30,10 @@ Names = Mapping[str, str]
 
 @dataclass(frozen=True)
 class ColumnChanges:
-    """What becomes of columns of one table, by the names under which they were declared.
+    """What becomes of columns of one table, by the names under which they were declared."""
 
-    Attributes
-    ----------
-    drop : frozenset of str
-        They are gone for good.
-    rename : mapping of str to str
-        New names by old ones. No column is in both, and no new name is an old one of another.
-    """
-
-    drop: frozenset[str] = frozenset()
+    drop: frozenset[str] = frozenset()  #: They are gone for good
+    #: New names by old ones. No column is in both, and no new name is an old one of another.
     rename: Mapping[str, str] = field(default_factory=dict)
 
     def effective(self, names: Names) -> ColumnChanges:
@@ -54,10 +47,7 @@ class ColumnChanges:
     def applied(self, names: Names, table: str) -> Names:
         """Return the names with these changes; those that are made already change nothing.
 
-        Raises
-        ------
-        SchemaMismatchError
-            There is a column of a new name, besides the one that is to have it.
+        Raises `SchemaMismatchError` if there is a column of a new name, besides the one that is to have it.
         """
         clashes = [f"{old} → {new}" for old, new in self.rename.items() if old in names and new in names]
         if clashes:
@@ -73,10 +63,7 @@ class ColumnChanges:
 def with_columns(names: Names, stored: Collection[str], declared: Iterable[str]) -> Names:
     """Return names for all columns that are declared: one that is new gets a name that no column was stored under.
 
-    Parameters
-    ----------
-    stored : collection of str
-        All names that columns of the table were ever stored under.
+    `stored` are all names that the table's columns were ever stored under.
     """
     taken, found = {*stored, *names.values()}, dict(names)
     for name in declared:

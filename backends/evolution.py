@@ -37,10 +37,7 @@ _EXACT = {pa.float32(): _NUMBERS[:2], pa.float64(): _NUMBERS[:3]}
 def evolved(stored: TableSchema, declared: TableSchema) -> TableSchema:
     """Return the schema of a table that has rows of `stored`, and gets rows of `declared`.
 
-    Raises
-    ------
-    SchemaMismatchError
-        The keys differ, or a column has a type that its stored values cannot be read with.
+    Raises `SchemaMismatchError` if the keys differ, or a column has a type that its stored values cannot be read with.
     """
     if stored == declared:
         return stored
@@ -74,10 +71,7 @@ def key_changes(stored: TableSchema, declared: TableSchema) -> list[str]:
 def value_changes(stored: TableSchema, declared: TableSchema, *, exact: bool = False) -> list[str]:
     """Name the value columns whose stored values cannot be read as declared, as ``name: stored → declared``.
 
-    Parameters
-    ----------
-    exact : bool
-        Whether a large integer may not be rounded either.
+    With `exact`, a large integer may not be rounded either.
     """
     before = {field.name: field.type for field in stored.value}
     return [
@@ -99,10 +93,7 @@ def is_readable_as(stored: pa.DataType, declared: pa.DataType, *, exact: bool = 
 def require_readable(stored: TableSchema, held: TableSchema, *, source: str) -> None:
     """Check that rows of one schema can be read with another, which holds all that they have.
 
-    Raises
-    ------
-    SchemaMismatchError
-        It does not; names the columns in which they differ.
+    Raises `SchemaMismatchError` with the columns that differ.
     """
     if stored is held or stored.columns.equals(held.columns):
         return

@@ -26,29 +26,17 @@ class Place(NamedTuple):
 
 
 class FrozenFiles(ABC):
-    """See the module. Safe for many threads.
+    """See the module. Safe for many threads."""
 
-    Attributes
-    ----------
-    folder : pathlib.Path
-        Holds the files under their names and in their sizes; private, and of nobody else.
-    sizes : mapping of str to int
-        Bytes of each file.
-    """
-
-    folder: Path
-    sizes: Mapping[str, int]
+    folder: Path  #: Holds the files under their names and in their sizes; private, and of nobody else
+    sizes: Mapping[str, int]  #: Bytes of each file
 
     @abstractmethod
     def require(self, name: str, start: int = 0, end: int | None = None) -> None:
         """Bring the bytes from `start` to `end`, by default to the file's end, verified as stored.
 
-        Raises
-        ------
-        CorruptionError
-            They are missing, or are not what was stored.
-        UnavailableError
-            The storage did not answer, or local storage is full.
+        Raises `CorruptionError` if they are missing, or are not what was stored. Raises `UnavailableError` if the
+        storage did not answer, or local storage is full.
         """
 
     def bring(self, places: Sequence[Place]) -> None:

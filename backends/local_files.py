@@ -68,11 +68,7 @@ _TRIES = 20
 class StagedFolder:
     """A folder on its way into place; made by `staged_folder`.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-    fsync : bool
-        Whether what is published must survive the machine's power, not only the process.
+    With `fsync`, what is published survives a loss of power, not only of the process.
     """
 
     def __init__(self, path: Path, *, fsync: bool) -> None:
@@ -88,20 +84,14 @@ class StagedFolder:
     ) -> FileNote:
         """Write one stored file and seal it.
 
-        Raises
-        ------
-        UnavailableError
-            Local storage is full or failing.
+        Raises `UnavailableError` if local storage is full or failing.
         """
         return write_sealed(self.path / name, kind, header, sections, fsync=self._fsync)
 
     def link(self, source: Path) -> None:
         """Take a file of another folder in, under its own name; a link, not a copy.
 
-        Raises
-        ------
-        NotFoundError
-            There is no such file, or no longer.
+        Raises `NotFoundError` if there is no such file, or no longer.
         """
         with reading(source):
             try:
@@ -116,15 +106,7 @@ class StagedFolder:
     def adopt(self, name: str, modified_ns: int | None = None) -> None:
         """Make a file of the folder, which somebody else has written, as `write` would have left it.
 
-        Parameters
-        ----------
-        modified_ns : int, optional
-            Its time of modification as it is noted somewhere.
-
-        Raises
-        ------
-        NotFoundError
-            There is no such file.
+        `modified_ns` is its time of modification as noted. Raises `NotFoundError` if there is no such file.
         """
         path = self.path / name
         with reading(path):
@@ -148,12 +130,8 @@ class StagedFolder:
     def publish(self, target: Path) -> None:
         """Rename the folder to `target`.
 
-        Raises
-        ------
-        ConflictError
-            `target` exists already.
-        UnavailableError
-            Local storage is failing, or the folder was removed meanwhile.
+        Raises `ConflictError` if `target` exists already. Raises `UnavailableError` if local storage is failing, or the
+        folder was removed meanwhile.
         """
         with writing(target):
             make_private_folder(target.parent)
@@ -202,10 +180,7 @@ def _made(path: Path) -> tuple[FolderLock, FolderLock]:
 def lock_folder(path: Path) -> FolderLock:
     """Make a folder where it is missing, and lock it: nobody takes it away before the lock is closed.
 
-    Raises
-    ------
-    UnavailableError
-        Local storage is failing, or the folder is removed again and again.
+    Raises `UnavailableError` if local storage is failing, or the folder is removed again and again.
     """
     for _ in range(_TRIES):
         with writing(path), suppress(NotFoundError, FileNotFoundError):
@@ -218,10 +193,7 @@ def lock_folder(path: Path) -> FolderLock:
 def taken_folder(folder: Path, staging: Path, name: str, *, fsync: bool) -> Iterator[StagedFolder]:
     """Move a folder that somebody else has filled below `staging`; see `staged_folder`.
 
-    Raises
-    ------
-    UnavailableError
-        It cannot be moved: it is not there, or on another file system.
+    Raises `UnavailableError` if it cannot be moved: it is not there, or on another file system.
     """
     path = staging / name
     with lock_folder(staging.parent), _locked(folder):
@@ -274,15 +246,8 @@ def move_folder(path: Path, target: Path) -> bool:
 def remove_stale_folders(staging: Path, before_ns: int) -> int:
     """Remove the folders below `staging` that nobody has locked, and in which nothing was written since `before_ns`.
 
-    Parameters
-    ----------
-    before_ns : int
-        For people who want to look at what was left, or set aside. Whether a folder is in use, its lock tells.
-
-    Returns
-    -------
-    int
-        How many were removed.
+    Return how many. `before_ns` leaves people time to look at what was set aside; whether a folder is in use, its lock
+    tells.
     """
     removed = 0
     for name in list_folder(staging):

@@ -18,17 +18,8 @@ def parse_options(
 ) -> dict[str, Any]:
     """Return the values of `options`, each read by the function that `known` has for it.
 
-    Parameters
-    ----------
-    backend : str
-        Name under which the backend is registered.
-    known : mapping of str to callable
-        By option: takes the text, and raises ValueError with what would be right.
-
-    Raises
-    ------
-    InvalidArgumentError
-        An unknown option or a value that does not fit; names the full key.
+    `known` has by option what takes the text, and raises ValueError with what would be right. Raises
+    `InvalidArgumentError` with the full key of an unknown option, or of a value that does not fit.
     """
     values = {}
     for name, text in options.items():

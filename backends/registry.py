@@ -37,10 +37,8 @@ def find_backend(name: str) -> type[Backend]:
 
     A built-in name cannot be taken by a plug-in.
 
-    Raises
-    ------
-    InvalidArgumentError
-        There is none, two distributions claim the name, or what is registered is not a usable backend.
+    Raises `InvalidArgumentError` if there is none, two distributions claim the name, or what is registered is not a
+    usable backend.
     """
     if name in _BUILT_IN:
         return _load(name, _BUILT_IN[name])

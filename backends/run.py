@@ -58,17 +58,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Run:
-    """See the module. Made by `Run.build`, `merge_runs` and `Run.read`; safe for many threads.
-
-    Attributes
-    ----------
-    schema : TableSchema
-    batch : pyarrow.RecordBatch
-        The columns of `TableSchema.columns`, sorted, each key once.
-    """
+    """See the module. Made by `Run.build`, `merge_runs` and `Run.read`; safe for many threads."""
 
     schema: TableSchema
-    batch: pa.RecordBatch
+    batch: pa.RecordBatch  #: The columns of `TableSchema.columns`, sorted, each key once.
 
     @classmethod
     def build(
@@ -80,14 +73,8 @@ class Run:
     ) -> Run:
         """Sort a batch of writes into a run; of several writes to one key the last one stays.
 
-        Parameters
-        ----------
-        keys : Keys
-            Any order, duplicates allowed.
-        values : pyarrow.RecordBatch or None
-            Row i is the value of key i, in storage types; None if all rows are deletes.
-        deleted : numpy.ndarray of bool, optional
-            True where the key is deleted; its value is ignored and stored as null.
+        Keys come in any order, and may repeat. Row i of `values` is the value of key i, in storage types; None if all
+        rows are deletes. Where `deleted` is true, the value is ignored and stored as null.
         """
         n = len(keys)
         if deleted is None:
@@ -157,8 +144,6 @@ class Run:
     def find(self, keys: Keys) -> IntArray:
         """Return for each key the row where it stands, or -1.
 
-        Notes
-        -----
         Cost: one binary search a key. Sorted keys are several times faster than unsorted ones, since
         neighbouring searches touch the same memory. Keys that share their hash with other rows are found together.
         """
@@ -216,11 +201,7 @@ class Run:
     def write(self, file: pa.NativeFile, *, compression: str | None = None) -> None:
         """Write the run as an Arrow IPC stream.
 
-        Parameters
-        ----------
-        file : pyarrow.NativeFile
-        compression : {None, "lz4"}
-            Of the Arrow buffers; None keeps them mappable.
+        Without `compression` ("lz4") its buffers stay mappable.
         """
         write_stretches(file, self.schema, [self], compression=compression)
 
@@ -236,21 +217,9 @@ class Run:
     ) -> Run:
         """Read a run from an Arrow IPC stream, without copying where it is not compressed.
 
-        Parameters
-        ----------
-        source : str
-            What to call the file in an error.
-        trusted : bool, default False
-            True only for what this executor wrote itself: nothing inside the columns is checked.
-        plain_bytes : int, optional
-            How many bytes the buffers may have in all, unpacked; nothing larger is ever asked for.
-
-        Raises
-        ------
-        CorruptionError
-            Not an Arrow stream of one batch, one that claims to be larger, or not a run.
-        SchemaMismatchError
-            The run has columns that `schema` does not hold.
+        `trusted` is for what this executor wrote itself: nothing inside the columns is checked. Unpacked, the buffers
+        may have `plain_bytes` in all; nothing larger is ever asked for. Raises `CorruptionError` if it is no run, or
+        claims to be larger, and `SchemaMismatchError` if it has columns that `schema` does not hold.
         """
         runs = read_stretches(section, schema, source=source, trusted=trusted, plain_bytes=plain_bytes)
         if len(runs) != 1:
@@ -261,10 +230,7 @@ class Run:
 def under_names(stored: Run, schema: TableSchema, names: Names) -> Run:
     """Return stored rows with the columns of a schema.
 
-    Parameters
-    ----------
-    names : mapping of str to str
-        Under which names these columns are stored; null is in those that it does not have.
+    `names` are those under which its columns are stored; one that is missing is null.
     """
     known = with_columns(names, stored.schema.value.names, schema.value.names)
     return stored.projected(named(schema, known)).relabelled(schema)
@@ -291,10 +257,7 @@ def read_stretches(
 ) -> list[Run]:
     """Read what `write_stretches` wrote; see `Run.read`. The runs have the columns that they were written with.
 
-    Parameters
-    ----------
-    schema : TableSchema
-        Holds all that these columns do; see `holdfast.backends.evolution`.
+    `schema` holds all that these columns do; see `holdfast.backends.evolution`.
     """
     own = schema
 
@@ -317,19 +280,8 @@ def read_stretches(
 def schema_of(columns: pa.Schema, held: TableSchema, *, source: str) -> TableSchema:
     """Return the schema of a stored run from its columns: those that its table had when it was written.
 
-    Parameters
-    ----------
-    held : TableSchema
-        Of its table now.
-    source : str
-        What to call the file in an error.
-
-    Raises
-    ------
-    CorruptionError
-        No run has these columns.
-    SchemaMismatchError
-        The run has columns that its table does not hold.
+    `held` is its table now. Raises `CorruptionError` if no run has these columns. Raises `SchemaMismatchError` if the
+    run has columns that its table does not hold.
     """
     if columns.equals(held.columns):
         return held
@@ -361,15 +313,9 @@ def _newest_rows(hashes: HashArray, keys: pa.RecordBatch) -> IntArray:
 def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
     """Merge runs of one table into one: of each key the newest row stays.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        Oldest first, at least one. If they were written with several schemas, the merged one holds all that they do.
-    drop_deletes : bool
-        Leave deleted keys out: right only when no older run stands below these.
+    There is at least one; if they were written with several schemas, the merged one holds all that they do.
+    `drop_deletes` leaves deleted keys out: right only when no older run stands below these.
 
-    Notes
-    -----
     Cost: linear; about 15 ns a row and column of 8 bytes.
     """
     schema = reduce(evolved, (run.schema for run in runs))
@@ -383,13 +329,7 @@ def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
 
 
 def join_runs(runs: Sequence[Run]) -> Run:
-    """Return runs of one schema and of ascending ranges of the hash as one, without sorting.
-
-    Parameters
-    ----------
-    runs : sequence of Run
-        In order, at least one.
-    """
+    """Return runs of one schema and of ascending ranges of the hash as one, without sorting."""
     return runs[0] if len(runs) == 1 else Run(runs[0].schema, _concatenate(runs))
 
 

@@ -77,15 +77,8 @@ def look_up(
 ) -> Found:
     """Return the newest value of each key.
 
-    Parameters
-    ----------
-    runs : sequence of Stacked
-        Oldest first.
-    schema : TableSchema
-        Holds all that the runs do.
-    floor : callable, optional
-        Looks up, below the oldest run, the keys of which no run knows anything; they come sorted, with the values of
-        `schema`. By default nothing lies there.
+    Runs come oldest first; `schema` holds all that they do. `floor` looks up, below them, the keys that no run knows,
+    sorted, and returns values of `schema`.
     """
     n = len(keys)
     order = None if keys.is_sorted else np.argsort(keys.hashes)
@@ -130,17 +123,9 @@ def merge_in_stretches(
 ) -> Iterator[Run]:
     """Merge the rows whose hash lies in [first_hash, last_hash], and yield them by ascending ranges of the hash.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        Oldest first; the stretches of one run file in any order.
-    drop_deletes : bool
-        As for `merge_runs`.
-    first_bytes : int, optional
-        Begin with so small a stretch, for who may need the first rows only.
+    Runs come oldest first, the stretches of one run file in any order; `drop_deletes` is as for `merge_runs`. The first
+    stretch has about `first_bytes`, for who may need the first rows only.
 
-    Notes
-    -----
     Memory: a few times `STRETCH_BYTES`, and more only where rows of one hash are more than that.
     """
     for part in _stretches(runs, first_hash, last_hash, first_bytes):
@@ -152,20 +137,9 @@ def merge_in_stretches(
 def merge_over(below: Iterable[Run], writes: Sequence[Run]) -> Iterator[Run]:
     """Merge `writes` over the live rows of a scan, which is read only as far as what is yielded needs.
 
-    Parameters
-    ----------
-    below : iterable of Run
-        Live rows, ascending by hash; rows of one hash may stand in several runs.
-    writes : sequence of Run
-        Oldest first, in the range of `below`.
+    `below` has live rows, ascending by hash; rows of one hash may stand in several runs. `writes` come oldest first, in
+    the range of `below`.
 
-    Yields
-    ------
-    Run
-        Live rows, ascending by hash.
-
-    Notes
-    -----
     Cost: a merge of the writes, then by what is read; that rows share a hash does not matter.
     """
     if not writes:
@@ -191,10 +165,7 @@ def scan_above(
 ) -> Iterator[Run]:
     """Merge runs over what lies below them, and yield the live rows as `scan_runs` does.
 
-    Parameters
-    ----------
-    floor : callable
-        Scans the live rows below the oldest run, from one hash to another.
+    `floor` scans the live rows below the oldest run, from one hash to another.
     """
     start = first_hash
     for part in _stretches(runs, first_hash, last_hash, FIRST_STRETCH_BYTES):
@@ -275,15 +246,8 @@ def _scan_crowd(runs: Sequence[Run]) -> Iterator[Run]:
 def merge_prefixes(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
     """Merge the rows that begin with one of `prefixes`, and yield the live ones by ascending ranges of the hash.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        As for `merge_in_stretches`.
-    prefixes : Keys
-        As for `holdfast.backends.base.View.scan_prefix`.
+    Arguments are as for `merge_in_stretches` and `holdfast.backends.base.View.scan_prefix`.
 
-    Notes
-    -----
     Cost: two binary searches for each hash and run, and reading the rows of these hashes. Memory: as of
     `merge_in_stretches`, however many rows a prefix has; those of one with very many come run by run.
     """
@@ -373,12 +337,7 @@ def _in_order(found: Found, order: IntArray | None) -> Found:
 def _placed(hits: list[tuple[IntArray, pa.RecordBatch]], n: int, order: IntArray | None, schema: TableSchema) -> Found:
     """Return the answer to a look-up of n keys.
 
-    Parameters
-    ----------
-    hits : list
-        Values, and the keys that have them, by their places among the sorted ones.
-    order : numpy.ndarray of int64 or None
-        Where the sorted keys stood; None where they stood as they do.
+    `hits` are values and their places among the sorted keys, `order` says where these stood; None as they stand.
     """
     if len(hits) == 1 and order is None and len(hits[0][0]) == n:
         return Found(np.ones(n, np.bool_), hits[0][1])
@@ -398,17 +357,8 @@ def _placed(hits: list[tuple[IntArray, pa.RecordBatch]], n: int, order: IntArray
 def first_to_merge(sizes_bytes: Sequence[int], limit_bytes: int | None = None) -> int:
     """Return where the stretch of runs begins that should be merged with the newest one.
 
-    Parameters
-    ----------
-    sizes_bytes : sequence of int
-        Oldest first, at least one.
-    limit_bytes : int, optional
-        Where there is more to merge, merge only a small part of it; the rest is left to the background.
-
-    Returns
-    -------
-    int
-        Index of the first run to merge; the last index when there is nothing to merge.
+    Sizes come oldest first; the last index means that there is nothing to merge. Where there is more than `limit_bytes`
+    to merge, only a small part is; the rest is left to the background.
     """
     start = _first_of_stretch(sizes_bytes)
     total_bytes = sum(sizes_bytes[start:])

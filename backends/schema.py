@@ -29,22 +29,15 @@ NEW_QUERY = "or start over with a new checkpointLocation"
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Name and typed columns of one state table.
-
-    Attributes
-    ----------
-    name : str
-    key, value : pyarrow.Schema
-        Storage types (`TableSchema.of` converts). At least one key column. Whatever was declared, any part of a key may
-        be null: the same key is found whatever Spark knows of its nulls, which any change of a query may change.
-    not_null : frozenset of str
-        The columns, named as in `columns`, in which the operator wants no null. It is for the operator to see to it:
-        a stored row may have nulls anywhere, and schemas that differ in this alone are equal.
-    """
+    """Name and typed columns of one state table."""
 
     name: str
+    #: Storage types (`TableSchema.of` converts). At least one key column. Whatever was declared, any part of a key may
+    #: be null: the same key is found whatever Spark knows of its nulls, which any change of a query may change.
     key: pa.Schema
     value: pa.Schema
+    #: The columns, named as in `columns`, in which the operator wants no null. It is for the operator to see to it: a
+    #: stored row may have nulls anywhere, and schemas that differ in this alone are equal.
     not_null: frozenset[str] = dataclass_field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
@@ -96,10 +89,7 @@ class TableSchema:
     def prefix(self, columns: int) -> TableSchema:
         """Return the schema of keys cut to their first `columns` columns.
 
-        Raises
-        ------
-        InvalidArgumentError
-            The key has no such number of columns.
+        Raises `InvalidArgumentError` if the key has no such number of columns.
         """
         if not 0 < columns <= len(self.key):
             raise InvalidArgumentError("no such prefix of the key", table=self.name, columns=columns, key=len(self.key))
@@ -108,16 +98,8 @@ class TableSchema:
     def conform(self, data: pa.Table | pa.RecordBatch, side: str, keys: Keys | None = None) -> pa.RecordBatch:
         """Return `data` as one batch in the storage types of the ``"key"`` or ``"value"`` columns.
 
-        Parameters
-        ----------
-        keys : Keys, optional
-            Whose values they are, for the error.
-
-        Raises
-        ------
-        SchemaMismatchError
-            A column is missing, is not in the schema, or cannot be stored in its type without loss: see
-            `holdfast.backends.arrow.values`. The error names the first key that is at fault, if it is known.
+        Raises `SchemaMismatchError` if a column is missing, is not in the schema, or cannot be stored in its type
+        without loss (`holdfast.backends.arrow.values`); it names the first of `keys` that is at fault.
         """
         schema = self.key if side == "key" else self.value
         if sorted(data.schema.names) != sorted(schema.names):
@@ -158,29 +140,17 @@ def _stored(schema: pa.Schema) -> pa.Schema:
 
 @dataclass(frozen=True)
 class Keys:
-    """A batch of keys to look up or write: hashes and key columns, row by row.
+    """A batch of keys to look up or write: hashes and key columns, row by row."""
 
-    Attributes
-    ----------
-    hashes : numpy.ndarray of uint64, shape (n,)
-        The shard's key hash (Spark's ``xxhash64`` seen as unsigned).
-    columns : pyarrow.RecordBatch, shape (n, key columns)
-        Normalised, in storage types: see `Keys.of`.
-    """
-
-    hashes: HashArray
-    columns: pa.RecordBatch
+    hashes: HashArray  #: The shard's key hash (Spark's ``xxhash64`` seen as unsigned)
+    columns: pa.RecordBatch  #: Normalised, in storage types: see `Keys.of`.
 
     @classmethod
     def of(cls, schema: TableSchema, hashes: HashArray, columns: pa.Table | pa.RecordBatch) -> Keys:
         """Conform `columns` to `schema` and return them with their hashes.
 
-        Raises
-        ------
-        SchemaMismatchError
-            The columns do not fit.
-        InvalidArgumentError
-            Not one hash for each row, or hashes that are not 64-bit integers.
+        Raises `SchemaMismatchError` if the columns do not fit. Raises `InvalidArgumentError` unless there is one 64-bit
+        hash for each row.
         """
         batch = schema.conform(columns, "key")
         given = np.asarray(hashes)
@@ -218,10 +188,7 @@ class Keys:
 def find_table(tables: Mapping[str, T], table: str) -> T:
     """Return what `tables` has under the name of a table.
 
-    Raises
-    ------
-    NotFoundError
-        There is no such table.
+    Raises `NotFoundError` if there is no such table.
     """
     if table not in tables:
         raise NotFoundError("no such table: name one that the operator declares", table=table, tables=sorted(tables))
@@ -231,10 +198,7 @@ def find_table(tables: Mapping[str, T], table: str) -> T:
 def require_declared(stored: Iterable[str], declared: Mapping[str, object]) -> None:
     """Check that stored state has no table that the operator does not declare.
 
-    Raises
-    ------
-    SchemaMismatchError
-        It has.
+    Raises `SchemaMismatchError` if it is not.
     """
     unknown = sorted(set(stored) - declared.keys())
     if unknown:

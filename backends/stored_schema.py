@@ -20,10 +20,7 @@ def encode_schemas(tables: Mapping[str, TableSchema]) -> dict[str, list[str]]:
 def decode_schemas(encoded: Mapping[str, Sequence[str]]) -> dict[str, TableSchema]:
     """Return the schemas that `encode_schemas` wrote.
 
-    Raises
-    ------
-    CorruptionError
-        They are none.
+    Raises `CorruptionError` if they are none.
     """
     try:
         return {name: TableSchema.of_sides(name, *map(decode_schema, sides)) for name, sides in encoded.items()}
@@ -39,10 +36,8 @@ def encode_schema(schema: pa.Schema) -> str:
 def decode_schema(text: str) -> pa.Schema:
     """Return the schema that `encode_schema` wrote.
 
-    Raises
-    ------
-    TypeError, ValueError, OSError, pyarrow.ArrowException
-        It is none, a name in it, at any depth, is no text, or two columns have one name.
+    Raises `TypeError`, `ValueError`, `OSError`, `pyarrow.ArrowException` if it is none, a name in it, at any depth, is
+    no text, or two columns have one name.
     """
     schema = ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
     for field in schema:

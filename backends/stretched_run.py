@@ -34,14 +34,8 @@ _HASH_BYTES = 8
 class StretchedRun:
     """See the module. Safe for many threads.
 
-    Parameters
-    ----------
-    parts : sequence of Run
-        The stretches, at least one, of one schema and ascending ranges of the hash.
-    memory : pyarrow.Buffer
-        What they lie in: a file, from its beginning.
-    file : MappedFile, optional
-        That file, if it may lie on disk.
+    `parts` are the stretches, of one schema and ascending ranges of the hash; they lie in `memory`, a file from its
+    beginning, which may be on disk as `file`.
     """
 
     def __init__(self, parts: Sequence[Run], memory: pa.Buffer, file: MappedFile | None = None) -> None:
@@ -79,13 +73,7 @@ class StretchedRun:
         return [pieced(pieces, self._memory) for pieces in columns]
 
     def find(self, keys: Keys) -> IntArray:
-        """Return for each key the row where it stands, or -1.
-
-        Parameters
-        ----------
-        keys : Keys
-            Sorted.
-        """
+        """Return for each key the row where it stands, or -1."""
         rows, is_hash = self._search(keys)
         asked = np.flatnonzero(is_hash)
         if self._file is not None:
@@ -119,10 +107,7 @@ class StretchedRun:
     def _rows_near(self, keys: Keys, file: MappedFile) -> tuple[IntArray, BoolArray] | None:
         """Search as `_search` where hashes that are spread evenly should stand, if these are not in memory.
 
-        Returns
-        -------
-        tuple or None
-            None if they are in memory, or stand elsewhere.
+        None if they are in memory, or stand elsewhere.
         """
         stretches = np.minimum(np.searchsorted(self._last_hashes, keys.hashes), len(self._parts) - 1)
         counts, firsts = np.diff(self._starts)[stretches], self._first_hashes[stretches]

@@ -32,12 +32,7 @@ def rows_of(hashes: HashArray, wanted: HashArray) -> IntArray:
 def find_sorted(hashes: HashArray, keys: pa.RecordBatch, wanted: HashArray, wanted_keys: pa.RecordBatch) -> IntArray:
     """Return for each wanted key the row where it stands, or -1.
 
-    Parameters
-    ----------
-    hashes, wanted : numpy.ndarray of uint64, shapes (n,) and (m,)
-        Ascending.
-    keys, wanted_keys : pyarrow.RecordBatch
-        Of one schema; `keys` has no row twice.
+    Both hashes ascend, and `keys` has no row twice.
     """
     found = np.full(len(wanted), -1, np.int64)
     places = np.searchsorted(hashes, wanted)
@@ -60,8 +55,6 @@ def _find_in_crowds(
 ) -> IntArray:
     """As `find_sorted`, in one pass.
 
-    Notes
-    -----
     Cost: a sort of those wanted keys and rows of their hashes whose columns occur on the other side. It takes no order
     within a hash for granted: backends differ in it.
     """

@@ -271,8 +271,6 @@ def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
 
     `keys`: normalised (`normalize_keys`).
 
-    Notes
-    -----
     Cost: one sort of integers (linear where the hashes come as a few sorted stretches) and one
     comparison of neighbours; keys are sorted only among different keys that share a hash.
     """

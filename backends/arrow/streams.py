@@ -46,16 +46,8 @@ def read_accepted(
 
     Raises `CorruptionError` if it is no such stream, claims more than that, or has a value that is none of its type.
 
-    Parameters
-    ----------
-    accept : callable
-        Raises where the stream may not have these columns. Its metadata is left out.
-    source, table : str
-        What to call file and table in an error.
-    trusted : bool
-        True only for what this executor wrote itself: nothing inside the columns is checked.
-    plain_bytes : int, optional
-        As for `read_batches`.
+    `accept` raises where the stream may not have these columns. `trusted` is for what this executor wrote itself:
+    nothing inside the columns is checked. `plain_bytes` is as for `read_batches`.
     """
     with _reading(source, table):
         with ipc.open_stream(section) as reader:
@@ -82,12 +74,8 @@ def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None)
 
     Raises `ValueError`, `OSError` or `pyarrow.ArrowException` if it is no such stream, or claims more than that.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The stream's own, which the caller has checked.
-    plain_bytes : int or None
-        How many bytes the buffers may have in all when they are unpacked; None: what LZ4 can make of the section.
+    `schema` is the stream's own, which the caller has checked. Unpacked, the buffers may have `plain_bytes` in all; by
+    default, what LZ4 can make of the section.
     """
     room = section.size * EXPANSION_MAX if plain_bytes is None else plain_bytes
     blind = pa.schema([field.with_type(blind_type(field.type)) for field in schema])

@@ -65,11 +65,6 @@ def validate(column: pa.Array) -> None:
 
     Raises `ValueError` if memory would be read that is not the column's, or a value is none of its type, or a null
     stands where none may.
-
-    Parameters
-    ----------
-    column : pyarrow.Array
-        In a storage type: without dictionaries.
     """
     t = column.type
     blind = blind_type(t)
@@ -194,10 +189,7 @@ def cast(column: pa.Array, t: pa.DataType) -> pa.Array:
     Raises `ValueError` or `pyarrow.ArrowNotImplementedError` if a value would be another one in that type, or there is
     no such cast.
 
-    Parameters
-    ----------
-    t : pyarrow.DataType
-        Of the same kind: `holdfast.backends.arrow.rows.is_same_kind`.
+    `t` is of the same kind (`holdfast.backends.arrow.rows.is_same_kind`).
     """
     if column.type == t:
         return column

@@ -32,11 +32,6 @@ class MappedFile:
     Raises `OSError` if it cannot be opened.
 
     `path`: of a file that is not empty.
-
-    Attributes
-    ----------
-    data : pyarrow.Buffer
-        All of it.
     """
 
     def __init__(self, path: Path) -> None:

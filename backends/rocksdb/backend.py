@@ -217,10 +217,7 @@ class RocksDBBackend(FilesystemBackend):
 
         Else merge runs, as `filesystem` does. The next commit finds the generation and takes it.
 
-        Raises
-        ------
-        NotFoundError
-            The version is not held here.
+        Raises `NotFoundError` if the version is not held here.
         """
         return self._move(pointer) or super().maintain(pointer)
 

@@ -32,15 +32,9 @@ _GUESS = re.compile(r" *The file \S+ may be corrupted\.")
 def rocksdb_errors(path: Path) -> Iterator[None]:
     """Map what rocksdict raises while the database at `path` is used.
 
-    Raises
-    ------
-    CorruptionError
-        Bytes or files of the database are damaged or gone. The fact `file` is the file where RocksDB names it, else
-        `path`.
-    UnavailableError
-        Local storage is full or failing, or another process holds the database.
-    ClosedError
-        The database was closed.
+    Raises `CorruptionError` if bytes or files of the database are damaged or gone. The fact `file` is the file where
+    RocksDB names it, else `path`. Raises `UnavailableError` if local storage is full or failing, or another process
+    holds the database. Raises `ClosedError` if the database was closed.
     """
     try:
         yield

@@ -42,15 +42,7 @@ _WRONG_FILE = re.compile(r"(\d+\.sst)\b")
 class FrozenGeneration(GenerationView):
     """See the module; for one thread.
 
-    Parameters
-    ----------
-    files : FrozenFiles
-    tables : mapping of str to TableSchema
-
-    Raises
-    ------
-    CorruptionError, SchemaMismatchError, UnavailableError
-        They are no generation, or cannot be had.
+    Raises `CorruptionError`, `SchemaMismatchError`, `UnavailableError` if they are no generation, or cannot be had.
     """
 
     def __init__(self, files: FrozenFiles, tables: Mapping[str, TableSchema]) -> None:

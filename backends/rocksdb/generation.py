@@ -51,20 +51,7 @@ _T = TypeVar("_T")
 class GenerationView(View):
     """The rows of a generation.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Where it lies.
-    database : Rdict
-        Opened there.
-    file : GenerationFile
-    tables : mapping of str to TableSchema
-        The shard's tables.
-
-    Raises
-    ------
-    SchemaMismatchError
-        It holds others.
+    Raises `SchemaMismatchError` if it holds other tables than the shard's.
     """
 
     def __init__(self, folder: Path, database: Rdict, file: GenerationFile, tables: Mapping[str, TableSchema]) -> None:
@@ -186,10 +173,7 @@ def keep_unwritten(folder: Path) -> None:
 def note_file(path: Path) -> DatabaseFile:
     """Read a file of a database and return what tells it from any other.
 
-    Raises
-    ------
-    NotFoundError
-        It is not there, or empty.
+    Raises `NotFoundError` if it is not there, or empty.
     """
     with reading(path):
         if not path.stat().st_size:

@@ -45,19 +45,11 @@ _FILE_NAME = re.compile(r"[0-9]{1,20}\.sst|MANIFEST-[0-9]{1,20}|CURRENT")
 
 @dataclass(frozen=True)
 class StoredTable:
-    """A table that was written.
+    """A table that was written."""
 
-    Attributes
-    ----------
-    id : int
-        The first byte of its keys.
-    key : pyarrow.Schema
-    values : tuple of pyarrow.Schema
-        The value columns of its rows: a row that begins with the number n has the n-th ones. Numbers begin at 1.
-    """
-
-    id: int
+    id: int  #: The first byte of its keys
     key: pa.Schema
+    #: The value columns of its rows: a row that begins with the number n has the n-th ones. Numbers begin at 1.
     values: tuple[pa.Schema, ...]
 
     @cached_property
@@ -85,10 +77,7 @@ class StoredTable:
     def decode(cls, table: Mapping[str, Any]) -> StoredTable:
         """Return the table that a header describes.
 
-        Raises
-        ------
-        KeyError, TypeError, ValueError, OSError, pyarrow.ArrowException
-            It describes none.
+        Raises `KeyError`, `TypeError`, `ValueError`, `OSError` or `pyarrow.ArrowException` if it describes none.
         """
         values = tuple(decode_schema(text) for text in table["values"])
         if not 0 < len(values) <= SCHEMAS_MAX:
@@ -99,31 +88,15 @@ class StoredTable:
 
 
 class DatabaseFile(NamedTuple):
-    """A file of the database, which never changes.
-
-    Attributes
-    ----------
-    size_bytes : int
-    digest : str
-        XXH3-128 of its bytes.
-    """
+    """A file of the database, which never changes."""
 
     size_bytes: int
-    digest: str
+    digest: str  #: XXH3-128 of its bytes
 
 
 @dataclass(frozen=True)
 class GenerationFile:
-    """See the module.
-
-    Attributes
-    ----------
-    tables : mapping of str to StoredTable
-    counts : mapping of str to int
-    files : mapping of str to DatabaseFile
-    base : str or None
-    moved : mapping of str to list of str
-    """
+    """See the module."""
 
     tables: Mapping[str, StoredTable] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -151,10 +124,7 @@ class GenerationFile:
     def require(self, held: Mapping[str, TableSchema], source: Path) -> None:
         """Check that the stored tables can be read as those of the shard.
 
-        Raises
-        ------
-        SchemaMismatchError
-            A stored table is not among them, or has columns that they do not hold.
+        Raises `SchemaMismatchError` if a stored table is not among them, or has columns that they do not hold.
         """
         require_declared(self.tables, held)
         for name, stored in self.tables.items():
@@ -188,11 +158,8 @@ class GenerationFile:
     def read(cls, folder: Path) -> Self:
         """Read the file of a generation's folder.
 
-        Raises
-        ------
-        NotFoundError
-        CorruptionError
-            It is damaged, or of another release that wrote rows otherwise: its versions are restored.
+        Raises `NotFoundError`, or `CorruptionError` if it is damaged, or of a release that wrote rows otherwise: its
+        versions are restored.
         """
         path = folder / GENERATION
         header = local_files.read_header(path, GENERATION)
@@ -214,10 +181,7 @@ class GenerationFile:
 def known_generation(folder: Path) -> GenerationFile:
     """Return the file of a generation's folder, which is read once in a process, and again if somebody writes to it.
 
-    Raises
-    ------
-    NotFoundError, CorruptionError
-        See `GenerationFile.read`.
+    Raises as `GenerationFile.read`.
     """
     path = folder / GENERATION
     with local_files.reading(path):

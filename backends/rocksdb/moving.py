@@ -56,32 +56,11 @@ def make_generation(
 ) -> None:
     """Make the next generation in an empty folder.
 
-    Parameters
-    ----------
-    staged : StagedFolder
-        On the file system of `base`; it is left to be published.
-    base : pathlib.Path or None
-        The folder of the generation before; None for the first one.
-    file : GenerationFile
-        What the next one is to say of the generation before, and of what is moved: `base` and `moved` are those of
-        the next one, all else is of the one before.
-    moved : mapping of str to sequence of Run
-        By table, oldest first.
-    tables : mapping of str to TableSchema
-        The shard's.
-    compression : str
+    `staged` stands on the file system of `base`, the generation before (None for the first one), and is left to be
+    published. In `file`, `base` and `moved` are those of the next generation, all else is of the one before. `moved`
+    has runs by table, oldest first. Raises `CorruptionError` if a file of the generation before is damaged,
+    `UnavailableError` if local storage is full or failing, `InvalidArgumentError` if a row is too large.
 
-    Raises
-    ------
-    CorruptionError
-        A file of the generation before is damaged.
-    UnavailableError
-        Local storage is full or failing.
-    InvalidArgumentError
-        A row is too large.
-
-    Notes
-    -----
     Cost: about 1 µs a row moved, and merging tables. Memory: a few times what a merge reads at a time.
     """
     if base is not None:

@@ -38,14 +38,7 @@ _CACHE_BYTES_MIN = 4 << 20
 
 
 class OpenGeneration(NamedTuple):
-    """A generation that is open for reading.
-
-    Attributes
-    ----------
-    folder : pathlib.Path
-    database : Rdict
-    file : GenerationFile
-    """
+    """A generation that is open for reading."""
 
     folder: Path
     database: Rdict
@@ -55,12 +48,7 @@ class OpenGeneration(NamedTuple):
 class CacheShare:
     """What this process may have of an executor's block caches.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Where the executor's processes are counted.
-    name : str
-        Of this process there.
+    `folder` is where the executor's processes are counted, `name` this process there.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -120,10 +108,7 @@ class OpenGenerations:
     ) -> OpenGeneration:
         """Return the generation in a folder, opened if it is not; the caller has locked the folder.
 
-        Raises
-        ------
-        NotFoundError, CorruptionError, UnavailableError, SchemaMismatchError
-            See `GenerationFile.read` and `rocksdb_errors`.
+        Raises as `GenerationFile.read` and `rocksdb_errors`.
         """
         with reading(folder):
             found = os.stat(folder)

@@ -69,10 +69,7 @@ class RocksDBOptions:
     def of(cls, name: str, options: Mapping[str, str]) -> RocksDBOptions:
         """Read the options of a backend that is registered as `name`.
 
-        Raises
-        ------
-        InvalidArgumentError
-            An option is not known, or its value does not fit; names the full key.
+        Raises `InvalidArgumentError` with the full key of an unknown option, or of a value that does not fit.
         """
         values = parse_options(name, _KNOWN, options)
         found = cls(values.get("memory", cls.memory_bytes), values.get("compression", cls.compression))

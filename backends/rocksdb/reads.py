@@ -37,27 +37,17 @@ COUNTED_ROWS, FURTHER = 1024, 16
 
 
 class Rows(NamedTuple):
-    """Rows in the order of their keys.
-
-    Attributes
-    ----------
-    keys, values : list of bytes
-    rest : bytes or None
-        Where the range goes on; None if it has no more rows.
-    """
+    """Rows in the order of their keys."""
 
     keys: list[bytes]
     values: list[bytes]
-    rest: bytes | None
+    rest: bytes | None  #: Where the range goes on; None if it has no more rows
 
 
 def read_rows(database: Rdict, start: bytes, end: bytes, most: int | None = None, *, fill_cache: bool = True) -> Rows:
     """Return the first rows of a range of keys: about `most`, and no more than make up one run.
 
-    Raises
-    ------
-    Exception
-        The range ended at a damaged block; see `holdfast.backends.rocksdb.errors`.
+    Raises `Exception` where the range ended at a damaged block; see `holdfast.backends.rocksdb.errors`.
     """
     keys: list[bytes] = []
     values: list[bytes] = []
@@ -96,13 +86,7 @@ def get_rows(
 ) -> list[bytes | None]:
     """Return the values of `keys`, None if a key is absent.
 
-    Parameters
-    ----------
-    keys : list of bytes
-    hashes : numpy.ndarray of uint64
-        Of the same keys, ascending.
-    rows_per_hash : float
-        See `density`.
+    Keys ascend by hash; see `density` for `rows_per_hash`.
     """
     first, last = int(hashes[0]), int(hashes[-1])
     if rows_per_hash * (last - first + 1) > SCAN_ROWS_PER_KEY * len(keys):
@@ -129,12 +113,8 @@ def density(database: Rdict, table_id: int, first_hash: int, last_hash: int) -> 
 def read_prefixed(database: Rdict, table_id: int, prefixes: list[bytes], start: bytes | None) -> tuple[Rows, int]:
     """Return the rows that begin with one of `prefixes`, as many as make up one run, and of how many it has all.
 
-    Parameters
-    ----------
-    prefixes : list of bytes
-        Ascending, different, of equally many columns.
-    start : bytes or None
-        Where the rows of the first one go on, as the `Rows.rest` before it says: one prefix may have any number.
+    The prefixes ascend, and differ. `start` is where the rows of the first one go on, as the `Rows.rest` before it
+    says: one prefix may have any number.
     """
     start = start or prefixes[0]
     keys: list[bytes] = []

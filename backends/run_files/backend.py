@@ -164,8 +164,6 @@ class RunFilesBackend(Backend):
     def freeze(self, pointer: Pointer) -> list[Path]:
         """See `Backend.freeze`.
 
-        Notes
-        -----
         Cost: one read of the runs that were not frozen before, or were touched since.
         """
         folder = self._version_folder(pointer)
@@ -181,8 +179,6 @@ class RunFilesBackend(Backend):
     def thaw(self, pointer: Pointer, folder: Path) -> None:
         """See `Backend.thaw`.
 
-        Notes
-        -----
         Cost: one read of the files, which are checked as those of a commit are. They are not synced: durable storage
         has them, and who takes the directory over after a power failure verifies it, which finds what was lost.
         """
@@ -243,10 +239,7 @@ class RunFilesBackend(Backend):
 
         The next commit finds the merged run and takes it into its version.
 
-        Raises
-        ------
-        NotFoundError
-            The version is not held here.
+        Raises `NotFoundError` if the version is not held here.
         """
         stacks = self._read_version(pointer).stacks
         return sum(self._merge_stack(pointer, table) for table, stack in stacks.items() if needs_merge(stack))
@@ -272,8 +265,6 @@ class RunFilesBackend(Backend):
     def verify(self) -> list[Path]:
         """Read every file of the shard and set aside the versions and merges that hold a damaged one.
 
-        Notes
-        -----
         Cost: one full read of the shard, without a copy in memory.
         """
         return self._damaged.verify()
@@ -281,10 +272,7 @@ class RunFilesBackend(Backend):
     def remove_leftovers(self, before_ns: int) -> int:
         """Remove what killed attempts left and what was set aside, last written before `before_ns`.
 
-        Returns
-        -------
-        int
-            Folders removed.
+        Return how many folders.
         """
         KEPT.let_go()
         return sum(local_files.remove_stale_folders(f, before_ns) for f in (self._staging, self._set_aside))

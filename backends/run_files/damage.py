@@ -20,14 +20,7 @@ _log = logging.getLogger(__name__)
 class DamagedRuns:
     """Checks the folders of one shard.
 
-    Parameters
-    ----------
-    versions, merges : pathlib.Path
-        Where the folders stand that are checked.
-    set_aside : pathlib.Path
-        Where those go that hold a damaged file.
-    new_id : callable
-        Returns a new unique name each time.
+    `versions` and `merges` hold the folders that are checked; one with a damaged file goes to `set_aside`.
     """
 
     def __init__(self, versions: Path, merges: Path, set_aside: Path, new_id: Callable[[], str]) -> None:
@@ -37,12 +30,8 @@ class DamagedRuns:
     def check(self, path: Path, file: RunFile) -> None:
         """Read a whole run file.
 
-        Raises
-        ------
-        NotFoundError
-            It is gone: the version was dropped.
-        CorruptionError
-            It is not what was written; what holds it is set aside.
+        Raises `NotFoundError` if it is gone: the version was dropped. Raises `CorruptionError` if it is not what was
+        written; what holds it is set aside.
         """
         try:
             local_files.map_stored_file(path, "run", file.note, verify=True)

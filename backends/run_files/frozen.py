@@ -35,18 +35,8 @@ _FOOTER_SIZE, _FOOTER_SIZE_AT = struct.Struct("<I"), 32
 class FrozenRuns(View):
     """See the module.
 
-    Parameters
-    ----------
-    pointer : Pointer
-    tables : mapping of str to TableSchema
-    files : FrozenFiles
-    open_floor : callable, optional
-        Opens what lies below the runs.
-
-    Raises
-    ------
-    CorruptionError, SchemaMismatchError, UnavailableError
-        The files hold no such version, or cannot be had.
+    `open_floor` opens what lies below the runs. Raises `CorruptionError`, `SchemaMismatchError`, `UnavailableError` if
+    the files hold no such version, or cannot be had.
     """
 
     def __init__(
@@ -129,15 +119,7 @@ class FrozenRuns(View):
 
 
 class FrozenRun:
-    """One run file, read stretch by stretch; its end has been brought.
-
-    Parameters
-    ----------
-    files : FrozenFiles
-    file : RunFile
-    schema : TableSchema
-        Of its table.
-    """
+    """One run file, read stretch by stretch; its end has been brought."""
 
     def __init__(self, files: FrozenFiles, file: RunFile, schema: TableSchema) -> None:
         self._files, self._file, self._schema = files, file, schema

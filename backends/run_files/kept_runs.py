@@ -37,18 +37,10 @@ _SHARE = 4
 
 
 class KeptRun(NamedTuple):
-    """One run file: mapped, checked, and held open.
-
-    Attributes
-    ----------
-    file : MappedFile
-    schema : TableSchema
-        With which it was read.
-    run : Stacked
-    """
+    """One run file: mapped, checked, and held open."""
 
     file: MappedFile
-    schema: TableSchema
+    schema: TableSchema  #: With which it was read
     run: Stacked
 
     @property
@@ -86,10 +78,7 @@ class KeptRuns:
     def find(self, path: Path, note: FileNote, schema: TableSchema) -> KeptRun | None:
         """Return the kept run of a file that has not changed; None if it must be mapped.
 
-        Raises
-        ------
-        NotFoundError
-            It is not there.
+        Raises `NotFoundError` if it is not there.
         """
         with reading(path):
             found = os.stat(path)

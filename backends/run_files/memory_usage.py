@@ -37,19 +37,8 @@ _MARK_OF_SHARD = "versions"
 class MemoryUsage:
     """The entries of one executor, as one of its shards uses them.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Holds the entries; made by the first `recount`.
-    root : pathlib.Path
-        Holds the directories of all shards, or is the only one.
-    shard : pathlib.Path
-        The directory of this shard.
-    new_id : callable
-        Returns a new unique name each time.
+    `folder` holds the entries, `root` the directories of all shards, or is the only one.
 
-    Notes
-    -----
     Threads: any, also of several processes. Methods raise `UnavailableError` where local storage fails.
     """
 
@@ -66,8 +55,6 @@ class MemoryUsage:
     def note(self, more_bytes: int = 0) -> int:
         """Note what this shard holds, and is about to write; return what all shards hold with it.
 
-        Notes
-        -----
         Cost: a walk through this shard and another one, and one listing.
         """
         with writing(self._folder):
@@ -82,8 +69,6 @@ class MemoryUsage:
     def recount(self, more_bytes: int = 0) -> int:
         """Measure all shards; return what they hold, and this one is about to write.
 
-        Notes
-        -----
         Cost: a walk through all shards.
         """
         with writing(self._folder):

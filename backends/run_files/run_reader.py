@@ -17,15 +17,7 @@ from holdfast.errors import CorruptionError, SchemaMismatchError, UnavailableErr
 
 
 class RunReader:
-    """Opens the run files of one shard.
-
-    Parameters
-    ----------
-    tables : mapping of str to TableSchema
-        The shard's tables.
-    damaged : DamagedRuns
-        Sets aside what holds a damaged file.
-    """
+    """Opens the run files of one shard."""
 
     def __init__(self, tables: Mapping[str, TableSchema], damaged: DamagedRuns) -> None:
         self._tables = tables
@@ -38,17 +30,9 @@ class RunReader:
     def open(self, path: Path, file: RunFile, table: str, *, verify: bool = False) -> Stacked:
         """Map one run file, or find it mapped.
 
-        Parameters
-        ----------
-        verify : bool
-            Compute its digest: where it is read as a whole anyway, and what is damaged would get a new digest.
-
-        Raises
-        ------
-        NotFoundError
-            It is gone: the version was dropped.
-        CorruptionError
-            It is not what was written; what holds it is set aside.
+        With `verify` its digest is computed: where it is read as a whole anyway, and what is damaged would get a new
+        one. Raises `NotFoundError` if it is gone: the version was dropped. Raises `CorruptionError` if it is not what
+        was written; what holds it is set aside.
         """
         kept = KEPT.find(path, file.note, self._tables[table])
         if kept is not None and (not verify or kept.is_whole(file.note)):

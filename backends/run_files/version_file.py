@@ -21,36 +21,20 @@ _NUMBER_LIMIT = 1 << 62
 
 @dataclass(frozen=True)
 class RunFile:
-    """A version's note of one run.
-
-    Attributes
-    ----------
-    id : str
-    file_bytes : int
-        Of the file.
-    size_bytes : int
-        Of the columns.
-    rows : int
-    digest : str
-    modified_ns : int
-        See `holdfast.backends.local_files`.
-    """
+    """A version's note of one run."""
 
     id: str
-    file_bytes: int
-    size_bytes: int
+    file_bytes: int  #: Of the file
+    size_bytes: int  #: Of the columns
     rows: int
     digest: str
-    modified_ns: int
+    modified_ns: int  #: See `holdfast.backends.local_files`.
 
     @classmethod
     def decode(cls, record: Mapping[str, Any]) -> RunFile:
         """Return the note that a small file holds; its id becomes the name of a file, so nothing else passes.
 
-        Raises
-        ------
-        TypeError, ValueError
-            It is none.
+        Raises `TypeError`, `ValueError` if it is none.
         """
         file = cls(**record)
         numbers = (file.file_bytes, file.size_bytes, file.rows, file.modified_ns)
@@ -71,22 +55,12 @@ class RunFile:
 
 @dataclass(frozen=True)
 class VersionFile:
-    """The content of a version file.
-
-    Attributes
-    ----------
-    pointer : str
-    stacks : mapping of str to list of RunFile
-        Runs by table, oldest first.
-    properties : mapping
-    generation : str or None
-        The name of what lies below the runs, for a backend that has something there.
-    """
+    """The content of a version file."""
 
     pointer: str
-    stacks: Mapping[str, list[RunFile]]
+    stacks: Mapping[str, list[RunFile]]  #: Runs by table, oldest first
     properties: Mapping[str, Any]
-    generation: str | None = None
+    generation: str | None = None  #: The name of what lies below the runs, for a backend that has something there
 
     @property
     def files(self) -> list[RunFile]:
@@ -97,11 +71,7 @@ class VersionFile:
     def read(cls, folder: Path, pointer: str) -> VersionFile:
         """Read the version file of a folder.
 
-        Raises
-        ------
-        NotFoundError
-        CorruptionError
-            It is damaged, or of another version than `pointer`.
+        Raises `NotFoundError`. Raises `CorruptionError` if it is damaged, or of another version than `pointer`.
         """
         path = folder / VERSION
         record = local_files.read_header(path, VERSION)
@@ -137,9 +107,7 @@ class MergeFile:
     def read(cls, folder: Path) -> MergeFile:
         """Read the merge file of a folder.
 
-        Raises
-        ------
-        NotFoundError, CorruptionError
+        Raises `NotFoundError`, `CorruptionError`.
         """
         path = folder / MERGE
         record = local_files.read_header(path, MERGE)

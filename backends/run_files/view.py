@@ -25,12 +25,7 @@ from holdfast.errors import ClosedError
 class RunFilesView(View):
     """A version on run files, mapped as a whole when the view is opened; so nothing can take it away.
 
-    Parameters
-    ----------
-    lock : FolderLock, optional
-        Keeps the shard's directory locked while the view is open: others see that it is in use.
-    floor : View, optional
-        What lies below the runs; closed with the view.
+    `lock` shows others that the shard's directory is in use while the view is open; `floor` lies below the runs.
     """
 
     def __init__(

@@ -31,18 +31,7 @@ _HASH_DIGITS = 16
 
 
 class WrittenRun:
-    """One run file while it is written; its header is complete once `write` has returned.
-
-    Parameters
-    ----------
-    schema : TableSchema
-
-    Attributes
-    ----------
-    header : dict
-    rows, size_bytes : int
-        Of what was written.
-    """
+    """One run file while it is written; its header is complete once `write` has returned."""
 
     def __init__(self, schema: TableSchema) -> None:
         self._schema = schema
@@ -72,33 +61,17 @@ class WrittenRun:
 
 @dataclass(frozen=True)
 class StretchIndex:
-    """Where the stretches of a run file stand.
-
-    Attributes
-    ----------
-    columns : pyarrow.Schema
-    places : tuple of (int, int)
-        Of each stretch its begin and its end in the file.
-    last_hashes : tuple of int
-    """
+    """Where the stretches of a run file stand."""
 
     columns: pa.Schema
-    places: tuple[tuple[int, int], ...]
+    places: tuple[tuple[int, int], ...]  #: Of each stretch its begin and its end in the file
     last_hashes: tuple[int, ...] = field(repr=False)
 
     @classmethod
     def read(cls, header: Mapping[str, Any], section_bytes: int, source: str) -> Self | None:
         """Return the index that the header of a run file has; None if it has none.
 
-        Parameters
-        ----------
-        section_bytes : int
-            Of the file's section, which stands at its begin.
-
-        Raises
-        ------
-        CorruptionError
-            It cannot be true.
+        Raises `CorruptionError` if it cannot be true of a section of so many bytes.
         """
         if "stretches" not in header:
             return None

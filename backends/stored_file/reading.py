@@ -100,21 +100,10 @@ def decode(
     Raises `CorruptionError` if it is not such a file, cut, altered, of another kind or size or of a format version this
     release does not read.
 
-    Parameters
-    ----------
-    data : pyarrow.Buffer, bytes or memoryview
-        The whole file; sections are views into it.
-    source : str
-        What to call the file in an error: a path or a URL without credentials.
-    kind : str
-        The kind it must be.
-    verify : bool, default True
-        Compute the digest. False only for local files that this executor wrote, whose size is checked.
-    plain_bytes : int, optional
-        How many bytes its sections must have in all when they are decoded. Without it they may have what LZ4 can make
-        of the file.
-    plain_bytes_max : int, optional
-        How many they may have in all where the exact number is not known.
+    Sections are views into `data`, the whole file. `source` is what to call it in an error, without credentials.
+    `verify` computes the digest: false only for local files that this executor wrote, whose size is checked. Decoded,
+    its sections must have `plain_bytes` in all, or at most `plain_bytes_max`; by default, what LZ4 can make of the
+    file.
     """
     buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
     view = memoryview(buffer)
@@ -142,14 +131,8 @@ def decode_end(read: Read, size_bytes: int, *, source: str, kind: str, plain_byt
 
     Raises `CorruptionError`: as `decode`, but for damage in the sections, which is not seen.
 
-    Parameters
-    ----------
-    read : callable
-        Returns the bytes of the file from one place to another; asked once, or twice where the footer is large.
-    size_bytes : int
-        Of the file.
-    source, kind, plain_bytes_max
-        As of `decode`.
+    `read` returns the bytes of the file from one place to another; it is asked once, or twice where the footer is
+    large. The rest is as for `decode`.
     """
     start = max(0, size_bytes - END_BYTES_MAX)
     data = read(start, size_bytes) if size_bytes else memoryview(b"")

@@ -78,21 +78,8 @@ def write_to(
 ) -> tuple[int, str]:
     """Write one stored file to `sink`.
 
-    Parameters
-    ----------
-    sink : binary file object
-        Receives the bytes in order; making them durable is the caller's business.
-    kind, header
-        See `StoredFile`.
-    sections : mapping of str to callable
-        Each is called with a file to write its section to.
-    encoding : {"plain", "lz4"}
-        Of the sections; with "lz4" each is held in memory once.
-
-    Returns
-    -------
-    tuple of int and str
-        Size in bytes and digest.
+    `sink` receives the bytes in order; the caller makes them durable. Each of `sections` is called with a file to write
+    its section to; with "lz4" a section is held in memory once.
     """
     out = _DigestingSink(sink)
     with pa.PythonFile(out, mode="w") as file:
@@ -167,11 +154,8 @@ def encode(
 ) -> tuple[pa.Buffer, str]:
     """Return one stored file as a buffer, and its digest.
 
-    Parameters
-    ----------
-    plain_bytes : int
-        How many bytes the sections have in all before they are compressed. If these are many, memory is asked for
-        once: a buffer that grows is copied again and again, which takes longer than LZ4.
+    If `plain_bytes`, before compression, are many, memory is asked for once: a buffer that grows is copied again and
+    again, which takes longer than LZ4.
     """
     if plain_bytes < _LARGE_BYTES:
         sink = pa.BufferOutputStream()
@@ -197,19 +181,8 @@ def encode_in_place(
 ) -> tuple[memoryview, str]:
     """Make a stored file of the first bytes of `data`, which are its only section; nothing is copied.
 
-    Parameters
-    ----------
-    size_bytes : int
-        How many; at least `END_BYTES_MAX` more must follow them.
-    encoding : {"plain", "lz4"}
-        How they are encoded.
-    plain_bytes : int, optional
-        How many they were before; by default as many.
-
-    Returns
-    -------
-    tuple of memoryview and str
-        The file, a view of `data`, and its digest.
+    At least `END_BYTES_MAX` must follow the section's `size_bytes`; it had `plain_bytes` before it was encoded. Returns
+    the file, a view of `data`, and its digest.
     """
     plain_bytes = size_bytes if plain_bytes is None else plain_bytes
     table = [{"name": section, "offset": 0, "size_bytes": size_bytes, "plain_bytes": plain_bytes}]

@@ -20,13 +20,7 @@ from holdfast.spark_integration.transport.routes import ROUTE
 
 @dataclass(frozen=True)
 class GroupStateHost:
-    """The `Host` of steps that hand on no watermark.
-
-    Attributes
-    ----------
-    output_mode : {"append", "update"}
-    timeout_conf : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}
-    """
+    """The `Host` of steps that hand on no watermark."""
 
     output_mode: str
     timeout_conf: TimeoutConf

@@ -23,18 +23,10 @@ from holdfast.spark_integration.shard_call.call import ShardStep
 
 @dataclass(frozen=True)
 class SentRows:
-    """Rows on their way to their shards.
+    """Rows on their way to their shards."""
 
-    Attributes
-    ----------
-    frame : DataFrame
-        To group by `ROUTE`.
-    step : ShardStep
-        What the shards do with them.
-    """
-
-    frame: DataFrame
-    step: ShardStep
+    frame: DataFrame  #: To group by `ROUTE`
+    step: ShardStep  #: What the shards do with them
 
 
 class Host(Protocol):

@@ -40,13 +40,7 @@ class Shards(Protocol):
 class PickledShards(StatefulProcessor):
     """Unpickles the shards when the first one is called; Spark makes one for each micro-batch.
 
-    Parameters
-    ----------
-    shards : Shards
-    variable : str
-        The value state that keeps a shard's pointer.
-    schema : StructType
-        Its column.
+    `variable` is the value state that keeps a shard's pointer.
     """
 
     def __init__(self, shards: Shards, variable: str, schema: StructType) -> None:

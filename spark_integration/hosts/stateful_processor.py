@@ -40,19 +40,11 @@ _BATCH_MS = "__holdfast_batch_ms"
 
 @dataclass(frozen=True)
 class StatefulProcessorHost:
-    """The `Host` of steps that may hand on a watermark or begin with initial state.
-
-    Attributes
-    ----------
-    output_mode : {"append", "update", "complete"}
-    time_mode : {"None", "ProcessingTime", "EventTime"}
-    event_time_column : str
-        The output column whose times stand behind the watermark; "" for none.
-    """
+    """The `Host` of steps that may hand on a watermark or begin with initial state."""
 
     output_mode: str
     time_mode: TimeMode
-    event_time_column: str
+    event_time_column: str  #: The output column whose times stand behind the watermark; "" for none
 
     @property
     def drops_late_rows(self) -> bool:
@@ -82,17 +74,10 @@ def _with_batch_time(frame: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class _Side:
-    """Rows or initial rows, as the host shows them.
-
-    Attributes
-    ----------
-    step : ShardStep
-    columns : list of str
-        In the order in which Spark sends them: it renames what is no Python identifier.
-    """
+    """Rows or initial rows, as the host shows them."""
 
     step: ShardStep
-    columns: list[str]
+    columns: list[str]  #: In the order in which Spark sends them: it renames what is no Python identifier
 
     def named(self, frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         """Yield frames with the names that the transport gave."""
@@ -147,14 +132,7 @@ def _batch_ms(frame: pd.DataFrame) -> int:
 class ValueOfGroup:
     """The `ShardGroup` on Spark's value state and timers.
 
-    Parameters
-    ----------
-    pointer : ValueState
-    handle : StatefulProcessorHandle
-    times : TimerValues
-    batch_ms : int
-    firing_ms : int, optional
-        The timer for which Spark calls; Spark deletes it after the call.
+    `firing_ms` is the timer for which Spark calls, and which it deletes after the call.
     """
 
     def __init__(

@@ -9,15 +9,9 @@ import pyarrow as pa
 
 
 class GatheredOutput(Protocol):
-    """Output of many keys that is converted together.
+    """Output of many keys that is converted together."""
 
-    Attributes
-    ----------
-    failed_key : tuple or None
-        After a failed conversion, the key whose output caused it.
-    """
-
-    failed_key: tuple[Any, ...] | None
+    failed_key: tuple[Any, ...] | None  #: After a failed conversion, the key whose output caused it
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Yield the remaining output."""

@@ -73,15 +73,7 @@ def _has_blocks() -> bool:
 class Template:
     """The blocks of a frame, without their values: makes frames that have the same columns and dtypes.
 
-    Parameters
-    ----------
-    manager : object
-        pandas' own, of a frame.
-
-    Attributes
-    ----------
-    blocks : list of tuple
-        For each block its class, its place, the positions of its columns, and its dtype.
+    `manager` is pandas' own; `blocks` has for each block its class, place, columns' positions and dtype.
     """
 
     def __init__(self, manager: Any) -> None:
@@ -200,12 +192,8 @@ def _cut_groups(frame: pd.DataFrame, sizes: IntArray) -> Callable[[slice], pd.Da
 def blocks_of(frame: pd.DataFrame) -> tuple[tuple[bytes, ...], list[Array]]:
     """Return the blocks of a frame.
 
-    Returns
-    -------
-    places : tuple of bytes
-        For each block, which columns it holds: positions as numpy's ``intp``.
-    blocks : list of arrays
-        A row for each of these columns, or one-dimensional.
+    Returns the positions of each block's columns, as numpy's ``intp``, and its values: a row for each column, or
+    one-dimensional.
     """
     if not _has_blocks():
         arrays = column_arrays(frame)
@@ -230,14 +218,7 @@ def column_arrays(frame: pd.DataFrame) -> list[Array]:
 
 
 def joined_columns(places: tuple[bytes, ...], frames: list[list[Array]]) -> list[Array]:
-    """Concatenate the blocks of frames that have the same dtypes in the same places; return the columns.
-
-    Parameters
-    ----------
-    places : tuple of bytes
-    frames : list of lists of arrays
-        As `blocks_of` returns both.
-    """
+    """Concatenate the blocks of frames that have the same dtypes in the same places; return the columns."""
     columns: dict[int, Array] = {}
     for of_block, blocks in zip(places, zip(*frames, strict=True), strict=True):
         columns |= zip(np.frombuffer(of_block, np.intp).tolist(), _joined(blocks), strict=True)

@@ -42,29 +42,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FrameFormat:
-    """The session settings that govern Spark's conversions between Arrow and pandas.
+    """The session settings that govern Spark's conversions between Arrow and pandas."""
 
-    Attributes
-    ----------
-    timezone : str
-        The session's: timestamps are shown in it.
-    prefer_int_ext_dtype : bool
-        Whether integers become pandas' nullable types.
-    safecheck : bool
-        Whether output that overflows or loses digits is rejected.
-    assign_cols_by_name : bool
-        Whether output columns are matched by name, if they have names, instead of by position.
-    int_to_decimal_coercion_enabled : bool
-        Whether integers are accepted as decimals.
-    made_anew : bool
-        Whether frames are made from Python's values, as for a processor: `spark_versions.makes_frames_anew`.
-    """
-
-    timezone: str
-    prefer_int_ext_dtype: bool = False
-    safecheck: bool = True
+    timezone: str  #: The session's: timestamps are shown in it
+    prefer_int_ext_dtype: bool = False  #: Whether integers become pandas' nullable types
+    safecheck: bool = True  #: Whether output that overflows or loses digits is rejected
+    #: Whether output columns are matched by name, if they have names, instead of by position
     assign_cols_by_name: bool = True
-    int_to_decimal_coercion_enabled: bool = False
+    int_to_decimal_coercion_enabled: bool = False  #: Whether integers are accepted as decimals
+    #: Whether frames are made from Python's values, as for a processor: `spark_versions.makes_frames_anew`.
     made_anew: bool = False
 
     @classmethod
@@ -85,10 +71,8 @@ class FrameFormat:
     def to_series(self, rows: pa.Table) -> list[pd.Series[Any]]:
         """Return each column as Spark's worker would show it.
 
-        Raises
-        ------
-        InvalidArgumentError
-            A column has text that is not UTF-8. Spark's worker fails on it too, without naming the column.
+        Raises `InvalidArgumentError` for text that is not UTF-8, on which Spark's worker fails too, without naming the
+        column.
         """
         columns = [one_chunk(column) for column in rows.columns]
         types = [self._shown_type(column.type) for column in columns]
@@ -135,15 +119,7 @@ def _inferred(series: pd.Series[Any]) -> pd.Series[Any]:
 class KeyFrames(KeySlabs[pd.DataFrame]):
     """The rows of a shard in one micro-batch, as frames by key.
 
-    Parameters
-    ----------
-    rows : pyarrow.Table
-        All input columns, in order of arrival.
-    order, starts : numpy.ndarray
-        See `KeySlabs`.
-    frame_format : FrameFormat
-    rows_each : int
-        Maximum rows per frame; a key with more has several.
+    A key with more than `rows_each` rows has several frames; see `KeySlabs` for the rest.
     """
 
     def __init__(
@@ -165,13 +141,7 @@ class KeyFrames(KeySlabs[pd.DataFrame]):
 
 
 def key_tuples(keys: pa.Table, frame_format: FrameFormat) -> list[tuple[Any, ...]]:
-    """Return keys as a function gets them: tuples of the first value of each key column's pandas series.
-
-    Parameters
-    ----------
-    keys : pyarrow.Table
-        Shape (keys, key columns).
-    """
+    """Return keys as a function gets them: tuples of the first value of each key column's pandas series."""
     bounds = np.arange(len(keys) + 1)
     columns = []
     for name, column in zip(keys.column_names, keys.columns, strict=True):

@@ -34,20 +34,7 @@ _PLAIN: frozenset[type] = frozenset(
 class KeyStates:
     """Opens the states of one shard's keys in one micro-batch.
 
-    Parameters
-    ----------
-    state_schema : StructType
-    timeout_conf : str
-        One of `GroupStateTimeout`.
-    processing_time_ms : int
-        The micro-batch's.
-    watermark_ms : int or None
-        None if the query has no watermark.
-
-    Raises
-    ------
-    HoldfastError
-        Spark's class has other private attributes than those that are used here.
+    Raises `HoldfastError` if Spark's class has other private attributes than those that are used here.
     """
 
     def __init__(

@@ -19,25 +19,15 @@ _LARGEST = np.int64(np.iinfo(np.int64).max)
 
 
 class KeyOrder(NamedTuple):
-    """Rows sorted by key; rows of one key keep their order of arrival.
+    """Rows sorted by key; rows of one key keep their order of arrival."""
 
-    Attributes
-    ----------
-    rows : numpy.ndarray of int64, shape (n,)
-        Row numbers in sorted order.
-    starts : numpy.ndarray of int64, shape (keys,)
-        Where in `rows` each key begins.
-    """
-
-    rows: IntArray
-    starts: IntArray
+    rows: IntArray  #: Row numbers in sorted order
+    starts: IntArray  #: Where in `rows` each key begins
 
     @classmethod
     def of(cls, keys: Keys) -> KeyOrder:
         """Sort rows by their keys.
 
-        Notes
-        -----
         Groups the rows by hash first, then sorts only the distinct keys by value.
         """
         by_hash = order_rows(keys.hashes, keys.columns)

@@ -29,20 +29,8 @@ GATHERED_FRAMES = 256
 class OutputFrames:
     """Gathers the frames of many keys and converts them together.
 
-    Parameters
-    ----------
-    schema : StructType
-        Of the output.
-    frame_format : FrameFormat
-    rows_each : int
-        A batch is yielded once it has more rows than this.
-
-    Attributes
-    ----------
-    names : list of str
-        Columns of the output.
-    failed_key : tuple or None
-        After a failed conversion, the key whose frame caused it.
+    A batch is yielded once it has more rows than `rows_each`; after a failed conversion, `failed_key` is the key whose
+    frame caused it.
     """
 
     #: Whether booleans are converted as booleans, and not as the objects that Spark's worker makes of them.
@@ -61,18 +49,8 @@ class OutputFrames:
     def add_all(self, returned: object, key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
         """Iterate over what the function returned for a key; yield batches as they fill.
 
-        Raises
-        ------
-        PySparkTypeError
-            Not an iterable of frames.
-        PySparkRuntimeError
-            A frame's columns differ from the output's in number or name.
-        PySparkTypeError, PySparkValueError
-            A value cannot be converted to the output's type, or does not fit it.
-        SchemaMismatchError
-            Nulls where the output declares NOT NULL.
-        InvalidArgumentError
-            Text that is not UTF-8, in a column backed by pyarrow.
+        Raises as Spark does where these are no frames, or not of the output's columns and types; `SchemaMismatchError`
+        for nulls where the output declares NOT NULL; `InvalidArgumentError` for text that is not UTF-8.
         """
         for frame in self.frames_of(returned):
             rows = len(frame)
@@ -178,12 +156,7 @@ class OutputFrames:
 class _AlikeFrames:
     """Frames with the same labels and blocks; `keys` has the key of each frame.
 
-    Parameters
-    ----------
-    blocks : tuple of bytes
-        The places of their blocks: see `blocks_of`.
-    places : list of int
-        For each column of the output, its position in the frames.
+    `blocks` are the places of their blocks, `places` the position of each column of the output in the frames.
     """
 
     def __init__(self, blocks: tuple[bytes, ...], places: list[int]) -> None:

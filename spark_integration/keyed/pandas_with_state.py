@@ -53,41 +53,20 @@ PandasFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterable[pd
 
 @dataclass(frozen=True)
 class PandasWithState:
-    """The `ShardFunction` of ``applyInPandasWithState``.
-
-    Attributes
-    ----------
-    function : callable
-    key_types : pyarrow.Schema
-        In the types that Spark exchanges with Python.
-    state, output : StructType
-    timeout_conf : str
-    timeout_rule : {"documented", "spark"}
-    frame_format : FrameFormat
-    rows_each : int
-        Maximum rows per frame.
-    shown_keys : list of int
-        The key column behind each value of a key's tuple; a key given twice appears twice.
-    shown_columns : list of str
-        Columns of the frames; a column selected twice appears twice.
-    state_changes : mapping of str to ColumnChanges
-        By table.
-    frame_templates : bool
-        Whether the function's frames are made from templates.
-    """
+    """The `ShardFunction` of ``applyInPandasWithState``."""
 
     function: PandasFunction
-    key_types: pa.Schema
+    key_types: pa.Schema  #: In the types that Spark exchanges with Python
     state: StructType
     output: StructType
     timeout_conf: TimeoutConf
     timeout_rule: TimeoutRule
     frame_format: FrameFormat
-    rows_each: int
-    shown_keys: list[int]
-    shown_columns: list[str]
-    state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)
-    frame_templates: bool = True
+    rows_each: int  #: Maximum rows per frame
+    shown_keys: list[int]  #: The key column behind each value of a key's tuple; a key given twice appears twice
+    shown_columns: list[str]  #: Columns of the frames; a column selected twice appears twice
+    state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)  #: By table
+    frame_templates: bool = True  #: Whether the function's frames are made from templates
 
     def tables(self) -> Mapping[str, TableSchema]:
         values = arrow_schema(self.state, "stateStructType", keep_not_null=True)
@@ -128,13 +107,7 @@ class PandasWithState:
 
 
 class _KeyCalls:
-    """Calls the function key by key and writes its changes once per slab.
-
-    Attributes
-    ----------
-    at_once : KeysAtOnce
-        How many keys the next slab should have.
-    """
+    """Calls the function key by key and writes its changes once per slab."""
 
     def __init__(self, step: PandasWithState, batch: ShardInput, transaction: Transaction) -> None:
         self._step = step
@@ -219,17 +192,8 @@ class _KeyCalls:
 class _Changes:
     """What the calls for one slab have changed.
 
-    Attributes
-    ----------
-    keys : list of tuple
-    put, deleted : list of int
-        Positions in `keys` of the values to set and to delete.
-    values : list of tuple
-        The new values, in the order of `put`.
-    timers_ms : numpy.ndarray of int64, shape (keys,)
-        The timeouts set by the calls; `NEVER` where none was set.
-    is_written : numpy.ndarray of bool, shape (keys,)
-        Whether the call updated or removed the value.
+    `put` and `deleted` are positions in `keys`, `values` in the order of `put`; `timers_ms` are the timeouts set by the
+    calls, or `NO_TIMER`; `is_written` tells if a call updated or removed the value.
     """
 
     def __init__(self, keys: list[tuple[Any, ...]]) -> None:

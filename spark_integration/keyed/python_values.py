@@ -61,10 +61,7 @@ _MISFITS = (ArithmeticError, AttributeError, TypeError, ValueError, pa.ArrowExce
 class StateValueError(SchemaMismatchError):
     """A state passed to ``update`` does not fit the state's schema.
 
-    Attributes
-    ----------
-    row : int
-        Index of the row; the caller knows its key and adds it to the error.
+    `row` is the row's index; the caller knows its key and adds it.
     """
 
     def __init__(self, message: str, /, row: int = -1, **facts: object) -> None:
@@ -75,16 +72,7 @@ class StateValueError(SchemaMismatchError):
 class RowValues:
     """Converts the rows of one Spark schema.
 
-    Parameters
-    ----------
-    schema : StructType
-    what : str
-        What to call the schema in an error.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A column's type cannot be stored.
+    Raises `InvalidArgumentError` if a column's type cannot be stored.
     """
 
     def __init__(self, schema: StructType, what: str = "stateStructType") -> None:
@@ -100,15 +88,8 @@ class RowValues:
     def to_columns(self, batch: pa.RecordBatch | pa.Table) -> list[list[Any]]:
         """Return the columns of rows as `GroupState.get` gives them.
 
-        Parameters
-        ----------
-        batch : pyarrow.RecordBatch or pyarrow.Table
-            The schema's columns in its order, in its types or in storage types.
-
-        Raises
-        ------
-        InvalidArgumentError
-            A column has text that is not UTF-8, which a vectorised operator may have stored.
+        `batch` may be in storage types. Raises `InvalidArgumentError` for text that is not UTF-8, which a vectorised
+        operator may have stored.
         """
         try:
             return [to_python(one_chunk(c), f.dataType) for c, f in zip(batch.columns, self._fields, strict=True)]
@@ -119,10 +100,7 @@ class RowValues:
     def to_arrow(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
         """Return rows passed to `GroupState.update` as columns, in storage types.
 
-        Raises
-        ------
-        StateValueError
-            A row has too many or too few values, or a value does not fit its column.
+        Raises `StateValueError` if a row has too many or too few values, or a value does not fit its column.
         """
         width = len(self._fields)
         for at, row in enumerate(rows):

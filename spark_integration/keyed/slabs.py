@@ -42,16 +42,8 @@ def at_once_of(operator: str, *rows: StructType, has_entries: bool = False) -> K
 class KeySlabs(ABC, Generic[P]):
     """The rows of a shard in one micro-batch, by key, in the pieces that a function sees.
 
-    Parameters
-    ----------
-    rows : pyarrow.Table
-        All input columns, in order of arrival.
-    order : numpy.ndarray
-        Row numbers, sorted by key.
-    starts : numpy.ndarray
-        Where in `order` each key begins.
-    rows_each : int
-        A key with more rows is converted in pieces of so many, or of fewer where rows are wide.
+    `order` has row numbers by key, `starts` where in it each key begins. A key of more than `rows_each` rows is
+    converted in pieces of so many, or of fewer where rows are wide.
     """
 
     def __init__(self, rows: pa.Table, order: IntArray, starts: IntArray, rows_each: int) -> None:

@@ -38,13 +38,7 @@ class NoTimeouts:
 
 
 class Timeouts:
-    """The timeouts of all keys of a shard in one micro-batch.
-
-    Parameters
-    ----------
-    timers : KeyTimers
-    rule : {"documented", "spark"}
-    """
+    """The timeouts of all keys of a shard in one micro-batch."""
 
     def __init__(self, timers: KeyTimers, rule: TimeoutRule) -> None:
         self._timers = timers
@@ -57,16 +51,8 @@ class Timeouts:
     def settle(self, keys: Keys, old_ms: IntArray, set_ms: IntArray, is_written: BoolArray) -> None:
         """Write the timeouts that calls leave behind.
 
-        Parameters
-        ----------
-        keys : Keys, shape (n,)
-            One call each.
-        old_ms : numpy.ndarray of int64, shape (n,)
-            As returned by `get`.
-        set_ms : numpy.ndarray of int64, shape (n,)
-            The timeouts set by the calls; `NEVER` where none was set.
-        is_written : numpy.ndarray of bool, shape (n,)
-            Whether the call updated or removed the state.
+        Each key had one call, which set the timeout `set_ms` or none (`NO_TIMER`); `is_written` tells if it updated or
+        removed the state, `old_ms` is what `get` returned.
         """
         stays = (set_ms == NEVER) & ~is_written & self._keeps_untouched
         self._timers.change(keys, old_ms, np.where(stays, old_ms, set_ms))

@@ -14,18 +14,8 @@ from holdfast.spark_integration.tables.key_rows import Expiry, open_rows
 class ValueState:
     """The values of one state variable in one transaction.
 
-    Parameters
-    ----------
-    transaction : Transaction
-    table : str
-        The variable's table; its value columns are those of `rows`.
-    rows : RowValues
-        Converts between those columns and Python.
-    expiry : Expiry, optional
-        Of rows that expire.
+    `rows` converts between the table's value columns and Python's values.
 
-    Notes
-    -----
     Threads: one at a time, like the transaction. Reads see earlier writes.
     """
 
@@ -46,10 +36,7 @@ class ValueState:
     def put(self, keys: Keys, values: Sequence[tuple[Any, ...]]) -> None:
         """Set the value of each key.
 
-        Raises
-        ------
-        StateValueError
-            A value does not fit the columns; the error's ``row`` is its index in `values`.
+        Raises `StateValueError` if a value does not fit the columns; the error's ``row`` is its index in `values`.
         """
         if values:
             open_rows(self._transaction, self._table, self._expiry, keys).put(self._rows.to_arrow(values))

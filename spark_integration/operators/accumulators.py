@@ -60,28 +60,19 @@ class Accumulator(Protocol):
     def lift(self, values: pa.Array) -> list[pa.Array]:
         """Return the state of each row by itself.
 
-        Parameters
-        ----------
-        values : pyarrow.Array, shape (rows,)
-            Of `column`, in its storage type; without one, of anything but null.
+        `values` are of `column`, in its storage type; without one, anything but null.
         """
 
     def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
         """Return the state of each group of states; a state's columns may be null where they were added later.
 
-        Raises
-        ------
-        InvalidArgumentError
-            A sum is larger than its type holds.
+        Raises `InvalidArgumentError` if a sum is larger than its type holds.
         """
 
     def result(self, states: Sequence[pa.Array]) -> pa.Array:
         """Return the value of each state.
 
-        Raises
-        ------
-        InvalidArgumentError
-            It is larger than its type holds.
+        Raises `InvalidArgumentError` if it is larger than its type holds.
         """
 
 
@@ -107,17 +98,11 @@ class Count:
 
 @dataclass(frozen=True)
 class Sum:
-    """The sum of integers, floats or decimals; null without values.
-
-    Attributes
-    ----------
-    type : pyarrow.DataType
-        Of the sum.
-    """
+    """The sum of integers, floats or decimals; null without values."""
 
     name: str
     column: str
-    type: pa.DataType
+    type: pa.DataType  #: Of the sum
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(self.name, self.type)]
@@ -134,16 +119,11 @@ class Sum:
 
 @dataclass(frozen=True)
 class Mean:
-    """The average; null without values.
-
-    Attributes
-    ----------
-    sum_type, type : pyarrow.DataType
-        Of the sum that it keeps, and of the average.
-    """
+    """The average; null without values."""
 
     name: str
     column: str
+    #: Of the sum that it keeps, and of the average
     sum_type: pa.DataType
     type: pa.DataType
 
@@ -218,20 +198,12 @@ class Picked:
 
 @dataclass(frozen=True)
 class Moments:
-    """Variance and standard deviation of doubles, from count, mean and the sum of squared distances from the mean.
-
-    Attributes
-    ----------
-    is_sample : bool
-        Whether to divide by one less than the count; null where that is none, as in Spark.
-    is_root : bool
-        Whether to return the root: the standard deviation.
-    """
+    """Variance and standard deviation of doubles, from count, mean and the sum of squared distances from the mean."""
 
     name: str
     column: str
-    is_sample: bool
-    is_root: bool
+    is_sample: bool  #: Whether to divide by one less than the count; null where that is none, as in Spark
+    is_root: bool  #: Whether to return the root: the standard deviation
 
     def fields(self) -> list[pa.Field]:
         parts = {"count": pa.int64(), "mean": pa.float64(), "m2": pa.float64()}
@@ -322,14 +294,7 @@ def _argument(rows: pa.Table, column: str | None) -> pa.Array:
 
 
 def reduced(accumulators: Sequence[Accumulator], states: pa.Table, order: RowOrder) -> pa.Table:
-    """Return the state of each group of states.
-
-    Parameters
-    ----------
-    states : pyarrow.Table, shape (n, state columns)
-    order : RowOrder
-        Of the states by group, and where each begins.
-    """
+    """Return the state of each group of states."""
     groups = Groups(states, order)
     columns: list[pa.Array] = []
     for accumulator, own in _parts(accumulators, states):
@@ -356,10 +321,7 @@ def _parts(
 def require_same_aggregates(stored: StoredTables, declared: Mapping[str, TableSchema]) -> None:
     """Check that each column is computed as in all runs that have declared it, which stored columns say themselves.
 
-    Raises
-    ------
-    SchemaMismatchError
-        One is not.
+    Raises `SchemaMismatchError` if it is not.
     """
     for table in declared.keys() & stored.live.keys():
         before = computations(stored.live[table].value)

@@ -37,18 +37,10 @@ _MOST_DIGITS = 38
 
 @dataclass(frozen=True)
 class Aggregate:
-    """An aggregate of a column; made by the functions of this module, such as `count`.
+    """An aggregate of a column; made by the functions of this module, such as `count`."""
 
-    Attributes
-    ----------
-    spark : Column
-        Spark's own aggregate.
-    argument : str, Column or None
-        What it takes; None for whole rows.
-    """
-
-    spark: Column
-    argument: str | Column | None
+    spark: Column  #: Spark's own aggregate
+    argument: str | Column | None  #: What it takes; None for whole rows
     _make: _Make
 
     def alias(self, name: str) -> Aggregate:
@@ -58,17 +50,8 @@ class Aggregate:
     def accumulator(self, name: str, column: str, taken: DataType, returned: DataType) -> Accumulator:
         """Return what the workers run.
 
-        Parameters
-        ----------
-        name, column : str
-            Of the output, and of the rows.
-        taken, returned : DataType
-            The types of the argument, and of Spark's result.
-
-        Raises
-        ------
-        InvalidArgumentError
-            The argument has a type that holdfast has no such aggregate of.
+        `taken` and `returned` are the types of the argument and of Spark's result. Raises `InvalidArgumentError` if
+        holdfast has no such aggregate of the argument's type.
         """
         return self._make(name, column, taken, returned)
 

@@ -42,44 +42,22 @@ WINDOW_START, WINDOW_END = "window_start", "__holdfast_end"
 
 @dataclass(frozen=True)
 class Window:
-    """The windows of an aggregation.
+    """The windows of an aggregation."""
 
-    Attributes
-    ----------
-    column : str
-        Of the output: a struct of start and end.
-    length_us : int
-    definition : str
-        What a restart must not change.
-    is_watched : bool
-        Whether there is a watermark, so that windows are over some time.
-    """
-
-    column: str
+    column: str  #: Of the output: a struct of start and end
     length_us: int
-    definition: str
-    is_watched: bool
+    definition: str  #: What a restart must not change
+    is_watched: bool  #: Whether there is a watermark, so that windows are over some time
 
 
 @dataclass(frozen=True)
 class Aggregation(OperatorFunction):
-    """The `ShardFunction` of aggregates by key.
+    """The `ShardFunction` of aggregates by key."""
 
-    Attributes
-    ----------
-    key_types : pyarrow.Schema
-        As the output has them; with a window, its start is one of them.
-    accumulators : tuple of Accumulator
-    output_types : pyarrow.Schema
-    emits : {"append", "update"}
-        Windows that are over; or what has changed.
-    window : Window or None
-    """
-
-    key_types: pa.Schema
+    key_types: pa.Schema  #: As the output has them; with a window, its start is one of them
     accumulators: tuple[Accumulator, ...]
     output_types: pa.Schema
-    emits: Literal["append", "update"]
+    emits: Literal["append", "update"]  #: Windows that are over; or what has changed
     window: Window | None
 
     @cached_property
@@ -150,11 +128,7 @@ class Aggregation(OperatorFunction):
 def with_stored(order: RowOrder, exists: np.ndarray) -> RowOrder:
     """Return the order of rows and, behind them, of the stored states of their keys, which come first in each.
 
-    Parameters
-    ----------
-    order : RowOrder, shape (n,)
-    exists : numpy.ndarray of bool, shape (keys,)
-        Which keys have a state; state j, of those that exist, is row n + j.
+    `exists` says which keys have a state; the j-th of these states is row n + j.
     """
     n, states = len(order.rows), int(exists.sum())
     if not states:

@@ -25,12 +25,8 @@ _NO_DURATION = "is a duration of weeks, days or shorter units, and longer than n
 def deduplicated(df: DataFrame, subset: Sequence[str] | None, ttl: str | None, name: str) -> DataFrame:
     """Define ``dropDuplicates``.
 
-    Raises
-    ------
-    AnalysisException, PySparkTypeError
-        As Spark's own method raises them: no such column, or something else than a list of names.
-    InvalidArgumentError
-        `ttl` is no duration, or a column has a type that cannot be compared; or a setting is wrong.
+    Raises as Spark's own method, and `InvalidArgumentError` if `ttl` is no duration, a column's type cannot be
+    compared, or a setting is wrong.
     """
     _ = df.dropDuplicates(subset).schema  # type: ignore[arg-type]  # refuses what cannot be a subset
     kind = Deduplication if ttl is None else DeduplicationByTime
@@ -62,10 +58,7 @@ def _rows(
 def deduplicated_within_watermark(df: DataFrame, subset: Sequence[str] | None, name: str) -> DataFrame:
     """Define ``dropDuplicatesWithinWatermark``; raises as `deduplicated`.
 
-    Raises
-    ------
-    InvalidArgumentError
-        The DataFrame is no stream, or has no watermark.
+    Raises `InvalidArgumentError` if the DataFrame is no stream, or has no watermark.
     """
     _ = df.dropDuplicatesWithinWatermark(subset).schema  # type: ignore[arg-type]  # refuses what cannot be a subset
     watermark = watermark_of(df) if df.isStreaming else None
@@ -81,10 +74,7 @@ def deduplicated_within_watermark(df: DataFrame, subset: Sequence[str] | None, n
 def duration_us(df: DataFrame, given: object, argument: str = "ttl") -> int:
     """Return a duration such as ``1 day`` in microseconds, as Spark reads it.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It is none, or not longer than nothing.
+    Raises `InvalidArgumentError` unless it is a positive duration.
     """
     if not isinstance(given, str):
         raise InvalidArgumentError(f"{argument} {_NO_DURATION}", given=repr(given))

@@ -36,21 +36,13 @@ _LONG_AGO = np.iinfo(np.int64).min
 
 @dataclass(frozen=True)
 class Deduplication(OperatorFunction):
-    """The `ShardFunction` of deduplication as Spark has it, and of that in processing time.
-
-    Attributes
-    ----------
-    key_types, output_types : pyarrow.Schema
-    ttl : Ttl or None
-        After which a key is forgotten; None for never.
-    keeps_without_time : bool
-        Whether a key without a time is never forgotten: where the time is a part of the key, and says alone when its
-        duplicates are late.
-    """
+    """The `ShardFunction` of deduplication as Spark has it, and of that in processing time."""
 
     key_types: pa.Schema
     output_types: pa.Schema
-    ttl: Ttl | None
+    ttl: Ttl | None  #: After which a key is forgotten; None for never
+    #: Whether a key without a time is never forgotten: where the time is a part of the key, and says alone when its
+    #: duplicates are late
     keeps_without_time: bool = False
 
     @cached_property
@@ -98,12 +90,7 @@ class Deduplication(OperatorFunction):
     def _first_rows(self, batch: ShardInput, order: RowOrder, found: Found) -> tuple[IntArray, IntArray]:
         """Return the keys, ascending, that have a row to show, and this row; of several of a key the last one counts.
 
-        Parameters
-        ----------
-        order : RowOrder
-            Of the rows by key.
-        found : Found
-            The state of these keys.
+        `found` is the state of these keys.
         """
         new = np.flatnonzero(~found.exists)
         return new, order.rows[order.first][new]
@@ -140,13 +127,8 @@ class DeduplicationByTime(Deduplication):
 def first_rows(key: IntArray, until: IntArray, stored: IntArray, ttl: int) -> tuple[IntArray, IntArray]:
     """Return keys and rows, by key and time, that come when their key is not remembered, because of a row before.
 
-    Parameters
-    ----------
-    key, until : numpy.ndarray of int64, shape (n,)
-        Of each row: its key's number, and until when the key is remembered if it is shown.
-    stored : numpy.ndarray of int64, shape (keys,)
-        Until when each key is remembered before the first of these.
-    ttl : int
+    `until` is until when a row's key is remembered if the row is shown, `stored` until when each key is remembered
+    before.
     """
     rows = np.lexsort((until, key))
     key, at = key[rows], until[rows] - ttl

@@ -36,23 +36,12 @@ _WINDOW_MARKS = ("spark.timeWindow", "spark.sessionWindow")
 
 @dataclass(frozen=True)
 class Aggregated:
-    """The input of an aggregation, as Spark has resolved it.
+    """The input of an aggregation, as Spark has resolved it."""
 
-    Attributes
-    ----------
-    df : DataFrame
-        Keys, the window's start and end if there is one, and arguments.
-    keys : list of Key
-        Columns of `df`.
-    accumulators : tuple of Accumulator
-    output : StructType
-        As of Spark's own aggregation.
-    """
-
-    df: DataFrame
-    keys: list[Key]
+    df: DataFrame  #: Keys, the window's start and end if there is one, and arguments
+    keys: list[Key]  #: Columns of `df`
     accumulators: tuple[Accumulator, ...]
-    output: StructType
+    output: StructType  #: As of Spark's own aggregation
 
     @property
     def is_timed(self) -> bool:
@@ -78,12 +67,8 @@ def aggregated(
 ) -> Aggregated:
     """Resolve an aggregation.
 
-    Raises
-    ------
-    AnalysisException
-        As of Spark's own aggregation: no such column, or one of a wrong type.
-    InvalidArgumentError
-        No aggregate, something else in its place, or one that holdfast has not; or a key is a window.
+    Raises `AnalysisException` as Spark's own aggregation, and `InvalidArgumentError` if there is no aggregate, holdfast
+    lacks one, or a key is a window.
     """
     given: list[object] = [*positional, *named.values()]
     wrong = [one for one in given if not isinstance(one, Aggregate)]
@@ -164,10 +149,7 @@ def _carried(
 def checked_mode(given: object) -> Mode:
     """Return an output mode.
 
-    Raises
-    ------
-    InvalidArgumentError
-        There is no such mode.
+    Raises `InvalidArgumentError` if there is no such mode.
     """
     mode = str(given).lower()
     if mode not in ("append", "update"):
@@ -181,10 +163,7 @@ def checked_mode(given: object) -> Mode:
 def by_key(found: Aggregated, mode: Mode, name: str) -> DataFrame:
     """Define ``groupBy(…).agg(…)``.
 
-    Raises
-    ------
-    InvalidArgumentError
-        The mode is append, or a setting is wrong.
+    Raises `InvalidArgumentError` if the mode is append, or a setting is wrong.
     """
     if mode == "append":
         raise InvalidArgumentError(
@@ -198,10 +177,7 @@ def by_key(found: Aggregated, mode: Mode, name: str) -> DataFrame:
 def by_window(found: Aggregated, length_us: int, definition: str, mode: Mode, name: str) -> DataFrame:
     """Define ``groupBy(…).window(…).agg(…)``.
 
-    Raises
-    ------
-    InvalidArgumentError
-        The mode is append and there is no watermark, or a setting is wrong.
+    Raises `InvalidArgumentError` if the mode is append and there is no watermark, or a setting is wrong.
     """
     if mode == "append" and found.df.isStreaming and not found.is_timed:
         raise InvalidArgumentError(
@@ -220,10 +196,7 @@ def by_window(found: Aggregated, length_us: int, definition: str, mode: Mode, na
 def by_session(found: Aggregated, name: str) -> DataFrame:
     """Define ``groupBy(…).session(…).agg(…)``.
 
-    Raises
-    ------
-    InvalidArgumentError
-        There is no watermark, or a setting is wrong.
+    Raises `InvalidArgumentError` if there is no watermark, or a setting is wrong.
     """
     if found.df.isStreaming and not found.is_timed:
         raise InvalidArgumentError(
@@ -353,10 +326,8 @@ def windowed(
 def by_sessions(df: DataFrame, grouping: Grouping, timeColumn: str | Column, gap: str | Column) -> SessionStream:
     """Group by sessions; parameters are those of Spark's `session_window`, which looks at the gap row by row.
 
-    Raises
-    ------
-    InvalidArgumentError
-        The gap is no duration, or not longer than nothing: Spark would fail in a micro-batch, or drop all rows.
+    Raises `InvalidArgumentError` unless the gap is a positive duration: Spark would fail in a micro-batch, or drop all
+    rows.
     """
     if isinstance(gap, str):
         end = F.lit("1970-01-01 00:00:00 UTC").cast("timestamp") + F.lit(gap).try_cast("interval")
@@ -371,10 +342,7 @@ def by_sessions(df: DataFrame, grouping: Grouping, timeColumn: str | Column, gap
 def after_1970(session: SparkSession, window: Column, part: str) -> int:
     """Return the start or the end, in microseconds, of the window that 1970 begins in; Spark runs no job for it.
 
-    Raises
-    ------
-    AnalysisException, IllegalArgumentException
-        As Spark raises them for what is no duration.
+    Raises what Spark raises for what is no duration.
     """
     epoch = session.sql("SELECT * FROM VALUES (TIMESTAMP'1970-01-01 00:00:00 UTC') AS epoch(t)")
     found = epoch.select(window.alias("w")).select(F.unix_micros(F.col("w").getField(part)))

@@ -50,13 +50,7 @@ def slabs(keys: Keys) -> Iterator[Keys]:
 
 
 class Ends:
-    """The index in one call of a shard.
-
-    Parameters
-    ----------
-    transaction : Transaction
-    times : BatchTimes
-    """
+    """The index in one call of a shard."""
 
     def __init__(self, transaction: Transaction, times: BatchTimes) -> None:
         self._index = Timers(transaction, TIMERS_BY_DUE)
@@ -136,17 +130,10 @@ def timestamps(numbers: np.ndarray, t: pa.DataType) -> pa.Array:
 
 @dataclass(frozen=True)
 class Ttl:
-    """A time to live.
-
-    Attributes
-    ----------
-    length_us : int
-    event_time : str or None
-        The column of the rows from whose time on it counts; None for the micro-batch's own time.
-    """
+    """A time to live."""
 
     length_us: int
-    event_time: str | None
+    event_time: str | None  #: The column of the rows from whose time on it counts; None for the micro-batch's own time
 
     @property
     def clock(self) -> str:

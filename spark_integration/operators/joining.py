@@ -47,20 +47,11 @@ _HOW: dict[str, How] = {
 
 @dataclass(frozen=True)
 class _Input:
-    """One of the two inputs.
-
-    Attributes
-    ----------
-    df : DataFrame
-    keys : list of StructField
-    time : StructField
-        The column of its watermark.
-    watermark : Watermark
-    """
+    """One of the two inputs."""
 
     df: DataFrame
     keys: list[StructField]
-    time: StructField
+    time: StructField  #: The column of its watermark
     watermark: Watermark
 
     @property
@@ -99,13 +90,7 @@ class _Input:
 def joined(left: DataFrame, right: DataFrame, on: str | Sequence[str], within: str, how: str, name: str) -> DataFrame:
     """Define ``join``.
 
-    Raises
-    ------
-    AnalysisException, PySparkTypeError
-        No such key, or something that is none.
-    InvalidArgumentError
-        Not two streams with watermarks, keys of different types, a name that both have, no such `how`, no duration; or
-        a setting is wrong.
+    Raises `AnalysisException` or `PySparkTypeError` for a wrong key, and `InvalidArgumentError` for what else is wrong.
     """
     kind = _HOW.get(str(how).lower().replace("_", ""))
     if kind is None:
@@ -133,10 +118,7 @@ def asof_joined(
 ) -> DataFrame:
     """Define ``asof_join``; raises as `joined`.
 
-    Raises
-    ------
-    InvalidArgumentError
-        `by` is not the column of both sides' watermarks.
+    Raises `InvalidArgumentError` if `by` is not the column of both sides' watermarks.
     """
     one, other = _inputs(left, right, on)
     if not one.time.name == other.time.name == by:

@@ -63,26 +63,14 @@ IS_LEFT, AT = "__holdfast_is_left", "__holdfast_at"
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two streams.
-
-    Attributes
-    ----------
-    table : str
-    key_types : pyarrow.Schema
-    time : pyarrow.Field
-    value_types : pyarrow.Schema
-        Of the columns beside key and time.
-    is_numbered : bool
-        Whether all rows of one key and time are kept; else the last to come.
-    notes_matches : bool
-        Whether state says of each row if one of the other side has come near it, in its last column.
-    """
+    """One of the two streams."""
 
     table: str
     key_types: pa.Schema
     time: pa.Field
-    value_types: pa.Schema
-    is_numbered: bool = True
+    value_types: pa.Schema  #: Of the columns beside key and time
+    is_numbered: bool = True  #: Whether all rows of one key and time are kept; else the last to come
+    #: Whether state says of each row if one of the other side has come near it, in its last column
     notes_matches: bool = False
 
     @cached_property
@@ -102,27 +90,14 @@ class Side:
 
 @dataclass
 class SideRows:
-    """Rows of one side in a call.
-
-    Attributes
-    ----------
-    side : Side
-    key : numpy.ndarray of int64, shape (n,)
-        Which of the call's keys each has.
-    at : pyarrow.Array, shape (n,)
-    values : pyarrow.RecordBatch, shape (n, columns of state)
-    can_match : numpy.ndarray of int64
-        Those that have a time, and no null in the key: as in SQL, such a key equals none.
-    has_matched : numpy.ndarray of bool, shape (n,)
-        To be set where one of the other side is near.
-    """
+    """Rows of one side in a call."""
 
     side: Side
-    key: IntArray
+    key: IntArray  #: Which of the call's keys each has
     at: pa.Array
     values: pa.RecordBatch
-    can_match: IntArray
-    has_matched: BoolArray
+    can_match: IntArray  #: Those that have a time, and no null in the key: as in SQL, such a key equals none
+    has_matched: BoolArray  #: To be set where one of the other side is near
 
     @cached_property
     def at_us(self) -> IntArray:
@@ -141,14 +116,7 @@ class SideRows:
 
 @dataclass(frozen=True)
 class Sides:
-    """Both streams.
-
-    Attributes
-    ----------
-    key_types : pyarrow.Schema
-    left, right : Side
-    output_types : pyarrow.Schema
-    """
+    """Both streams."""
 
     key_types: pa.Schema
     left: Side
@@ -231,12 +199,7 @@ class Sides:
     def shown(self, keys: Keys, columns: Mapping[str, list[pa.Array]], operator: str) -> pa.RecordBatch:
         """Return rows of the output.
 
-        Parameters
-        ----------
-        keys : Keys, shape (n,)
-            As rows are grouped.
-        columns : mapping of str to list of pyarrow.Array
-            By table of the side, its time and its columns, and perhaps more; nulls where there are none.
+        `columns` has by a side's table its time and columns, and perhaps more; a side that is missing is null.
         """
         shown = shown_keys(keys, self.key_types)
         for side in (self.right, self.left):  # a name that both have is the left's
@@ -260,16 +223,9 @@ BEYOND_MS = 1
 
 @dataclass(frozen=True)
 class Join(OperatorFunction):
-    """The `ShardFunction` of a join.
+    """The `ShardFunction` of a join."""
 
-    Attributes
-    ----------
-    sides : Sides
-        Of which those note matches whose rows come out alone.
-    within_us : int
-    """
-
-    sides: Sides
+    sides: Sides  #: Of which those note matches whose rows come out alone
     within_us: int
 
     def tables(self) -> Mapping[str, TableSchema]:
@@ -358,16 +314,9 @@ class _Call:
 
 @dataclass(frozen=True)
 class AsofJoin(OperatorFunction):
-    """The `ShardFunction` of an as-of join, whose output has the left side's time only.
+    """The `ShardFunction` of an as-of join, whose output has the left side's time only."""
 
-    Attributes
-    ----------
-    sides : Sides
-        Of which the right one is not numbered.
-    tolerance_us : int
-    """
-
-    sides: Sides
+    sides: Sides  #: Of which the right one is not numbered
     tolerance_us: int
 
     def tables(self) -> Mapping[str, TableSchema]:

@@ -31,20 +31,11 @@ _MOST_PLACES = 1_000_000
 
 @dataclass(frozen=True)
 class _Ranked:
-    """The input of a ranking: rows with keys and other columns.
-
-    Attributes
-    ----------
-    df : DataFrame
-    grouping : Grouping
-    others : StructType
-        The columns that are no keys.
-    ttl : Ttl or None
-    """
+    """The input of a ranking: rows with keys and other columns."""
 
     df: DataFrame
     grouping: Grouping
-    others: StructType
+    others: StructType  #: The columns that are no keys
     ttl: Ttl | None
 
     @classmethod
@@ -131,12 +122,8 @@ def top_rows(
 ) -> DataFrame:
     """Define ``groupBy(…).top(…)``.
 
-    Raises
-    ------
-    AnalysisException
-        No such column.
-    InvalidArgumentError
-        An argument or a setting is wrong, or a column has a type that cannot be kept or ranked.
+    Raises `AnalysisException` if there is no such column. Raises `InvalidArgumentError` if an argument or a setting is
+    wrong, or a column has a type that cannot be kept or ranked.
     """
     if type(places) is not int or not 0 < places <= _MOST_PLACES:
         raise InvalidArgumentError(f"top takes a number of rows from 1 to {_MOST_PLACES}", given=repr(places))

@@ -55,25 +55,13 @@ SESSION_START, SESSION_END = "session_start", "session_end"
 
 @dataclass(frozen=True)
 class Sessions(OperatorFunction):
-    """The `ShardFunction` of sessions.
+    """The `ShardFunction` of sessions."""
 
-    Attributes
-    ----------
-    key_types : pyarrow.Schema
-        Of the keys, and of `SESSION_START` behind them.
-    accumulators : tuple of Accumulator
-    output_types : pyarrow.Schema
-    column : str
-        Of the output: a struct of start and end.
-    is_streaming : bool
-        Whether sessions wait for the watermark; else all are over at once.
-    """
-
-    key_types: pa.Schema
+    key_types: pa.Schema  #: Of the keys, and of `SESSION_START` behind them
     accumulators: tuple[Accumulator, ...]
     output_types: pa.Schema
-    column: str
-    is_streaming: bool
+    column: str  #: Of the output: a struct of start and end
+    is_streaming: bool  #: Whether sessions wait for the watermark; else all are over at once
 
     @cached_property
     def _state(self) -> TableSchema:
@@ -161,28 +149,15 @@ class Sessions(OperatorFunction):
 
 @dataclass(frozen=True)
 class _Merged:
-    """Sessions made of parts, which are rows and stored sessions.
+    """Sessions made of parts, which are rows and stored sessions."""
 
-    Attributes
-    ----------
-    order : RowOrder
-        Of the parts by session.
-    key, start, end : numpy.ndarray of int64, shape (sessions,)
-    has_rows : numpy.ndarray of bool, shape (sessions,)
-        Whether a row is a part of it: else it is as it was.
-    was_stored : numpy.ndarray of bool, shape (sessions,)
-        Whether one was stored under the same key and start.
-    gone : numpy.ndarray of int64
-        The parts that were stored under a start which is no session's any more.
-    """
-
-    order: RowOrder
+    order: RowOrder  #: Of the parts by session
     key: IntArray
     start: IntArray
     end: IntArray
-    has_rows: BoolArray
-    was_stored: BoolArray
-    gone: IntArray
+    has_rows: BoolArray  #: Whether a row is a part of it: else it is as it was
+    was_stored: BoolArray  #: Whether one was stored under the same key and start
+    gone: IntArray  #: The parts that were stored under a start which is no session's any more
 
     @classmethod
     def of(cls, key: IntArray, start: IntArray, end: IntArray, rows: int) -> _Merged:

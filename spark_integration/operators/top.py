@@ -62,28 +62,16 @@ Emits = Literal["list", "changes"]
 
 @dataclass(frozen=True)
 class Top(OperatorFunction):
-    """The `ShardFunction` of the first rows.
+    """The `ShardFunction` of the first rows."""
 
-    Attributes
-    ----------
-    key_types, value_types : pyarrow.Schema
-        Of the grouping keys, and of the other columns of the rows.
-    output_types : pyarrow.Schema
-    ranking : Ranking
-    places : int
-        How many rows of a key are kept.
-    emits : {"list", "changes"}
-    ttl : Ttl or None
-        How long a key is remembered after the newest row in its list; None for ever.
-    """
-
+    #: Of the grouping keys, and of the other columns of the rows
     key_types: pa.Schema
     value_types: pa.Schema
     output_types: pa.Schema
     ranking: Ranking
-    places: int
+    places: int  #: How many rows of a key are kept
     emits: Emits
-    ttl: Ttl | None
+    ttl: Ttl | None  #: How long a key is remembered after the newest row in its list; None for ever
 
     @cached_property
     def _state(self) -> TableSchema:
@@ -190,22 +178,13 @@ def _forget_lists(ends: Ends, entries: EntryRows, batch: ShardInput) -> None:
 
 @dataclass(frozen=True)
 class _Listed:
-    """Rows in the lists of some keys.
+    """Rows in the lists of some keys."""
 
-    Attributes
-    ----------
-    key : numpy.ndarray of int64, shape (n,)
-        Number of each row's key.
-    place, before : numpy.ndarray of int64, shape (n,)
-        Where it stands, and where it stood; 0 for nowhere.
-    values : pyarrow.RecordBatch, shape (n, value columns)
-        As stored.
-    """
-
-    key: IntArray
+    key: IntArray  #: Number of each row's key
+    #: Where it stands, and where it stood; 0 for nowhere
     place: IntArray
     before: IntArray
-    values: pa.RecordBatch
+    values: pa.RecordBatch  #: As stored
 
     def __len__(self) -> int:
         return len(self.key)
@@ -233,24 +212,14 @@ class _Listed:
 
 @dataclass(frozen=True)
 class Latest(OperatorFunction):
-    """The `ShardFunction` of the newest rows.
+    """The `ShardFunction` of the newest rows."""
 
-    Attributes
-    ----------
-    key_types, value_types : pyarrow.Schema
-        Of the keys, and of the other columns of the rows.
-    output_types : pyarrow.Schema
-    ranking : Ranking
-        In which the newest row of a key stands first.
-    ttl : Ttl or None
-        None if keys are remembered for ever.
-    """
-
+    #: Of the keys, and of the other columns of the rows
     key_types: pa.Schema
     value_types: pa.Schema
     output_types: pa.Schema
-    ranking: Ranking
-    ttl: Ttl | None
+    ranking: Ranking  #: In which the newest row of a key stands first
+    ttl: Ttl | None  #: None if keys are remembered for ever
 
     @cached_property
     def _state(self) -> TableSchema:

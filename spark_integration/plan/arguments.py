@@ -20,10 +20,7 @@ def operator_name(func: object, name: str | None) -> str:
     Without a name it is that of the function or class, less the underscores that make it private: to Spark and others
     who read savepoints, a folder that begins with one is hidden.
 
-    Raises
-    ------
-    InvalidArgumentError
-        Neither the caller nor the function names it, or it is not a valid folder name.
+    Raises `InvalidArgumentError` if neither the caller nor the function names it, or it is not a valid folder name.
     """
     chosen = getattr(func, "__name__", "").lstrip("_") if name is None else name
     if not isinstance(chosen, str) or not OPERATOR_NAME.fullmatch(chosen):
@@ -37,14 +34,7 @@ def operator_name(func: object, name: str | None) -> str:
 def declared_struct(schema: StructType | str, what: str) -> StructType:
     """Return a schema passed to one of Spark's own APIs; raise Spark's errors.
 
-    Raises
-    ------
-    ParseException
-        The string is not valid DDL.
-    PySparkTypeError
-        Neither a `StructType` nor a string, or a string that describes another type.
-    InvalidArgumentError
-        The schema has no columns.
+    Raises `ParseException` or `PySparkTypeError` if it is no struct, and `InvalidArgumentError` if it has no columns.
     """
     parsed: object = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(parsed, StructType):

@@ -21,10 +21,8 @@ NEEDS_WATERMARK = (
 def event_time_of(df: DataFrame) -> StructField | None:
     """Return the column that carries the watermark.
 
-    Raises
-    ------
-    AnalysisException
-        There are several, as after a join; Spark's own operators reject them when the query starts.
+    Raises `AnalysisException` if there are several, as after a join; Spark's own operators reject them when the query
+    starts.
     """
     fold = name_folding(df)
     marked: dict[str, StructField] = {}

@@ -39,29 +39,17 @@ class Key:
 
 @dataclass(frozen=True)
 class Grouping:
-    """The keys that rows are grouped by.
+    """The keys that rows are grouped by."""
 
-    Attributes
-    ----------
-    keys : list of Key
-        Each once.
-    given : list of int
-        Index in `keys` of each key that the user gave; a key given twice appears twice.
-    """
-
-    keys: list[Key]
-    given: list[int]
+    keys: list[Key]  #: Each once
+    given: list[int]  #: Index in `keys` of each key that the user gave; a key given twice appears twice
 
 
 def resolve_keys(df: DataFrame, keys: Sequence[object]) -> Grouping:
     """Resolve the keys that a user gives to ``groupBy``: names, ordinals or columns, or one sequence of them.
 
-    Raises
-    ------
-    PySparkTypeError, PySparkIndexError, IndexError, AnalysisException
-        As Spark's own ``groupBy`` raises them: something that cannot be a key, or no such column.
-    InvalidArgumentError
-        No key, several columns for one key, two keys of one name, or a type that cannot be grouped by.
+    Raises as Spark's own ``groupBy``, and `InvalidArgumentError` if there is no key, several columns for one key, two
+    keys of one name, or a type that cannot be grouped by.
     """
     if len(keys) == 1 and isinstance(keys[0], Sequence) and not isinstance(keys[0], str):
         keys = keys[0]

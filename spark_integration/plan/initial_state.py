@@ -17,20 +17,8 @@ _REMEDY = "pass initialState=frame.groupBy(…) with columns of the types that t
 def initial_rows(given: GroupedData, df: DataFrame, grouping: Grouping) -> tuple[DataFrame, Grouping]:
     """Return the frame of an initial state, and its keys.
 
-    Parameters
-    ----------
-    given : GroupedData
-        As the user passes it.
-    df : DataFrame
-        The step's input.
-    grouping : Grouping
-        Of `df`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is no grouped frame, a stream, or grouped by other keys than `df`. Spark does not compare the types, and
-        finds the state of other keys then.
+    Raises `InvalidArgumentError` if it is no grouped frame, a stream, or grouped by other keys or types than `df`:
+    Spark does not compare types, and would find other keys' state.
     """
     if not isinstance(given, type(df.groupBy(quoted(df.columns[0])))):
         raise InvalidArgumentError(

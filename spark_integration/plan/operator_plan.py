@@ -38,20 +38,9 @@ BEHIND_ANOTHER = (
 def operator_plan(rows: KeyedRows, output: StructType, mode: Mode, name: str, *, is_timed: bool) -> DataFrame:
     """Return the DataFrame of an operator's output; call it from what the user's call calls.
 
-    Parameters
-    ----------
-    rows : KeyedRows
-    output : StructType
-        With the marks of a watermark at times that are not older than it.
-    mode : {"append", "update"}
-    name : str
-    is_timed : bool
-        Whether late rows are dropped, and rows of state go, by the watermark.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The name or a setting is wrong, or a column cannot be sent or stored.
+    `output` marks the times that are not older than the watermark; `is_timed` says if late rows are dropped, and rows
+    of state go, by it. Raises `InvalidArgumentError` if the name or a setting is wrong, or a column cannot be sent or
+    stored.
     """
     settings = checked_settings(rows.df, stacklevel=4)
     hands_on = can_host_processors(rows.df.sparkSession)

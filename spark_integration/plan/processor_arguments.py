@@ -28,10 +28,7 @@ def processor_host(
 ) -> StatefulProcessorHost:
     """Return the host for the arguments of ``transformWithState``; raises as the functions below.
 
-    Raises
-    ------
-    InvalidArgumentError
-        The session has Spark's default state store, or is one of Spark Connect before 4.1.
+    Raises `InvalidArgumentError` if the session has Spark's default state store, or is one of Spark Connect before 4.1.
     """
     mode, times = output_mode_of(output_mode), time_mode_of(time_mode, df)
     require_protobuf()
@@ -68,12 +65,8 @@ def _require_state_store(session: SparkSession) -> None:
 def time_mode_of(given: object, df: DataFrame) -> TimeMode:
     """Return a time mode, which may be given in any case.
 
-    Raises
-    ------
-    IllegalArgumentException
-        There is no such mode.
-    InvalidArgumentError
-        Event time, for a stream without a watermark: no timer would ever fire.
+    Raises `IllegalArgumentException` if there is no such mode, and `InvalidArgumentError` for event time without a
+    watermark: no timer would ever fire.
     """
     mode = _MODES.get(str(given).lower())
     if mode is None:
@@ -91,10 +84,7 @@ def output_mode_of(given: object) -> str:
 
     It changes nothing that an operator does, as on Spark, where "complete" is refused for the query alone.
 
-    Raises
-    ------
-    IllegalArgumentException
-        There is no such mode.
+    Raises `IllegalArgumentException` if there is no such mode.
     """
     mode = str(given).lower()
     if mode not in _OUTPUT_MODES:
@@ -108,12 +98,8 @@ def output_mode_of(given: object) -> str:
 def require_event_time(column: str, output: StructType, time_mode: TimeMode, df: DataFrame) -> None:
     """Check the column that ``eventTimeColumnName`` names; Spark checks neither its type nor the time mode.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It is no timestamp, or no watermark would ever reach what stands behind.
-    AnalysisException
-        As Spark raises it: there is no such column, or the input has no watermark.
+    Raises `InvalidArgumentError` if it is no timestamp, or no watermark would ever reach what stands behind;
+    `AnalysisException` as Spark's operator.
     """
     field = next((field for field in output if field.name == column), None)
     if field is not None and not isinstance(field.dataType, TimestampType):

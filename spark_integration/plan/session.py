@@ -22,17 +22,8 @@ from holdfast.spark_integration.worker_python import require_worker_python
 def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
     """Return the settings of the DataFrame's session; warn if the state will not be durable.
 
-    Parameters
-    ----------
-    df : DataFrame
-    stacklevel : int
-        For the warning: how many calls up the user's is.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A setting, or an option of the backend or of the storage, is wrong; Spark and pyarrow do not go together; or
-        tasks on this machine would run in another Python.
+    `stacklevel` says how many calls up the user's is. Raises `InvalidArgumentError` if a setting or an option is wrong,
+    Spark and pyarrow do not go together, or tasks on this machine would run in another Python.
     """
     require_worker_python(df.sparkSession)
     configuration = dict(df.sparkSession.conf.getAll)

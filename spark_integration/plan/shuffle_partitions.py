@@ -39,11 +39,7 @@ def shuffle_partitions(session: SparkSession) -> int:
 def warn_of_partitions(session: SparkSession, stacklevel: int) -> None:
     """Warn if the session has far more shuffle partitions than task slots.
 
-    Parameters
-    ----------
-    session : SparkSession
-    stacklevel : int
-        How many calls up the user's is.
+    `stacklevel` says how many calls up the user's is.
     """
     configuration = dict(session.conf.getAll)
     partitions = shuffle_partitions(session)
@@ -67,12 +63,7 @@ def _default_parallelism(session: SparkSession, configuration: Mapping[str, str]
 def task_slots(configuration: Mapping[str, str], local_cores: int | None) -> int | None:
     """Return how many tasks can run at once; None if the configuration does not say.
 
-    Parameters
-    ----------
-    configuration : mapping of str to str
-        Of the session.
-    local_cores : int or None
-        The cores that ``local[*]`` uses, if known.
+    `local_cores` is what ``local[*]`` uses, if known.
     """
     cores = _cores(configuration, local_cores)
     return None if cores is None else max(cores // (_number(configuration, "spark.task.cpus") or 1), 1)

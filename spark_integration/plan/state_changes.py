@@ -23,17 +23,8 @@ _DROP, _RENAME = "drop", "rename"
 def changes_of_tables(given: StateChanges | None, tables: Mapping[str, Collection[str]]) -> dict[str, ColumnChanges]:
     """Return the changes to columns, by state table.
 
-    Parameters
-    ----------
-    given : mapping or None
-        By table; where `STATE_TABLE` is the only one, also its changes as they are.
-    tables : mapping of str to collection of str
-        By table the columns that the user declares.
-
-    Raises
-    ------
-    InvalidArgumentError
-        These are no changes, or not of these tables.
+    `given` has changes by table or, where `STATE_TABLE` is the only one, its changes as they are. Raises
+    `InvalidArgumentError` if they are none, or of other tables.
     """
     known = dict(tables)
     if list(known) == [STATE_TABLE] and isinstance(given, Mapping) and given.keys() & {_DROP, _RENAME}:

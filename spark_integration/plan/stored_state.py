@@ -23,21 +23,11 @@ _FOUND = pa.schema([("shards", pa.int32()), ("query", pa.string()), ("problem", 
 
 @dataclass(frozen=True)
 class StoredState:
-    """The state under an operator's name.
+    """The state under an operator's name."""
 
-    Attributes
-    ----------
-    shards : int or None
-        How many it was written with; None if there is none, or it cannot be read.
-    query : str or None
-        The id of the query that it is of.
-    problem : str or None
-        Why the operator cannot go on with it.
-    """
-
-    shards: int | None
-    query: str | None
-    problem: str | None
+    shards: int | None  #: How many it was written with; None if there is none, or it cannot be read
+    query: str | None  #: The id of the query that it is of
+    problem: str | None  #: Why the operator cannot go on with it
 
 
 def stored_state(session: SparkSession, settings: Settings, operator: str, function: ShardFunction) -> StoredState:

@@ -64,10 +64,7 @@ def declaration_of(processor: PickledProcessor, time_mode: TimeMode, parse: Pars
 
     Raises `InvalidArgumentError` or `PySparkRuntimeError` if a declaration is wrong.
 
-    Parameters
-    ----------
-    parse : callable
-        For schemas given as text; Spark's parser, which needs a JVM, by default.
+    `parse` is for schemas given as text: by default Spark's parser, which needs a JVM.
     """
     fresh = processor.unpickled()
     schemas: dict[str, StructType] = {}

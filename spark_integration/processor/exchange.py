@@ -69,10 +69,7 @@ class OutputRows:
 
     `schema`: of the output; `rows_each`: a batch is yielded once it has so many rows.
 
-    Attributes
-    ----------
-    failed_key : tuple or None
-        After a failed conversion, the key whose row caused it.
+    After a failed conversion, `failed_key` is the key whose row caused it.
     """
 
     def __init__(self, schema: StructType, rows_each: int) -> None:

@@ -55,22 +55,8 @@ class States(Protocol):
 class ProcessorHandle(StatefulProcessorHandle):
     """Spark's handle on holdfast; methods as Spark documents them.
 
-    Parameters
-    ----------
-    schemas : dict of str to StructType
-        Schemas that were given as text, parsed. On the driver it is filled; a worker, which has no JVM to parse text,
-        looks them up.
-    timers : ProcessorTimers or None
-        None on the driver, and where the time mode has no timers.
-    phase : str
-        `PRE_INIT` on the driver, `CREATED` in a worker.
-    parse : callable
-        On the driver, Spark's parser by default.
-
-    Attributes
-    ----------
-    variables : dict of str to StateVariable
-        What was declared, by name.
+    `schemas` has schemas that were given as text, parsed: the driver fills it, and a worker, which has no JVM to parse
+    text, looks them up. `variables` is what was declared, by name.
     """
 
     def __init__(

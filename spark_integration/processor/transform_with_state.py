@@ -239,13 +239,7 @@ class InitialState:
 
 
 class _Calls:
-    """Calls a processor during one call of a shard.
-
-    Attributes
-    ----------
-    at_once : KeysAtOnce
-        How many keys the next slab should have.
-    """
+    """Calls a processor during one call of a shard."""
 
     def __init__(self, step: TransformWithState, batch: ShardInput, transaction: Transaction) -> None:
         self._step = step

@@ -85,8 +85,6 @@ class EntryRows:
     `grouping`: how many of its key columns are the grouping key; `expiry`: None where entries stay until they are
     deleted.
 
-    Notes
-    -----
     Threads: one at a time, like the transaction.
     """
 

@@ -53,8 +53,6 @@ _GONE = -1
 class KeyRows:
     """The rows of a micro-batch's keys in a table whose rows stay until they are deleted.
 
-    Notes
-    -----
     Threads: one at a time, as the transaction. What is written can be read back at once.
     """
 
@@ -99,15 +97,9 @@ class KeyTimes:
 class Expiry:
     """The expiry of a table's rows, in ms since 1970: in processing time or in event time.
 
-    Parameters
-    ----------
-    ttl_ms : int or None
-        How long a row lives after it was last written; more than 0. None if only rows of earlier runs expire.
-    now_ms : int
-        Of the micro-batch; in event time the watermark. A row has expired once ``expires_ms <= now_ms``, as in Spark's
-        ``transformWithState``.
-    evicted_until_ms : int or None
-        All rows that had expired by then are gone; None if nobody knows.
+    A row lives for `ttl_ms` after it was last written (None: only rows of earlier runs expire), and has expired once
+    ``expires_ms <= now_ms``, as in Spark's ``transformWithState``; in event time that is the watermark. Rows that had
+    expired by `evicted_until_ms` are gone; None if nobody knows.
     """
 
     def __init__(self, table: str, ttl_ms: int | None, now_ms: int, evicted_until_ms: int | None) -> None:
@@ -169,10 +161,7 @@ class Expiry:
 class ExpiringKeyRows:
     """The rows of a micro-batch's keys in a table whose rows expire; otherwise as `KeyRows`.
 
-    Parameters
-    ----------
-    times : KeyTimes, optional
-        Of the keys, in event time: the rows' own times say what has expired, as the watermark lags behind.
+    With `times`, the rows' own event times say what has expired, as the watermark lags behind.
     """
 
     def __init__(self, transaction: Transaction, expiry: Expiry, keys: Keys, times: KeyTimes | None = None) -> None:

@@ -43,17 +43,8 @@ def due_before_ms(timeout_conf: TimeoutConf, times: BatchTimes) -> int:
 class KeyTimers:
     """The timers of all keys of a shard in one micro-batch; times are in ms since 1970.
 
-    Parameters
-    ----------
-    timeout_conf : {"EventTimeTimeout", "ProcessingTimeTimeout"}
-        Says the clock.
-    earliest_ms : int or None
-        No timer of the shard is due earlier; None if the shard has no timer.
-    is_exact : bool
-        Whether a timer is due at that very time. False if the time may be that of something else.
+    No timer is due before `earliest_ms` (None: the shard has none); `is_exact` says that one is due at that very time.
 
-    Notes
-    -----
     Threads: one at a time, like the transaction.
     """
 
@@ -83,14 +74,7 @@ class KeyTimers:
     def change(self, keys: Keys, old_ms: IntArray, new_ms: IntArray) -> None:
         """Replace each timer that differs.
 
-        Parameters
-        ----------
-        keys : Keys, shape (n,)
-            Each at most once.
-        old_ms : numpy.ndarray of int64, shape (n,)
-            As returned by `get`.
-        new_ms : numpy.ndarray of int64, shape (n,)
-            `NEVER` for no timer.
+        `old_ms` is what `get` returned, `new_ms` is `NO_TIMER` for none; each key comes once.
         """
         changed = new_ms != old_ms
         gone, new = np.flatnonzero(changed & (old_ms != NEVER)), np.flatnonzero(changed & (new_ms != NEVER))
@@ -128,10 +112,7 @@ class KeyTimers:
     def earliest(self, none_before_ms: int) -> int | None:
         """Return when the earliest timer is due.
 
-        Parameters
-        ----------
-        none_before_ms : int
-            The caller knows that no timer is due earlier; `NEVER` if it does not know.
+        The caller knows that none is due before `none_before_ms`, or passes `NO_TIMER`.
         """
         if self._earliest_ms is None or self._is_exact:
             return self._earliest_ms

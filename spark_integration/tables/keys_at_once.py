@@ -11,11 +11,6 @@ class KeysAtOnce:
     """The number of keys that fit into `AT_ONCE_BYTES`, by what the last ones read and wrote.
 
     `count`: how many come first.
-
-    Attributes
-    ----------
-    count : int
-        How many come next.
     """
 
     def __init__(self, count: int = _FIRST) -> None:

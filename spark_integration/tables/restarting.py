@@ -43,10 +43,7 @@ def require_same_operator(stored: Mapping[str, str], now: Mapping[str, str]) -> 
 
     Raises `SchemaMismatchError` if it is not.
 
-    Parameters
-    ----------
-    stored, now : mapping of str to str
-        What an operator lets nobody change: of the run that began, and of this one.
+    `stored` and `now` are what an operator lets nobody change, in the run that began and in this one.
     """
     require_same_api(stored, now)
     for name, value in now.items():
@@ -68,11 +65,6 @@ def require_readable_tables(stored: StoredTables, declared: Mapping[str, TableSc
     """Check that an operator can go on with its stored tables.
 
     Raises `SchemaMismatchError` if it cannot: says of each column what is stored, what is declared, and what to do.
-
-    Parameters
-    ----------
-    declared : mapping of str to TableSchema
-        All tables of the operator; those of the user with the names that the user gave.
     """
     _require_same_timers(stored, declared)
     own = {index_of(name) for name in {*stored.held, *declared}} | {TIMERS, TIMERS_BY_DUE}
@@ -138,16 +130,9 @@ def unconsented(
 ) -> list[str]:
     """Explain how to rename, drop or hide columns that a start leaves out while it adds others.
 
-    Parameters
-    ----------
-    live : TableSchema
-        With all columns that may be found again.
-    latest : TableSchema
-        As the last run declared it.
-    within : str or None
-        What to call the table in ``stateChanges``; None if there is only one.
-    only_fitting : bool
-        Whether columns may be new as others are left out, unless one could have been renamed to the other.
+    `live` has all columns that may be found again, `latest` those that the last run declared; `within` names the table
+    in ``stateChanges``, if there are several. With `only_fitting`, columns may be new as others are left out, unless
+    one could have been renamed to the other.
     """
     known, now = {field.name: field.type for field in live.value}, set(declared.value.names)
     new = [f for f in declared.value if f.name not in known and f.name != EXPIRES]

@@ -88,8 +88,6 @@ class DueTimers:
 class Timers:
     """The timers of one table in one transaction; times are in ms since 1970.
 
-    Notes
-    -----
     Threads: one at a time, like the transaction.
     """
 
@@ -120,8 +118,6 @@ class Timers:
     def earliest(self, first_ms: int) -> int | None:
         """Return when the earliest timer at or after `first_ms` is due; None if there is none.
 
-        Notes
-        -----
         Cost: by what is due soon and what this transaction has written there. A scan sorts all of the writes in its
         range, so the ranges begin short.
         """

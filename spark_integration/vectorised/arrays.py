@@ -15,10 +15,7 @@ from holdfast.errors import InvalidArgumentError
 def array_of(values: Any, what: str, keys: int | None) -> pa.Array:
     """Return `values` as an array with one value for each key; of any length if `keys` is None.
 
-    Raises
-    ------
-    InvalidArgumentError
-        They are no array, or not as many as there are keys.
+    Raises `InvalidArgumentError` if they are none.
     """
     if not isinstance(values, (pa.Array, pa.ChunkedArray)):
         try:
@@ -46,10 +43,7 @@ def _has_views(t: pa.DataType) -> bool:
 def rows_where(where: object, keys: int) -> IntArray:
     """Return the numbers of the keys for which `where` is true; null counts as false.
 
-    Raises
-    ------
-    InvalidArgumentError
-        It is not boolean, or not one value for each key.
+    Raises `InvalidArgumentError` unless it has one boolean for each key.
     """
     given = array_of(where, "where", keys)
     if pa.types.is_null(given.type):
@@ -63,10 +57,7 @@ def rows_where(where: object, keys: int) -> IntArray:
 def seen(columns: pa.RecordBatch, types: pa.Schema, what: str) -> pa.Table:
     """Return columns as the function sees them, whose offsets have 32 bits where those of stored ones have 64.
 
-    Raises
-    ------
-    InvalidArgumentError
-        One column has more text, bytes or elements than these count.
+    Raises `InvalidArgumentError` if a column has more than that.
     """
     return pa.table([_seen(*pair, what) for pair in zip(columns.columns, types, strict=True)], schema=types)
 

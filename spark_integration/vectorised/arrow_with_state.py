@@ -48,48 +48,25 @@ ArrowFunction = Callable[[ShardBatch], "pa.Table | pa.RecordBatch | Mapping[str,
 
 @dataclass(frozen=True)
 class StateColumns:
-    """One state table as the function sees it.
-
-    Attributes
-    ----------
-    types : pyarrow.Schema
-    ttl_ms : int or None
-        How long a row lives after it was written; None for ever.
-    clock : {"ProcessingTime", "EventTime"}
-        In which that is counted.
-    """
+    """One state table as the function sees it."""
 
     types: pa.Schema
-    ttl_ms: int | None
-    clock: TimeMode = "ProcessingTime"
+    ttl_ms: int | None  #: How long a row lives after it was written; None for ever
+    clock: TimeMode = "ProcessingTime"  #: In which that is counted
 
 
 @dataclass(frozen=True)
 class ArrowWithState:
-    """The `ShardFunction` of ``applyInArrowWithState``.
-
-    Attributes
-    ----------
-    function : callable
-    key_types, output_types : pyarrow.Schema
-        In the types that the function sees and returns.
-    states : mapping of str to StateColumns
-        By table.
-    time_mode : {"None", "ProcessingTime", "EventTime"}
-        Which timers there are.
-    state_changes : mapping of str to ColumnChanges
-        By table.
-    event_time : str or None
-        The column of the rows that has the watermark.
-    """
+    """The `ShardFunction` of ``applyInArrowWithState``."""
 
     function: ArrowFunction
+    #: In the types that the function sees and returns
     key_types: pa.Schema
     output_types: pa.Schema
-    states: Mapping[str, StateColumns]
-    time_mode: TimeMode
-    state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)
-    event_time: str | None = None
+    states: Mapping[str, StateColumns]  #: By table
+    time_mode: TimeMode  #: Which timers there are
+    state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)  #: By table
+    event_time: str | None = None  #: The column of the rows that has the watermark
 
     def tables(self) -> Mapping[str, TableSchema]:
         tables: dict[str, TableSchema] = {}
@@ -155,13 +132,7 @@ class ArrowWithState:
 
 
 def _with_keys(returned: object, keys: pa.Table, output: pa.Schema) -> object:
-    """Return a function's output as a table, behind the keys if it has none and they are wanted.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It has no keys, and not one row for each.
-    """
+    """Return a function's output as a table, behind the keys if it has none and they are wanted."""
     if isinstance(returned, Mapping):
         columns = {name: array_of(values, f"column {name!r}", None) for name, values in returned.items()}
         if len({len(column) for column in columns.values()}) > 1:

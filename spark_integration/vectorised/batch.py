@@ -87,19 +87,7 @@ def group_rows(
 ) -> tuple[Keys, pa.Table, Groups]:
     """Group rows by key.
 
-    Parameters
-    ----------
-    rows : pyarrow.Table, shape (n, columns)
-    key_columns : pyarrow.RecordBatch, shape (n, key columns)
-        Normalised, in storage types.
-    hashes : numpy.ndarray of uint64, shape (n,)
-    key_types : pyarrow.Schema
-        In which the function sees keys.
-
-    Returns
-    -------
-    tuple
-        The distinct keys for look-ups, ascending by hash; the same keys as the function sees them; the groups.
+    Returns the distinct keys for look-ups, ascending by hash; the same keys as the function sees them; the groups.
     """
     order = order_rows(hashes, key_columns)
     first_rows = order.rows[order.first]
@@ -115,20 +103,8 @@ def shown_keys(keys: Keys, key_types: pa.Schema) -> pa.Table:
 def with_due(keys: Keys, groups: Groups, due: DueTimers) -> tuple[Keys, Groups, IntArray]:
     """Add the keys whose timers are due to those that have rows.
 
-    Parameters
-    ----------
-    keys : Keys, shape (n,)
-        Each once.
-    groups : Groups
-        Of these keys.
-    due : DueTimers
-        Each key once.
-
-    Returns
-    -------
-    tuple
-        `keys`, then the keys of `due` that are not among them; the groups of these; for each when its timer was due,
-        `NEVER` if none was.
+    Returns `keys`, then the keys of `due` that are not among them; their groups; and when each key's timer was due, or
+    `NO_TIMER`.
     """
     n = len(keys)
     both = Keys.concat([keys, due.keys])

@@ -14,19 +14,8 @@ _LOW = (1 << 64) - 1
 def divided(totals: pa.Array, counts: pa.Array, t: pa.Decimal128Type) -> pa.Array:
     """Return decimals divided by integers, null where either is.
 
-    Parameters
-    ----------
-    totals : pyarrow.Array of decimal128
-        Of a scale no larger than that of `t`.
-    counts : pyarrow.Array of int64
-        Positive.
-    t : pyarrow.DataType
-        Of the quotients.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A quotient has more digits than `t`.
+    The totals' scale is no larger than that of `t`, the quotients' type. Raises `InvalidArgumentError` if a quotient
+    has more digits than `t`.
     """
     is_null = totals.is_null().to_numpy(zero_copy_only=False) | counts.is_null().to_numpy(zero_copy_only=False)
     by: npt.NDArray[np.object_] = np.where(is_null, 1, counts.fill_null(1).to_numpy()).astype(object)

@@ -15,18 +15,10 @@ _AT_ONCE = 65_536
 
 @dataclass(frozen=True)
 class KeyedTimes:
-    """Rows by key and time.
+    """Rows by key and time."""
 
-    Attributes
-    ----------
-    key : numpy.ndarray of int64, shape (n,)
-        Which of the call's keys each row has.
-    at : numpy.ndarray of int64, shape (n,)
-        In microseconds.
-    """
-
-    key: IntArray
-    at: IntArray
+    key: IntArray  #: Which of the call's keys each row has
+    at: IntArray  #: In microseconds
 
     def __len__(self) -> int:
         return len(self.key)
@@ -37,13 +29,7 @@ class KeyedTimes:
 
 
 class Near:
-    """Rows that are asked which of them lie near others.
-
-    Parameters
-    ----------
-    rows : KeyedTimes
-    within_us : int
-    """
+    """Rows that are asked which of them lie near others."""
 
     def __init__(self, rows: KeyedTimes, within_us: int) -> None:
         self._rows = rows

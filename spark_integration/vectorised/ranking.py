@@ -19,17 +19,10 @@ from holdfast.spark_integration.vectorised.arrays import without_views
 
 @dataclass(frozen=True)
 class Ranking:
-    """Columns to rank by.
-
-    Attributes
-    ----------
-    columns : tuple of str
-    ascending : tuple of bool
-        For each, whether its smallest value stands first.
-    """
+    """Columns to rank by."""
 
     columns: tuple[str, ...]
-    ascending: tuple[bool, ...]
+    ascending: tuple[bool, ...]  #: For each, whether its smallest value stands first
 
     @property
     def definition(self) -> str:
@@ -47,11 +40,7 @@ class Ranking:
     def order(self, key: IntArray, rows: pa.Table) -> RowOrder:
         """Return rows by key and, of one key, by rank.
 
-        Parameters
-        ----------
-        key : numpy.ndarray of int64, shape (n,)
-            Number of each row's key.
-        rows : pyarrow.Table, shape (n, columns)
+        `key` is the number of each row's key.
         """
         signs = [1 if ascends else -1 for ascends in self.ascending]
         by = [sign * ranks(rows.column(name)) for name, sign in zip(self.columns, signs, strict=True)]
@@ -64,10 +53,7 @@ class Ranking:
 def ranks(column: pa.Array | pa.ChunkedArray) -> IntArray:
     """Return numbers in the order of values, equal for equal ones; 0 for null.
 
-    Raises
-    ------
-    InvalidArgumentError
-        Values of this type have no order.
+    Raises `InvalidArgumentError` if values of this type have no order.
     """
     values = normalize_keys(one_chunk(column))
     if pa.types.is_boolean(values.type):

@@ -58,17 +58,7 @@ def declared_states(
 ) -> dict[str, StateColumns]:
     """Return the state tables that an operator declares, by name; one without a name is `STATE_TABLE`.
 
-    Parameters
-    ----------
-    time_mode : {"None", "ProcessingTime", "EventTime"}
-        Of the operator.
-    duration_us : callable
-        Reads a duration.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A schema, a name or a time to live is wrong.
+    Raises `InvalidArgumentError` if a schema, a name or a time to live is wrong.
     """
     if not isinstance(states, Mapping):
         return {STATE_TABLE: _columns(states, "stateStructType", time_mode, duration_us)}
@@ -84,10 +74,7 @@ def declared_states(
 def require_table_name(name: object) -> None:
     """Check what a user calls a state table.
 
-    Raises
-    ------
-    InvalidArgumentError
-        No table can be called so.
+    Raises `InvalidArgumentError` if no table can be called so.
     """
     if not _TABLE_NAME.fullmatch(str(name)) or name in (TIMERS, TIMERS_BY_DUE):
         raise InvalidArgumentError(

@@ -62,13 +62,8 @@ def cut(binaries: pa.Array, cuts: IntArray, k: int, wanted: range) -> list[pa.Ar
 
     Part i of a row lies between its cuts i and i + 1; the last one ends where the first part of the next row begins.
 
-    Parameters
-    ----------
-    cuts : numpy.ndarray of int64, shape (n * k + 1,)
-        Places in `data_of`, ascending.
+    `cuts` are places in `data_of`, ascending.
 
-    Notes
-    -----
     The parts of all rows are one array over the same bytes, and Arrow copies every k-th of them in one go.
     """
     parts = pa.Array.from_buffers(pa.large_binary(), len(cuts) - 1, [None, pa.py_buffer(cuts), binaries.buffers()[2]])

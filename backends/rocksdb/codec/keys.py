@@ -37,23 +37,8 @@ KEY_HEADER_BYTES = 9
 def encode_keys(table_id: int, hashes: HashArray, columns: pa.RecordBatch) -> pa.Array:
     """Return the keys of RocksDB for rows of a state table, or prefixes of keys.
 
-    Parameters
-    ----------
-    table_id : int
-        0 to 255.
-    hashes : numpy.ndarray of uint64, shape (n,)
-    columns : pyarrow.RecordBatch, shape (n, key columns)
-        Normalised, in storage types. With only the first columns of a table's key, the result is a prefix of
-        exactly the keys that begin with these values.
-
-    Returns
-    -------
-    pyarrow.LargeBinaryArray, shape (n,)
-
-    Raises
-    ------
-    InvalidArgumentError
-        A column's type cannot be stored, or the table id is out of range.
+    With only the first columns of a table's key, the result is a prefix of exactly the keys that begin with these
+    values. Raises `InvalidArgumentError` if a column's type cannot be stored, or the table id is out of range.
     """
     if not 0 <= table_id <= 255:
         raise InvalidArgumentError("a table id is one byte", table_id=table_id)
@@ -78,10 +63,7 @@ def encode_keys(table_id: int, hashes: HashArray, columns: pa.RecordBatch) -> pa
 def decode_keys(keys: pa.Array, schema: pa.Schema) -> tuple[HashArray, pa.RecordBatch]:
     """Return hashes and key columns of what `encode_keys` made of all columns of `schema`.
 
-    Raises
-    ------
-    CorruptionError
-        Some bytes are not a key of these columns.
+    Raises `CorruptionError` if some bytes are not a key of these columns.
     """
     n, slots = len(keys), slots_of(schema)
     blocks, segments = _split_keys(keys, _block_widths(slots))

@@ -65,21 +65,8 @@ class Leaf(NamedTuple):
 def encode_values(values: pa.RecordBatch, head: bytes = b"") -> pa.Array:
     """Return the values of RocksDB for rows of value columns; without columns, nothing but `head`.
 
-    Parameters
-    ----------
-    values : pyarrow.RecordBatch, shape (n, value columns)
-        In storage types.
-    head : bytes
-        What each row begins with.
-
-    Returns
-    -------
-    pyarrow.LargeBinaryArray, shape (n,)
-
-    Raises
-    ------
-    InvalidArgumentError
-        A column's type cannot be stored, or one of its values is 4 GiB or more.
+    Each row begins with `head`. Raises `InvalidArgumentError` if a column's type cannot be stored, or one of its values
+    is 4 GiB or more.
     """
     layout = _RowLayout.of(values.schema)
     rows = np.zeros((values.num_rows, len(head) + layout.width), np.uint8)
@@ -103,17 +90,8 @@ def encode_values(values: pa.RecordBatch, head: bytes = b"") -> pa.Array:
 def decode_values(rows: pa.Array, schema: pa.Schema, head: int = 0) -> pa.RecordBatch:
     """Return the value columns of what `encode_values` made of the columns of `schema`.
 
-    Parameters
-    ----------
-    rows : pyarrow.LargeBinaryArray, shape (n,)
-        A null is a row whose columns are all null.
-    head : int
-        So many bytes stand before each row.
-
-    Raises
-    ------
-    CorruptionError
-        Some bytes are not a row of these columns.
+    A null is a row whose columns are all null; before each row stand `head` bytes. Raises `CorruptionError` if some
+    bytes are not a row of these columns.
     """
     layout = _RowLayout.of(schema)
     if rows.null_count:

@@ -22,19 +22,8 @@ _HEAD = 1
 def decode_numbered(rows: pa.Array, schemas: Sequence[pa.Schema], wanted: pa.Schema) -> pa.RecordBatch:
     """Return the value columns of rows that begin with their schema's number.
 
-    Parameters
-    ----------
-    rows : pyarrow.LargeBinaryArray, shape (n,)
-        A null is a row whose columns are all null.
-    schemas : sequence of pyarrow.Schema
-        That with the number 1 comes first.
-    wanted : pyarrow.Schema
-        Holds all that they do.
-
-    Raises
-    ------
-    CorruptionError
-        Some bytes are not a row of its columns.
+    A null is a row whose columns are all null. The schema with the number 1 comes first; `wanted` holds all that they
+    do. Raises `CorruptionError` if some bytes are not a row of its columns.
     """
     numbers = _numbers(rows)
     found = (1 + np.flatnonzero(np.bincount(numbers)[1:])).tolist() or [len(schemas)]

@@ -57,10 +57,7 @@ def escape(segment: pa.Array) -> pa.Array:
 def unescape(segment: pa.Array) -> pa.Array:
     """Return the binaries that `escape` was given.
 
-    Raises
-    ------
-    CorruptionError
-        It never returned these bytes.
+    Raises `CorruptionError` for bytes that it never returned.
     """
     if not (binaries.data_of(segment)[: binaries.offsets_of(segment)[-1]] <= 1).any():
         return segment

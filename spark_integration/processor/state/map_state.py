@@ -54,10 +54,7 @@ class Asked:
 class AskedEntries:
     """The entries looked up in the maps of a slab.
 
-    Parameters
-    ----------
-    look_up : callable
-        Takes the first key, how many at most, and a user key; returns the entry's value in the map of each.
+    `look_up` takes the first key, how many at most, and a user key; it returns the entry's value in the map of each.
     """
 
     def __init__(self, look_up: Callable[[int, int, State], list[State | None]]) -> None:

@@ -14,16 +14,10 @@ _NONE = -1
 class Slab:
     """The current keys; the one being called is Spark's implicit key.
 
-    Attributes
-    ----------
-    keys : Keys, shape (n,)
-        Each once.
-    call : int
-        A number for the call that runs; no two have the same.
-    phase : str
-        Spark's name for what the processor is doing, for errors.
+    `call` is the number of the call that runs, `phase` is Spark's name for what the processor is doing.
     """
 
+    #: Each once
     keys: Keys  # from the first `begin` on; no call runs before
 
     def __init__(self) -> None:

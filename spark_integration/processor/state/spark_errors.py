@@ -11,12 +11,7 @@ INVALID_TIME_MODE = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TI
 def state_error(doing: str, condition: str, message: str) -> PySparkRuntimeError:
     """Return the error of a state call; Spark gives it no error class of its own, only text.
 
-    Parameters
-    ----------
-    doing : str
-        What was asked for, in Spark's words: "updating value state".
-    condition : str
-        Spark's error class.
+    `doing` is what was asked for, in Spark's words: "updating value state".
     """
     return PySparkRuntimeError(f"Error {doing}: [{condition}] {message}")
 

@@ -50,15 +50,7 @@ _EXACT_IN_KEYS: dict[type[DataType], type] = {
 
 
 class StateRows:
-    """Rows of one schema.
-
-    `what`: what to call the schema in an error.
-
-    Attributes
-    ----------
-    values : RowValues
-        Converts rows to Arrow and back.
-    """
+    """Rows of one schema."""
 
     def __init__(self, schema: StructType, what: str) -> None:
         self.values = RowValues(schema, what)
@@ -148,10 +140,7 @@ def _comes_back(row: State, exact: tuple[type | None, ...]) -> bool:
 
 
 class UserKeys:
-    """Keys of a map, in a form in which equal ones are equal in Python too, and no others.
-
-    `what`: what to call the schema in an error.
-    """
+    """Keys of a map, in a form in which equal ones are equal in Python too, and no others."""
 
     def __init__(self, schema: StructType, what: str) -> None:
         self.rows = StateRows(schema, what)

@@ -39,12 +39,7 @@ def timer_tables(key_types: pa.Schema, time_mode: TimeMode) -> Mapping[str, Tabl
 class ProcessorTimers:
     """The timers of a shard's keys in one call; times are in ms since 1970 and may be negative.
 
-    Parameters
-    ----------
-    entries : EntryRows
-        Of the table by key.
-    earliest_ms : int or None
-        No timer is due earlier; None if the shard has no timer.
+    No timer is due before `earliest_ms`; None if the shard has none.
     """
 
     def __init__(self, transaction: Transaction, entries: EntryRows, slab: Slab, earliest_ms: int | None) -> None:

@@ -80,13 +80,7 @@ def find_shown(tables: Mapping[str, TableSchema], name: str) -> str:
 
 
 def grouping_columns(tables: Mapping[str, TableSchema], name: str) -> tuple[str, ...]:
-    """Return the operator's grouping columns, which a row is hashed by; empty if they are not certain.
-
-    Parameters
-    ----------
-    tables : mapping of str to TableSchema
-        All that the operator has: some have key columns of their own, as those of lists, maps and timers, others none.
-    """
+    """Return the operator's grouping columns, which a row is hashed by; empty if they are not certain."""
     names = tables[name].key.names
     if own := _OWN_KEYS.get(name[:2]):
         return tuple(names[:-own])
