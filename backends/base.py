@@ -1,25 +1,30 @@
 """The backend seam: where one shard's working state lives.
 
-A backend keeps **versions** of one shard's tables. Each version has a `Pointer` and is immutable; a new one
-is made from an older one and the runs that one micro-batch wrote. Two attempts at one micro-batch make two
-versions side by side, and neither sees the other::
+A backend keeps **versions** of one shard's tables. A version has a `Pointer` and never changes; the next one is made
+from it and from what one micro-batch wrote::
 
-    17-9f3c ──▶ 18-b21e        (the attempt that Spark kept)
-           └──▶ 18-04aa        (an attempt that Spark dropped: garbage, dropped later)
+    with MyBackend(directory, {"counts": schema}, new_id) as backend:
+        base, new = Pointer(17, "9f3c"), Pointer(18, "b21e")
+        with backend.view(base) as view:
+            found = view.get("counts", keys)                    # found.exists, found.values: row i for key i
+        backend.apply(base, new, {"counts": Run.build(schema, keys, values)}, {})
+
+Two attempts at one micro-batch make two versions side by side, and neither sees the other::
+
+    17-9f3c ──▶ 18-b21e        the attempt that Spark kept
+           └──▶ 18-04aa        an attempt that Spark dropped: garbage, dropped later
 
 What a backend promises
 -----------------------
 * **atomic**: `apply`, `load` and `thaw` make a version whole or not at all, also when the process is killed.
 * **immutable**: a view always gives the same answers, whatever is applied or dropped meanwhile.
-* **honest**: a version that is not here is a `NotFoundError`, never an empty state. A version whose files turn
-  out to be damaged is a `CorruptionError` that names the file, and is set aside: it is no longer here, so the next
-  attempt restores it.
-* **durability**: none of its own; commits are made durable elsewhere before their pointer is used.
-* **concurrency**: any number of views; calls from several threads and processes need no lock.
+* **honest**: a version that is not here is a `NotFoundError`, never an empty state. One whose files are damaged is a
+  `CorruptionError` that names the file, and is set aside, so that the next attempt restores it.
+* **concurrent**: any number of views; calls from several threads and processes need no lock.
 
-Transactions, retention and the choice of the right pointer belong to `holdfast.mvcc`.
-Plug-ins subclass `Backend`, register under the entry point group ``holdfast.backends`` and prove
-themselves with `holdfast.testing.BackendContract`.
+It promises no durability: commits are made durable elsewhere before their pointer is used. `holdfast.mvcc` chooses
+pointers, keeps transactions and drops old versions. A plug-in subclasses `Backend` and `View`, registers under the
+entry point group ``holdfast.backends``, and proves itself with `holdfast.testing.BackendContract`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from holdfast.errors import InvalidArgumentError
 GROUP = "holdfast.backends"
 # Not entry points of this distribution: shipped to executors as plain files it has no metadata there.
 _BUILT_IN = {
-    "filesystem": "holdfast.backends.run_files.filesystem:FilesystemBackend",
+    "filesystem": "holdfast.backends.run_files.backend:FilesystemBackend",
     "memory": "holdfast.backends.run_files.memory:MemoryBackend",
     "rocksdb": "holdfast.backends.rocksdb.backend:RocksDBBackend",
 }

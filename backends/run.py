@@ -29,12 +29,12 @@ import pyarrow.ipc as ipc
 
 from holdfast.backends.arrow import rows as arrow_rows
 from holdfast.backends.arrow import streams as arrow_stream
-from holdfast.backends.arrow.key_search import find_sorted
 from holdfast.backends.arrow.rows import (
     BoolArray,
     HashArray,
     IntArray,
     filter_rows,
+    find_sorted,
     from_columns,
     order_rows,
     take,

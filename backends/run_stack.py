@@ -19,8 +19,16 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from holdfast.backends.arrow.key_search import rows_of
-from holdfast.backends.arrow.rows import BoolArray, HashArray, IntArray, filter_rows, from_columns, order_rows, take
+from holdfast.backends.arrow.rows import (
+    BoolArray,
+    HashArray,
+    IntArray,
+    filter_rows,
+    from_columns,
+    order_rows,
+    rows_of,
+    take,
+)
 from holdfast.backends.base import MAX_HASH, Found
 from holdfast.backends.evolution import project
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs

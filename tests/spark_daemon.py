@@ -14,7 +14,7 @@ from pyarrow import pandas_compat
 from pyspark import daemon, worker
 
 from holdfast.backends.rocksdb import backend as rocksdb
-from holdfast.backends.run_files import filesystem, memory
+from holdfast.backends.run_files import backend, memory
 from holdfast.snapshotter.storage import local
 from holdfast.spark_integration.keyed import pandas_with_state
 from holdfast.spark_integration.processor import transform_with_state
@@ -26,7 +26,7 @@ from tests.spark import conftest
 
 LOADED = (
     *(pd, pc, pandas_compat, worker, conftest),
-    *(filesystem, memory, local, rocksdb),
+    *(backend, memory, local, rocksdb),
     *(call, output, packed, rows, pandas_with_state, arrow_with_state),
     *(transform_with_state, writing),
 )

@@ -7,7 +7,7 @@ import re
 import click
 import pytest
 
-from holdfast.backends.rocksdb import open_generations
+from holdfast.backends.rocksdb import generation
 from holdfast.backends.rocksdb import options as rocksdb
 from holdfast.cli import group
 from holdfast.health import failures
@@ -77,7 +77,7 @@ FIGURES = {
         f"`spark.holdfast.rocksdb.compression` | `{ROCKSDB.compression}` |",
         f"that of a commit: {gib(commit_objects.COMMIT_BYTES_MAX)} GiB",
         f"{mib(rocksdb.MEMORY_BYTES_MIN)}m at least |",
-        f"the {open_generations.MOST_OPEN} databases used last stay open",
+        f"the {generation.MOST_OPEN} databases used last stay open",
     ],
     "docs/configuration.md": [
         f"`spark.holdfast.backend` | `{SETTINGS.backend}` |",

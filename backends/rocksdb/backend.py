@@ -45,19 +45,20 @@ from holdfast.backends.rocksdb.errors import damaged
 from holdfast.backends.rocksdb.frozen import FrozenGeneration
 from holdfast.backends.rocksdb.generation import (
     NOT_WHOLE,
+    OPEN,
     GenerationView,
+    OpenGeneration,
     broken_file,
     keep_unwritten,
     require_whole,
 )
 from holdfast.backends.rocksdb.generation_file import GENERATION, GenerationFile, known_generation
 from holdfast.backends.rocksdb.moving import make_generation
-from holdfast.backends.rocksdb.open_generations import OPEN, OpenGeneration
 from holdfast.backends.rocksdb.options import RocksDBOptions
 from holdfast.backends.run import Run
-from holdfast.backends.run_files.filesystem import FilesystemBackend
-from holdfast.backends.run_files.frozen import FrozenRuns
+from holdfast.backends.run_files.backend import FilesystemBackend
 from holdfast.backends.run_files.version_file import RunFile, VersionFile
+from holdfast.backends.run_files.view import FrozenRuns
 from holdfast.backends.run_stack import parts_of
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import ConflictError, CorruptionError, HoldfastError, NotFoundError

@@ -20,7 +20,7 @@ from rocksdict import Rdict, ReadOptions
 from holdfast.backends.arrow.rows import HashArray
 from holdfast.backends.base import MAX_HASH
 from holdfast.backends.rocksdb.codec.keys import KEY_HEADER_BYTES, decode_keys
-from holdfast.backends.rocksdb.codec.schemas import decode_numbered
+from holdfast.backends.rocksdb.codec.rows import decode_numbered
 from holdfast.backends.run import Run, TableSchema
 
 #: Keys of one read.

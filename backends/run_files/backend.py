@@ -27,8 +27,9 @@ Invariants
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -38,15 +39,12 @@ from holdfast.backends import local_files
 from holdfast.backends.base import NO_OPTIONS, Backend, BackendStatistics, Pointer, View
 from holdfast.backends.frozen_files import FrozenFiles
 from holdfast.backends.local.folder_locks import lock_shared
-from holdfast.backends.local_files import StagedFolder
+from holdfast.backends.local_files import DURABLE, StagedFolder, list_folder
 from holdfast.backends.run import Run, merge_runs
 from holdfast.backends.run_files.damage import DamagedRuns
-from holdfast.backends.run_files.frozen import FrozenRuns
-from holdfast.backends.run_files.kept_runs import KEPT
-from holdfast.backends.run_files.merges import needs_merge, read_merges, use_merges
-from holdfast.backends.run_files.run_reader import RunReader
+from holdfast.backends.run_files.run_reader import KEPT, RunReader
 from holdfast.backends.run_files.version_file import VERSION, MergeFile, RunFile, VersionFile
-from holdfast.backends.run_files.view import RunFilesView
+from holdfast.backends.run_files.view import FrozenRuns, RunFilesView
 from holdfast.backends.run_files.written_run import WrittenRun
 from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES, first_to_merge, merge_in_stretches, parts_of
 from holdfast.backends.schema import TableSchema, require_declared
@@ -356,3 +354,57 @@ class RunFilesBackend(Backend):
     def _has_room(self, wanted_bytes: int) -> bool:
         """Tell whether a merge may write that many bytes now; else it waits."""
         return True
+
+
+class FilesystemBackend(RunFilesBackend):
+    """Run files on a local disk.
+
+    State may be larger than the machine's memory: look-ups touch only the pages they need, merges and scans
+    read it in stretches, and the page cache keeps what is used. The files outlive the executor, and the
+    next one on the machine takes them over: see `holdfast.spark_integration.executor.takeover`.
+
+    They are synced before a version appears, unless the shard's directory is marked as durable elsewhere
+    (`holdfast.backends.local_files.DURABLE`): then a power cut may damage them, and who takes the directory over
+    verifies every byte, and restores what was lost.
+    """
+
+    contract_version = 2
+
+    def _must_sync(self) -> bool:
+        return not os.path.exists(self.directory / DURABLE)
+
+
+def needs_merge(stack: Sequence[RunFile]) -> bool:
+    """Tell whether there is something to merge; if not, earlier merges have left nothing either."""
+    return bool(stack) and first_to_merge([file.size_bytes for file in stack]) < len(stack) - 1
+
+
+def read_merges(folder: Path, damaged: DamagedRuns) -> list[MergeFile]:
+    """Return the merges below a folder; a damaged one is set aside, and its inputs are used instead."""
+    merges = []
+    for name in list_folder(folder):
+        try:
+            merges.append(MergeFile.read(folder / name))
+        except NotFoundError:
+            continue  # dropped meanwhile
+        except CorruptionError:
+            damaged.set_aside([folder / name])
+    return merges
+
+
+def use_merges(stack: list[RunFile], merges: Sequence[MergeFile], staged: StagedFolder) -> list[RunFile]:
+    """Return `stack` with every merged stretch of runs replaced by the run that equals it."""
+    waiting = list(merges)
+    while waiting:
+        usable = [m for m in waiting if m.place_in(stack) is not None]
+        waiting = [m for m in waiting if m not in usable]
+        if not usable:
+            break
+        for merge in usable:
+            start = merge.place_in(stack)
+            with suppress(NotFoundError):  # dropped meanwhile: its inputs still do
+                if start is not None:
+                    staged.link(merge.folder / merge.output.name)
+                    output = [merge.output] if merge.output.rows else []
+                    stack = [*stack[:start], *output, *stack[start + len(merge.inputs) :]]
+    return stack

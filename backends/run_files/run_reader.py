@@ -1,19 +1,134 @@
-"""Opening run files: mapped, checked against what their version notes of them, and as runs of their table."""
+"""Opening run files: mapped, checked against what their version notes of them, and kept for the next micro-batch.
+
+A file that is mapped anew costs a page fault for every few keys; one that stays mapped costs nothing. A Spark worker
+serves many shards, each for one call in every micro-batch, so what it has opened belongs to the process.
+
+Invariants
+----------
+* **the same file**: a run is found by its inode, which is held open, so no other file can have it. It is given out only
+  while size and time of modification are those that were noted, and its end has the digest that was noted: a kept
+  run is trusted no more than one that is mapped for the first time.
+* **let go**: a mapping keeps the space of a file that nobody links any more, for `memory` in RAM. So each call lets
+  those go, and a forked process begins with none.
+* **bounded**: `MOST_KEPT` files, and a quarter of the descriptors and addresses that the process may have: the most
+  recently used ones. Where a file cannot be mapped nevertheless, they make room.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import resource
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from holdfast.backends.local_files import map_stored_file
+from holdfast.backends import stored_file
+from holdfast.backends.local.page_cache import MappedFile
+from holdfast.backends.local_files import FileNote, map_stored_file, reading
 from holdfast.backends.run import read_stretches
 from holdfast.backends.run_files.damage import DamagedRuns
-from holdfast.backends.run_files.kept_runs import KEPT, KeptRun
 from holdfast.backends.run_files.version_file import RunFile
 from holdfast.backends.run_stack import Stacked
 from holdfast.backends.schema import TableSchema
 from holdfast.backends.stretched_run import StretchedRun
 from holdfast.errors import CorruptionError, SchemaMismatchError, UnavailableError
+
+#: The runs of 60 shards, say. Each takes two descriptors.
+MOST_KEPT = 256
+# The share of what the process may have of descriptors, and of addresses.
+_SHARE = 4
+
+
+class KeptRun(NamedTuple):
+    """One run file: mapped, checked, and held open."""
+
+    file: MappedFile
+    schema: TableSchema  #: With which it was read
+    run: Stacked
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the file."""
+        return int(self.file.data.size)
+
+    @property
+    def stat(self) -> os.stat_result:
+        """Of the file, whether or not it has a name."""
+        return os.fstat(self.file.descriptor)
+
+    def has_end_of(self, note: FileNote) -> bool:
+        """Tell whether the last bytes are those of the file that was noted."""
+        return stored_file.digest_at_end(memoryview(self.file.data)) == note.digest
+
+    def is_whole(self, note: FileNote) -> bool:
+        """Tell whether all bytes are those that were noted; costs one read."""
+        self.file.expect_scans()
+        return stored_file.digest_of(memoryview(self.file.data)) == note.digest
+
+
+class KeptRuns:
+    """The run files that this process has opened; safe for many threads."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Let all go."""
+        # Also the lock: a forked process may have inherited one that a thread of its parent holds.
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[int, int], KeptRun] = OrderedDict()
+
+    def find(self, path: Path, note: FileNote, schema: TableSchema) -> KeptRun | None:
+        """Return the kept run of a file that has not changed; None if it must be mapped.
+
+        Raises `NotFoundError` if it is not there.
+        """
+        with reading(path):
+            found = os.stat(path)
+        with self._lock:
+            kept = self._kept.get((found.st_dev, found.st_ino))
+            if kept is None:
+                return None
+            self._kept.move_to_end((found.st_dev, found.st_ino))
+        return kept if note.is_of(found) and kept.schema == schema and kept.has_end_of(note) else None
+
+    def keep(self, kept: KeptRun, note: FileNote) -> None:
+        """Keep a run that was just mapped and checked, unless somebody has written to its file."""
+        found = kept.stat
+        if note.is_of(found):
+            kept.file.touch()
+            with self._lock:
+                self._kept[found.st_dev, found.st_ino] = kept
+                most, size_bytes = _limits(), sum(kept.size_bytes for kept in self._kept.values())
+                while len(self._kept) > most.files or size_bytes > most.size_bytes:
+                    size_bytes -= self._kept.popitem(last=False)[1].size_bytes
+
+    def let_go(self) -> None:
+        """Let the files go that nobody links any more; costs a system call for each that is kept."""
+        with self._lock:
+            gone = [inode for inode, kept in self._kept.items() if not kept.stat.st_nlink]
+            unused = [self._kept.pop(inode) for inode in gone]
+        del unused  # here, for the system may take a while to free the space
+
+
+class _Limits(NamedTuple):
+    files: int
+    size_bytes: float
+
+
+def _limits() -> _Limits:
+    """Return how much is kept at most."""
+    (descriptors, _), (addresses, _) = map(resource.getrlimit, (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
+    files = MOST_KEPT if descriptors == resource.RLIM_INFINITY else min(MOST_KEPT, descriptors // (2 * _SHARE))
+    return _Limits(files, math.inf if addresses == resource.RLIM_INFINITY else addresses // _SHARE)
+
+
+#: Those of this process.
+KEPT = KeptRuns()
+os.register_at_fork(after_in_child=KEPT.forget)
 
 
 class RunReader:

@@ -23,7 +23,7 @@ from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.block_io import write_at
 from holdfast.backends.local_files import DURABLE
 from holdfast.backends.registry import find_backend
-from holdfast.backends.run_files.kept_runs import KEPT
+from holdfast.backends.run_files.run_reader import KEPT
 from holdfast.backends.schema import Keys
 from holdfast.benches.instruments.measured import Measured, Places, StoreWatch
 from holdfast.benches.instruments.object_store import ObjectStore

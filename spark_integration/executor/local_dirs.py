@@ -6,7 +6,7 @@
         executor-<pid>-<start>/                     of one executor
             state-server.lock                       held by its state server
             state-server.sock                       where that listens
-            memory-held/                            what is in memory/, see holdfast.backends.run_files.memory_usage
+            memory-held/                            what is in memory/, see holdfast.backends.run_files.memory
             memory/                                 of backends that keep state in RAM: gone when it ends
             going/                                  shards no longer in use, being removed
             disk/                                   of all others: kept for the next executor

@@ -9,7 +9,7 @@ import pytest
 from holdfast import clock
 from holdfast.backends import run_stack
 from holdfast.backends.run_files import backend as run_files
-from holdfast.backends.run_files.filesystem import FilesystemBackend
+from holdfast.backends.run_files.backend import FilesystemBackend
 from holdfast.backends.run_files.view import RunFilesView
 from holdfast.backends.run_stack import parts_of
 from holdfast.testing import BackendContract, MakeBackend

@@ -19,14 +19,13 @@ from typing import Any
 import pytest
 
 from holdfast import clock
+from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.backends.local_files import DURABLE
 from holdfast.backends.run_files import backend as run_files
-from holdfast.backends.run_files.backend import RunFilesBackend
-from holdfast.backends.run_files.filesystem import FilesystemBackend
+from holdfast.backends.run_files.backend import FilesystemBackend, RunFilesBackend
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.backends.run_files.version_file import VERSION
-from holdfast.backends.stored_file import writing
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage.opening import open_storage
@@ -88,7 +87,7 @@ def die_at(operation: int) -> None:
         return wrapper
 
     os.fsync = counted(os.fsync)
-    writing._DigestingSink.write = counted(writing._DigestingSink.write)  # type: ignore[method-assign]
+    stored_file._DigestingSink.write = counted(stored_file._DigestingSink.write)  # type: ignore[method-assign]
     sys.addaudithook(count)
 
 

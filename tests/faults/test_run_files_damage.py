@@ -13,10 +13,8 @@ import pytest
 from holdfast import clock
 from holdfast.backends import stored_file
 from holdfast.backends.run_files import backend as run_files
-from holdfast.backends.run_files.backend import RunFilesBackend
-from holdfast.backends.run_files.filesystem import FilesystemBackend
+from holdfast.backends.run_files.backend import FilesystemBackend, RunFilesBackend, read_merges
 from holdfast.backends.run_files.memory import MemoryBackend
-from holdfast.backends.run_files.merges import read_merges
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog

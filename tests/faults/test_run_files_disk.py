@@ -15,8 +15,7 @@ import pytest
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
-from holdfast.backends.run_files.backend import RunFilesBackend
-from holdfast.backends.run_files.filesystem import FilesystemBackend
+from holdfast.backends.run_files.backend import FilesystemBackend, RunFilesBackend
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.backends.run_files.version_file import RunFile
 from holdfast.errors import NotFoundError, UnavailableError

@@ -22,13 +22,66 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from holdfast.backends.arrow.rows import HashArray, IntArray, from_columns
-from holdfast.backends.rocksdb.codec import binaries, sortable_bytes
+from holdfast.backends.arrow.rows import BoolArray, HashArray, IntArray, from_columns
+from holdfast.backends.rocksdb.codec import binaries
 from holdfast.backends.rocksdb.codec.binaries import ByteArray
 from holdfast.backends.rocksdb.codec.rows import Leaf, Slot, assemble, corrupt, equal_rows, leaves_of, slots_of
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import CorruptionError, InvalidArgumentError
+
+
+def to_sortable(t: pa.DataType, fixed: ByteArray) -> ByteArray:
+    """Return fixed bytes of a type in the order of a key."""
+    if pa.types.is_boolean(t) or pa.types.is_fixed_size_binary(t) or not fixed.size:
+        return fixed
+    word = min(fixed.shape[1], 8)
+    words = np.ascontiguousarray(fixed).view(f"<u{word}")[:, ::-1].copy()
+    words[:, 0] ^= _flipped_bits(t, words[:, 0] >> (8 * word - 1) == 1, words.dtype)
+    return words.astype(f">u{word}").view(np.uint8)
+
+
+def from_sortable(t: pa.DataType, fixed: ByteArray) -> ByteArray:
+    """Return the fixed bytes that `to_sortable` was given."""
+    if pa.types.is_boolean(t) or pa.types.is_fixed_size_binary(t) or not fixed.size:
+        return fixed
+    word = min(fixed.shape[1], 8)
+    words = fixed.view(f">u{word}").astype(f"<u{word}")
+    words[:, 0] ^= _flipped_bits(t, words[:, 0] >> (8 * word - 1) == 0, words.dtype)
+    return np.ascontiguousarray(words[:, ::-1]).view(np.uint8)
+
+
+def _flipped_bits(t: pa.DataType, negative: BoolArray, dtype: np.dtype[np.unsignedinteger]) -> npt.NDArray[np.integer]:
+    """Return for each number which bits of its highest word differ between its own form and that of a key."""
+    sign = dtype.type(1 << (8 * dtype.itemsize - 1))
+    if pa.types.is_floating(t):
+        return np.where(negative, dtype.type(2 ** (8 * dtype.itemsize) - 1), sign)
+    return np.asarray(0 if pa.types.is_unsigned_integer(t) else sign, dtype)
+
+
+def escape(segment: pa.Array) -> pa.Array:
+    """Return binaries without a byte 00, in the same order, none the beginning of another's with a 00 behind it."""
+    if not (binaries.data_of(segment)[slice(*binaries.offsets_of(segment)[[0, -1]])] <= 1).any():
+        return segment
+    ones = pc.replace_substring(segment, pattern=b"\1", replacement=b"\1\2")
+    return pc.replace_substring(ones, pattern=b"\0", replacement=b"\1\1")
+
+
+def unescape(segment: pa.Array) -> pa.Array:
+    """Return the binaries that `escape` was given.
+
+    Raises `CorruptionError` for bytes that it never returned.
+    """
+    if not (binaries.data_of(segment)[: binaries.offsets_of(segment)[-1]] <= 1).any():
+        return segment
+    zeros = pc.replace_substring(segment, pattern=b"\1\1", replacement=b"\0")
+    plain = pc.replace_substring(zeros, pattern=b"\1\2", replacement=b"\1")
+    if not escape(plain).equals(segment):
+        raise CorruptionError("a key in RocksDB is not escaped as it must be; restore the state")
+    return plain
+
 
 #: Bytes before the key columns: table id and hash.
 KEY_HEADER_BYTES = 9
@@ -47,12 +100,12 @@ def encode_keys(table_id: int, hashes: HashArray, columns: pa.RecordBatch) -> pa
     segments = []
     for slot, leaf in zip(slots_of(columns.schema), leaves_of(columns), strict=True):
         present = np.ones(n, np.uint8) if leaf.nulls is None else (~leaf.nulls).view(np.uint8)
-        fixed = sortable_bytes.to_sortable(slot.type, leaf.fixed)
+        fixed = to_sortable(slot.type, leaf.fixed)
         if leaf.nulls is not None:
             fixed[leaf.nulls] = 0
         blocks[-1] += [present.reshape(n, 1), fixed]
         for segment in leaf.segments:
-            segments.append(sortable_bytes.escape(segment))
+            segments.append(escape(segment))
             blocks.append([np.zeros((n, 1), np.uint8)])
     parts = [binaries.from_rows(binaries.side_by_side(block)) for block in blocks]
     for i, segment in enumerate(segments):
@@ -125,7 +178,7 @@ def _key_leaves(slots: list[Slot], blocks: list[ByteArray], segments: list[pa.Ar
         if (present > 1).any():
             raise corrupt("a key has a mark that is neither null nor present")
         nulls = None if present.all() else present == 0
-        fixed = sortable_bytes.from_sortable(slot.type, binaries.get(blocks[block], at + 1, slot.width))
-        yield Leaf(nulls, fixed, [sortable_bytes.unescape(p) for p in segments[segment : segment + slot.segments]])
+        fixed = from_sortable(slot.type, binaries.get(blocks[block], at + 1, slot.width))
+        yield Leaf(nulls, fixed, [unescape(p) for p in segments[segment : segment + slot.segments]])
         segment += slot.segments
         block, at = (block + slot.segments, 1) if slot.segments else (block, at + 1 + slot.width)

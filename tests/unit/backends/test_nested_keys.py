@@ -17,7 +17,7 @@ from holdfast.backends.base import Backend
 from holdfast.backends.evolution import key_changes
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs, schema_of
-from holdfast.backends.run_files.filesystem import FilesystemBackend
+from holdfast.backends.run_files.backend import FilesystemBackend
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.backends.stored_schema import decode_schemas, encode_schemas
 from holdfast.mvcc import VersionedStore

@@ -20,9 +20,9 @@ from holdfast import clock
 from holdfast.backends.base import Pointer, View
 from holdfast.backends.local.folder_locks import lock_shared
 from holdfast.backends.rocksdb import backend as rocksdb
-from holdfast.backends.rocksdb import open_generations, reads
+from holdfast.backends.rocksdb import generation, reads
 from holdfast.backends.rocksdb.backend import RocksDBBackend
-from holdfast.backends.rocksdb.open_generations import OPEN, READERS, CacheShare, OpenGenerations
+from holdfast.backends.rocksdb.generation import OPEN, READERS, CacheShare, OpenGenerations
 from holdfast.errors import ClosedError, NotFoundError, UnavailableError
 from holdfast.testing.state_rows import (
     COUNTS,
@@ -351,7 +351,7 @@ def test_caches_of_an_executor_are_shared_out_among_its_processes(tmp_path: Path
 
 def test_few_generations_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An executor with hundreds of shards: the most recently used ones do."""
-    monkeypatch.setattr(open_generations, "MOST_OPEN", 3)
+    monkeypatch.setattr(generation, "MOST_OPEN", 3)
     monkeypatch.setattr(rocksdb, "OPEN", opened := OpenGenerations())
     shards = [open_shard(tmp_path / str(n)) for n in range(5)]
     for shard in [*shards, *shards]:

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import clock
 from holdfast.backends import stored_file
-from holdfast.backends.run_files.filesystem import FilesystemBackend
+from holdfast.backends.run_files.backend import FilesystemBackend
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import CorruptionError
 from holdfast.testing.state_rows import P1, P2, P3, TABLES, counts

@@ -16,9 +16,9 @@ from holdfast.backends import stored_file
 from holdfast.backends.frozen_files import FrozenFiles
 from holdfast.backends.run import Run
 from holdfast.backends.run_files import written_run
-from holdfast.backends.run_files.filesystem import FilesystemBackend
-from holdfast.backends.run_files.frozen import FrozenRuns
+from holdfast.backends.run_files.backend import FilesystemBackend
 from holdfast.backends.run_files.version_file import RunFile
+from holdfast.backends.run_files.view import FrozenRuns
 from holdfast.backends.run_files.written_run import WrittenRun
 from holdfast.errors import CorruptionError
 from holdfast.testing.state_rows import COUNTS, P1, TABLES, counts

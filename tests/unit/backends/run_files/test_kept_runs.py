@@ -13,9 +13,9 @@ import pytest
 from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import TableSchema
-from holdfast.backends.run_files import kept_runs, run_reader
-from holdfast.backends.run_files.filesystem import FilesystemBackend
-from holdfast.backends.run_files.kept_runs import KEPT
+from holdfast.backends.run_files import run_reader
+from holdfast.backends.run_files.backend import FilesystemBackend
+from holdfast.backends.run_files.run_reader import KEPT
 from holdfast.errors import CorruptionError
 from holdfast.testing.state_rows import COUNTS, P1, P2, P3, TABLES, contents, counts, users
 from tests.faults.elsewhere import finish, run_elsewhere
@@ -106,7 +106,7 @@ def test_a_view_outlives_the_file_and_what_keeps_it(shard: FilesystemBackend) ->
 
 def test_only_so_many_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process with hundreds of shards holds neither their files nor descriptors."""
-    monkeypatch.setattr(kept_runs, "MOST_KEPT", 3)
+    monkeypatch.setattr(run_reader, "MOST_KEPT", 3)
     files = open_files()
     for i in range(9):
         with FilesystemBackend(tmp_path / f"shard-{i}", TABLES, clock.new_id) as backend:

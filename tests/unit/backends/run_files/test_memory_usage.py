@@ -15,8 +15,7 @@ import pytest
 from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.backends.local_files import StagedFolder, folder_bytes
-from holdfast.backends.run_files.memory import MemoryBackend
-from holdfast.backends.run_files.memory_usage import MemoryUsage
+from holdfast.backends.run_files.memory import MemoryBackend, MemoryUsage
 from holdfast.errors import UnavailableError
 from holdfast.testing.state_rows import P1, P2, P3, TABLES, counts, users
 

@@ -20,7 +20,7 @@ import pytest
 from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.backends.rocksdb.backend import RocksDBBackend
-from holdfast.backends.run_files.filesystem import FilesystemBackend
+from holdfast.backends.run_files.backend import FilesystemBackend
 from holdfast.errors import NotFoundError, UnavailableError
 from holdfast.spark_integration.executor import local_dirs, server_files, takeover
 from holdfast.spark_integration.executor.processes import ProcessId

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.backends.base import Backend
-from holdfast.backends.run_files.filesystem import FilesystemBackend
+from holdfast.backends.run_files.backend import FilesystemBackend
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import SchemaMismatchError
 from holdfast.snapshotter.ownership.stored_tables import StoredTables

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from holdfast.backends.run_files.filesystem import FilesystemBackend
+from holdfast.backends.run_files.backend import FilesystemBackend
 from holdfast.clock import new_id
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.settings import Settings

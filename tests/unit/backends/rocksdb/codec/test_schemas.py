@@ -5,8 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from holdfast.backends.rocksdb.codec.rows import encode_values
-from holdfast.backends.rocksdb.codec.schemas import decode_numbered
+from holdfast.backends.rocksdb.codec.rows import decode_numbered, encode_values
 from holdfast.errors import CorruptionError
 
 OLD = pa.schema([("n", pa.int32())])
