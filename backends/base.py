@@ -6,7 +6,7 @@ from it and from what one micro-batch wrote::
     with MyBackend(directory, {"counts": schema}, new_id) as backend:
         base, new = Pointer(17, "9f3c"), Pointer(18, "b21e")
         with backend.view(base) as view:
-            found = view.get("counts", keys)                    # found.exists, found.values: row i for key i
+            found = view.get("counts", keys)  # found.exists, found.values: row i for key i
         backend.apply(base, new, {"counts": Run.build(schema, keys, values)}, {})
 
 Two attempts at one micro-batch make two versions side by side, and neither sees the other::

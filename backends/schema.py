@@ -2,10 +2,13 @@
 
 A table has key columns and value columns, each in its **storage type** (`holdfast.backends.arrow.rows.storage_type`).
 A row is found by its hash and its key; `holdfast.backends.run` shows how rows are stored.
+
+In headers of stored files and in messages a schema is text: base64 of Arrow's IPC form.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
@@ -14,11 +17,12 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.ipc as ipc
 
 from holdfast.backends.arrow import rows as arrow_rows
 from holdfast.backends.arrow import values as arrow_values
 from holdfast.backends.arrow.rows import HashArray, IntArray, take
-from holdfast.errors import InvalidArgumentError, NotFoundError, SchemaMismatchError
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, SchemaMismatchError
 
 T = TypeVar("T")
 #: What the names of key and value columns begin with in a run, and in `TableSchema.not_null`.
@@ -206,3 +210,45 @@ def require_declared(stored: Iterable[str], declared: Mapping[str, object]) -> N
             f"the stored state has tables that the operator does not declare: declare them again, {NEW_QUERY}",
             tables=unknown,
         )
+
+
+def encode_schemas(tables: Mapping[str, TableSchema]) -> dict[str, list[str]]:
+    """Return by table its key schema and its value schema as text."""
+    return {name: [encode_schema(side) for side in schema.sides()] for name, schema in tables.items()}
+
+
+def decode_schemas(encoded: Mapping[str, Sequence[str]]) -> dict[str, TableSchema]:
+    """Return the schemas that `encode_schemas` wrote.
+
+    Raises `CorruptionError` if they are none.
+    """
+    try:
+        return {name: TableSchema.of_sides(name, *map(decode_schema, sides)) for name, sides in encoded.items()}
+    except (pa.ArrowException, OSError, ValueError, TypeError) as exc:
+        raise CorruptionError(f"the schema of a state table cannot be read: {exc}", tables=list(encoded)) from exc
+
+
+def encode_schema(schema: pa.Schema) -> str:
+    """Return a schema as text."""
+    return base64.b64encode(schema.serialize()).decode()
+
+
+def decode_schema(text: str) -> pa.Schema:
+    """Return the schema that `encode_schema` wrote.
+
+    Raises `TypeError`, `ValueError`, `OSError`, `pyarrow.ArrowException` if it is none, a name in it, at any depth, is
+    no text, or two columns have one name.
+    """
+    schema = ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
+    for field in schema:
+        _read_names(field)
+    if len(set(schema.names)) < len(schema):
+        raise ValueError("two columns have one name")
+    return schema
+
+
+def _read_names(field: pa.Field) -> None:
+    """Raise UnicodeDecodeError where a name is not UTF-8: Arrow takes it, and fails when somebody asks for it."""
+    _ = field.name
+    for i in range(field.type.num_fields):
+        _read_names(field.type.field(i))

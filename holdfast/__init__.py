@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from holdfast.spark_integration.state_source.reading import read_state as read_state
     from holdfast.spark_integration.state_source.reading import state as state
     from holdfast.spark_integration.stream import stream as stream
+    from holdfast.spark_integration.vectorised.arrow_with_state import StateTable as StateTable
     from holdfast.spark_integration.vectorised.batch import ShardBatch as ShardBatch
     from holdfast.spark_integration.vectorised.groups import Groups as Groups
     from holdfast.spark_integration.vectorised.state import ShardState as ShardState
-    from holdfast.spark_integration.vectorised.state_table import StateTable as StateTable
-    from holdfast.spark_integration.vectorised.timers import ShardTimers as ShardTimers
+    from holdfast.spark_integration.vectorised.state import ShardTimers as ShardTimers
 
 # Public name: the module that defines it (PEP 562).
 _EXPORTS = {
@@ -70,9 +70,9 @@ _EXPORTS = {
     "SchemaMismatchError": "holdfast.errors",
     "ShardBatch": "holdfast.spark_integration.vectorised.batch",
     "ShardState": "holdfast.spark_integration.vectorised.state",
-    "ShardTimers": "holdfast.spark_integration.vectorised.timers",
+    "ShardTimers": "holdfast.spark_integration.vectorised.state",
     "StateLostError": "holdfast.errors",
-    "StateTable": "holdfast.spark_integration.vectorised.state_table",
+    "StateTable": "holdfast.spark_integration.vectorised.arrow_with_state",
     "StoredQuery": "holdfast.spark_integration.lookup.stored_query",
     "UnavailableError": "holdfast.errors",
     "VersionedStore": "holdfast.mvcc.store",

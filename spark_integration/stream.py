@@ -18,19 +18,19 @@ from holdfast.spark_integration.hosts.stateful_processor import StatefulProcesso
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.operators.aggregates import Aggregate
-from holdfast.spark_integration.operators.deduplicating import deduplicated, deduplicated_within_watermark, duration_us
-from holdfast.spark_integration.operators.defining import (
-    SessionStream,
-    WindowedStream,
-    aggregated,
-    by_key,
-    by_sessions,
-    checked_mode,
-    windowed,
-)
+from holdfast.spark_integration.operators.aggregation import WindowedStream, aggregated, by_key, windowed
+from holdfast.spark_integration.operators.deduplication import deduplicated, deduplicated_within_watermark
 from holdfast.spark_integration.operators.joining import JoinableStream
-from holdfast.spark_integration.operators.ranked import latest_rows, top_rows
-from holdfast.spark_integration.plan.arguments import declared_struct, operator_name, require_accepted_by_spark
+from holdfast.spark_integration.operators.sessions import SessionStream, by_sessions
+from holdfast.spark_integration.operators.top import latest_rows, top_rows
+from holdfast.spark_integration.plan.arguments import (
+    checked_mode,
+    declared_struct,
+    duration_us,
+    operator_name,
+    processor_host,
+    require_accepted_by_spark,
+)
 from holdfast.spark_integration.plan.definition import Definition, KeyedRows
 from holdfast.spark_integration.plan.event_time import (
     NEEDS_WATERMARK,
@@ -38,20 +38,22 @@ from holdfast.spark_integration.plan.event_time import (
     marked_as_delivered,
     without_watermark,
 )
-from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
-from holdfast.spark_integration.plan.initial_state import initial_rows
-from holdfast.spark_integration.plan.processor_arguments import processor_host
+from holdfast.spark_integration.plan.grouping_keys import Grouping, initial_rows, resolve_keys
 from holdfast.spark_integration.plan.session import checked_settings, rows_each
 from holdfast.spark_integration.plan.state_changes import StateChanges, changes_of_tables, changes_of_variables
-from holdfast.spark_integration.processor.declaring import PickledProcessor, declaration_of
 from holdfast.spark_integration.processor.exchange import FrameExchange, RowExchange
+from holdfast.spark_integration.processor.handle import PickledProcessor, declaration_of
 from holdfast.spark_integration.processor.transform_with_state import InitialState, TransformWithState
 from holdfast.spark_integration.shard.operator import INITIAL_VERSION, STATE_TABLE
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema, parse_struct, types_of_keys
 from holdfast.spark_integration.transport.output import OneByOneOutput, RowsOutput, output_of_tables
-from holdfast.spark_integration.vectorised.arrow_with_state import ArrowFunction, ArrowWithState
-from holdfast.spark_integration.vectorised.state_table import Declared, declared_states
+from holdfast.spark_integration.vectorised.arrow_with_state import (
+    ArrowFunction,
+    ArrowWithState,
+    Declared,
+    declared_states,
+)
 
 
 def stream(df: DataFrame) -> StatefulStream:

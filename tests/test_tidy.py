@@ -42,7 +42,7 @@ ROOMS = {
         "stored_file",
         "arrow local",
         "local_files schema",
-        "column_names evolution stored_schema",
+        "column_names evolution",
         "run",
         "base stretched_run",
         "registry run_stack",
@@ -69,7 +69,9 @@ ROOMS = {
         "transport",
         "shard",
         "shard_call",
-        "hosts spark_state tables",
+        "hosts spark_state timers",
+        "ttl",
+        "tables",
         "keyed vectorised",
         "processor",
         "lookup plan",
@@ -190,7 +192,7 @@ MAY_START_THREADS = (
 
 # Nothing durable may hold code: docs/decisions, and the file where the pickle never leaves Spark's own transport.
 PICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
-MAY_PICKLE: tuple[str, ...] = ("spark_integration/processor/declaring.py",)
+MAY_PICKLE: tuple[str, ...] = ("spark_integration/processor/handle.py",)
 
 # Markers of what a test starts, and no unit test does.
 STARTED = ("spark", "cluster", "s3", "hdfs", "kafka", "postgres", "prometheus")

@@ -28,8 +28,7 @@ from holdfast.backends import local_files
 from holdfast.backends.evolution import require_readable
 from holdfast.backends.local_files import StagedFolder
 from holdfast.backends.run_files.version_file import VersionFile
-from holdfast.backends.schema import TableSchema, require_declared
-from holdfast.backends.stored_schema import decode_schema, encode_schema
+from holdfast.backends.schema import TableSchema, decode_schema, encode_schema, require_declared
 from holdfast.errors import CorruptionError, InvalidArgumentError
 
 GENERATION, TABLE_FILE = "generation", ".sst"

@@ -21,8 +21,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from holdfast.backends.run import Run
-from holdfast.backends.schema import TableSchema
-from holdfast.backends.stored_schema import decode_schema, encode_schema
+from holdfast.backends.schema import TableSchema, decode_schema, encode_schema
 from holdfast.errors import CorruptionError
 
 #: Of a stretch: what is read for one key. Each costs a look-up of many keys some microseconds.

@@ -35,13 +35,12 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.benches.jobs.by_key import ENTRIES, ByProcessor, longs, one_key
 from holdfast.mvcc import Transaction, VersionedStore
-from holdfast.spark_integration.keyed.frames import FrameFormat, key_tuples
-from holdfast.spark_integration.keyed.key_order import KeyOrder
-from holdfast.spark_integration.keyed.output_frames import OutputFrames
+from holdfast.spark_integration.keyed.frames import FrameFormat, OutputFrames, key_tuples
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.keyed.python_values import RowValues
-from holdfast.spark_integration.processor.declaring import PickledProcessor, declaration_of
+from holdfast.spark_integration.keyed.slabs import KeyOrder
 from holdfast.spark_integration.processor.exchange import Exchange, FrameExchange, RowExchange
+from holdfast.spark_integration.processor.handle import PickledProcessor, declaration_of
 from holdfast.spark_integration.processor.transform_with_state import TransformWithState
 from holdfast.spark_integration.shard.operator import BatchTimes, ShardFunction, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeMode

@@ -41,7 +41,7 @@ from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.benches.jobs.rows import TABLE, keys_of, table_of, values_of
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.spark_integration.executor.local_dirs import choose_root
-from holdfast.spark_integration.tables.timers import Timers, timers_schema
+from holdfast.spark_integration.timers import Timers, timers_schema
 
 TOUCHED = 10_000
 FULL = os.environ.get("HOLDFAST_BENCH_MATRIX") == "full"

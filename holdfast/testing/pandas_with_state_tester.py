@@ -19,13 +19,12 @@ from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.keyed.frames import FrameFormat
-from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
+from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState, ValueState
 from holdfast.spark_integration.keyed.python_values import RowValues
-from holdfast.spark_integration.keyed.values import ValueState
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema, require_key_types, sent_schema
-from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers
+from holdfast.spark_integration.timers import NO_TIMER, KeyTimers
 from holdfast.spark_integration.transport.transport import moments_of
 from holdfast.testing.ddl import parse_schema
 from holdfast.testing.embedded_shard import EmbeddedShard
@@ -184,7 +183,7 @@ class PandasWithStateTester:
         with self._shard.begin() as transaction:
             timers = KeyTimers(transaction, self._step.timeout_conf, self._shard.earliest_timer_ms)
             due_ms = int(timers.get(self._keys_of(key))[0])
-            return None if due_ms == NEVER else due_ms
+            return None if due_ms == NO_TIMER else due_ms
 
     def updateState(self, key: Any, value: tuple[Any, ...]) -> None:
         """Set the state of a key; its timeout stays.

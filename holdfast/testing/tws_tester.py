@@ -39,13 +39,10 @@ from pyspark.sql.types import (
 from holdfast.backends.arrow.rows import IntArray
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration import spark_versions
-from holdfast.spark_integration.keyed.failed_keys import note_key
-from holdfast.spark_integration.keyed.frames import FrameFormat
-from holdfast.spark_integration.keyed.key_order import KeyOrder
+from holdfast.spark_integration.keyed.frames import FrameFormat, note_key
 from holdfast.spark_integration.keyed.python_values import StateValueError
-from holdfast.spark_integration.keyed.slabs import KeySlabs
-from holdfast.spark_integration.plan.processor_arguments import output_mode_of
-from holdfast.spark_integration.processor.declaring import PickledProcessor, declaration_of
+from holdfast.spark_integration.keyed.slabs import KeyOrder, KeySlabs
+from holdfast.spark_integration.plan.arguments import output_mode_of
 from holdfast.spark_integration.processor.exchange import (
     Exchange,
     FrameExchange,
@@ -54,6 +51,7 @@ from holdfast.spark_integration.processor.exchange import (
     RowExchange,
     frames_of,
 )
+from holdfast.spark_integration.processor.handle import PickledProcessor, declaration_of
 from holdfast.spark_integration.processor.state.slab import Slab
 from holdfast.spark_integration.processor.state.states import ProcessorStates
 from holdfast.spark_integration.processor.state.variable_tables import Kind

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from holdfast.backends import stored_file
 from holdfast.backends.run import TableSchema
-from holdfast.backends.stored_schema import encode_schemas
+from holdfast.backends.schema import encode_schemas
 from holdfast.errors import (
     ConflictError,
     InvalidArgumentError,
@@ -38,9 +38,7 @@ class OperatorRecord(Stored):
     definition_id: str  #: Distinguishes two operators of one query that have the same name
     run_id: str  #: The run of the query in which the record was written
     shards: Annotated[int, range(1, 10**9)]  #: Numbered with up to 9 digits
-    schemas: Mapping[
-        str, Annotated[list[str], 2]
-    ]  #: By table: key and value schema; see `holdfast.backends.stored_schema`
+    schemas: Mapping[str, Annotated[list[str], 2]]  #: By table: key and value schema; see `holdfast.backends.schema`
     #: How many versions back the query could return when the record was written; its claims have newer numbers
     retained_versions: PositiveInt
     configuration: Mapping[str, str]  #: What the operator's API lets nobody change at a restart

@@ -29,8 +29,7 @@ from holdfast.backends import stored_file
 from holdfast.backends.column_names import ColumnChanges, Names, named, with_columns
 from holdfast.backends.evolution import evolved, evolved_tables
 from holdfast.backends.run import Run, under_names
-from holdfast.backends.schema import TableSchema
-from holdfast.backends.stored_schema import decode_schemas, encode_schemas
+from holdfast.backends.schema import TableSchema, decode_schemas, encode_schemas
 from holdfast.errors import ConflictError, SchemaMismatchError
 from holdfast.snapshotter.fence import Fence, key_of, looks
 from holdfast.snapshotter.fields import NOT_STORED, Coding, Fields, Stored, refuse_stray

@@ -9,8 +9,7 @@ from itertools import pairwise
 from typing import Annotated
 
 from holdfast.backends import stored_file
-from holdfast.backends.schema import TableSchema
-from holdfast.backends.stored_schema import decode_schemas, encode_schemas
+from holdfast.backends.schema import TableSchema, decode_schemas, encode_schemas
 from holdfast.snapshotter.fields import Coding, Digest, Fields, PositiveInt, SignedInt, Stored
 from holdfast.snapshotter.storage.object_storage import key_problem
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from holdfast import clock, errors
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import TableSchema
-from holdfast.backends.stored_schema import decode_schemas, encode_schemas
+from holdfast.backends.schema import decode_schemas, encode_schemas
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 
@@ -86,7 +86,7 @@ class ShardAddress:
     directory: str  #: The shard's local directory
     backend: str  #: Name under which the backend is registered
     backend_options: Mapping[str, str]  #: What the configuration has below ``spark.holdfast.<backend>.``
-    #: By table: its schemas, as `holdfast.backends.stored_schema.encode_schemas` gives them
+    #: By table: its schemas, as `holdfast.backends.schema.encode_schemas` gives them
     tables: Mapping[str, list[str]]
 
     @classmethod

@@ -9,11 +9,15 @@
                                slabs of keys  ◀───┘  timers that are due, after all keys with rows
 
 Keys with rows are called in ascending order, null first and NaN last; then keys that have timed out, earliest first.
+
+The `TimeoutRule` decides which timeout a call leaves behind. Spark documents that each call clears its key's timeout
+unless the function sets one. But Spark's own operator acts only if there is something to write: if the function neither
+updates, removes nor sets a timeout, the old one stays, and one that has fired fires again in every micro-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -30,23 +34,104 @@ from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.spark_integration.keyed.failed_keys import finished, note_key
 from holdfast.spark_integration.keyed.frame_templates import by_templates
-from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames, key_tuples
+from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames, OutputFrames, finished, key_tuples, note_key
 from holdfast.spark_integration.keyed.group_state import KeyState, KeyStates
-from holdfast.spark_integration.keyed.key_order import KeyOrder
-from holdfast.spark_integration.keyed.output_frames import OutputFrames
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
-from holdfast.spark_integration.keyed.slabs import SLAB_KEYS, at_once_of
-from holdfast.spark_integration.keyed.timeouts import NoTimeouts, Timeouts
-from holdfast.spark_integration.keyed.values import ValueState
+from holdfast.spark_integration.keyed.slabs import SLAB_KEYS, KeyOrder, at_once_of
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema
-from holdfast.spark_integration.tables.key_rows import expiry_of
-from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers, due_before_ms
 from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_api
+from holdfast.spark_integration.timers import NO_TIMER, DueTimers, KeyTimers, due_before_ms
 from holdfast.spark_integration.transport.python_stage import seldom_collecting_old
+from holdfast.spark_integration.ttl.expiry import Expiry, expiry_of, open_rows
+
+
+class ValueState:
+    """The values of one state variable in one transaction.
+
+    `rows` converts between the table's value columns and Python's values.
+
+    Threads: one at a time, like the transaction. Reads see earlier writes.
+    """
+
+    def __init__(self, transaction: Transaction, table: str, rows: RowValues, expiry: Expiry | None = None) -> None:
+        self._transaction = transaction
+        self._table = table
+        self._rows = rows
+        self._expiry = expiry
+
+    def get(self, keys: Keys) -> list[tuple[Any, ...] | None]:
+        """Return each key's value, or None."""
+        found = open_rows(self._transaction, self._table, self._expiry, keys).get()
+        if found.exists.all():
+            return list(self._rows.to_tuples(found.values))
+        values = self._rows.to_tuples(found.values)
+        return [value if exists else None for value, exists in zip(values, found.exists.tolist(), strict=True)]
+
+    def put(self, keys: Keys, values: Sequence[tuple[Any, ...]]) -> None:
+        """Set the value of each key.
+
+        Raises `StateValueError` if a value does not fit the columns; the error's ``row`` is its index in `values`.
+        """
+        if values:
+            open_rows(self._transaction, self._table, self._expiry, keys).put(self._rows.to_arrow(values))
+
+    def delete(self, keys: Keys) -> None:
+        """Remove the value of each key."""
+        if len(keys):
+            self._transaction.delete(self._table, keys)
+
+
+class NoTimeouts:
+    """Stands in for `Timeouts` in an operator without them."""
+
+    def get(self, keys: Keys) -> IntArray:
+        """See `Timeouts.get`."""
+        return np.full(len(keys), NO_TIMER)
+
+    def settle(self, keys: Keys, old_ms: IntArray, set_ms: IntArray, is_written: BoolArray) -> None:
+        """See `Timeouts.settle`."""
+
+    def due(self, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
+        """See `Timeouts.due`."""
+        return iter(())
+
+    def earliest(self, fired_before_ms: int) -> int | None:
+        """See `Timeouts.earliest`."""
+        return None
+
+
+class Timeouts:
+    """The timeouts of all keys of a shard in one micro-batch."""
+
+    def __init__(self, timers: KeyTimers, rule: TimeoutRule) -> None:
+        self._timers = timers
+        self._keeps_untouched = rule == "spark"
+
+    def get(self, keys: Keys) -> IntArray:
+        """Return when each key's timer is due; `NO_TIMER` if it has none."""
+        return self._timers.get(keys)
+
+    def settle(self, keys: Keys, old_ms: IntArray, set_ms: IntArray, is_written: BoolArray) -> None:
+        """Write the timeouts that calls leave behind.
+
+        Each key had one call, which set the timeout `set_ms` or none (`NO_TIMER`); `is_written` tells if it updated or
+        removed the state, `old_ms` is what `get` returned.
+        """
+        stays = (set_ms == NO_TIMER) & ~is_written & self._keeps_untouched
+        self._timers.change(keys, old_ms, np.where(stays, old_ms, set_ms))
+
+    def due(self, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
+        """Yield the timers now due before `before_ms`, at most `timers_each` at once."""
+        return self._timers.due(before_ms, timers_each)
+
+    def earliest(self, fired_before_ms: int) -> int | None:
+        """Return when the earliest timer is due, after those before `fired_before_ms` have fired."""
+        # Fired timers are gone, so nothing is due before that time, unless the rule keeps them.
+        return self._timers.earliest(NO_TIMER if self._keeps_untouched else fired_before_ms)
+
 
 PandasFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
 
@@ -201,7 +286,7 @@ class _Changes:
         self.put: list[int] = []
         self.values: list[tuple[Any, ...]] = []
         self.deleted: list[int] = []
-        self.timers_ms: IntArray = np.full(len(keys), NEVER)
+        self.timers_ms: IntArray = np.full(len(keys), NO_TIMER)
         self.is_written: BoolArray = np.zeros(len(keys), np.bool_)
 
     def take(self, at: int, state: KeyState, *, existed: bool) -> None:

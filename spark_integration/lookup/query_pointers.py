@@ -30,8 +30,7 @@ from holdfast.spark_integration.shard.pointer_row import PointerRow, directory_o
 from holdfast.spark_integration.spark_state.operators import StateOperator, StateOperators, reading_state
 from holdfast.spark_integration.spark_state.pointers import StateStores, read_pointers
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
-from holdfast.spark_integration.tables.key_timers import TIMERS
-from holdfast.spark_integration.tables.timers import is_by_time
+from holdfast.spark_integration.timers import TIMERS, is_by_time
 from holdfast.spark_integration.transport.routes import shards_of
 
 Key = Mapping[str, Any]

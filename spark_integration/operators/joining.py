@@ -19,8 +19,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.operators.deduplicating import duration_us
 from holdfast.spark_integration.operators.joins import AT, BEYOND_MS, IS_LEFT, AsofJoin, Join, Side, Sides
+from holdfast.spark_integration.plan.arguments import duration_us
 from holdfast.spark_integration.plan.definition import KeyedRows
 from holdfast.spark_integration.plan.event_time import event_time_of, watermark_of, without_watermark
 from holdfast.spark_integration.plan.grouping_keys import Key, resolve_keys

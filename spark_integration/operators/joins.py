@@ -1,4 +1,4 @@
-"""Joins of two streams.
+"""Joins of two streams, as functions of a shard; `holdfast.spark_integration.operators.joining` defines them.
 
 ``join(…, within=…)``: rows that have one key, and times near each other::
 
@@ -47,15 +47,13 @@ from holdfast.backends.arrow.rows import (
 )
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.operators.aggregation import shown_keys
-from holdfast.spark_integration.operators.ends import Ends, due_of, microseconds, microseconds_or_0, slabs
-from holdfast.spark_integration.operators.function import OperatorFunction
 from holdfast.spark_integration.processor.state.variable_tables import free_name
 from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.entry_rows import EntryRows
-from holdfast.spark_integration.vectorised.arrays import without_views
-from holdfast.spark_integration.vectorised.nearness import KeyedTimes, Near
+from holdfast.spark_integration.tables.restarting import OperatorFunction
+from holdfast.spark_integration.ttl.ends import Ends, due_of, microseconds, microseconds_or_0, slabs
+from holdfast.spark_integration.vectorised.arrays import shown_keys, without_views
 
 #: Columns of the rows: of which side each is, and its time.
 IS_LEFT, AT = "__holdfast_is_left", "__holdfast_at"
@@ -374,3 +372,61 @@ class AsofJoin(OperatorFunction):
             self.sides.right.table: [pa.nulls(len(left), self.sides.right.time.type), *taken.columns],
         }
         return self.sides.shown(grouping, columns, operator)
+
+
+#: Pairs that are found at once: a row may have millions.
+_AT_ONCE = 65_536
+
+
+@dataclass(frozen=True)
+class KeyedTimes:
+    """Rows by key and time."""
+
+    key: IntArray  #: Which of the call's keys each row has
+    at: IntArray  #: In microseconds
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def take(self, rows: IntArray) -> KeyedTimes:
+        """Return some of them, in their order."""
+        return KeyedTimes(self.key[rows], self.at[rows])
+
+
+class Near:
+    """Rows that are asked which of them lie near others."""
+
+    def __init__(self, rows: KeyedTimes, within_us: int) -> None:
+        self._rows = rows
+        self._times = np.unique(rows.at)
+        self._within_us = within_us
+        places = self._place(rows.key, np.searchsorted(self._times, rows.at))
+        self._order = np.argsort(places, kind="stable")
+        self._places = places[self._order]
+
+    def _place(self, key: IntArray, rank: IntArray) -> IntArray:
+        """Return a number that grows with the key and, of one key, with the rank of a time."""
+        return key * (len(self._times) + 1) + rank
+
+    def pairs(self, others: KeyedTimes) -> Iterator[tuple[IntArray, IntArray]]:
+        """Yield which of `others` lies near which row, so many pairs at once."""
+        from_rank = np.searchsorted(self._times, others.at - self._within_us)
+        to_rank = np.searchsorted(self._times, others.at + self._within_us, side="right")
+        first = np.searchsorted(self._places, self._place(others.key, from_rank))
+        end = np.searchsorted(self._places, self._place(others.key, to_rank))
+        so_far = np.cumsum(end - first)
+        total = int(so_far[-1]) if len(so_far) else 0
+        for start in range(0, total, _AT_ONCE):
+            pair = np.arange(start, min(start + _AT_ONCE, total))
+            other = np.searchsorted(so_far, pair, side="right")
+            yield other, self._order[end[other] - (so_far[other] - pair)]
+
+    def latest(self, others: KeyedTimes) -> IntArray:
+        """Return, for each of `others`, the latest near row at or before its time, or -1."""
+        if not len(self._order):
+            return np.full(len(others), -1)
+        rank = np.searchsorted(self._times, others.at, side="right")
+        found = self._order[np.searchsorted(self._places, self._place(others.key, rank)) - 1]
+        row = self._rows.take(found)
+        is_near = (row.key == others.key) & (row.at <= others.at) & (row.at >= others.at - self._within_us)
+        return np.where(is_near, found, -1)

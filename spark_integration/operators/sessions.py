@@ -23,9 +23,13 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructField
 
 from holdfast.backends.arrow.rows import BoolArray, IntArray, RowOrder, take
 from holdfast.backends.run import Keys, TableSchema
+from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.operators.accumulators import (
@@ -36,18 +40,25 @@ from holdfast.spark_integration.operators.accumulators import (
     results,
     state_types,
 )
+from holdfast.spark_integration.operators.aggregates import Aggregate
 from holdfast.spark_integration.operators.aggregation import (
     WINDOW_END,
     WINDOW_START,
+    Aggregated,
+    aggregated,
     into_window,
-    shown_keys,
+    require_free,
 )
-from holdfast.spark_integration.operators.ends import Ends, microseconds, microseconds_or_0, slabs, timestamps
-from holdfast.spark_integration.operators.function import OperatorFunction
+from holdfast.spark_integration.plan.definition import KeyedRows
+from holdfast.spark_integration.plan.grouping_keys import Grouping
+from holdfast.spark_integration.plan.operator_plan import BEHIND_ANOTHER, operator_plan
 from holdfast.spark_integration.processor.state.variable_tables import SEVERAL
 from holdfast.spark_integration.shard.operator import ShardInput
-from holdfast.spark_integration.spark_types import conform_output
+from holdfast.spark_integration.spark_types import conform_output, types_of_keys
 from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
+from holdfast.spark_integration.tables.restarting import OperatorFunction
+from holdfast.spark_integration.ttl.ends import Ends, microseconds, microseconds_or_0, slabs, timestamps
+from holdfast.spark_integration.vectorised.arrays import shown_keys
 
 #: The last key column, and the first value column.
 SESSION_START, SESSION_END = "session_start", "session_end"
@@ -207,3 +218,80 @@ def _running_max(key: npt.NDArray[np.int64], values: IntArray) -> IntArray:
     largest = np.maximum.accumulate(key * len(values) + rank) - key * len(values)
     found: IntArray = values[by_value][largest]
     return found
+
+
+def by_session(found: Aggregated, name: str) -> DataFrame:
+    """Define ``groupBy(…).session(…).agg(…)``.
+
+    Raises `InvalidArgumentError` if there is no watermark, or a setting is wrong.
+    """
+    if found.df.isStreaming and not found.is_timed:
+        raise InvalidArgumentError(
+            "sessions are shown once they are over, which takes a watermark on their time column: "
+            f"df.withWatermark('at', '10 seconds'){BEHIND_ANOTHER}"
+        )
+    start = found.df.schema[WINDOW_START]
+    named_start = StructField(SESSION_START, start.dataType)
+    for key in found.keys:
+        require_free(key.field.name, SESSION_START)
+    function = Sessions(
+        types_of_keys([*(key.field for key in found.keys), named_start]),
+        found.accumulators,
+        found.output_types,
+        found.output.fields[len(found.keys)].name,
+        found.df.isStreaming,
+    )
+    rows = KeyedRows(found.df, found.keys, function)
+    return operator_plan(rows, found.output, "append", name, is_timed=found.is_timed)
+
+
+@dataclass(frozen=True)
+class SessionStream:
+    """A DataFrame grouped by key and by sessions; see `GroupedStream.session`."""
+
+    df: DataFrame
+    grouping: Grouping
+    session: Column
+
+    def agg(self, *aggregates: Aggregate, name: str = "session", **named: Aggregate) -> DataFrame:
+        """Aggregate each key's sessions, as ``groupBy(…, F.session_window(…)).agg(…)`` does, in append mode.
+
+        Parameters
+        ----------
+        *aggregates : Aggregate
+            With Spark's names, such as ``max(delay)``, or those that `Aggregate.alias` has given.
+        name : str
+            Name of the operator, which identifies its state for good. Unique in a query.
+        **named : Aggregate
+            By column.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            The keys, ``session_window`` with ``start`` and ``end``, and the aggregates, in Spark's types. A
+            session is shown once, when the watermark has passed its end.
+
+        Raises
+        ------
+        AnalysisException
+            As of Spark's own aggregation: no such column, or one of a wrong type.
+        InvalidArgumentError
+            No aggregate, no watermark, or a wrong name or setting; nothing has run.
+        """
+        return by_session(aggregated(self.df, self.grouping, self.session, aggregates, named), name)
+
+
+def by_sessions(df: DataFrame, grouping: Grouping, timeColumn: str | Column, gap: str | Column) -> SessionStream:
+    """Group by sessions; parameters are those of Spark's `session_window`, which looks at the gap row by row.
+
+    Raises `InvalidArgumentError` unless the gap is a positive duration: Spark would fail in a micro-batch, or drop all
+    rows.
+    """
+    if isinstance(gap, str):
+        end = F.lit("1970-01-01 00:00:00 UTC").cast("timestamp") + F.lit(gap).try_cast("interval")
+        [[end_us]] = df.sparkSession.sql("SELECT * FROM VALUES (1) AS one(n)").select(F.unix_micros(end)).collect()
+        if end_us is None or end_us <= 0:
+            raise InvalidArgumentError(
+                "gap must be a duration longer than nothing, such as '5 minutes'", given=repr(gap)
+            )
+    return SessionStream(df, grouping, F.session_window(timeColumn, gap))

@@ -24,20 +24,43 @@ A row that has been pushed out is gone: it does not come back when those before 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Self
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import AtomicType, IntegerType, NullType, StringType, StructField, StructType
 
-from holdfast.backends.arrow.rows import BoolArray, IntArray, from_columns, order_rows, take, take_rows
+from holdfast.backends.arrow.rows import (
+    BoolArray,
+    IntArray,
+    RowOrder,
+    from_columns,
+    order_rows,
+    storage_type,
+    take,
+    take_rows,
+)
 from holdfast.backends.run import Keys, TableSchema
+from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.operators.aggregation import shown_keys
-from holdfast.spark_integration.operators.ends import (
-    FOR_EVER,
+from holdfast.spark_integration.plan.arguments import checked_mode, duration_us
+from holdfast.spark_integration.plan.definition import KeyedRows
+from holdfast.spark_integration.plan.event_time import event_time_of
+from holdfast.spark_integration.plan.grouping_keys import Grouping
+from holdfast.spark_integration.plan.operator_plan import operator_plan
+from holdfast.spark_integration.plan.session import name_folding
+from holdfast.spark_integration.processor.state.variable_tables import SEVERAL
+from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardFunction, ShardInput
+from holdfast.spark_integration.spark_types import arrow_schema, conform_output, types_of_keys
+from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
+from holdfast.spark_integration.tables.restarting import OperatorFunction
+from holdfast.spark_integration.transport.transport import quoted
+from holdfast.spark_integration.ttl.ends import (
+    NEVER,
     UNTIL,
     Ends,
     Ttl,
@@ -46,12 +69,7 @@ from holdfast.spark_integration.operators.ends import (
     until_us,
     with_until,
 )
-from holdfast.spark_integration.operators.function import OperatorFunction
-from holdfast.spark_integration.processor.state.variable_tables import SEVERAL
-from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
-from holdfast.spark_integration.spark_types import conform_output
-from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
-from holdfast.spark_integration.vectorised.ranking import Ranking
+from holdfast.spark_integration.vectorised.arrays import ranks, shown_keys, without_views
 
 #: The last key column, from 1 on; shown with lists.
 PLACE = "place"
@@ -204,10 +222,10 @@ class _Listed:
         return entries.keys_of(keys.take(self.key[rows]), pa.table({PLACE: pa.array(self.place[rows], pa.int32())}))
 
     def until_us(self, keys: int) -> IntArray:
-        """Return until when each key is remembered; `FOR_EVER` for one without rows, too."""
+        """Return until when each key is remembered; `NEVER` for one without rows, too."""
         until = np.full(keys, -1)
         np.maximum.at(until, self.key, until_us(self.values.column(UNTIL.name)))
-        return np.where(until < 0, FOR_EVER, until)
+        return np.where(until < 0, NEVER, until)
 
 
 @dataclass(frozen=True)
@@ -262,3 +280,163 @@ class Latest(OperatorFunction):
         transaction.put(STATE_TABLE, changed, values)
         shown = shown_keys(changed, self.key_types) | dict(zip(own.schema.names, own.columns, strict=True))
         yield conform_output(pa.table(shown), self.output_types, batch.operator)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Columns to rank by."""
+
+    columns: tuple[str, ...]
+    ascending: tuple[bool, ...]  #: For each, whether its smallest value stands first
+
+    @property
+    def definition(self) -> str:
+        """What a restart must not change."""
+        pairs = zip(self.columns, self.ascending, strict=True)
+        return ", ".join(f"{name} {'asc' if ascends else 'desc'}" for name, ascends in pairs)
+
+    def taken(self, stored: pa.RecordBatch, rows: pa.Table) -> pa.Table:
+        """Return the columns of stored rows and, behind them, of new ones."""
+        own = rows.select(self.columns)
+        new = [without_views(column).cast(storage_type(column.type)) for column in own.columns]
+        old = pa.Table.from_batches([stored.select(self.columns)])
+        return pa.concat_tables([old, pa.Table.from_arrays(new, schema=old.schema)])
+
+    def order(self, key: IntArray, rows: pa.Table) -> RowOrder:
+        """Return rows by key and, of one key, by rank.
+
+        `key` is the number of each row's key.
+        """
+        signs = [1 if ascends else -1 for ascends in self.ascending]
+        by = [sign * ranks(rows.column(name)) for name, sign in zip(self.columns, signs, strict=True)]
+        order = np.lexsort([*reversed(by), key])
+        first = np.ones(len(order), np.bool_)
+        first[1:] = key[order[1:]] != key[order[:-1]]
+        return RowOrder(order, first)
+
+
+#: What Spark shows with a place, or with a change.
+_SHOWN = {"list": StructField(PLACE, IntegerType(), False), "changes": StructField(CHANGE_TYPE, StringType(), False)}
+_MOST_PLACES = 1_000_000
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """The input of a ranking: rows with keys and other columns."""
+
+    df: DataFrame
+    grouping: Grouping
+    others: StructType  #: The columns that are no keys
+    ttl: Ttl | None
+
+    @classmethod
+    def of(cls, df: DataFrame, grouping: Grouping, ttl: str | None) -> _Ranked:
+        keys = {key.field.name for key in grouping.keys}
+        others = StructType([StructField(f.name, f.dataType) for f in df.schema if f.name not in keys])
+        if ttl is None or not df.isStreaming:
+            return cls(df, grouping, others, None)
+        event_time = event_time_of(df)
+        name = None if event_time is None else event_time.name
+        return cls(df, grouping, others, Ttl(duration_us(df, ttl), name))
+
+    @property
+    def key_types(self) -> pa.Schema:
+        return types_of_keys([key.field for key in self.grouping.keys])
+
+    @property
+    def value_types(self) -> pa.Schema:
+        return arrow_schema(self.others, "the input")
+
+    def output(self, *own: StructField) -> StructType:
+        """Return the keys, columns of the operator's own, and the other columns of the input."""
+        keys = [StructField(key.field.name, key.field.dataType) for key in self.grouping.keys]
+        return StructType([*keys, *own, *self.others])
+
+    def require_free(self, *names: str) -> None:
+        taken = [*self.others.names, *(key.field.name for key in self.grouping.keys)]
+        for name in [*names, *([UNTIL.name] if self.ttl else [])]:
+            if name in taken:
+                raise InvalidArgumentError(
+                    "the input has a column with the name of one of the operator's own: rename it, as in "
+                    "df.withColumnRenamed('a', 'b')",
+                    column=name,
+                )
+
+    def ranking(self, by: object, ascending: object) -> Ranking:
+        given = [by] if isinstance(by, str) else by
+        if not isinstance(given, Sequence) or not given or not all(isinstance(name, str) for name in given):
+            raise InvalidArgumentError("by is a column's name or a list of names", given=repr(by))
+        directions = [ascending] * len(given) if isinstance(ascending, bool) else ascending
+        if not isinstance(directions, Sequence) or [type(one) for one in directions] != [bool] * len(given):
+            raise InvalidArgumentError(
+                "ascending is True or False, or one for each column of by", given=repr(ascending)
+            )
+        return Ranking(tuple(map(self._ranked_by, given)), tuple(directions))
+
+    def _ranked_by(self, name: str) -> str:
+        """Return the input's name of a column to rank by."""
+        _ = self.df.select(quoted(name)).schema  # refuses what is no column
+        fold = name_folding(self.df)
+        found = [f for f in self.others if f.name == name] or [f for f in self.others if fold(f.name) == fold(name)]
+        if not found:
+            raise InvalidArgumentError("by is a key, in which all rows of a key are equal: name another", column=name)
+        t = found[0].dataType
+        is_plain = isinstance(t, AtomicType) and not isinstance(t, NullType)
+        if not is_plain or (isinstance(t, StringType) and t != StringType()):
+            raise InvalidArgumentError(
+                "rows are ranked by numbers, text, bytes, booleans, dates and times: compute one of these first, as in "
+                "df.withColumn('rank', …)",
+                column=name,
+                type=t.simpleString(),
+            )
+        return found[0].name
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether keys are forgotten by the watermark, so that late rows are dropped."""
+        return self.ttl is not None and self.ttl.event_time is not None
+
+    def rows(self, function: ShardFunction) -> KeyedRows:
+        return KeyedRows(self.df, self.grouping.keys, function)
+
+
+def top_rows(
+    df: DataFrame,
+    grouping: Grouping,
+    places: object,
+    by: str | Sequence[str],
+    ascending: bool | Sequence[bool],
+    emit: object,
+    ttl: str | None,
+    outputMode: object,
+    name: str,
+) -> DataFrame:
+    """Define ``groupBy(…).top(…)``.
+
+    Raises `AnalysisException` if there is no such column. Raises `InvalidArgumentError` if an argument or a setting is
+    wrong, or a column has a type that cannot be kept or ranked.
+    """
+    if type(places) is not int or not 0 < places <= _MOST_PLACES:
+        raise InvalidArgumentError(f"top takes a number of rows from 1 to {_MOST_PLACES}", given=repr(places))
+    if emit not in ("list", "changes"):
+        raise InvalidArgumentError("emit is 'list' or 'changes'", given=repr(emit))
+    ranked = _Ranked.of(df, grouping, ttl)
+    ranked.require_free(PLACE, CHANGE_TYPE)
+    output = ranked.output(_SHOWN[emit])
+    types = arrow_schema(output, "the output", keep_not_null=True)
+    ranking = ranked.ranking(by, ascending)
+    function = Top(ranked.key_types, ranked.value_types, types, ranking, places, emit, ranked.ttl)
+    return operator_plan(ranked.rows(function), output, checked_mode(outputMode), name, is_timed=ranked.is_timed)
+
+
+def latest_rows(
+    df: DataFrame, grouping: Grouping, by: str | Sequence[str], ttl: str | None, outputMode: object, name: str
+) -> DataFrame:
+    """Define ``groupBy(…).latest(…)``; raises as `top_rows`."""
+    ranked = _Ranked.of(df, grouping, ttl)
+    ranked.require_free()
+    output = ranked.output()
+    ranking = ranked.ranking(by, ascending=False)
+    types = arrow_schema(output, "the output", keep_not_null=True)
+    function = Latest(ranked.key_types, ranked.value_types, types, ranking, ranked.ttl)
+    return operator_plan(ranked.rows(function), output, checked_mode(outputMode), name, is_timed=ranked.is_timed)

@@ -12,22 +12,18 @@ decides once for a query.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from holdfast.spark_integration.hosts.group_state import GroupStateHost
 from holdfast.spark_integration.hosts.host import Host
 from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
-from holdfast.spark_integration.plan.arguments import operator_name
+from holdfast.spark_integration.plan.arguments import Mode, can_host_processors, operator_name
 from holdfast.spark_integration.plan.definition import Definition, KeyedRows
 from holdfast.spark_integration.plan.event_time import without_watermark
-from holdfast.spark_integration.plan.processor_arguments import can_host_processors
 from holdfast.spark_integration.plan.session import checked_settings, rows_each
 from holdfast.spark_integration.transport.output import output_of_tables
 
-Mode = Literal["append", "update"]
 #: How an error ends that asks for a watermark.
 BEHIND_ANOTHER = (
     ". Behind another operator, keep the column of the time, and set spark.sql.streaming.stateStore.providerClass to "

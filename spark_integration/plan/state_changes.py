@@ -13,7 +13,7 @@ from holdfast.backends.column_names import ColumnChanges
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.shard.operator import STATE_TABLE
-from holdfast.spark_integration.tables.key_rows import EXPIRES
+from holdfast.spark_integration.ttl.expiry import EXPIRES
 
 #: What the APIs take.
 StateChanges = Mapping[str, Any]

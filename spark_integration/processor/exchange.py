@@ -19,14 +19,18 @@ from pyspark.sql.types import ArrayType, MapType, Row, StructType
 from holdfast.backends.arrow.rows import IntArray, one_chunk
 from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration import spark_versions
-from holdfast.spark_integration.keyed.failed_keys import GatheredOutput
 from holdfast.spark_integration.keyed.frame_blocks import Array
-from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames, in_zone, key_tuples
+from holdfast.spark_integration.keyed.frames import (
+    FrameFormat,
+    GatheredOutput,
+    KeyFrames,
+    OutputFrames,
+    in_zone,
+    key_tuples,
+)
 from holdfast.spark_integration.keyed.group_state import copier
-from holdfast.spark_integration.keyed.key_order import KeyOrder
-from holdfast.spark_integration.keyed.output_frames import OutputFrames
-from holdfast.spark_integration.keyed.shown_values import plain, row_maker
-from holdfast.spark_integration.keyed.slabs import KeySlabs
+from holdfast.spark_integration.keyed.python_values import plain, row_maker
+from holdfast.spark_integration.keyed.slabs import KeyOrder, KeySlabs
 from holdfast.spark_integration.spark_types import arrow_schema, require_nulls_allowed, require_utf8
 
 

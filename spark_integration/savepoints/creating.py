@@ -38,8 +38,7 @@ from holdfast.backends.column_names import Names
 from holdfast.backends.evolution import evolved
 from holdfast.backends.options import did_you_mean
 from holdfast.backends.run import under_names
-from holdfast.backends.schema import TableSchema
-from holdfast.backends.stored_schema import decode_schemas, encode_schemas
+from holdfast.backends.schema import TableSchema, decode_schemas, encode_schemas
 from holdfast.errors import (
     CorruptionError,
     HoldfastError,

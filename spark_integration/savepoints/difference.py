@@ -24,7 +24,7 @@ from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.lookup.changes import ADDED, CHANGED, REMOVED, differing
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange, joined
-from holdfast.spark_integration.tables.timers import is_by_time
+from holdfast.spark_integration.timers import is_by_time
 
 
 @dataclass

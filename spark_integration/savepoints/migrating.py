@@ -20,9 +20,8 @@ from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
 from holdfast.spark_integration.lookup.shown import shown_columns
 from holdfast.spark_integration.processor.state.variable_tables import tables_called
-from holdfast.spark_integration.tables.key_rows import EXPIRES, index_of
-from holdfast.spark_integration.tables.key_timers import TIMERS
-from holdfast.spark_integration.tables.timers import is_by_time
+from holdfast.spark_integration.timers import TIMERS, is_by_time
+from holdfast.spark_integration.ttl.expiry import EXPIRES, index_of
 
 Migrate = Callable[[pa.RecordBatch], pa.RecordBatch]
 # Of one batch.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
-from holdfast.backends.stored_schema import encode_schemas
+from holdfast.backends.schema import encode_schemas
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, find_operator
@@ -51,7 +51,7 @@ from holdfast.spark_integration.savepoints.tasks import SparkTasks, StateMaker, 
 from holdfast.spark_integration.shard.pointer_row import PointerRow, directory_of_query
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_state.new_state import PointerOperator
-from holdfast.spark_integration.tables.key_timers import DUE, TIMERS
+from holdfast.spark_integration.timers import DUE, TIMERS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -29,7 +29,7 @@ from holdfast import clock
 from holdfast.backends.arrow.rows import take
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import Run, TableSchema, join_runs, merge_runs
-from holdfast.backends.stored_schema import decode_schemas
+from holdfast.backends.schema import decode_schemas
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
@@ -44,8 +44,7 @@ from holdfast.spark_integration.savepoints.migrating import Migration
 from holdfast.spark_integration.savepoints.tasks import ShardTask, each_ahead, failed
 from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.tables.entry_rows import renumbered
-from holdfast.spark_integration.tables.key_timers import TIMERS_BY_DUE
-from holdfast.spark_integration.tables.timers import first_due_ms, hashes_of_keys, is_by_time
+from holdfast.spark_integration.timers import TIMERS_BY_DUE, first_due_ms, hashes_of_keys, is_by_time
 from holdfast.spark_integration.transport.routes import shards_of
 
 #: The version that a restored query begins with: that after its micro-batch 0.

@@ -392,7 +392,7 @@ class _Watch:
 def _holds_state(schema: TableSchema) -> bool:
     """Tell whether a table is the user's state; tables of timers and times, which have unsigned values, are not.
 
-    See `holdfast.spark_integration.tables.timers`.
+    See `holdfast.spark_integration.timers`.
     """
     return schema.name != TIMERS_TABLE and pa.uint64() not in schema.value.types
 

@@ -9,7 +9,7 @@ A row's key begins with the grouping key, whose hash all rows of one key share::
 
 So all entries of many keys are read by one scan of their prefixes, one entry is found by its whole key, and an entry
 is written without a look at the others. Rows may expire, each at its own time: see
-`holdfast.spark_integration.tables.key_rows`.
+`holdfast.spark_integration.ttl.expiry`.
 
 Numbers of a list's elements: they only grow, so that appending needs no look at the list.
 
@@ -29,7 +29,7 @@ from holdfast.backends.arrow.rows import IntArray, filter_rows, from_columns, ta
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import CorruptionError
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.tables.key_rows import EXPIRES, ExpiringKeyRows, Expiry, KeyRows, expires_of, open_rows
+from holdfast.spark_integration.ttl.expiry import EXPIRES, ExpiringKeyRows, Expiry, KeyRows, expires_of, open_rows
 
 _NUMBERS_PER_VERSION = 1 << 32
 

@@ -12,12 +12,14 @@ from typing import NoReturn
 
 import pyarrow as pa
 
+from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.evolution import is_readable_as, key_changes, value_changes
 from holdfast.backends.schema import NEW_QUERY, VALUE_SIDE, TableSchema
 from holdfast.errors import SchemaMismatchError
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.spark_integration.tables.key_rows import EXPIRES, index_of
-from holdfast.spark_integration.tables.key_timers import TIMERS, TIMERS_BY_DUE
+from holdfast.spark_integration.shard.operator import ShardFunction
+from holdfast.spark_integration.timers import TIMERS, TIMERS_BY_DUE
+from holdfast.spark_integration.ttl.expiry import EXPIRES, index_of
 
 _Fields = Iterable[pa.Field]
 
@@ -102,8 +104,8 @@ def _require_readable(stored: StoredTables, declared: Mapping[str, TableSchema],
             f"{NEW_QUERY}",
             table=name,
             changed=keys,
-            stored=shown(live.key),
-            declared=shown(table.key),
+            stored=described(live.key),
+            declared=described(table.key),
         )
     why = [
         *(f"{change}: its stored values cannot be read so" for change in value_changes(live, table, exact=True)),
@@ -120,8 +122,8 @@ def _require_readable(stored: StoredTables, declared: Mapping[str, TableSchema],
             "stored columns and types, or wider ones; give a column of another type another name; migrate the state "
             f"by savepoints.restore(…, migrate=…); {NEW_QUERY}",
             table=name,
-            stored=shown(latest.value),
-            declared=shown(table.value),
+            stored=described(latest.value),
+            declared=described(table.value),
         )
 
 
@@ -189,10 +191,25 @@ def no_longer_null(live: TableSchema, declared: TableSchema) -> list[str]:
     ]
 
 
-def shown(columns: Iterable[pa.Field]) -> str:
+def described(columns: Iterable[pa.Field]) -> str:
     """Return columns for an error."""
     return ", ".join(f"{field.name} {field.type}" for field in columns)
 
 
 def _refuse(message: str, **facts: object) -> NoReturn:
     raise SchemaMismatchError(message, **facts)
+
+
+class OperatorFunction(ShardFunction):
+    """A `ShardFunction` that goes on with the tables of the same operator, whose columns nobody drops or renames."""
+
+    def changes(self) -> Mapping[str, ColumnChanges]:
+        return {}
+
+    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
+        require_same_operator(configuration, self.configuration())
+        self.require_same_columns(stored)
+        require_readable_tables(stored, self.tables())
+
+    def require_same_columns(self, stored: StoredTables) -> None:
+        """Check that stored columns are what the operator takes them for; where names and types say all, they are."""

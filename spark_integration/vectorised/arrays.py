@@ -1,4 +1,4 @@
-"""Arrays that a user's function gives and gets: one value for each key of the micro-batch."""
+"""Arrays that a user's function gives and gets, one value for each key of the micro-batch; and the order of values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow.rows import BoolArray, IntArray, one_chunk, storage_type
+from holdfast.backends.arrow.rows import BoolArray, IntArray, normalize_keys, one_chunk, storage_type
+from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
 
 
@@ -62,6 +63,12 @@ def seen(columns: pa.RecordBatch, types: pa.Schema, what: str) -> pa.Table:
     return pa.table([_seen(*pair, what) for pair in zip(columns.columns, types, strict=True)], schema=types)
 
 
+def shown_keys(keys: Keys, types: pa.Schema) -> dict[str, pa.ChunkedArray]:
+    """Return key columns as a function and an output show them, by name; raises as `seen`."""
+    shown = seen(keys.columns, types, "key column")
+    return dict(zip(shown.schema.names, shown.columns, strict=True))
+
+
 def _seen(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
     try:
         return column.cast(field.type)
@@ -72,3 +79,19 @@ def _seen(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
             keys=len(column),
             bytes=column.nbytes,
         ) from exc
+
+
+def ranks(column: pa.Array | pa.ChunkedArray) -> IntArray:
+    """Return numbers in the order of values, equal for equal ones; 0 for null.
+
+    Raises `InvalidArgumentError` if values of this type have no order.
+    """
+    values = normalize_keys(one_chunk(column))
+    if pa.types.is_boolean(values.type):
+        values = values.cast(pa.uint8())
+    try:
+        found: IntArray = pc.rank(values, tiebreaker="dense").to_numpy().astype(np.int64)
+    except pa.ArrowNotImplementedError as exc:
+        raise InvalidArgumentError("values of this type have no order", type=str(values.type)) from exc
+    found[values.is_null().to_numpy(zero_copy_only=False)] = 0  # Arrow ranks null last
+    return found

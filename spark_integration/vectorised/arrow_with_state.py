@@ -15,10 +15,11 @@ import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from holdfast.backends.arrow.rows import IntArray, one_chunk
 from holdfast.backends.column_names import ColumnChanges
@@ -29,17 +30,22 @@ from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
-from holdfast.spark_integration.spark_types import conform_output
-from holdfast.spark_integration.tables.key_rows import KeyTimes, expiring_tables, expiry_of, open_rows
-from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers, due_before_ms
+from holdfast.spark_integration.spark_types import arrow_schema, conform_output, parse_struct
 from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_api
-from holdfast.spark_integration.tables.timers import DueTimers
+from holdfast.spark_integration.timers import NO_TIMER, TIMERS, TIMERS_BY_DUE, DueTimers, KeyTimers, due_before_ms
 from holdfast.spark_integration.transport.transport import moments_of
-from holdfast.spark_integration.vectorised.arrays import array_of
-from holdfast.spark_integration.vectorised.batch import ShardBatch, group_rows, shown_keys, with_due
+from holdfast.spark_integration.ttl.expiry import (
+    EXPIRES,
+    LONGEST_TTL_MS,
+    KeyTimes,
+    expiring_tables,
+    expiry_of,
+    open_rows,
+)
+from holdfast.spark_integration.vectorised.arrays import array_of, seen
+from holdfast.spark_integration.vectorised.batch import ShardBatch, group_rows, with_due
 from holdfast.spark_integration.vectorised.groups import Groups
-from holdfast.spark_integration.vectorised.state import ShardState
-from holdfast.spark_integration.vectorised.timers import ShardTimers
+from holdfast.spark_integration.vectorised.state import ShardState, ShardTimers
 
 _NO_COLUMN = re.compile(r'Field "(.*)" does not exist in schema')
 
@@ -93,10 +99,10 @@ class ArrowWithState:
         every_key = batch.keys(self.tables()[next(iter(self.states))])
         keys, shown, groups = group_rows(batch.rows, every_key.columns, every_key.hashes, self.key_types)
         call = _Call(self, batch, transaction)
-        due, due_ms = call.fire(), np.full(len(keys), NEVER)
+        due, due_ms = call.fire(), np.full(len(keys), NO_TIMER)
         if due is not None:
             keys, groups, due_ms = with_due(keys, groups, due)
-            shown = shown_keys(keys, self.key_types)
+            shown = seen(keys.columns, self.key_types, "key column")
         batch.counts.keys += len(keys)
         batch.counts.timers_due += 0 if due is None else len(due)
         if len(keys):  # none if Spark calls the shard to evict what has expired
@@ -222,6 +228,96 @@ class _Call:
 
     def earliest_ms(self) -> int | None:
         """Return when Spark is to call the shard, whether it has rows then or not; None for never."""
-        found = [] if self._timers is None else [self._timers.earliest(NEVER)]
+        found = [] if self._timers is None else [self._timers.earliest(NO_TIMER)]
         found += [expiry.earliest(self._transaction) for expiry in self._waking]
         return min((at for at in found if at is not None), default=None)
+
+
+_CLOCKS: Mapping[str, TimeMode] = {"processing time": "ProcessingTime", "event time": "EventTime"}
+_TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True)
+class StateTable:
+    """One state table of an operator: a row for each key.
+
+    Attributes
+    ----------
+    stateStructType : StructType or str
+        Its columns.
+    ttlDurationMs : int, optional
+        A row expires so many milliseconds after it was last written. It is invisible from then on, and removed the next
+        time the shard is called. None for never.
+    ttl : str, optional
+        The same as a duration, such as ``"7 days"``.
+    by : {"processing time", "event time"}
+        The clock: Spark's processing time; or the watermark's, in which a row counts as written at the time of the
+        newest of its key's rows in the micro-batch.
+
+    Examples
+    --------
+    >>> seen = holdfast.StateTable("id string", ttlDurationMs=3_600_000)
+    >>> seen = holdfast.StateTable("id string", ttl="7 days", by="event time")
+    """
+
+    stateStructType: StructType | str
+    ttlDurationMs: int | None = None
+    ttl: str | None = None
+    by: Literal["processing time", "event time"] = "processing time"
+
+
+Declared = StructType | str | StateTable
+
+
+def declared_states(
+    states: Declared | Mapping[str, Declared], time_mode: TimeMode, duration_us: Callable[[str], int]
+) -> dict[str, StateColumns]:
+    """Return the state tables that an operator declares, by name; one without a name is `STATE_TABLE`.
+
+    Raises `InvalidArgumentError` if a schema, a name or a time to live is wrong.
+    """
+    if not isinstance(states, Mapping):
+        return {STATE_TABLE: _columns(states, "stateStructType", time_mode, duration_us)}
+    if not states:
+        raise InvalidArgumentError("stateStructType names no table: give at least one")
+    for name in states:
+        require_table_name(name)
+    return {
+        name: _columns(state, f"stateStructType[{name!r}]", time_mode, duration_us) for name, state in states.items()
+    }
+
+
+def require_table_name(name: object) -> None:
+    """Check what a user calls a state table.
+
+    Raises `InvalidArgumentError` if no table can be called so.
+    """
+    if not _TABLE_NAME.fullmatch(str(name)) or name in (TIMERS, TIMERS_BY_DUE):
+        raise InvalidArgumentError(
+            f"{name!r} cannot name a state table: use letters, digits and '_', not beginning with a digit, "
+            f"at most 64 long, and neither {TIMERS!r} nor {TIMERS_BY_DUE!r}"
+        )
+
+
+def _columns(declared: Declared, what: str, time_mode: TimeMode, duration_us: Callable[[str], int]) -> StateColumns:
+    table = declared if isinstance(declared, StateTable) else StateTable(declared)
+    types = arrow_schema(parse_struct(table.stateStructType, what), what)
+    ttl_ms = table.ttlDurationMs
+    if table.ttl is not None:
+        if ttl_ms is not None:
+            raise InvalidArgumentError(f"{what}: give ttl or ttlDurationMs, not both")
+        ttl_ms = -(-duration_us(table.ttl) // 1000)
+    if table.by not in _CLOCKS:
+        raise InvalidArgumentError(f"{what}: by must be 'processing time' or 'event time'", given=repr(table.by))
+    if ttl_ms is None:
+        return StateColumns(types, None)
+    if table.by == "event time" and time_mode != "EventTime":
+        raise InvalidArgumentError(f"{what}: a ttl by event time needs timeMode='EventTime'", given=time_mode)
+    if type(ttl_ms) is not int or not 0 < ttl_ms <= LONGEST_TTL_MS:
+        raise InvalidArgumentError(
+            f"{what}: ttlDurationMs must be a whole number of milliseconds, at least 1 and at most 10,000 years",
+            given=ttl_ms,
+        )
+    if EXPIRES in types.names:
+        raise InvalidArgumentError(f"{what}: a table with ttlDurationMs has a column {EXPIRES!r} of holdfast's own")
+    return StateColumns(types, ttl_ms, _CLOCKS[table.by])

@@ -12,12 +12,10 @@ from holdfast.backends.arrow.rows import IntArray, order_rows, take
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.shard.operator import STATE_TABLE
-from holdfast.spark_integration.tables.key_timers import NEVER
-from holdfast.spark_integration.tables.timers import DueTimers
+from holdfast.spark_integration.timers import NO_TIMER, DueTimers
 from holdfast.spark_integration.vectorised.arrays import seen
 from holdfast.spark_integration.vectorised.groups import Groups
-from holdfast.spark_integration.vectorised.state import ShardState
-from holdfast.spark_integration.vectorised.timers import ShardTimers
+from holdfast.spark_integration.vectorised.state import ShardState, ShardTimers
 
 
 @dataclass(frozen=True)
@@ -92,12 +90,7 @@ def group_rows(
     order = order_rows(hashes, key_columns)
     first_rows = order.rows[order.first]
     keys = Keys(hashes[first_rows], take(key_columns, first_rows))
-    return keys, shown_keys(keys, key_types), Groups(rows, order)
-
-
-def shown_keys(keys: Keys, key_types: pa.Schema) -> pa.Table:
-    """Return keys as the function sees them; raises as `seen`."""
-    return seen(keys.columns, key_types, "key column")
+    return keys, seen(keys.columns, key_types, "key column"), Groups(rows, order)
 
 
 def with_due(keys: Keys, groups: Groups, due: DueTimers) -> tuple[Keys, Groups, IntArray]:
@@ -113,6 +106,6 @@ def with_due(keys: Keys, groups: Groups, due: DueTimers) -> tuple[Keys, Groups, 
     at[order.rows] = order.rows[order.first][np.cumsum(order.first) - 1]  # a key with rows stands before its timer
     without_rows = n + np.flatnonzero(at[n:] >= n)
     at[without_rows] = n + np.arange(len(without_rows))
-    due_ms = np.full(n + len(without_rows), NEVER)
+    due_ms = np.full(n + len(without_rows), NO_TIMER)
     due_ms[at[n:]] = due.due_ms
     return both.take(np.concatenate([np.arange(n), without_rows])), groups.with_empty(len(without_rows)), due_ms

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 
 from holdfast.backends.arrow.rows import IntArray, RowOrder, one_chunk
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.vectorised.arrays import without_views
-from holdfast.spark_integration.vectorised.ranking import ranks
+from holdfast.spark_integration.vectorised.arrays import ranks, without_views
 
 _INT64 = np.iinfo(np.int64)
 #: Rows a key, up to which adding up all rows and taking differences is faster than key by key.

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import DataType, StructType
 
-from holdfast.spark_integration.keyed.frames import FrameFormat
-from holdfast.spark_integration.keyed.output_frames import OutputFrames
+from holdfast.spark_integration.keyed.frames import FrameFormat, OutputFrames
 from holdfast.spark_integration.transport.output import RowsOutput
 from tests.fuzz.output_values import COLUMNS, OF_ARROW, TYPES
 from tests.fuzz.spark_worker import returned_by_spark

@@ -1,7 +1,7 @@
 """Timers of a processor: any number for each key, registered and deleted without a read.
 
 Two tables hold them: `timers` by key, for ``listTimers``, and `timers_by_due` in the order of time
-(`holdfast.spark_integration.tables.timers`), from which they fire.
+(`holdfast.spark_integration.timers`), from which they fire.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from holdfast.backends.arrow.rows import IntArray, from_columns
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.keyed.slabs import SLAB_KEYS
-from holdfast.spark_integration.processor.state.slab import Slab
-from holdfast.spark_integration.processor.state.slab_entries import SlabEntries
+from holdfast.spark_integration.processor.state.slab import Slab, SlabEntries
 from holdfast.spark_integration.processor.state.variable_tables import free_name
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.tables.entry_rows import EntryRows
-from holdfast.spark_integration.tables.key_timers import DUE, TIMERS, TIMERS_BY_DUE
-from holdfast.spark_integration.tables.timers import DueTimers, Timers, timers_schema
+from holdfast.spark_integration.timers import DUE, TIMERS, TIMERS_BY_DUE, DueTimers, Timers, timers_schema
 
 _FIRST_MS = -(1 << 63)
 

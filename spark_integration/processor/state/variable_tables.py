@@ -13,9 +13,8 @@ import pyarrow as pa
 from holdfast.backends.options import did_you_mean
 from holdfast.backends.run import TableSchema
 from holdfast.errors import NotFoundError
-from holdfast.spark_integration.tables.key_rows import index_of
-from holdfast.spark_integration.tables.key_timers import TIMERS, TIMERS_BY_DUE
-from holdfast.spark_integration.tables.timers import is_by_time
+from holdfast.spark_integration.timers import TIMERS, TIMERS_BY_DUE, is_by_time
+from holdfast.spark_integration.ttl.expiry import index_of
 
 Kind = Literal["value", "list", "map"]
 KINDS: tuple[Kind, ...] = ("value", "list", "map")

@@ -7,7 +7,7 @@
     getListState("visits", "page string")      l.visits    k…, seq        page
     getMapState("seen", "id long", "n long")   m.seen      k…, entry.id   n
 
-A variable with a TTL has the column ``expires_ms`` besides, and an index: `holdfast.spark_integration.tables.key_rows`.
+A variable with a TTL has the column ``expires_ms`` besides, and an index: `holdfast.spark_integration.ttl.expiry`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.backends.run import TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.processor.state.variable_tables import ENTRY, SEQUENCE, Kind, free_name, table_of
 from holdfast.spark_integration.spark_types import arrow_schema, require_key_types
-from holdfast.spark_integration.tables.key_rows import EXPIRES, expiring_tables
+from holdfast.spark_integration.ttl.expiry import EXPIRES, expiring_tables
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ from holdfast.spark_integration.spark_state.pointers import modes_of, no_query
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.tables.entry_rows import first_number
-from holdfast.spark_integration.tables.key_rows import index_of
-from holdfast.spark_integration.tables.key_timers import DUE, TIMERS, TIMERS_BY_DUE, KeyTimers
+from holdfast.spark_integration.timers import DUE, TIMERS, TIMERS_BY_DUE, KeyTimers
+from holdfast.spark_integration.ttl.expiry import index_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

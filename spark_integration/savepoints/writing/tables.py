@@ -26,11 +26,11 @@ from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
 from holdfast.spark_integration.processor.state.variable_tables import find_shown, grouping_columns, is_of_entry
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import arrow_schema, types_of_keys
-from holdfast.spark_integration.tables.key_rows import EXPIRES, expiring_tables, index_of
-from holdfast.spark_integration.tables.key_timers import TIMERS, TIMERS_BY_DUE, KeyTimers
+from holdfast.spark_integration.timers import TIMERS, TIMERS_BY_DUE, KeyTimers
 from holdfast.spark_integration.transport.route_columns import route_column, shard_column
 from holdfast.spark_integration.transport.transport import quoted
-from holdfast.spark_integration.vectorised.state_table import require_table_name
+from holdfast.spark_integration.ttl.expiry import EXPIRES, expiring_tables, index_of
+from holdfast.spark_integration.vectorised.arrow_with_state import require_table_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

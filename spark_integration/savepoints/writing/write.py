@@ -31,7 +31,7 @@ from holdfast import clock
 from holdfast.backends.arrow.rows import HashArray, order_rows
 from holdfast.backends.registry import backend_names
 from holdfast.backends.run import Keys, Run, TableSchema
-from holdfast.backends.stored_schema import decode_schemas, encode_schemas
+from holdfast.backends.schema import decode_schemas, encode_schemas
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.snapshotter.fields import NUMBER_LIMIT
@@ -62,9 +62,8 @@ from holdfast.spark_integration.shard.pointer_row import GROUP_STATE
 from holdfast.spark_integration.shard.task_storage import storage_at
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES, NAMED_SOURCES_SETTING
-from holdfast.spark_integration.tables.key_rows import EXPIRES, NEVER
-from holdfast.spark_integration.tables.key_timers import TIMERS
-from holdfast.spark_integration.tables.timers import first_due_ms, timers_run
+from holdfast.spark_integration.timers import TIMERS, first_due_ms, timers_run
+from holdfast.spark_integration.ttl.expiry import EXPIRES, NEVER
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -19,7 +19,7 @@ import pyarrow.types as pt
 import xxhash
 
 from holdfast.backends import stored_file
-from holdfast.backends.stored_schema import decode_schema, encode_schema
+from holdfast.backends.schema import decode_schema, encode_schema
 from holdfast.errors import ConflictError, CorruptionError, NotFoundError, SchemaMismatchError, StateLostError
 from holdfast.snapshotter.fence import Fence, key_of, looks
 from holdfast.snapshotter.fields import Fields

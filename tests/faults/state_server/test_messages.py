@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.backends.base import Pointer
 from holdfast.backends.run_files.memory import MemoryBackend
-from holdfast.backends.stored_schema import encode_schemas
+from holdfast.backends.schema import encode_schemas
 from holdfast.clock import new_id
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import VersionedStore

@@ -19,7 +19,7 @@ from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs, schema_of
 from holdfast.backends.run_files.backend import FilesystemBackend
 from holdfast.backends.run_files.memory import MemoryBackend
-from holdfast.backends.stored_schema import decode_schemas, encode_schemas
+from holdfast.backends.schema import decode_schemas, encode_schemas
 from holdfast.mvcc import VersionedStore
 
 A: dict[str, Any] = {"point": {"a": 1, "note": "x"}, "pairs": [{"a": 1.5}, {"a": 2.5}]}

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.backends.schema import TableSchema
-from holdfast.backends.stored_schema import decode_schema, decode_schemas, encode_schema, encode_schemas
+from holdfast.backends.schema import TableSchema, decode_schema, decode_schemas, encode_schema, encode_schemas
 from holdfast.errors import CorruptionError
 from holdfast.testing.state_rows import TYPES, VALUE_TYPES
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from holdfast.spark_integration.processor.declaring import PickledProcessor, declaration_of
 from holdfast.spark_integration.processor.exchange import RowExchange
+from holdfast.spark_integration.processor.handle import PickledProcessor, declaration_of
 from holdfast.spark_integration.processor.transform_with_state import TransformWithState
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardFunction
 from holdfast.spark_integration.shard.timeout import TimeMode

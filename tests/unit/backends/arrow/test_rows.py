@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from holdfast.backends.arrow import rows as arrow_rows
 from holdfast.backends.arrow.rows import order_rows
 from holdfast.backends.run import Keys
-from holdfast.spark_integration.keyed.key_order import KeyOrder
+from holdfast.spark_integration.keyed.slabs import KeyOrder
 from holdfast.testing.state_rows import TYPES, plain
 
 INNER = pa.struct([("f", pa.float64()), ("l", pa.list_(pa.float32()))])

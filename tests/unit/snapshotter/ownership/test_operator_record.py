@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.backends import stored_file
 from holdfast.backends.run import TableSchema
-from holdfast.backends.stored_schema import decode_schemas
+from holdfast.backends.schema import decode_schemas
 from holdfast.errors import (
     ConflictError,
     CorruptionError,

@@ -12,7 +12,7 @@ import pytest
 from holdfast.backends import stored_file
 from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import TableSchema
-from holdfast.backends.stored_schema import encode_schema, encode_schemas
+from holdfast.backends.schema import encode_schema, encode_schemas
 from holdfast.errors import ConflictError, CorruptionError, SchemaMismatchError, UnavailableError
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables, stored_tables

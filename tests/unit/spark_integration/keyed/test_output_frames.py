@@ -29,8 +29,7 @@ from pyspark.sql.types import (
 )
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
-from holdfast.spark_integration.keyed.frames import FrameFormat
-from holdfast.spark_integration.keyed.output_frames import GATHERED_FRAMES, OutputFrames
+from holdfast.spark_integration.keyed.frames import GATHERED_FRAMES, FrameFormat, OutputFrames
 
 ZONE = FrameFormat("America/New_York")
 

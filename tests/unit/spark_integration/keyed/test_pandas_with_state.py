@@ -21,11 +21,11 @@ from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import SchemaMismatchError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
+from holdfast.spark_integration import timers as shared_timers
 from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
-from holdfast.spark_integration.tables import keys_at_once
-from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, Expiry, expiring_tables
+from holdfast.spark_integration.ttl.expiry import ExpiringKeyRows, Expiry, expiring_tables
 from tests.unit.spark_integration.embedded_shard import EmbeddedShard
 
 Calls = list[tuple[Any, ...]]
@@ -156,8 +156,8 @@ def test_large_states_are_held_a_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool, timed_out: bool
 ) -> None:
     """20,000 keys of 100 kB each are 2 GB, and as much again as Python's objects; read or written."""
-    monkeypatch.setattr(keys_at_once, "AT_ONCE_BYTES", 1 << 20)
-    monkeypatch.setattr(keys_at_once.KeysAtOnce.__init__, "__defaults__", (4,))
+    monkeypatch.setattr(shared_timers, "AT_ONCE_BYTES", 1 << 20)
+    monkeypatch.setattr(shared_timers.KeysAtOnce.__init__, "__defaults__", (4,))
     slabs.at_once_of.cache_clear()
     found: list[str | None] = []
 

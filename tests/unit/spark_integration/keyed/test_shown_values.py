@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import ArrayType, BinaryType, DataType, LongType, MapType, Row, StructType, TimestampType
 
-from holdfast.spark_integration.keyed.python_values import RowValues
-from holdfast.spark_integration.keyed.shown_values import plain, row_maker, to_python
+from holdfast.spark_integration.keyed.python_values import RowValues, plain, row_maker, to_python
 from tests.faults.elsewhere import finish, run_elsewhere
 from tests.tiers import cases
 from tests.time_zone import process_in

@@ -19,9 +19,8 @@ from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.run import Keys, Run
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.mvcc import VersionedStore
-from holdfast.spark_integration.keyed.timeouts import NoTimeouts, Timeouts
-from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers
-from holdfast.spark_integration.tables.timers import Timers, timers_schema
+from holdfast.spark_integration.keyed.pandas_with_state import NoTimeouts, Timeouts
+from holdfast.spark_integration.timers import NO_TIMER, KeyTimers, Timers, timers_schema
 
 KEY_TYPES = pa.schema([("user", pa.string())])
 USERS: list[str | None] = ["ann", "bob", "cem", "", None]
@@ -139,7 +138,7 @@ def test_the_earliest_of_many_timers_of_one_time_costs_what_was_removed(
 
 
 calls = st.lists(
-    st.tuples(users, st.sampled_from([NEVER, 5, 10, 15]), st.booleans()), max_size=5, unique_by=lambda call: call[0]
+    st.tuples(users, st.sampled_from([NO_TIMER, 5, 10, 15]), st.booleans()), max_size=5, unique_by=lambda call: call[0]
 )
 
 
@@ -161,13 +160,13 @@ def test_timeouts_keep_one_timer_a_key(rule: Any, batches: list[tuple[list[tuple
                 numbers = [i for i, _, _ in called]
                 keys = keys_of(tables["timers"], numbers)
                 old_ms = timeouts.get(keys)
-                assert old_ms.tolist() == [model.get(i, NEVER) for i in numbers]
+                assert old_ms.tolist() == [model.get(i, NO_TIMER) for i in numbers]
                 # A timer is set at or after the time that fires.
-                set_ms = np.array([NEVER if t == NEVER else now + t for _, t, _ in called], np.int64)
+                set_ms = np.array([NO_TIMER if t == NO_TIMER else now + t for _, t, _ in called], np.int64)
                 written = np.array([w for _, _, w in called], np.bool_)
                 timeouts.settle(keys, old_ms, set_ms, written)
                 for (i, _, is_written), t in zip(called, set_ms.tolist(), strict=True):
-                    if t != NEVER:
+                    if t != NO_TIMER:
                         model[i] = t
                     elif is_written or rule == "documented":
                         model.pop(i, None)
@@ -177,7 +176,7 @@ def test_timeouts_keep_one_timer_a_key(rule: Any, batches: list[tuple[list[tuple
                     ((USERS[i], int(HASHES[i]), t) for i, t in due.items()), key=repr
                 )
                 for some in fired:
-                    nothing = np.full(len(some), NEVER)
+                    nothing = np.full(len(some), NO_TIMER)
                     timeouts.settle(some.keys, some.due_ms, nothing, np.zeros(len(some), np.bool_))
                 if rule == "documented":
                     model = {i: t for i, t in model.items() if i not in due}
@@ -189,7 +188,7 @@ def test_timeouts_keep_one_timer_a_key(rule: Any, batches: list[tuple[list[tuple
 def test_an_operator_without_timeouts_has_none() -> None:
     keys = keys_of(KeyTimers.tables(KEY_TYPES, "EventTimeTimeout")["timers"], [0, 1])
     nothing = NoTimeouts()
-    nothing.settle(keys, np.full(2, NEVER), np.full(2, NEVER), np.ones(2, np.bool_))
-    assert nothing.get(keys).tolist() == [NEVER, NEVER]
+    nothing.settle(keys, np.full(2, NO_TIMER), np.full(2, NO_TIMER), np.ones(2, np.bool_))
+    assert nothing.get(keys).tolist() == [NO_TIMER, NO_TIMER]
     assert list(nothing.due(10, 10)) == []
     assert nothing.earliest(10) is None

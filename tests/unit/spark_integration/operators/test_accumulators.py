@@ -23,11 +23,11 @@ from holdfast.spark_integration.operators.accumulators import (
     Moments,
     Picked,
     Sum,
+    divided,
     lifted,
     reduced,
     results,
 )
-from holdfast.spark_integration.vectorised.decimals import divided
 
 
 def _valid(rows: list[Any]) -> list[Any]:

@@ -15,10 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.spark_integration.operators.joins import AT, IS_LEFT, AsofJoin, Join, Side, Sides
+from holdfast.spark_integration.operators import joins
+from holdfast.spark_integration.operators.joins import AT, IS_LEFT, AsofJoin, Join, KeyedTimes, Near, Side, Sides
 from holdfast.spark_integration.processor.state.variable_tables import JOINED_LEFT, JOINED_RIGHT, LATEST_RIGHT
-from holdfast.spark_integration.vectorised import nearness
-from holdfast.spark_integration.vectorised.nearness import KeyedTimes, Near
 from tests.unit.spark_integration.operators.operator_shard import FunctionShard
 
 TIME = pa.timestamp("us", "UTC")
@@ -153,7 +152,7 @@ def test_pairs_come_in_pieces(rows: list[tuple[int, int]], within: int, at_once:
     expected = {(i, j) for i, one in enumerate(rows) for j, other in enumerate(rows) if one[0] == other[0]}
     expected = {(i, j) for i, j in expected if abs(rows[i][1] - rows[j][1]) <= within}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nearness, "_AT_ONCE", at_once)
+        patch.setattr(joins, "_AT_ONCE", at_once)
         pieces = list(Near(of, within).pairs(of))
     assert all(len(others) <= at_once for others, _ in pieces)
     found = [pair for others, near in pieces for pair in zip(others.tolist(), near.tolist(), strict=True)]

@@ -20,9 +20,9 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.operators.accumulators import Accumulator, Count, Extreme, Sum
 from holdfast.spark_integration.operators.aggregation import WINDOW_END, WINDOW_START, Aggregation, Window
 from holdfast.spark_integration.operators.deduplication import Deduplication
-from holdfast.spark_integration.operators.ends import Ttl
 from holdfast.spark_integration.operators.sessions import Sessions
 from holdfast.spark_integration.shard.operator import ShardFunction
+from holdfast.spark_integration.ttl.ends import Ttl
 from tests.unit.spark_integration.operators.operator_shard import FunctionShard
 
 TIME = pa.timestamp("us", "UTC")

@@ -23,10 +23,9 @@ from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import SchemaMismatchError
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.operators.deduplication import DeduplicationByTime
-from holdfast.spark_integration.operators.ends import Ttl
-from holdfast.spark_integration.operators.top import Emits, Latest, Top
+from holdfast.spark_integration.operators.top import Emits, Latest, Ranking, Top
 from holdfast.spark_integration.shard.operator import ShardFunction
-from holdfast.spark_integration.vectorised.ranking import Ranking
+from holdfast.spark_integration.ttl.ends import Ttl
 from tests.unit.spark_integration.operators.operator_shard import FunctionShard
 
 TIME = pa.timestamp("us", "UTC")

@@ -14,8 +14,8 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType
 from holdfast.backends.base import Backend
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.spark_integration.keyed.frames import FrameFormat
-from holdfast.spark_integration.processor.declaring import PickledProcessor, declaration_of
 from holdfast.spark_integration.processor.exchange import FrameExchange, RowExchange
+from holdfast.spark_integration.processor.handle import PickledProcessor, declaration_of
 from holdfast.spark_integration.processor.transform_with_state import TransformWithState
 from holdfast.spark_integration.shard.timeout import TimeMode
 from tests.unit.spark_integration.embedded_shard import EmbeddedShard

@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, Row
 
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.keyed import slabs
-from holdfast.spark_integration.processor.state import map_state
+from holdfast.spark_integration.processor.state import states
 from tests.tiers import repetitions
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
 
@@ -83,8 +83,8 @@ def test_whatever_a_processor_asks_it_gets_what_its_map_holds(
 ) -> None:
     """Entries are read, written, removed, cleared and iterated over in any order, in keys that timers call again."""
     monkeypatch.setattr(slabs, "SLAB_KEYS", slab_keys)
-    monkeypatch.setattr(map_state, "_FIRST_KEYS", 2)
-    monkeypatch.setattr(map_state, "_GROWTH", 3)
+    monkeypatch.setattr(states, "_FIRST_KEYS", 2)
+    monkeypatch.setattr(states, "_GROWTH", 3)
     held = {key: {n: n + 100 * i for n in range(ENTRIES)} for i, key in enumerate(KEYS)}
     chance = random.Random(seed)
     # Most processors ask for few entries; each micro-batch is of another one.

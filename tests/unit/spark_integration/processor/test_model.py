@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StringType, StructType
 
 from holdfast.spark_integration.keyed import slabs
-from holdfast.spark_integration.processor.state import slab_entries, timers
+from holdfast.spark_integration.processor.state import slab as slab_module
+from holdfast.spark_integration.processor.state import timers
 from tests.plain_states import PlainKey
 from tests.tiers import cases
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted
@@ -232,9 +233,9 @@ def test_a_processor_does_as_dicts_do(
     time_mode: str, ttl_ms: int | None, slab: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reads see writes, timers and TTL go by the clock, failed attempts leave nothing, and restarts lose nothing."""
-    for module in (slabs, timers, slab_entries):
+    for module in (slabs, timers, slab_module):
         monkeypatch.setattr(module, "SLAB_KEYS", slab[0])
-    monkeypatch.setattr(slab_entries.SlabEntries.__init__, "__defaults__", (slab[1],))
+    monkeypatch.setattr(slab_module.SlabEntries.__init__, "__defaults__", (slab[1],))
 
     @given(st.lists(micro_batches, max_size=8))
     def check(script: list[MicroBatch]) -> None:

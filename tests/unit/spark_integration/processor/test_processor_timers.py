@@ -15,7 +15,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.types import LongType
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.processor.declaring import PickledProcessor, declaration_of
+from holdfast.spark_integration.processor.handle import PickledProcessor, declaration_of
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
 
 N = columns(n=LongType())

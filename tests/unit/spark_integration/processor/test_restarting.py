@@ -22,8 +22,7 @@ from pyspark.sql.types import (
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.spark_integration.processor.restarting import require_same_grouping
-from holdfast.spark_integration.processor.transform_with_state import TransformWithState
+from holdfast.spark_integration.processor.transform_with_state import TransformWithState, require_same_grouping
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
 
 Declare = Callable[[StatefulProcessorHandle], Any]

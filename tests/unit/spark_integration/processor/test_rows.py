@@ -10,7 +10,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, BinaryType, DataType, LongType, MapType, StringType, StructType
 
 from holdfast.errors import SchemaMismatchError
-from holdfast.spark_integration.keyed.shown_values import row_maker
+from holdfast.spark_integration.keyed.python_values import row_maker
 from holdfast.spark_integration.processor.exchange import OutputRows
 
 PAIR = StructType().add("a", LongType(), False).add("b", LongType())

@@ -20,11 +20,11 @@ from pyspark.sql.types import (
 )
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
+from holdfast.spark_integration import timers as shared_timers
 from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.keyed.python_values import RowValues
-from holdfast.spark_integration.processor.state import slab_entries
+from holdfast.spark_integration.processor.state import slab as slab_module
 from holdfast.spark_integration.processor.state import states as states_module
-from holdfast.spark_integration.tables import keys_at_once
 from tests.faults.elsewhere import finish, run_elsewhere
 from tests.tiers import ALL
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
@@ -121,7 +121,7 @@ def test_what_was_fetched_for_keys_that_were_called_is_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A slab has up to 20,000 keys: all of their lists or maps at once may be more than a worker's memory."""
-    monkeypatch.setattr(slab_entries.SlabEntries.__init__, "__defaults__", (1 << 20,))
+    monkeypatch.setattr(slab_module.SlabEntries.__init__, "__defaults__", (1 << 20,))
     text = columns(text=StringType())
 
     def declare(handle: Any) -> Any:
@@ -170,8 +170,8 @@ def _use_large_state(directory: Path, kind: str) -> None:
         return before
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(keys_at_once, "AT_ONCE_BYTES", 1 << 20)
-        patched.setattr(keys_at_once.KeysAtOnce.__init__, "__defaults__", (4,))
+        patched.setattr(shared_timers, "AT_ONCE_BYTES", 1 << 20)
+        patched.setattr(shared_timers.KeysAtOnce.__init__, "__defaults__", (4,))
         slabs.at_once_of.cache_clear()
         shard = ProcessorShard(directory, Scripted(declare))
         keys = [f"k{i}" for i in range(200 if ALL else 100)]
@@ -189,15 +189,15 @@ def test_keys_that_timers_call_in_turns_bring_no_window_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """After a pause several timers of each key are due: 32 MiB for each call of one would take hours."""
-    monkeypatch.setattr(slab_entries.SlabEntries.__init__, "__defaults__", (10_000,))
+    monkeypatch.setattr(slab_module.SlabEntries.__init__, "__defaults__", (10_000,))
     text = columns(text=StringType())
-    fetch, fetched = slab_entries.SlabEntries.fetch, []
+    fetch, fetched = slab_module.SlabEntries.fetch, []
 
-    def counted(windows: slab_entries.SlabEntries, at: int) -> slab_entries.Window | None:
+    def counted(windows: slab_module.SlabEntries, at: int) -> slab_module.Window | None:
         fetched.append(at)
         return fetch(windows, at)
 
-    monkeypatch.setattr(slab_entries.SlabEntries, "fetch", counted)
+    monkeypatch.setattr(slab_module.SlabEntries, "fetch", counted)
 
     def declare(handle: Any) -> Any:
         return handle.getListState("s", text) if kind == "list" else handle.getMapState("s", N, text)
@@ -236,7 +236,7 @@ def test_how_much_is_fetched_at_once_makes_no_difference(
     """Slabs of few keys, windows of a slab, and single lists and maps that are too large to fetch."""
     monkeypatch.setattr(slabs, "SLAB_KEYS", slab_keys)
     monkeypatch.setattr(states_module, "_READ_AT_ONCE", 3)
-    monkeypatch.setattr(slab_entries.SlabEntries.__init__, "__defaults__", (limit_bytes,))
+    monkeypatch.setattr(slab_module.SlabEntries.__init__, "__defaults__", (limit_bytes,))
     shard = ProcessorShard(tmp_path / "shard", Scripted(declare_all))
     keys = [f"k{i}" for i in range(9)]
 

@@ -9,8 +9,7 @@ from pyspark.sql.streaming import StatefulProcessorHandle
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueState
 
 from holdfast.spark_integration.processor.handle import ProcessorHandle
-from holdfast.spark_integration.processor.state.map_state import ProcessorMapState
-from holdfast.spark_integration.processor.state.states import ProcessorListState, ProcessorValueState
+from holdfast.spark_integration.processor.state.states import ProcessorListState, ProcessorMapState, ProcessorValueState
 
 CLASSES = [
     (StatefulProcessorHandle, ProcessorHandle),

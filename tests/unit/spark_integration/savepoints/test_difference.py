@@ -15,7 +15,7 @@ from holdfast.snapshotter.savepoints.saved_operator import KEY, SavedOperator, S
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints.difference import Side, TableDifference, difference, facts_that_differ
-from holdfast.spark_integration.tables.timers import timers_schema
+from holdfast.spark_integration.timers import timers_schema
 from holdfast.spark_integration.transport.routes import shards_of
 from holdfast.testing.faulty_storage import FaultyStorage
 from tests.unit.snapshotter.savepoints.sample import a_savepoint

@@ -15,8 +15,8 @@ from holdfast.errors import InvalidArgumentError, NotFoundError, SchemaMismatchE
 from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
 from holdfast.spark_integration.savepoints import migrating
 from holdfast.spark_integration.savepoints.migrating import migrated, migrations_of
-from holdfast.spark_integration.tables.key_rows import expiring_tables
-from holdfast.spark_integration.tables.key_timers import KeyTimers
+from holdfast.spark_integration.timers import KeyTimers
+from holdfast.spark_integration.ttl.expiry import expiring_tables
 
 KEY = pa.schema([("k", pa.string())])
 VALUE = pa.schema([("n", pa.int64()), ("k", pa.int64())])

@@ -18,7 +18,7 @@ import pytest
 from holdfast.backends.arrow.rows import HashArray
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import Keys, Run, TableSchema
-from holdfast.backends.stored_schema import encode_schemas
+from holdfast.backends.schema import encode_schemas
 from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
@@ -40,7 +40,7 @@ from holdfast.spark_integration.savepoints.restoring_shards import (
 )
 from holdfast.spark_integration.savepoints.tasks import columns_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
-from holdfast.spark_integration.tables.timers import is_by_time, timers_schema
+from holdfast.spark_integration.timers import is_by_time, timers_schema
 from holdfast.spark_integration.transport.routes import shards_of
 from tests.tiers import repetitions
 

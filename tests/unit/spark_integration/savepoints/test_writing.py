@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, DataType, LongType, StringType, StructField, StructType
 
-from holdfast.backends.schema import TableSchema
-from holdfast.backends.stored_schema import encode_schemas
+from holdfast.backends.schema import TableSchema, encode_schemas
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.settings import Settings
 from holdfast.snapshotter.savepoints.pieces import read_piece
@@ -25,9 +24,8 @@ from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.savepoints.writing import tables as writing_tables
 from holdfast.spark_integration.savepoints.writing.tables import grouping_width
 from holdfast.spark_integration.savepoints.writing.write import PieceCopier, TableWriter, run_of
-from holdfast.spark_integration.tables.key_rows import expiring_tables
-from holdfast.spark_integration.tables.key_timers import KeyTimers
-from holdfast.spark_integration.tables.timers import first_due_ms, hashes_of_keys
+from holdfast.spark_integration.timers import KeyTimers, first_due_ms, hashes_of_keys
+from holdfast.spark_integration.ttl.expiry import expiring_tables
 
 KEYS = pa.schema([("user", pa.string()), ("place", pa.int64())])
 VALUES = pa.schema([("n", pa.int64())])

@@ -56,7 +56,7 @@ import pandas as pd
 import pyarrow as pa
 
 from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames
-from holdfast.spark_integration.keyed.key_order import KeyOrder
+from holdfast.spark_integration.keyed.slabs import KeyOrder
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.spark_integration.shard_call.call import gather_rows
 

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast import clock
 from holdfast.backends import stored_file
-from holdfast.backends.stored_schema import encode_schema
+from holdfast.backends.schema import encode_schema
 from holdfast.errors import (
     ConflictError,
     CorruptionError,

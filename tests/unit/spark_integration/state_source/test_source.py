@@ -19,7 +19,7 @@ from holdfast.spark_integration.spark_types import arrow_schema, spark_type
 from holdfast.spark_integration.state_source.options import ReadOptions, columns_option, storage_options
 from holdfast.spark_integration.state_source.shown import ShownTable
 from holdfast.spark_integration.state_source.source import StateSource
-from holdfast.spark_integration.tables.timers import timers_schema
+from holdfast.spark_integration.timers import timers_schema
 from tests.unit.snapshotter.savepoints.sample import KEY, STATE, a_savepoint
 
 ALL_TYPES = pa.schema(

@@ -11,9 +11,9 @@ from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import TableSchema
 from holdfast.errors import SchemaMismatchError
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.spark_integration.tables.key_rows import expiring_tables
-from holdfast.spark_integration.tables.key_timers import KeyTimers
 from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_api
+from holdfast.spark_integration.timers import KeyTimers
+from holdfast.spark_integration.ttl.expiry import expiring_tables
 
 KEY = pa.schema([("k", pa.string())])
 # Keys that differ in what may be null inside of them.

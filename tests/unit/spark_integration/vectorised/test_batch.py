@@ -19,7 +19,7 @@ from holdfast.clock import new_id
 from holdfast.errors import ClosedError, InvalidArgumentError, SchemaMismatchError
 from holdfast.mvcc import VersionedStore
 from holdfast.spark_integration.shard.operator import STATE_TABLE
-from holdfast.spark_integration.tables.key_rows import KeyRows
+from holdfast.spark_integration.ttl.expiry import KeyRows
 from holdfast.spark_integration.vectorised.arrow_with_state import ArrowWithState, StateColumns
 from holdfast.spark_integration.vectorised.batch import ShardBatch, group_rows
 from holdfast.spark_integration.vectorised.state import ShardState

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.tables.timers import Timers
+from holdfast.spark_integration.timers import Timers
 from holdfast.spark_integration.vectorised.arrow_with_state import StateColumns
 from holdfast.spark_integration.vectorised.batch import ShardBatch
 from tests.unit.spark_integration.vectorised.operator_shard import COUNT, OperatorShard, users_of

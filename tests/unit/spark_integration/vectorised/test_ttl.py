@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from holdfast.backends.base import Found
 from holdfast.backends.run import Keys
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.tables import keys_at_once
+from holdfast.spark_integration import timers as shared_timers
 from holdfast.spark_integration.vectorised.arrow_with_state import ArrowWithState, StateColumns
 from holdfast.spark_integration.vectorised.batch import ShardBatch
 from tests.unit.spark_integration.operators.operator_shard import FunctionShard
@@ -68,8 +68,8 @@ def test_large_rows_that_expire_together_are_not_looked_up_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """65,536 of them are evicted at once: of 100 KB each, no worker holds them all."""
-    monkeypatch.setattr(keys_at_once.KeysAtOnce.__init__, "__defaults__", (4,))
-    monkeypatch.setattr(keys_at_once, "AT_ONCE_BYTES", 10_000)
+    monkeypatch.setattr(shared_timers.KeysAtOnce.__init__, "__defaults__", (4,))
+    monkeypatch.setattr(shared_timers, "AT_ONCE_BYTES", 10_000)
     types = pa.schema([("text", pa.string())])
     shard = OperatorShard(tmp_path, {"state": StateColumns(types, TTL_MS)}, "ProcessingTime")
     users = [f"user {n}" for n in range(100)]

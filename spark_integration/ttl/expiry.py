@@ -1,7 +1,7 @@
-"""One state table by the keys of a micro-batch: a row per key, kept until it is deleted or expires.
+"""Rows with a time to live: one state table by the keys of a micro-batch, a row per key until it is deleted or expires.
 
 A row that expires carries the time in a column of its own, `EXPIRES`. A second table has the keys in the order of that
-time, as timers have theirs (`holdfast.spark_integration.tables.timers`), so that evicting costs by what has expired::
+time, as timers have theirs (`holdfast.spark_integration.timers`), so that evicting costs by what has expired::
 
     state                                    state.expiring
     user   n   expires_ms                    hash                     user   key_hash
@@ -32,11 +32,9 @@ from holdfast.backends.arrow.rows import BoolArray, IntArray, take
 from holdfast.backends.base import Found
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.tables.keys_at_once import KeysAtOnce
-from holdfast.spark_integration.tables.timers import Timers, is_by_time, timers_schema
+from holdfast.spark_integration.timers import KeysAtOnce, Timers, is_by_time, timers_schema
 
 if TYPE_CHECKING:
-    # With it come pandas, and a second: who only looks at tables needs neither.
     from holdfast.spark_integration.shard.operator import BatchTimes
 
 #: The value column that says when a row expires, in ms since 1970.

@@ -10,7 +10,7 @@
 A row enters the index once, when it is new. One whose end moves, as a session's does, stays where it stands: when that
 time comes, it is found to go on, and moves to its new end. What was removed meanwhile is found to be gone.
 
-The index is a table of timers (`holdfast.spark_integration.tables.timers`), so that savepoints, rescaling and look-ups
+The index is a table of timers (`holdfast.spark_integration.timers`), so that savepoints, rescaling and look-ups
 know it. A row is over once ``end <= watermark``; a timer is due once the watermark is later, hence the millisecond
 between.
 
@@ -31,14 +31,13 @@ from holdfast.backends.arrow.rows import BoolArray, IntArray, one_chunk
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.shard.operator import STATE_TABLE, BatchTimes, CallCounts, ShardInput
-from holdfast.spark_integration.tables.key_timers import TIMERS_BY_DUE
-from holdfast.spark_integration.tables.timers import Timers, timers_schema
+from holdfast.spark_integration.timers import TIMERS_BY_DUE, Timers, timers_schema
 from holdfast.spark_integration.transport.transport import moments_of
 
 #: The value column that says until when a row is remembered; null for ever.
 UNTIL = pa.field("until", pa.timestamp("us", "UTC"))
 #: `UNTIL` of a row that is remembered for ever, in numbers.
-FOR_EVER = np.iinfo(np.int64).max
+NEVER = np.iinfo(np.int64).max
 #: Rows that are looked up at once.
 _AT_ONCE = 65_536
 
@@ -157,8 +156,8 @@ class Ttl:
 
 
 def until_us(column: pa.Array | pa.ChunkedArray) -> IntArray:
-    """Return until when rows are remembered as numbers; `FOR_EVER` for null."""
-    return microseconds(column.fill_null(pa.scalar(FOR_EVER).cast(column.type)))
+    """Return until when rows are remembered as numbers; `NEVER` for null."""
+    return microseconds(column.fill_null(pa.scalar(NEVER).cast(column.type)))
 
 
 def with_until(value_types: pa.Schema, ttl: Ttl | None) -> pa.Schema:

@@ -1,0 +1,269 @@
+"""Timers of keys: in the order in which they are due, and at most one for each key.
+
+A table's rows are sorted by a 64-bit hash; `Timers` keep the due time in the hash's place::
+
+    hash                 key.user   value.key_hash
+    due_ms + 2**63       …          hash of the key
+    0x800001…68          "cem"      0x8c…            ← due first
+    0x800001…90          "ann"      0x01…
+    0x800001…90          "bob"      0x1f…            ← due at the same time: by key
+
+So the timers that are due form one range at the beginning, and firing costs by what is due, not by what is registered.
+A key may have any number of timers at different times. Timers that fire are deleted, and a backend may have to step
+over deleted rows: a caller that knows a time before which there is no timer passes it and skips them.
+
+`KeyTimers` keep at most one timer per key, in two tables: `timers` by key, so that a new timer finds the old one, and
+`timers_by_due` by time. A key with a timer need not have state. The column of `timers` is named after the clock: an
+operator that is given the other clock is refused, as its timers would be due in another century.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from holdfast.backends.arrow.rows import HashArray, IntArray
+from holdfast.backends.base import MAX_HASH
+from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.mvcc import Transaction
+from holdfast.spark_integration.shard.timeout import TIMERS_TABLE, TimeoutConf
+
+if TYPE_CHECKING:
+    from holdfast.spark_integration.shard.operator import BatchTimes
+
+_ZERO = np.uint64(1 << 63)
+_KEY_HASH = "key_hash"
+# In which the earliest timer is looked for; seven ranges reach the end of time.
+_FIRST_RANGE_MS, _RANGE_GROWTH = 1_000, 256
+
+_VALUES = pa.schema([(_KEY_HASH, pa.uint64())])
+
+
+def timers_schema(table: str, key_types: pa.Schema) -> TableSchema:
+    """Return the schema of a timer table for keys of these types."""
+    return TableSchema.of(table, key_types, _VALUES)
+
+
+def first_due_ms(run: Run) -> int:
+    """Return when the first of at least one timer is due."""
+    return int(_to_ms(run.hashes[:1])[0])
+
+
+def is_by_time(schema: TableSchema) -> bool:
+    """Tell whether a table holds timers, by a type that no user's column has."""
+    return bool(schema.value.equals(_VALUES))
+
+
+def hashes_of_keys(run: Run) -> HashArray:
+    """Return the hashes of the timers' keys; the timers themselves are placed by time."""
+    hashes: HashArray = run.values.column(0).to_numpy()
+    return hashes
+
+
+def timers_run(schema: TableSchema, keys: Keys, due_ms: IntArray) -> Run:
+    """Return a table of timers with these keys and times, each once."""
+    return Run.build(schema, Keys(_to_hash(due_ms), keys.columns), _values_of(keys))
+
+
+def _values_of(keys: Keys) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(keys.hashes, pa.uint64())], schema=_VALUES)
+
+
+@dataclass(frozen=True)
+class DueTimers:
+    """Some timers."""
+
+    keys: Keys  #: With the hashes of the keys themselves, for look-ups
+    due_ms: IntArray  #: Ascending
+
+    def __len__(self) -> int:
+        return len(self.due_ms)
+
+    def pieces(self, at_once: KeysAtOnce) -> Iterator[DueTimers]:
+        """Yield the timers in order, in pieces of the current `at_once`."""
+        start = 0
+        while start < len(self):
+            end = min(start + at_once.count, len(self))
+            yield DueTimers(self.keys.take(np.arange(start, end)), self.due_ms[start:end])
+            start = end
+
+
+class Timers:
+    """The timers of one table in one transaction; times are in ms since 1970.
+
+    Threads: one at a time, like the transaction.
+    """
+
+    def __init__(self, transaction: Transaction, table: str) -> None:
+        self._transaction = transaction
+        self._table = table
+
+    def add(self, keys: Keys, due_ms: IntArray) -> None:
+        """Add a timer for each key, beside those it has."""
+        if len(keys):
+            self._transaction.put(self._table, Keys(_to_hash(due_ms), keys.columns), _values_of(keys))
+
+    def remove(self, keys: Keys, due_ms: IntArray) -> None:
+        """Remove each key's timer at its time, if there is one."""
+        if len(keys):
+            self._transaction.delete(self._table, Keys(_to_hash(due_ms), keys.columns))
+
+    def due(self, first_ms: int, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
+        """Yield the timers due in [first_ms, before_ms), earliest first, at most `timers_each` at once.
+
+        Timers added or removed during the iteration do not change what it yields.
+        """
+        if first_ms < before_ms:
+            for run in self._transaction.scan(self._table, _bound(first_ms), _bound(before_ms - 1)):
+                for chunk in run.chunks(timers_each, run.size_bytes + 1):
+                    yield _timers(chunk)
+
+    def earliest(self, first_ms: int) -> int | None:
+        """Return when the earliest timer at or after `first_ms` is due; None if there is none.
+
+        Cost: by what is due soon and what this transaction has written there. A scan sorts all of the writes in its
+        range, so the ranges begin short.
+        """
+        start, width = _bound(first_ms), _FIRST_RANGE_MS
+        while start <= MAX_HASH:
+            end = min(start + width, MAX_HASH)
+            for run in self._transaction.scan(self._table, start, end):
+                if len(run):
+                    return first_due_ms(run)
+            start, width = end + 1, width * _RANGE_GROWTH
+        return None
+
+
+def _timers(run: Run) -> DueTimers:
+    return DueTimers(Keys(hashes_of_keys(run), run.keys), _to_ms(run.hashes))
+
+
+def _bound(time_ms: int) -> int:
+    return int(_to_hash(np.array([time_ms], np.int64))[0])
+
+
+def _to_hash(due_ms: npt.NDArray[np.int64]) -> HashArray:
+    """Return times as unsigned integers in the same order."""
+    return np.ascontiguousarray(due_ms).view(np.uint64) ^ _ZERO
+
+
+def _to_ms(hashes: HashArray) -> IntArray:
+    return (hashes ^ _ZERO).view(np.int64)
+
+
+TIMERS, TIMERS_BY_DUE = TIMERS_TABLE, "timers_by_due"
+#: The column of `timers` that says when one is due, by clock.
+DUE: Mapping[TimeoutConf, str] = {"EventTimeTimeout": "due_ms", "ProcessingTimeTimeout": "due_processing_ms"}
+#: No timer, in arrays of due times; times that can be set are not negative.
+NO_TIMER = -1
+_TAKEN_AT_ONCE = 65_536
+
+
+def due_before_ms(timeout_conf: TimeoutConf, times: BatchTimes) -> int:
+    """Return the time before which timers are due in a micro-batch."""
+    if timeout_conf == "ProcessingTimeTimeout":
+        return times.processing_ms
+    return NO_TIMER if times.watermark_ms is None else times.watermark_ms
+
+
+class KeyTimers:
+    """The timers of all keys of a shard in one micro-batch; times are in ms since 1970.
+
+    No timer is due before `earliest_ms` (None: the shard has none); `is_exact` says that one is due at that very time.
+
+    Threads: one at a time, like the transaction.
+    """
+
+    def __init__(
+        self, transaction: Transaction, timeout_conf: TimeoutConf, earliest_ms: int | None, *, is_exact: bool = True
+    ) -> None:
+        self._transaction = transaction
+        self._column = DUE[timeout_conf]
+        self._by_due = Timers(transaction, TIMERS_BY_DUE)
+        self._earliest_ms = earliest_ms
+        self._is_exact = is_exact
+
+    @staticmethod
+    def tables(key_types: pa.Schema, timeout_conf: TimeoutConf) -> Mapping[str, TableSchema]:
+        """Return the schemas of both tables, for keys of these types and timers of one clock."""
+        by_key = TableSchema.of(TIMERS, key_types, pa.schema([(DUE[timeout_conf], pa.int64())]))
+        return {TIMERS: by_key, TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
+
+    def get(self, keys: Keys) -> IntArray:
+        """Return when each key's timer is due; `NO_TIMER` if it has none."""
+        if self._earliest_ms is None:
+            return np.full(len(keys), NO_TIMER)
+        found = self._transaction.get(TIMERS, keys)
+        due_ms: IntArray = found.values.column(0).fill_null(NO_TIMER).to_numpy()
+        return due_ms
+
+    def change(self, keys: Keys, old_ms: IntArray, new_ms: IntArray) -> None:
+        """Replace each timer that differs.
+
+        `old_ms` is what `get` returned, `new_ms` is `NO_TIMER` for none; each key comes once.
+        """
+        changed = new_ms != old_ms
+        gone, new = np.flatnonzero(changed & (old_ms != NO_TIMER)), np.flatnonzero(changed & (new_ms != NO_TIMER))
+        self._by_due.remove(keys.take(gone), old_ms[gone])
+        self._by_due.add(keys.take(new), new_ms[new])
+        if len(gone) and self._earliest_ms in old_ms[gone]:
+            self._is_exact = False
+        cleared = np.flatnonzero(changed & (new_ms == NO_TIMER))
+        if len(cleared):
+            self._transaction.delete(TIMERS, keys.take(cleared))
+        if len(new):
+            self._transaction.put(TIMERS, keys.take(new), pa.table({self._column: pa.array(new_ms[new])}))
+            earliest_new_ms = int(new_ms[new].min())
+            if self._earliest_ms is None or earliest_new_ms <= self._earliest_ms:
+                self._earliest_ms, self._is_exact = earliest_new_ms, True
+
+    def fire(self, before_ms: int) -> DueTimers | None:
+        """Remove the timers due before `before_ms` and return them; None if there are none."""
+        found = list(self.due(before_ms, _TAKEN_AT_ONCE))
+        if not found:
+            return None
+        due = DueTimers(Keys.concat([some.keys for some in found]), np.concatenate([some.due_ms for some in found]))
+        self.change(due.keys, due.due_ms, np.full(len(due), NO_TIMER))
+        assert self._earliest_ms is not None
+        self._earliest_ms = max(self._earliest_ms, before_ms)
+        return due
+
+    def due(self, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
+        """Yield the timers now due before `before_ms`, at most `timers_each` at once."""
+        if self._earliest_ms is not None:
+            # If none is due at that time, it was that of a table of an earlier run, and would stay for ever.
+            self._is_exact &= self._earliest_ms >= before_ms
+            yield from self._by_due.due(self._earliest_ms, before_ms, timers_each)
+
+    def earliest(self, none_before_ms: int) -> int | None:
+        """Return when the earliest timer is due.
+
+        The caller knows that none is due before `none_before_ms`, or passes `NO_TIMER`.
+        """
+        if self._earliest_ms is None or self._is_exact:
+            return self._earliest_ms
+        return self._by_due.earliest(max(self._earliest_ms, none_before_ms))
+
+
+AT_ONCE_BYTES = 32 << 20
+#: Until the size of the state is known; and how many times as many as before come later, since rows may be absent.
+_FIRST, _GROWTH = 256, 8
+
+
+class KeysAtOnce:
+    """The number of keys that fit into `AT_ONCE_BYTES`, by what the last ones read and wrote.
+
+    `count`: how many come first.
+    """
+
+    def __init__(self, count: int = _FIRST) -> None:
+        self.count = count
+
+    def learn(self, keys: int, size_bytes: int) -> None:
+        """Learn from the bytes that some keys read and wrote."""
+        self.count = max(1, min(AT_ONCE_BYTES * keys // max(1, size_bytes), _GROWTH * max(keys, self.count)))
