@@ -34,8 +34,8 @@ from holdfast.spark_integration.plan.arguments import (
 from holdfast.spark_integration.plan.definition import Definition, KeyedRows
 from holdfast.spark_integration.plan.event_time import (
     NEEDS_WATERMARK,
-    event_time_of,
     marked_as_delivered,
+    time_column_of,
     without_watermark,
 )
 from holdfast.spark_integration.plan.grouping_keys import Grouping, initial_rows, resolve_keys
@@ -463,8 +463,8 @@ class GroupedStream:
             raise InvalidArgumentError(
                 f"timeMode must be one of {', '.join(map(repr, TIMEOUT_CONF))}, not {timeMode!r}"
             )
-        event_time = event_time_of(self.df) if timeMode == "EventTime" else None
-        if timeMode == "EventTime" and self.df.isStreaming and event_time is None:
+        time = time_column_of(self.df) if timeMode == "EventTime" else None
+        if timeMode == "EventTime" and self.df.isStreaming and time is None:
             raise InvalidArgumentError(f"timeMode 'EventTime' {NEEDS_WATERMARK}")
         settings = checked_settings(self.df, stacklevel=2)
         output = parse_struct(outputStructType, "outputStructType")
@@ -476,7 +476,7 @@ class GroupedStream:
             states=states,
             time_mode=timeMode,
             state_changes=changes_of_tables(stateChanges, {name: t.types.names for name, t in states.items()}),
-            event_time=None if event_time is None else event_time.name,
+            event_time=None if time is None else time.field.name,
         )
         return Definition(
             rows=KeyedRows(self.df, self.grouping.keys, function),

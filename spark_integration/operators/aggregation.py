@@ -42,7 +42,7 @@ from holdfast.spark_integration.operators.accumulators import (
 from holdfast.spark_integration.operators.aggregates import Aggregate
 from holdfast.spark_integration.plan.arguments import Mode, after_1970, checked_mode
 from holdfast.spark_integration.plan.definition import KeyedRows
-from holdfast.spark_integration.plan.event_time import event_time_of
+from holdfast.spark_integration.plan.event_time import time_column_of
 from holdfast.spark_integration.plan.grouping_keys import Grouping, Key
 from holdfast.spark_integration.plan.operator_plan import BEHIND_ANOTHER, operator_plan
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
@@ -179,10 +179,10 @@ class Aggregated:
     accumulators: tuple[Accumulator, ...]
     output: StructType  #: As of Spark's own aggregation
 
-    @property
+    @cached_property
     def is_timed(self) -> bool:
         """Whether windows are over some time."""
-        return self.df.isStreaming and event_time_of(self.df) is not None
+        return self.df.isStreaming and time_column_of(self.df) is not None
 
     def key_types(self, *more: str) -> pa.Schema:
         """Return the types of the keys and, behind them, of other columns of `df`."""

@@ -31,7 +31,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.plan.arguments import duration_us
 from holdfast.spark_integration.plan.definition import KeyedRows
-from holdfast.spark_integration.plan.event_time import event_time_of, watermark_of
+from holdfast.spark_integration.plan.event_time import TimeColumn, time_column_of
 from holdfast.spark_integration.plan.grouping_keys import resolve_keys
 from holdfast.spark_integration.plan.operator_plan import BEHIND_ANOTHER, operator_plan
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
@@ -164,22 +164,25 @@ def deduplicated(df: DataFrame, subset: Sequence[str] | None, ttl: str | None, n
     """
     _ = df.dropDuplicates(subset).schema  # type: ignore[arg-type]  # refuses what cannot be a subset
     kind = Deduplication if ttl is None else DeduplicationByTime
-    rows = _rows(df, subset, None if ttl is None else duration_us(df, ttl), kind)
+    time = time_column_of(df) if df.isStreaming else None
+    rows = _rows(df, subset, time, None if ttl is None else duration_us(df, ttl), kind)
     # With a watermark Spark drops late rows, whether keys are forgotten or not.
-    is_timed = df.isStreaming and event_time_of(df) is not None
-    return operator_plan(rows, StructType(df.schema.fields), "append", name, is_timed=is_timed)
+    return operator_plan(rows, StructType(df.schema.fields), "append", name, is_timed=time is not None)
 
 
 def _rows(
-    df: DataFrame, subset: Sequence[str] | None, ttl_us: int | None, by_event_time: type[Deduplication]
+    df: DataFrame,
+    subset: Sequence[str] | None,
+    time: TimeColumn | None,
+    ttl_us: int | None,
+    by_event_time: type[Deduplication],
 ) -> KeyedRows:
-    event_time = event_time_of(df) if df.isStreaming else None
     keys = resolve_keys(df, list(df.columns if subset is None else subset))
-    is_in_key = event_time is not None and event_time.name in [key.field.name for key in keys.keys]
+    is_in_key = time is not None and time.field.name in [key.field.name for key in keys.keys]
     is_late_then = ttl_us is None and is_in_key
     if is_late_then:
         ttl_us = 0  # behind the watermark its duplicates are late
-    kind, clock = (Deduplication, None) if event_time is None else (by_event_time, event_time.name)
+    kind, clock = (Deduplication, None) if time is None else (by_event_time, time.field.name)
     function = kind(
         types_of_keys([key.field for key in keys.keys]),
         arrow_schema(StructType(df.schema.fields), "the input", keep_not_null=True),
@@ -195,11 +198,11 @@ def deduplicated_within_watermark(df: DataFrame, subset: Sequence[str] | None, n
     Raises `InvalidArgumentError` if the DataFrame is no stream, or has no watermark.
     """
     _ = df.dropDuplicatesWithinWatermark(subset).schema  # type: ignore[arg-type]  # refuses what cannot be a subset
-    watermark = watermark_of(df) if df.isStreaming else None
-    if watermark is None:
+    time = time_column_of(df) if df.isStreaming else None
+    if time is None:
         raise InvalidArgumentError(
             "dropDuplicatesWithinWatermark needs a stream with a watermark: df.withWatermark('at', '10 minutes'), "
             f"within which duplicates are found{BEHIND_ANOTHER}"
         )
-    rows = _rows(df, subset, watermark.delay_ms * 1000, Deduplication)
+    rows = _rows(df, subset, time, time.watermark.delay_ms * 1000, Deduplication)
     return operator_plan(rows, StructType(df.schema.fields), "append", name, is_timed=True)

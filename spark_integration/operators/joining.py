@@ -22,7 +22,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.operators.joins import AT, BEYOND_MS, IS_LEFT, AsofJoin, Join, Side, Sides
 from holdfast.spark_integration.plan.arguments import duration_us
 from holdfast.spark_integration.plan.definition import KeyedRows
-from holdfast.spark_integration.plan.event_time import event_time_of, watermark_of, without_watermark
+from holdfast.spark_integration.plan.event_time import time_column_of, without_watermark
 from holdfast.spark_integration.plan.grouping_keys import Key, resolve_keys
 from holdfast.spark_integration.plan.operator_plan import BEHIND_ANOTHER, operator_plan
 from holdfast.spark_integration.plan.session import name_folding
@@ -157,24 +157,24 @@ def _inputs(left: DataFrame, right: DataFrame, on: str | Sequence[str]) -> tuple
 
 
 def _input(df: DataFrame, names: list[str], which: str) -> _Input:
-    event_time, watermark = (event_time_of(df), watermark_of(df)) if df.isStreaming else (None, None)
-    if event_time is None or watermark is None or not isinstance(event_time.dataType, TimestampType):
+    time = time_column_of(df) if df.isStreaming else None
+    if time is None or not isinstance(time.field.dataType, TimestampType):
         raise InvalidArgumentError(
             f"the {which} side of a join must be a stream with a watermark on a timestamp, by which rows are near each "
             "other, and over: df.withWatermark('at', '10 minutes'). Others are joined by Spark's own df.join"
             f"{BEHIND_ANOTHER}",
-            watermark=None if event_time is None else f"{event_time.name} {event_time.dataType.simpleString()}",
+            watermark=None if time is None else f"{time.field.name} {time.field.dataType.simpleString()}",
         )
     if any(not isinstance(name, str) for name in names):
         raise InvalidArgumentError("on takes the names of columns that both sides have", on=names)
     keys = [key.field for key in resolve_keys(df, names).keys]
-    if event_time.name in [key.name for key in keys]:
+    if time.field.name in [key.name for key in keys]:
         raise InvalidArgumentError(
             "the time of a join is compared by within, and cannot be a key, too: leave it out of on",
             on=names,
-            time=event_time.name,
+            time=time.field.name,
         )
-    return _Input(df, keys, event_time, watermark)
+    return _Input(df, keys, time.field, time.watermark)
 
 
 def _require_joinable(left: _Input, right: _Input, shown: list[StructField]) -> None:

@@ -49,7 +49,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.plan.arguments import checked_mode, duration_us
 from holdfast.spark_integration.plan.definition import KeyedRows
-from holdfast.spark_integration.plan.event_time import event_time_of
+from holdfast.spark_integration.plan.event_time import time_column_of
 from holdfast.spark_integration.plan.grouping_keys import Grouping
 from holdfast.spark_integration.plan.operator_plan import operator_plan
 from holdfast.spark_integration.plan.session import name_folding
@@ -335,9 +335,8 @@ class _Ranked:
         others = StructType([StructField(f.name, f.dataType) for f in df.schema if f.name not in keys])
         if ttl is None or not df.isStreaming:
             return cls(df, grouping, others, None)
-        event_time = event_time_of(df)
-        name = None if event_time is None else event_time.name
-        return cls(df, grouping, others, Ttl(duration_us(df, ttl), name))
+        time = time_column_of(df)
+        return cls(df, grouping, others, Ttl(duration_us(df, ttl), None if time is None else time.field.name))
 
     @property
     def key_types(self) -> pa.Schema:

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType, TimestampType
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
-from holdfast.spark_integration.plan.event_time import NEEDS_WATERMARK, event_time_of, watermark_of
+from holdfast.spark_integration.plan.event_time import NEEDS_WATERMARK, time_column_of
 from holdfast.spark_integration.shard.pointer_row import OPERATOR_NAME
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import parse_struct
@@ -171,7 +171,7 @@ def time_mode_of(given: object, df: DataFrame) -> TimeMode:
             f"[STATEFUL_PROCESSOR_UNKNOWN_TIME_MODE] Unknown time mode {given}. Accepted timeMode modes are 'none', "
             "'processingTime', 'eventTime'"
         )
-    if mode == "EventTime" and df.isStreaming and event_time_of(df) is None:
+    if mode == "EventTime" and df.isStreaming and time_column_of(df) is None:
         raise InvalidArgumentError(f"timeMode 'EventTime' {NEEDS_WATERMARK}")
     return cast("TimeMode", mode)
 
@@ -211,14 +211,14 @@ def require_event_time(column: str, output: StructType, time_mode: TimeMode, df:
             "on: operators behind it would never emit anything. Use 'EventTime' or 'None'",
             column=column,
         )
-    watermark = watermark_of(df)
-    if watermark is not None and watermark.held_back_ms:
+    time = time_column_of(df)
+    if time is not None and time.watermark.held_back_ms:
         raise InvalidArgumentError(
             "eventTimeColumnName cannot follow a join: Spark fails a query whose processor returns rows older than the "
             "watermark, as a join's may be. Leave it out",
             column=column,
         )
-    if not df.isStreaming and watermark is None:
+    if not df.isStreaming and time is None:
         raise AnalysisException(
             "[CANNOT_ASSIGN_EVENT_TIME_COLUMN_WITHOUT_WATERMARK] Watermark needs to be defined to reassign event time "
             "column. Failed to find watermark definition in the streaming query."

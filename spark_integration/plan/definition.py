@@ -20,7 +20,7 @@ from holdfast.settings import MOST_SHARDS, Settings
 from holdfast.settings import Transport as TransportName
 from holdfast.spark_integration.hosts.batch import run_batch
 from holdfast.spark_integration.hosts.host import Host, SentRows
-from holdfast.spark_integration.plan.event_time import event_time_of, watermark_of
+from holdfast.spark_integration.plan.event_time import time_column_of
 from holdfast.spark_integration.plan.grouping_keys import Key
 from holdfast.spark_integration.plan.session import rows_each
 from holdfast.spark_integration.plan.shuffle_partitions import shuffle_partitions, warn_of_partitions
@@ -158,6 +158,7 @@ class Definition:
         return self.output
 
     def _operator(self, rows: KeyedRows, shards: int, definition_id: str) -> Operator:
+        time = time_column_of(self.rows.df)
         return Operator(
             name=self.name,
             definition_id=definition_id,
@@ -167,7 +168,7 @@ class Definition:
             row_columns=list(rows.columns),
             # Initial rows may call their keys otherwise.
             key_names=[key.field.name for key in self.rows.keys],
-            watermark=watermark_of(self.rows.df),
+            watermark=None if time is None else time.watermark,
             settings=self.settings,
             first_version=rows.first_version,
             fires_by_watermark=self.host.drops_late_rows,
@@ -195,7 +196,7 @@ class Definition:
 
     def _event_time(self, df: DataFrame) -> EventTime | None:
         """Return what travels beside the rows of a stream."""
-        field, watermark = event_time_of(df), watermark_of(df)
-        if field is None or watermark is None or not df.isStreaming:
+        time = time_column_of(df)
+        if time is None or not df.isStreaming:
             return None
-        return EventTime(field.name, watermark, self.host.drops_late_rows)
+        return EventTime(time.field.name, time.watermark, self.host.drops_late_rows)

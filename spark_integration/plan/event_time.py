@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructField, StructType
@@ -18,19 +20,27 @@ NEEDS_WATERMARK = (
 )
 
 
-def event_time_of(df: DataFrame) -> StructField | None:
-    """Return the column that carries the watermark.
+class TimeColumn(NamedTuple):
+    """The column that carries a watermark, and the watermark."""
+
+    field: StructField
+    watermark: Watermark
+
+
+def time_column_of(df: DataFrame) -> TimeColumn | None:
+    """Return the column that carries the watermark; None without one.
 
     Raises `AnalysisException` if there are several, as after a join; Spark's own operators reject them when the query
     starts.
     """
     fold = name_folding(df)
-    marked: dict[str, StructField] = {}
+    marked: dict[str, TimeColumn] = {}
     for field in df.schema:
-        if Watermark.of(field) is not None:
-            marked.setdefault(fold(field.name), field)
+        watermark = Watermark.of(field)
+        if watermark is not None:
+            marked.setdefault(fold(field.name), TimeColumn(field, watermark))
     if len(marked) > 1 and is_on(df.sparkSession, "spark.sql.streaming.statefulOperator.allowMultiple"):
-        names = ", ".join(field.name for field in marked.values())
+        names = ", ".join(time.field.name for time in marked.values())
         raise AnalysisException(
             "More than one event time columns are available. Please ensure there is at most one event time column per "
             f"stream: drop the others with df.drop. event time columns: ({names})",
@@ -38,12 +48,6 @@ def event_time_of(df: DataFrame) -> StructField | None:
             messageParameters={"eventTimeCols": f"({names})"},
         )
     return next(iter(marked.values()), None)
-
-
-def watermark_of(df: DataFrame) -> Watermark | None:
-    """Return the watermark of a frame; raises as `event_time_of`."""
-    field = event_time_of(df)
-    return None if field is None else Watermark.of(field)
 
 
 def without_watermark(output: StructType) -> StructType:
