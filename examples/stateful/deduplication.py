@@ -4,7 +4,8 @@
 
     python -m holdfast.examples.stateful.deduplication
 
-prints each order when it is first delivered, by a `StatefulProcessor` and for all orders of a shard at once::
+prints each order when it is first delivered, by a `StatefulProcessor` and for all orders of a shard at once; in one
+line it is ``dropDuplicates(["id"], ttl="1 day")``::
 
     micro-batch 0: {'id': 17, 'item': 'tea', 'delivery': 1}
 
@@ -58,7 +59,7 @@ def first_deliveries_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
 
 def vectorised_first_deliveries(orders: DataFrame) -> DataFrame:
     """Return the same, for all orders of a shard at once; what has expired goes when the shard has rows again."""
-    seen = holdfast.StateTable("delivery long", ttlDurationMs=DAY_MS)
+    seen = holdfast.StateTable("delivery long", ttl="1 day")
     ids = holdfast.stream(orders).groupBy("id")
     return ids.applyInArrowWithState(first_deliveries_of_shard, ORDERS, seen, "append", name="orders")
 

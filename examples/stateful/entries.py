@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,14 +20,40 @@ def stored_entries(batch: ShardBatch, column: str) -> pa.Table:
     return pa.Table.from_struct_array(pc.list_flatten(lists)).append_column("key", keys)
 
 
-def store_entries(batch: ShardBatch, column: str, entries: pa.Table) -> None:
-    """Store the entries of all keys, which are sorted by ``key``; a key without any has no state."""
+def with_stored(batch: ShardBatch, column: str, new: pd.DataFrame) -> pd.DataFrame:
+    """Return the entries of all keys and, behind them, new ones: one for each of the batch's rows."""
+    return pd.concat([stored_entries(batch, column).to_pandas(), new.assign(key=batch.groups.index)])
+
+
+def store_entries(
+    batch: ShardBatch, column: str, entries: pa.Table | pd.DataFrame, due_ms: pd.Series | None = None
+) -> None:
+    """Store the entries of all keys, which are sorted by ``key``; a key without any has no state.
+
+    With `due_ms`, each key's timer is set to the earliest of its entries' times.
+    """
+    entries = _table(entries)
     bounds = np.searchsorted(entries["key"].to_numpy(), np.arange(batch.keys.num_rows + 1))
     structs = entries.drop_columns(["key"]).to_struct_array().combine_chunks()
     is_empty = bounds[1:] == bounds[:-1]
     lists = pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), structs)
     batch.state.put(pa.table({column: lists}), where=~is_empty)
     batch.state.delete(where=is_empty)
+    if due_ms is not None:
+        set_earliest(batch, entries["key"].to_numpy(), due_ms.to_numpy())
+
+
+def behind_keys(batch: ShardBatch, entries: pa.Table | pd.DataFrame) -> pa.Table:
+    """Return entries with their keys in place of ``key``."""
+    entries = _table(entries)
+    shown = batch.keys.take(entries["key"])
+    for name in entries.drop_columns(["key"]).column_names:
+        shown = shown.append_column(name, entries[name])
+    return shown
+
+
+def _table(entries: pa.Table | pd.DataFrame) -> pa.Table:
+    return pa.Table.from_pandas(entries, preserve_index=False) if isinstance(entries, pd.DataFrame) else entries
 
 
 def set_earliest(batch: ShardBatch, key: npt.NDArray[np.int64], times_ms: npt.NDArray[np.int64]) -> None:

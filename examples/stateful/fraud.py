@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row
@@ -25,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import holdfast
-from holdfast.examples.stateful.entries import set_earliest, store_entries, stored_entries
+from holdfast.examples.stateful.entries import behind_keys, store_entries, stored_entries
 from holdfast.examples.stateful.local import MicroBatch, at, run_both
 
 # A payment has an amount, its confirmation has none.
@@ -71,42 +72,24 @@ def alerts(events: DataFrame) -> DataFrame:
 
 def alerts_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
     """Put what waits and what comes of all cards together; what is there once goes on waiting."""
-    come = pa.table(
-        {
-            "payment": batch.rows["payment"],
-            "cents": batch.rows["cents"],
-            "due_ms": pc.add(batch.rows["at_ms"], WAIT_MS),
-            "key": batch.groups.index,
-        }
-    )
-    halves = pa.concat_tables([stored_entries(batch, "waiting"), come]).group_by(["key", "payment"], use_threads=False)
-    found = halves.aggregate([("cents", "max"), ("due_ms", "min"), ("payment", "count")])
-    waiting = found.filter(pc.equal(found["payment_count"], 1)).sort_by(
-        [("key", "ascending"), ("payment", "ascending")]
-    )
-    waiting = waiting.select(["payment", "cents_max", "due_ms_min", "key"])
-    waiting = waiting.rename_columns(["payment", "cents", "due_ms", "key"])
-
-    is_due = pc.less_equal(waiting["due_ms"], batch.watermark_ms)
-    left = waiting.filter(pc.invert(is_due))
-    store_entries(batch, "waiting", left)
-    set_earliest(batch, left["key"].to_numpy(), left["due_ms"].to_numpy())
-
-    totals = waiting.group_by("key", use_threads=False).aggregate([("cents", "sum")])
-    has_rows = pc.greater(batch.groups.count(), 0).take(totals["key"])
-    too_much = totals.filter(pc.and_(pc.greater(totals["cents_sum"], LIMIT_CENTS), has_rows))
-    expired = waiting.filter(pc.and_(is_due, pc.is_valid(waiting["cents"])))
-    return pa.concat_tables(
-        [
-            _alerts(batch, "too much", too_much["key"], pa.nulls(len(too_much), pa.string()), too_much["cents_sum"]),
-            _alerts(batch, "not confirmed", expired["key"], expired["payment"], expired["cents"]),
-        ]
-    )
+    come = batch.rows.select(["payment", "cents"])
+    come = come.append_column("due_ms", pc.add(batch.rows["at_ms"], WAIT_MS))
+    come = come.append_column("key", pa.array(batch.groups.index))
+    halves = pa.concat_tables([stored_entries(batch, "waiting"), come]).to_pandas(types_mapper=pd.ArrowDtype)
+    waiting = halves[~halves.duplicated(["key", "payment"], keep=False)].sort_values(["key", "payment"])
+    is_due = waiting["due_ms"] <= batch.watermark_ms
+    left = waiting[~is_due]
+    store_entries(batch, "waiting", left, due_ms=left["due_ms"])
+    totals = waiting.groupby("key", as_index=False)["cents"].sum()
+    has_rows = totals["key"].isin(batch.groups.index)
+    too_much = totals[(totals["cents"] > LIMIT_CENTS) & has_rows].assign(alert="too much", payment=None)
+    expired = waiting[is_due & waiting["cents"].notna()].assign(alert="not confirmed")
+    return pa.concat_tables([_alerts(batch, too_much), _alerts(batch, expired)])
 
 
-def _alerts(batch: holdfast.ShardBatch, alert: str, key: Any, payment: Any, cents: Any) -> pa.Table:
-    alerts = pa.array([alert] * len(key), pa.string())
-    return pa.table({"card": batch.keys["card"].take(key), "alert": alerts, "payment": payment, "cents": cents})
+def _alerts(batch: holdfast.ShardBatch, found: pd.DataFrame) -> pa.Table:
+    types = pa.schema({"alert": pa.string(), "payment": pa.string(), "cents": pa.int64(), "key": pa.int64()})
+    return behind_keys(batch, pa.Table.from_pandas(found, types, preserve_index=False))
 
 
 def vectorised_alerts(events: DataFrame) -> DataFrame:

@@ -77,18 +77,7 @@ def run(
 ) -> list[list[Row]]:
     """Run a query over micro-batches, and return its rows by micro-batch.
 
-    Parameters
-    ----------
-    spark : SparkSession
-    query : callable
-        From the stream to the result.
-    columns : str
-        Of the stream.
-    batches : sequence of list of tuple
-    folder : Path
-        For input and checkpoint.
-    ends : bool
-        Whether the query ends by itself. One with processing time does not: it is stopped when it has read everything.
+    A query with processing time does not end by itself (`ends`): it is stopped when it has read everything.
     """
     _write(batches, columns, folder / "input")
     source = spark.readStream.schema(columns).option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))

@@ -5,7 +5,7 @@
     python -m holdfast.examples.stateful.sessions
 
 prints each session in the micro-batch in which it is over, by a `StatefulProcessor` and for all users of a shard at
-once::
+once; `sessions_by_operator` is the same in one line::
 
     micro-batch 3: {'user': 'ann', 'first_ms': 1772442000000, 'last_ms': 1772444400000, 'clicks': 3}
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row
@@ -27,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import holdfast
-from holdfast.examples.stateful.entries import set_earliest, store_entries, stored_entries
+from holdfast.examples.stateful.entries import behind_keys, store_entries, with_stored
 from holdfast.examples.stateful.local import MicroBatch, at, run_both
 
 CLICKS = "user string, at timestamp"
@@ -79,29 +78,14 @@ def sessions(clicks: DataFrame) -> DataFrame:
 
 def sessions_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
     """Sort the open sessions and the clicks of all users together, and cut where the gap is too long."""
-    at_ms, ones = batch.rows["at_ms"], np.ones(batch.rows.num_rows, np.int64)
-    clicks = pa.table([at_ms, at_ms, ones, batch.groups.index], names=["first_ms", "last_ms", "clicks", "key"])
-    parts = pa.concat_tables([stored_entries(batch, "open"), clicks])
-    parts = parts.sort_by([("key", "ascending"), ("first_ms", "ascending")])
-    key, first_ms, last_ms, n = (parts[name].to_numpy() for name in ("key", "first_ms", "last_ms", "clicks"))
-    last_so_far_ms = pd.Series(last_ms).groupby(key).cummax().to_numpy()
-    is_first = np.ones(len(parts), np.bool_)
-    is_first[1:] = (key[1:] != key[:-1]) | (first_ms[1:] - last_so_far_ms[:-1] > GAP_MS)
-    begins = np.flatnonzero(is_first)
-    sessions = pa.table(
-        {
-            "first_ms": first_ms[begins],
-            "last_ms": np.maximum.reduceat(last_ms, begins),
-            "clicks": np.add.reduceat(n, begins),
-            "key": key[begins],
-        }
-    )
-    ends_ms = sessions["last_ms"].to_numpy() + GAP_MS
-    is_over = ends_ms <= batch.watermark_ms
-    store_entries(batch, "open", sessions.filter(~is_over))
-    set_earliest(batch, key[begins][~is_over], ends_ms[~is_over])
-    over = sessions.filter(is_over)
-    return over.drop_columns(["key"]).append_column("user", batch.keys["user"].take(over["key"]))
+    clicks = pd.DataFrame(dict.fromkeys(["first_ms", "last_ms"], batch.rows["at_ms"].to_numpy())).assign(clicks=1)
+    parts = with_stored(batch, "open", clicks).sort_values(["key", "first_ms"])
+    last_ms = parts.groupby("key")["last_ms"].cummax().shift()
+    begins = parts["key"].diff().ne(0) | (parts["first_ms"] - last_ms > GAP_MS)
+    found = parts.groupby(begins.cumsum()).agg({"first_ms": "first", "last_ms": "max", "clicks": "sum", "key": "first"})
+    left = found[found["last_ms"] + GAP_MS > batch.watermark_ms]
+    store_entries(batch, "open", left, due_ms=left["last_ms"] + GAP_MS)
+    return behind_keys(batch, found.drop(left.index))
 
 
 def vectorised_sessions(clicks: DataFrame) -> DataFrame:
@@ -109,6 +93,14 @@ def vectorised_sessions(clicks: DataFrame) -> DataFrame:
     users = holdfast.stream(_timed(clicks)).groupBy("user")
     return users.applyInArrowWithState(
         sessions_of_shard, SESSIONS, STATE, "append", name="sessions", timeMode="EventTime"
+    )
+
+
+def sessions_by_operator(clicks: DataFrame) -> DataFrame:
+    """Return the same by an operator in one line, with times as timestamps."""
+    users = holdfast.stream(clicks.withWatermark("at", "10 minutes")).groupBy("user")
+    return users.session("at", "30 minutes").agg(
+        first=holdfast.min("at"), last=holdfast.max("at"), clicks=holdfast.count()
     )
 
 

@@ -4,7 +4,8 @@
 
     python -m holdfast.examples.stateful.top_bids
 
-prints them by a `StatefulProcessor` and for all auctions of a shard at once::
+prints them by a `StatefulProcessor` and for all auctions of a shard at once; in one line it is
+``groupBy("auction").top(3, by=["price", "bidder"], ascending=[False, True])``::
 
     micro-batch 0: {'auction': 1, 'place': 1, 'bidder': 'bob', 'price': 30}
 
@@ -17,13 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import holdfast
-from holdfast.examples.stateful.entries import store_entries, stored_entries
+from holdfast.examples.stateful.entries import behind_keys, store_entries, with_stored
 from holdfast.examples.stateful.local import MicroBatch, run_both
 
 BIDS = "auction long, bidder string, price long"
@@ -56,28 +56,14 @@ def top_bids(bids: DataFrame) -> DataFrame:
 
 def top_bids_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
     """Rank stored and new bids of all auctions together; where a new one is in the top, the top has changed."""
-    old = stored_entries(batch, "top")
-    new = pa.table({"price": batch.rows["price"], "bidder": batch.rows["bidder"], "key": batch.groups.index})
-    bids = pa.concat_tables([old, new])
-    bids = bids.append_column("arrival", pa.array(np.arange(len(bids))))  # of equal bids, stored ones stand first
-    order = ["ascending", "descending", "ascending", "ascending"]
-    bids = bids.sort_by(list(zip(["key", "price", "bidder", "arrival"], order, strict=True)))
-    key = bids["key"].to_numpy()
-    place = np.arange(len(bids)) - np.searchsorted(key, key) + 1
-    is_top = place <= PLACES
-    top, key, place = bids.filter(is_top), key[is_top], place[is_top]
-    store_entries(batch, "top", top.drop_columns(["arrival"]))
-    has_changed = np.zeros(batch.keys.num_rows, np.bool_)
-    has_changed[key[top["arrival"].to_numpy() >= len(old)]] = True
-    found = pa.table(
-        {
-            "auction": batch.keys["auction"].take(top["key"]),
-            "place": pa.array(place, pa.int32()),
-            "bidder": top["bidder"],
-            "price": top["price"],
-        }
-    )
-    return found.filter(has_changed[key])
+    new = batch.rows.select(["price", "bidder"]).to_pandas().assign(is_new=1)
+    bids = with_stored(batch, "top", new)  # of equal bids, stored ones stand first, and stay there
+    bids = bids.sort_values(["key", "price", "bidder"], ascending=[True, False, True])
+    bids["place"] = bids.groupby("key").cumcount().astype("int32") + 1
+    top = bids[bids["place"] <= PLACES]
+    store_entries(batch, "top", top[["price", "bidder", "key"]])
+    has_changed = top.groupby("key")["is_new"].transform("any")
+    return behind_keys(batch, top.loc[has_changed, ["place", "bidder", "price", "key"]])
 
 
 def vectorised_top_bids(bids: DataFrame) -> DataFrame:

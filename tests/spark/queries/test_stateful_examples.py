@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from types import ModuleType
 from typing import Any
 
@@ -50,6 +51,18 @@ def test_both_forms_give_the_same(lab: Lab, example: tuple[ModuleType, Any, Any,
     assert sum(map(len, first)) == count
     [(number, row)] = re.findall(r"micro-batch (\d+): (.*)", module.__doc__ or "")
     assert row in [str(one.asDict()) for one in first[int(number)]]
+
+
+@pytest.mark.all
+def test_sessions_in_one_line_are_those_by_hand(lab: Lab) -> None:
+    by_hand = local.run(lab.spark, sessions.vectorised_sessions, sessions.CLICKS, sessions.BATCHES, lab.folder)
+    in_one_line = local.run(lab.spark, sessions.sessions_by_operator, sessions.CLICKS, sessions.BATCHES, lab.folder)
+
+    def in_ms(moment: datetime) -> int:
+        return round(moment.timestamp() * 1000)
+
+    found = [sorted((r.user, in_ms(r.first), in_ms(r.last), r.clicks) for r in rows) for rows in in_one_line]
+    assert found == [sorted(map(tuple, rows)) for rows in by_hand]
 
 
 @pytest.mark.all
