@@ -15,8 +15,9 @@ from holdfast.backends.base import Found
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.shard.operator import STATE_TABLE
+from holdfast.spark_integration.vectorised.arrays import shown_keys
 from holdfast.spark_integration.vectorised.arrow_with_state import StateColumns
-from holdfast.spark_integration.vectorised.batch import ShardBatch, shown_keys
+from holdfast.spark_integration.vectorised.batch import ShardBatch
 from holdfast.spark_integration.vectorised.state import ShardState
 from tests.unit.spark_integration.vectorised.operator_shard import OperatorShard
 
