@@ -71,3 +71,9 @@ class EmbeddedShard:
         with self.store.read_at(self.pointer) as view:
             runs = list(view.scan(table))
         return [k | v for run in runs for k, v in zip(run.keys.to_pylist(), run.values.to_pylist(), strict=True)]
+
+
+class FunctionShard(EmbeddedShard):
+    """Runs a function over tables of rows, of which some columns are the keys."""
+
+    run = EmbeddedShard.micro_batch

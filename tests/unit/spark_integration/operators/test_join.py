@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from holdfast.spark_integration.operators import joins
 from holdfast.spark_integration.operators.joins import AT, IS_LEFT, AsofJoin, Join, KeyedTimes, Near, Side, Sides
 from holdfast.spark_integration.processor.state.variable_tables import JOINED_LEFT, JOINED_RIGHT, LATEST_RIGHT
-from tests.unit.spark_integration.operators.operator_shard import FunctionShard
+from tests.unit.spark_integration.embedded_shard import FunctionShard
 
 TIME = pa.timestamp("us", "UTC")
 KEY = pa.schema([("user", pa.string())])

@@ -23,7 +23,7 @@ from holdfast.spark_integration.operators.deduplication import Deduplication
 from holdfast.spark_integration.operators.sessions import Sessions
 from holdfast.spark_integration.shard.operator import ShardFunction
 from holdfast.spark_integration.ttl.ends import Ttl
-from tests.unit.spark_integration.operators.operator_shard import FunctionShard
+from tests.unit.spark_integration.embedded_shard import FunctionShard
 
 TIME = pa.timestamp("us", "UTC")
 SPAN = pa.struct([("start", TIME), ("end", TIME)])

@@ -26,7 +26,7 @@ from holdfast.spark_integration.operators.deduplication import DeduplicationByTi
 from holdfast.spark_integration.operators.top import Emits, Latest, Ranking, Top
 from holdfast.spark_integration.shard.operator import ShardFunction
 from holdfast.spark_integration.ttl.ends import Ttl
-from tests.unit.spark_integration.operators.operator_shard import FunctionShard
+from tests.unit.spark_integration.embedded_shard import FunctionShard
 
 TIME = pa.timestamp("us", "UTC")
 ITEM = pa.field("item", pa.string())

@@ -24,7 +24,7 @@ from holdfast.spark_integration.vectorised.arrow_with_state import ArrowWithStat
 from holdfast.spark_integration.vectorised.batch import ShardBatch, group_rows
 from holdfast.spark_integration.vectorised.state import ShardState
 from holdfast.testing.state_rows import TYPES, VALUE_TYPES, hash_of, plain
-from tests.unit.spark_integration.operators.operator_shard import FunctionShard
+from tests.unit.spark_integration.embedded_shard import FunctionShard
 
 KEYS = pa.schema([("user", pa.string())])
 STATE = pa.schema([("n", pa.int64()), ("name", pa.string())])

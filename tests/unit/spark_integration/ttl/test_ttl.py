@@ -18,7 +18,7 @@ from holdfast.mvcc import Transaction
 from holdfast.spark_integration import timers as shared_timers
 from holdfast.spark_integration.vectorised.arrow_with_state import ArrowWithState, StateColumns
 from holdfast.spark_integration.vectorised.batch import ShardBatch
-from tests.unit.spark_integration.operators.operator_shard import FunctionShard
+from tests.unit.spark_integration.embedded_shard import FunctionShard
 from tests.unit.spark_integration.vectorised.operator_shard import COUNT, KEY_TYPES, OperatorShard, counts_of
 
 TTL_MS = 1000
