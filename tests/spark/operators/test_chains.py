@@ -15,7 +15,7 @@ from holdfast import savepoints
 from holdfast.errors import InvalidArgumentError
 from tests.spark.answers import Batches
 from tests.spark.conftest import Lab
-from tests.spark.operators.test_equal_to_spark import compare, feed, shown_by, source
+from tests.spark.operators.test_equal_to_spark import compare, feed, require_to_go_on, shown_by, source
 from tests.spark.operators.test_joins import by_spark, joined, orders, payments
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
@@ -154,20 +154,11 @@ def test_the_top_windows_follow_windows(lab: Lab) -> None:
 @pytest.mark.parametrize("chain", cases(list(CHAINS), quick=1))
 def test_all_operators_go_on_from_a_savepoint(lab: Lab, chain: str) -> None:
     """With other shards, on another backend: the query shows what it would have shown."""
-    chance = random.Random(7)
 
     def shown(query: str) -> Batches:
         return shown_by(lab, CHAINS[chain][0](lab), query, "append")
 
-    feed(lab, chance, 3)
-    shown("query")
-    savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
-    feed(lab, chance, 5)
-    expected = shown("query")
-    lab.configure({"state.dir": str(lab.folder / "again-state"), "backend": "rocksdb"})
-    savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "again", shards=3)
-    assert shown("again") == expected
-    assert expected
+    require_to_go_on(lab, shown, random.Random(7), (3, 5))
 
 
 @pytest.mark.all

@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
+from holdfast import savepoints
 from tests.spark.answers import Batches, Questions
 from tests.spark.conftest import Lab
 
@@ -141,6 +142,24 @@ def compare(
         assert [row for row in mine if row not in its] == [row for row in its if row not in mine]
         assert len(mine) == len(its)
     return found
+
+
+def require_to_go_on(
+    lab: Lab, shown: Callable[[str], Batches], chance: random.Random, batches: tuple[int, int]
+) -> None:
+    """Check that a query shows from a savepoint what it would have shown: with other shards, on another backend.
+
+    `batches`: so many before the savepoint, and after it.
+    """
+    feed(lab, chance, batches[0])
+    shown("query")
+    savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
+    feed(lab, chance, batches[1])
+    expected = shown("query")
+    lab.configure({"state.dir": str(lab.folder / "again-state"), "backend": "rocksdb"})
+    savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "again", shards=3)
+    assert shown("again") == expected
+    assert expected
 
 
 def shown_by(lab: Lab, frame: DataFrame, query: str, mode: str) -> Batches:

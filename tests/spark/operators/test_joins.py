@@ -13,7 +13,6 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
-from holdfast import savepoints
 from holdfast.errors import InvalidArgumentError
 from tests.spark.answers import Batches, Questions
 from tests.spark.conftest import Lab
@@ -25,6 +24,7 @@ from tests.spark.operators.test_equal_to_spark import (
     asked,
     compare,
     feed,
+    require_to_go_on,
     shown_by,
     source,
 )
@@ -208,7 +208,6 @@ def test_state_is_read_from_outside(lab: Lab) -> None:
 @pytest.mark.parametrize("how", ["inner", "left", "right", "full", "as of"])
 def test_a_join_goes_on_from_a_savepoint(lab: Lab, how: str) -> None:
     """With other shards, on another backend, in another place: it shows what it would have shown."""
-    chance = random.Random(8)
 
     def frame() -> DataFrame:
         if how != "as of":
@@ -220,12 +219,4 @@ def test_a_join_goes_on_from_a_savepoint(lab: Lab, how: str) -> None:
         # Of rows of the right side with one key and time the last to come counts, and which comes last is chance.
         return shown_by(lab, frame().drop("d", "raw") if how == "as of" else frame(), query, "append")
 
-    feed(lab, chance, 3)
-    shown("query")
-    savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
-    feed(lab, chance, 5)
-    expected = shown("query")
-    lab.configure({"state.dir": str(lab.folder / "again-state"), "backend": "rocksdb"})
-    savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "again", shards=3)
-    assert shown("again") == expected
-    assert expected
+    require_to_go_on(lab, shown, random.Random(8), (3, 5))

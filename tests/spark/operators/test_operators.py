@@ -12,11 +12,19 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
-from holdfast import savepoints
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from tests.pages import block_with
 from tests.spark.conftest import Lab
-from tests.spark.operators.test_equal_to_spark import SCHEMA, canonical, feed, made, shape, source, sparks
+from tests.spark.operators.test_equal_to_spark import (
+    SCHEMA,
+    canonical,
+    feed,
+    made,
+    require_to_go_on,
+    shape,
+    source,
+    sparks,
+)
 from tests.tiers import cases
 
 if TYPE_CHECKING:
@@ -84,7 +92,7 @@ def test_a_batch_data_frame_gives_what_spark_gives(lab: Lab, name: str) -> None:
 )
 def test_a_query_goes_on_from_a_savepoint(lab: Lab, name: str) -> None:
     """With other shards, on another backend, in another place: it shows what it would have shown."""
-    chance, mode = random.Random(4), "update" if name in ("agg", "top", "latest") else "append"
+    mode = "update" if name in ("agg", "top", "latest") else "append"
 
     def frame() -> DataFrame:
         return OPERATORS[name][0](source(lab))
@@ -92,15 +100,7 @@ def test_a_query_goes_on_from_a_savepoint(lab: Lab, name: str) -> None:
     def shown(query: str) -> list[list[Any]]:
         return [sorted(map(canonical, rows), key=repr) for rows in lab.run(frame(), query, mode) if rows]
 
-    feed(lab, chance, 2)
-    shown("query")
-    savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
-    feed(lab, chance, 2)
-    expected = shown("query")
-    lab.configure({"state.dir": str(lab.folder / "again-state"), "backend": "rocksdb"})
-    savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "again", shards=3)
-    assert shown("again") == expected
-    assert expected
+    require_to_go_on(lab, shown, random.Random(4), (2, 2))
 
 
 def test_state_is_read_from_outside(lab: Lab) -> None:

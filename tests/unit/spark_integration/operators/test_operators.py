@@ -89,38 +89,27 @@ def added(rows: list[Any]) -> tuple[int, int | None]:
     return len(rows), sum(values) if values else None
 
 
-@given(BATCHES)
-def test_windows_are_shown_once_when_they_are_over(batches: list[tuple[list[Any], int]]) -> None:
-    """Each window holds all its rows since it was last over, and goes, from the index too, as the watermark passes."""
+@pytest.mark.parametrize("emits", ["append", "update"])
+@given(batches=BATCHES)
+def test_windows_are_shown_when_they_are_over_or_change(batches: list[tuple[list[Any], int]], emits: str) -> None:
+    """Each window holds all its rows since it was last over, and goes, from the index too, as the watermark passes.
+
+    In append mode it is shown then, once; in update mode whenever it changes, also if the watermark has passed it.
+    """
     held: dict[tuple[Any, int], list[Any]] = {}
-    with shard(windows("append"), "user", WINDOW_START) as one:
+    with shard(windows(emits), "user", WINDOW_START) as one:
         for rows, watermark in batches:
             starts = [(user, t - t % LENGTH, v) for user, t, v in rows]
             for user, start, v in starts:
                 held.setdefault((user, start), []).append(v)
-            over = [key for key in held if key[1] + LENGTH <= watermark]
-            expected = [(*key, key[1] + LENGTH, *added(held.pop(key))) for key in over]
+            over = {key for key in held if key[1] + LENGTH <= watermark}
+            shown = over if emits == "append" else {(user, start) for user, start, _ in starts}
+            expected = [(*key, key[1] + LENGTH, *added(held[key])) for key in shown]
+            held = {key: values for key, values in held.items() if key not in over}
             found = one.run(table([(user, start, start + LENGTH, v) for user, start, v in starts]), watermark)
             assert spans(found, "window") == sorted(expected, key=repr)
             assert len(one.stored("state")) == len(one.stored("timers_by_due")) == len(held)
             assert one.earliest_ms == min((start + LENGTH - 1 for _, start in held), default=None)
-
-
-@given(BATCHES)
-def test_windows_are_shown_whenever_they_change(batches: list[tuple[list[Any], int]]) -> None:
-    """In update mode: also those that the watermark has passed by now, which then go."""
-    held: dict[tuple[Any, int], list[Any]] = {}
-    with shard(windows("update"), "user", WINDOW_START) as one:
-        for rows, watermark in batches:
-            starts = [(user, t - t % LENGTH, v) for user, t, v in rows]
-            for user, start, v in starts:
-                held.setdefault((user, start), []).append(v)
-            changed = {(user, start) for user, start, _ in starts}
-            expected = [(*key, key[1] + LENGTH, *added(held[key])) for key in changed]
-            found = one.run(table([(user, start, start + LENGTH, v) for user, start, v in starts]), watermark)
-            assert spans(found, "window") == sorted(expected, key=repr)
-            held = {key: values for key, values in held.items() if key[1] + LENGTH > watermark}
-            assert len(one.stored("state")) == len(one.stored("timers_by_due")) == len(held)
 
 
 @given(BATCHES)
