@@ -33,7 +33,6 @@ from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
-from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.keyed.frame_templates import by_templates
 from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames, OutputFrames, finished, key_tuples, note_key
 from holdfast.spark_integration.keyed.group_state import KeyState, KeyStates
@@ -42,7 +41,7 @@ from holdfast.spark_integration.keyed.slabs import SLAB_KEYS, KeyOrder, at_once_
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema
-from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_api
+from holdfast.spark_integration.tables.restarting import StateFunction
 from holdfast.spark_integration.timers import NO_TIMER, DueTimers, KeyTimers, due_before_ms
 from holdfast.spark_integration.transport.python_stage import seldom_collecting_old
 from holdfast.spark_integration.ttl.expiry import Expiry, expiry_of, open_rows
@@ -137,7 +136,7 @@ PandasFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterable[pd
 
 
 @dataclass(frozen=True)
-class PandasWithState:
+class PandasWithState(StateFunction):
     """The `ShardFunction` of ``applyInPandasWithState``."""
 
     function: PandasFunction
@@ -159,16 +158,6 @@ class PandasWithState:
         if self.timeout_conf == "NoTimeout":
             return state
         return {**state, **KeyTimers.tables(self.key_types, self.timeout_conf)}
-
-    def changes(self) -> Mapping[str, ColumnChanges]:
-        return self.state_changes
-
-    def configuration(self) -> Mapping[str, str]:
-        return {}
-
-    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
-        require_same_api(configuration, self.configuration())
-        require_readable_tables(stored, self.tables())
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         steps = self._run(batch, transaction)

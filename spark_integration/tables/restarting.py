@@ -200,6 +200,22 @@ def _refuse(message: str, **facts: object) -> NoReturn:
     raise SchemaMismatchError(message, **facts)
 
 
+class StateFunction(ShardFunction):
+    """A `ShardFunction` that calls a user's function on tables whose columns the user declares, drops and renames."""
+
+    state_changes: Mapping[str, ColumnChanges]
+
+    def changes(self) -> Mapping[str, ColumnChanges]:
+        return self.state_changes
+
+    def configuration(self) -> Mapping[str, str]:
+        return {}
+
+    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
+        require_same_api(configuration, self.configuration())
+        require_readable_tables(stored, self.tables())
+
+
 class OperatorFunction(ShardFunction):
     """A `ShardFunction` that goes on with the tables of the same operator, whose columns nobody drops or renames."""
 

@@ -27,11 +27,10 @@ from holdfast.backends.options import did_you_mean
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
-from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import arrow_schema, conform_output, parse_struct
-from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_api
+from holdfast.spark_integration.tables.restarting import StateFunction
 from holdfast.spark_integration.timers import NO_TIMER, TIMERS, TIMERS_BY_DUE, DueTimers, KeyTimers, due_before_ms
 from holdfast.spark_integration.transport.transport import moments_of
 from holdfast.spark_integration.ttl.expiry import (
@@ -62,7 +61,7 @@ class StateColumns:
 
 
 @dataclass(frozen=True)
-class ArrowWithState:
+class ArrowWithState(StateFunction):
     """The `ShardFunction` of ``applyInArrowWithState``."""
 
     function: ArrowFunction
@@ -84,16 +83,6 @@ class ArrowWithState:
         if self.time_mode == "None":
             return tables
         return {**tables, **KeyTimers.tables(self.key_types, TIMEOUT_CONF[self.time_mode])}
-
-    def changes(self) -> Mapping[str, ColumnChanges]:
-        return self.state_changes
-
-    def configuration(self) -> Mapping[str, str]:
-        return {}
-
-    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
-        require_same_api(configuration, self.configuration())
-        require_readable_tables(stored, self.tables())
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         every_key = batch.keys(self.tables()[next(iter(self.states))])
