@@ -49,7 +49,7 @@ from holdfast.backends.rocksdb.codec.rows import decode_numbered
 from holdfast.backends.rocksdb.errors import damaged, rocksdb_errors
 from holdfast.backends.rocksdb.generation_file import DatabaseFile, GenerationFile, StoredTable
 from holdfast.backends.rocksdb.options import open_rocksdb, reader_options
-from holdfast.backends.rocksdb.reads import Rows, key_range, run_of, to_list
+from holdfast.backends.rocksdb.reads import EncodedRows, key_range, run_of, to_list
 from holdfast.backends.run import Run
 from holdfast.backends.schema import Keys, TableSchema, find_table
 from holdfast.errors import ClosedError, NotFoundError
@@ -150,7 +150,7 @@ class GenerationView(View):
 
             def read(
                 database: Rdict, prefixes: list[bytes] = prefixes, start: bytes | None = start
-            ) -> tuple[Run, Rows, int]:
+            ) -> tuple[Run, EncodedRows, int]:
                 rows, done = reads.read_prefixed(database, stored.id, prefixes, start)
                 return run_of(schema, rows, stored.values), rows, done
 

@@ -36,7 +36,7 @@ _SAMPLE_ROWS = 256
 COUNTED_ROWS, FURTHER = 1024, 16
 
 
-class Rows(NamedTuple):
+class EncodedRows(NamedTuple):
     """Rows in the order of their keys."""
 
     keys: list[bytes]
@@ -44,7 +44,9 @@ class Rows(NamedTuple):
     rest: bytes | None  #: Where the range goes on; None if it has no more rows
 
 
-def read_rows(database: Rdict, start: bytes, end: bytes, most: int | None = None, *, fill_cache: bool = True) -> Rows:
+def read_rows(
+    database: Rdict, start: bytes, end: bytes, most: int | None = None, *, fill_cache: bool = True
+) -> EncodedRows:
     """Return the first rows of a range of keys: about `most`, and no more than make up one run.
 
     Raises `Exception` where the range ended at a damaged block; see `holdfast.backends.rocksdb.errors`.
@@ -60,7 +62,7 @@ def read_rows(database: Rdict, start: bytes, end: bytes, most: int | None = None
         size += len(key) + len(value)
         if size >= RUN_BYTES:
             break
-    return Rows(keys, values, _rest(database, start, end, keys))
+    return EncodedRows(keys, values, _rest(database, start, end, keys))
 
 
 def _rest(database: Rdict, start: bytes, end: bytes, keys: list[bytes]) -> bytes | None:
@@ -110,11 +112,13 @@ def density(database: Rdict, table_id: int, first_hash: int, last_hash: int) -> 
     return _SAMPLE_ROWS / (_hash(sample[-1]) - first_hash + 1)
 
 
-def read_prefixed(database: Rdict, table_id: int, prefixes: list[bytes], start: bytes | None) -> tuple[Rows, int]:
+def read_prefixed(
+    database: Rdict, table_id: int, prefixes: list[bytes], start: bytes | None
+) -> tuple[EncodedRows, int]:
     """Return the rows that begin with one of `prefixes`, as many as make up one run, and of how many it has all.
 
-    The prefixes ascend, and differ. `start` is where the rows of the first one go on, as the `Rows.rest` before it
-    says: one prefix may have any number.
+    The prefixes ascend, and differ. `start` is where the rows of the first one go on, as the `EncodedRows.rest` before
+    it says: one prefix may have any number.
     """
     start = start or prefixes[0]
     keys: list[bytes] = []
@@ -125,7 +129,7 @@ def read_prefixed(database: Rdict, table_id: int, prefixes: list[bytes], start: 
         found.seek(max(start, prefix))
         while found.valid() and (key := found.key()).startswith(prefix):
             if len(keys) >= RUN_ROWS or size >= RUN_BYTES:
-                return Rows(keys, values, key), done
+                return EncodedRows(keys, values, key), done
             keys.append(key)
             values.append(found.value())
             size += len(key) + len(values[-1])
@@ -133,7 +137,7 @@ def read_prefixed(database: Rdict, table_id: int, prefixes: list[bytes], start: 
         if not found.valid():
             found.status()
         done += 1
-    return Rows(keys, values, None), done
+    return EncodedRows(keys, values, None), done
 
 
 def estimate_rows(database: Rdict, table_id: int) -> int:
@@ -172,7 +176,7 @@ def scanned(read: Callable[[bytes, bytes, int], tuple[Run, bytes | None]], start
             yield run
 
 
-def run_of(schema: TableSchema, rows: Rows, stored: Sequence[pa.Schema]) -> Run:
+def run_of(schema: TableSchema, rows: EncodedRows, stored: Sequence[pa.Schema]) -> Run:
     """Return rows of one table as a run; `stored` are the value schemas that its rows were written with."""
     hashes, keys = decode_keys(pa.array(rows.keys, pa.large_binary()), schema.key)
     values = decode_numbered(pa.array(rows.values, pa.large_binary()), stored, schema.value)

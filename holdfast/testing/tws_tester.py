@@ -52,7 +52,7 @@ from holdfast.spark_integration.processor.exchange import (
     frames_of,
 )
 from holdfast.spark_integration.processor.handle import PickledProcessor, declaration_of
-from holdfast.spark_integration.processor.state.slab import Slab
+from holdfast.spark_integration.processor.state.slab import CalledSlab
 from holdfast.spark_integration.processor.state.states import ProcessorStates
 from holdfast.spark_integration.processor.state.variable_tables import Kind
 from holdfast.spark_integration.processor.transform_with_state import InitialState, TransformWithState
@@ -540,7 +540,7 @@ class TwsTester:
         assert found, f"there is no {kind} state {name!r}: init does not declare it"
         shown = self._keys(key, 1)
         assert self._shard is not None
-        slab = Slab()
+        slab = CalledSlab()
         with self._shard.begin() as transaction:
             times = self._shard.times(*self._times())
             states = ProcessorStates(transaction, self._shard.tables, shown.num_columns, slab, times)

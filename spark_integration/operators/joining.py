@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.operators.joins import AT, BEYOND_MS, IS_LEFT, AsofJoin, Join, Side, Sides
+from holdfast.spark_integration.operators.joins import AT, BEYOND_MS, IS_LEFT, AsofJoin, Join, JoinSide, Sides
 from holdfast.spark_integration.plan.arguments import duration_us
 from holdfast.spark_integration.plan.definition import KeyedRows
 from holdfast.spark_integration.plan.event_time import time_column_of, without_watermark
@@ -75,10 +75,10 @@ class _Input:
         """What stands in their place in rows of the other side."""
         return [F.lit(None).cast(field.dataType).alias(field.name) for field in self.values]
 
-    def side(self, table: str, key_types: pa.Schema, **rules: bool) -> Side:
-        """Return it as the shards know it, with further attributes of `Side`."""
+    def side(self, table: str, key_types: pa.Schema, **rules: bool) -> JoinSide:
+        """Return it as the shards know it, with further attributes of `JoinSide`."""
         time, *values = arrow_schema(StructType([self.time, *self.values]), "the input of a join")
-        return Side(table, key_types, time, pa.schema(values), **rules)
+        return JoinSide(table, key_types, time, pa.schema(values), **rules)
 
     def carried(self, left: list[Column], right: list[Column], watermark: Watermark, *, is_left: bool) -> DataFrame:
         """Return its rows as they travel: beside the columns of one side, nulls in the other's."""

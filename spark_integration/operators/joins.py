@@ -60,7 +60,7 @@ IS_LEFT, AT = "__holdfast_is_left", "__holdfast_at"
 
 
 @dataclass(frozen=True)
-class Side:
+class JoinSide:
     """One of the two streams."""
 
     table: str
@@ -90,7 +90,7 @@ class Side:
 class SideRows:
     """Rows of one side in a call."""
 
-    side: Side
+    side: JoinSide
     key: IntArray  #: Which of the call's keys each has
     at: pa.Array
     values: pa.RecordBatch
@@ -117,8 +117,8 @@ class Sides:
     """Both streams."""
 
     key_types: pa.Schema
-    left: Side
-    right: Side
+    left: JoinSide
+    right: JoinSide
     output_types: pa.Schema
 
     @cached_property
@@ -169,7 +169,7 @@ class Sides:
         ends.add(Keys(grouping.hashes, from_columns([*of_time, *of_side], index.key, n)), end_us)
 
     def put(
-        self, side: Side, keys: Keys, values: list[pa.Array], has_matched: BoolArray, transaction: Transaction
+        self, side: JoinSide, keys: Keys, values: list[pa.Array], has_matched: BoolArray, transaction: Transaction
     ) -> None:
         """Write rows of one side, given their whole keys and their columns."""
         columns = [*values, pa.array(has_matched)] if side.notes_matches else values
@@ -246,7 +246,7 @@ class Join(OperatorFunction):
                 transaction.delete(side.table, keys)
         return ends.earliest_ms()
 
-    def _alone(self, side: Side, keys: Keys, transaction: Transaction, operator: str) -> Iterator[pa.RecordBatch]:
+    def _alone(self, side: JoinSide, keys: Keys, transaction: Transaction, operator: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows that nothing has come near."""
         for slab in slabs(keys):
             found = transaction.get(side.table, slab)
@@ -274,7 +274,7 @@ class _Call:
         for new in (self._left, self._right):
             yield from self._kept(new)
 
-    def _matched_waiting(self, side: Side, new: SideRows, near: Near) -> Iterator[pa.RecordBatch]:
+    def _matched_waiting(self, side: JoinSide, new: SideRows, near: Near) -> Iterator[pa.RecordBatch]:
         entries = EntryRows(self._transaction, side.state, len(self._sides.key_types), None)
         asked = np.unique(new.key[new.can_match])
         for some in entries.scan(self._keys.take(asked)):

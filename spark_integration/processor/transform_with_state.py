@@ -56,7 +56,7 @@ from holdfast.spark_integration.processor.handle import (
     PickledProcessor,
     ProcessorHandle,
 )
-from holdfast.spark_integration.processor.state.slab import Slab
+from holdfast.spark_integration.processor.state.slab import CalledSlab
 from holdfast.spark_integration.processor.state.states import ProcessorStates
 from holdfast.spark_integration.processor.state.timers import ProcessorTimers, timer_tables
 from holdfast.spark_integration.processor.state.variable_tables import KINDS, table_of
@@ -360,7 +360,7 @@ class _Calls:
         has_entries = any(variable.kind != "value" for variable in variables)
         schemas = [variable.schema for variable in variables]
         self.at_once = at_once_of(batch.operator, *schemas, has_entries=has_entries)
-        self._slab = Slab()
+        self._slab = CalledSlab()
         self._timers = self._open_timers(transaction, batch.times)
         self._states = ProcessorStates(transaction, step.tables(), len(step.key_types), self._slab, batch.times)
         self._output = step.exchange.output()

@@ -64,7 +64,7 @@ def missing_variable(doing: str, name: str) -> PySparkRuntimeError:
 _NONE = -1
 
 
-class Slab:
+class CalledSlab:
     """The current keys; the one being called is Spark's implicit key.
 
     `call` is the number of the call that runs, `phase` is Spark's name for what the processor is doing.
@@ -112,7 +112,7 @@ class Slab:
         return self._at
 
 
-class MissingSlab(Slab):
+class MissingSlab(CalledSlab):
     """Stands in for a slab after ``init`` has deleted the variable it declared. `name`: the variable."""
 
     def __init__(self, name: str) -> None:
@@ -129,7 +129,7 @@ _STEP = 4
 
 
 @dataclass(frozen=True)
-class Window:
+class FetchedKeys:
     """The entries of consecutive keys of a slab, sorted by key."""
 
     #: Which keys
@@ -142,7 +142,7 @@ class Window:
 class SlabEntries:
     """Windows of one variable's entries. `limit_bytes`: what a window may hold."""
 
-    def __init__(self, rows: EntryRows, slab: Slab, limit_bytes: int = SLAB_BYTES) -> None:
+    def __init__(self, rows: EntryRows, slab: CalledSlab, limit_bytes: int = SLAB_BYTES) -> None:
         self._rows = rows
         self._slab = slab
         self._limit_bytes = limit_bytes
@@ -153,7 +153,7 @@ class SlabEntries:
         """Begin another slab."""
         self._passed = range(0)
 
-    def fetch_once(self, at: int) -> Window | None:
+    def fetch_once(self, at: int) -> FetchedKeys | None:
         """Return a window as `fetch` does, for who keeps only the last one; None also if one has passed key `at`.
 
         Timers call a key again after others, if several are due. A window for each such call would bring what many keys
@@ -167,7 +167,7 @@ class SlabEntries:
         self._passed = range(min(at, passed.start), max(end, passed.stop)) if passed else range(at, end)
         return found
 
-    def fetch(self, at: int) -> Window | None:
+    def fetch(self, at: int) -> FetchedKeys | None:
         """Return a window that begins with key `at`; None if that key's entries alone are too large."""
         end = min(len(self._slab.keys), at + self._keys)
         while True:
@@ -181,7 +181,7 @@ class SlabEntries:
             end = at + max(1, (end - at) // _STEP)
             self._keys = end - at
 
-    def _read(self, first: int, end: int) -> Window | None:
+    def _read(self, first: int, end: int) -> FetchedKeys | None:
         keys = self._slab.keys.take(np.arange(first, end))
         parts: list[Entries] = []
         size_bytes = 0
@@ -191,11 +191,11 @@ class SlabEntries:
             if size_bytes > self._limit_bytes:
                 return None
         if not parts:
-            return Window(first, end, _nothing(self._rows), [0] * (end - first + 1))
+            return FetchedKeys(first, end, _nothing(self._rows), [0] * (end - first + 1))
         found = _joined(parts)
         found = found.take(np.argsort(found.places, kind="stable"))
         bounds = np.searchsorted(found.places, np.arange(end - first + 1))
-        return Window(first, end, found, bounds.tolist())
+        return FetchedKeys(first, end, found, bounds.tolist())
 
 
 def _joined(parts: list[Entries]) -> Entries:

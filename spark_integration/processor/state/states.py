@@ -29,7 +29,7 @@ from holdfast.backends.run import Keys, TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.keyed.python_values import row_maker
-from holdfast.spark_integration.processor.state.slab import MissingSlab, Slab, SlabEntries, state_error
+from holdfast.spark_integration.processor.state.slab import CalledSlab, MissingSlab, SlabEntries, state_error
 from holdfast.spark_integration.processor.state.state_rows import State, StateRows, UserKeys
 from holdfast.spark_integration.processor.state.variable_tables import KINDS, table_of
 from holdfast.spark_integration.processor.state.variables import StateVariable
@@ -160,7 +160,7 @@ class ProcessorMapState(MapState):
         entries: EntryRows,
         user_keys: UserKeys,
         rows: StateRows,
-        slab: Slab,
+        slab: CalledSlab,
         value_names: list[str],
     ) -> None:
         # Not Spark's __init__, which takes a client of Spark's state server.
@@ -168,7 +168,7 @@ class ProcessorMapState(MapState):
         self._entries = entries
         self._user_keys = user_keys
         self._rows = rows
-        self._slab: Slab = slab
+        self._slab: CalledSlab = slab
         self._make_row = row_maker(*value_names)
         self._windows = SlabEntries(entries, slab)
         self._asked = AskedEntries(self._look_up)
@@ -356,12 +356,12 @@ class ProcessorListState(ListState):
     `rows`: of the elements; `version`: what the micro-batch commits.
     """
 
-    def __init__(self, name: str, entries: EntryRows, rows: StateRows, slab: Slab, version: int) -> None:
+    def __init__(self, name: str, entries: EntryRows, rows: StateRows, slab: CalledSlab, version: int) -> None:
         # Not Spark's __init__, which takes a client of Spark's state server.
         self._name = name
         self._entries = entries
         self._rows = rows
-        self._slab: Slab = slab
+        self._slab: CalledSlab = slab
         self._windows = SlabEntries(entries, slab)
         self._numbers = count(first_number(version))
         self.begin()
@@ -488,14 +488,14 @@ class ProcessorValueState(ValueState):
     """
 
     def __init__(
-        self, transaction: Transaction, table: str, expiry: Expiry | None, rows: StateRows, slab: Slab
+        self, transaction: Transaction, table: str, expiry: Expiry | None, rows: StateRows, slab: CalledSlab
     ) -> None:
         # Not Spark's __init__, which takes a client of Spark's state server.
         self._transaction = transaction
         self._table = table
         self._expiry = expiry
         self._rows = rows
-        self._slab: Slab = slab
+        self._slab: CalledSlab = slab
         self.begin()
 
     def begin(self) -> None:
@@ -575,7 +575,7 @@ class ProcessorStates:
         transaction: Transaction,
         tables: Mapping[str, TableSchema],
         grouping: int,
-        slab: Slab,
+        slab: CalledSlab,
         times: BatchTimes,
     ) -> None:
         self._transaction = transaction

@@ -15,7 +15,7 @@ from holdfast.backends.arrow.rows import IntArray, from_columns
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.keyed.slabs import SLAB_KEYS
-from holdfast.spark_integration.processor.state.slab import Slab, SlabEntries
+from holdfast.spark_integration.processor.state.slab import CalledSlab, SlabEntries
 from holdfast.spark_integration.processor.state.variable_tables import free_name
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.tables.entry_rows import EntryRows
@@ -40,7 +40,7 @@ class ProcessorTimers:
     No timer is due before `earliest_ms`; None if the shard has none.
     """
 
-    def __init__(self, transaction: Transaction, entries: EntryRows, slab: Slab, earliest_ms: int | None) -> None:
+    def __init__(self, transaction: Transaction, entries: EntryRows, slab: CalledSlab, earliest_ms: int | None) -> None:
         self._entries = entries
         self._slab = slab
         self._by_due = Timers(transaction, TIMERS_BY_DUE)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.spark_integration.operators import joins
-from holdfast.spark_integration.operators.joins import AT, IS_LEFT, AsofJoin, Join, KeyedTimes, Near, Side, Sides
+from holdfast.spark_integration.operators.joins import AT, IS_LEFT, AsofJoin, Join, JoinSide, KeyedTimes, Near, Sides
 from holdfast.spark_integration.processor.state.variable_tables import JOINED_LEFT, JOINED_RIGHT, LATEST_RIGHT
 from tests.unit.spark_integration.embedded_shard import FunctionShard
 
@@ -57,8 +57,8 @@ def table(rows: list[tuple[bool, str | None, int | None, int]]) -> pa.Table:
 @contextmanager
 def join(how: str) -> Iterator[FunctionShard]:
     v, w = (pa.schema([(name, pa.int64())]) for name in "vw")
-    left = Side(JOINED_LEFT, KEY, pa.field("at", TIME), v, notes_matches=how in ("left", "full"))
-    right = Side(JOINED_RIGHT, KEY, pa.field("paid", TIME), w, notes_matches=how in ("right", "full"))
+    left = JoinSide(JOINED_LEFT, KEY, pa.field("at", TIME), v, notes_matches=how in ("left", "full"))
+    right = JoinSide(JOINED_RIGHT, KEY, pa.field("paid", TIME), w, notes_matches=how in ("right", "full"))
     with tempfile.TemporaryDirectory() as folder:
         yield FunctionShard(Path(folder), Join(Sides(KEY, left, right, OUTPUT), WITHIN * 1000), ["user"])
 
@@ -111,8 +111,8 @@ def asof_join() -> Iterator[FunctionShard]:
     at = pa.field("at", TIME)
     sides = Sides(
         KEY,
-        Side(JOINED_LEFT, KEY, at, v),
-        Side(LATEST_RIGHT, KEY, at, w, is_numbered=False),
+        JoinSide(JOINED_LEFT, KEY, at, v),
+        JoinSide(LATEST_RIGHT, KEY, at, w, is_numbered=False),
         pa.schema([("user", pa.string()), at, ("v", pa.int64()), ("w", pa.int64())]),
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -193,7 +193,7 @@ def test_keys_that_timers_call_in_turns_bring_no_window_each(
     text = columns(text=StringType())
     fetch, fetched = slab_module.SlabEntries.fetch, []
 
-    def counted(windows: slab_module.SlabEntries, at: int) -> slab_module.Window | None:
+    def counted(windows: slab_module.SlabEntries, at: int) -> slab_module.FetchedKeys | None:
         fetched.append(at)
         return fetch(windows, at)
 
