@@ -30,14 +30,14 @@ Names = Mapping[str, str]
 
 @dataclass(frozen=True)
 class ColumnChanges:
-    """What becomes of columns of one table, by the names under which they were declared."""
+    """Columns of one table to drop and to rename, by declared name."""
 
-    drop: frozenset[str] = frozenset()  #: They are gone for good
+    drop: frozenset[str] = frozenset()  #: Gone for good
     #: New names by old ones. No column is in both, and no new name is an old one of another.
     rename: Mapping[str, str] = field(default_factory=dict)
 
     def effective(self, names: Names) -> ColumnChanges:
-        """Return those that are not made yet; a column that is not known needs none."""
+        """Return the changes still to be made; an unknown column needs none."""
         rename = {old: new for old, new in self.rename.items() if old in names}
         return ColumnChanges(self.drop & names.keys(), rename)
 

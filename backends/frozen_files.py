@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
 
 class FrozenFiles(ABC):
-    """See the module. Safe for many threads."""
+    """The files of one frozen version; safe for many threads."""
 
     folder: Path  #: Holds the files under their names and in their sizes; private, and of nobody else
     sizes: Mapping[str, int]  #: Bytes of each file

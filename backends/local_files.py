@@ -183,7 +183,7 @@ class StagedFolder:
         return write_sealed(self.path / name, kind, header, sections, fsync=self._fsync)
 
     def link(self, source: Path) -> None:
-        """Take a file of another folder in, under its own name; a link, not a copy.
+        """Link a file of another folder under its own name.
 
         Raises `NotFoundError` if there is no such file, or no longer.
         """

@@ -179,7 +179,7 @@ def decode_end(read: Read, size_bytes: int, *, source: str, kind: str, plain_byt
 
 
 def require_digest(read: Read, size_bytes: int, digest: str, *, source: str, kind: str) -> None:
-    """Raise `CorruptionError` if a file, read a block at a time, has not the digest that its end names."""
+    """Raise `CorruptionError` if a file, read a block at a time, does not match the digest at its end."""
     found, end = xxhash.xxh3_128(), size_bytes - _SEAL_BYTES
     for start in range(0, end, BLOCK_BYTES):
         found.update(read(start, min(start + BLOCK_BYTES, end)))
@@ -233,7 +233,7 @@ def digest_of(data: memoryview) -> str | None:
 
 
 def digest_at_end(data: memoryview) -> str | None:
-    """Return the digest that a file names at its end, which nobody has checked; None if that is no end of one."""
+    """Return the unchecked digest at a file's end; None if it is not the end of a stored file."""
     if len(data) < TAIL_BYTES or bytes(data[-8:]) != MAGIC:
         return None
     return bytes(data[-_SEAL_BYTES:-8]).hex()
@@ -253,7 +253,7 @@ def _require_declared(
 
 
 def _check_table(table: list[dict[str, Any]], end: int, expansion_max: int, source: str) -> None:
-    """Check that the sections lie one after the other before `end`, and say of themselves what can be."""
+    """Check that the sections lie one after the other before `end`, and claim possible sizes."""
     at = 0
     for entry in table:
         start, size = entry["offset"], entry["size_bytes"]

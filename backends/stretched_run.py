@@ -237,7 +237,7 @@ _HASH_BYTES = 8
 
 
 class StretchedRun:
-    """See the module. Safe for many threads.
+    """A run in several stretches of one file; safe for many threads.
 
     `parts` are the stretches, of one schema and ascending ranges of the hash; they lie in `memory`, a file from its
     beginning, which may be on disk as `file`.

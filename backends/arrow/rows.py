@@ -407,7 +407,7 @@ def _ranks_of_elements(column: pa.Array) -> pa.Array:
 
 
 def rows_of(hashes: HashArray, wanted: HashArray) -> IntArray:
-    """Return which of `hashes`, which ascend, are among `wanted`, which ascend and do not repeat."""
+    """Return the places of ascending `hashes` that are among `wanted`, which ascend and do not repeat."""
     starts = np.searchsorted(hashes, wanted, side="left")
     counts = np.searchsorted(hashes, wanted, side="right") - starts
     rows: IntArray = np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())

@@ -48,16 +48,16 @@ class MappedFile:
 
     @property
     def descriptor(self) -> int:
-        """Its number for the system, as long as the object lives."""
+        """Its file descriptor, open as long as the object lives."""
         assert self._descriptor is not None
         return self._descriptor
 
     def expect_scans(self) -> None:
-        """From now on, whoever reads a page that is not in memory gets what follows it, too."""
+        """Expect reads in order: pages are read ahead."""
         self._advise(mmap.MADV_NORMAL)
 
     def expect_look_ups(self) -> None:
-        """From now on, whoever reads a page that is not in memory gets no other."""
+        """Expect look-ups: no page is read ahead."""
         self._advise(mmap.MADV_RANDOM)
 
     def _advise(self, advice: int) -> None:

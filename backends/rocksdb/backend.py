@@ -71,7 +71,7 @@ _TICK_MS = 2_000
 
 
 class RocksDBBackend(FilesystemBackend):
-    """See the module, and `holdfast.backends.rocksdb.options` for the options."""
+    """Runs above an immutable database of cold rows; `holdfast.backends.rocksdb.options` has the options."""
 
     contract_version = 2
 

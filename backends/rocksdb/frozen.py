@@ -40,7 +40,7 @@ _WRONG_FILE = re.compile(r"(\d+\.sst)\b")
 
 
 class FrozenGeneration(GenerationView):
-    """See the module; for one thread.
+    """A frozen generation, brought block by block as it is read; for one thread.
 
     Raises `CorruptionError`, `SchemaMismatchError`, `UnavailableError` if they are no generation, or cannot be had.
     """

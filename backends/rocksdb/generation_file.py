@@ -95,7 +95,7 @@ class DatabaseFile(NamedTuple):
 
 @dataclass(frozen=True)
 class GenerationFile:
-    """See the module."""
+    """What a generation's file says."""
 
     tables: Mapping[str, StoredTable] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)

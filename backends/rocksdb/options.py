@@ -60,7 +60,7 @@ _KNOWN: Mapping[str, Callable[[str], Any]] = {"memory": parse_size, "compression
 
 @dataclass(frozen=True)
 class RocksDBOptions:
-    """See the module."""
+    """The options of the backend."""
 
     memory_bytes: int = 512 << 20
     compression: str = "lz4"

@@ -114,7 +114,7 @@ class RunFilesBackend(Backend):
 
     @contextmanager
     def _floored(self, version: VersionFile) -> Iterator[VersionFile]:
-        """Give a version as a new one begins with it; what lies below its runs stays while the context lasts."""
+        """Give the base that a new version begins with; what lies below its runs stays for the context."""
         yield version
 
     def _push(
@@ -195,7 +195,7 @@ class RunFilesBackend(Backend):
             self._put_in_place(pointer, staged)
 
     def _adopt_floor(self, version: VersionFile, staged: StagedFolder, held: ExitStack) -> None:
-        """Make what lies below the runs of a frozen version ours; it stays until `held` ends."""
+        """Adopt what lies below the runs of a frozen version, locked until `held` ends."""
         self._open_floor(version)
 
     def _adopt(self, version: VersionFile, staged: StagedFolder) -> None:
@@ -298,7 +298,7 @@ class RunFilesBackend(Backend):
         )
 
     def _rows_below(self, version: VersionFile) -> Mapping[str, int]:
-        """Return about how many rows lie below the runs of a version, by table."""
+        """Estimate the rows below the runs of a version, by table."""
         return {}
 
     def close(self) -> None:

@@ -255,7 +255,7 @@ class RowValues:
         self.arrow = pa.schema([f.with_type(storage_type(f.type)) for f in arrow_schema(schema, what)])
 
     def to_tuples(self, batch: pa.RecordBatch | pa.Table) -> list[tuple[Any, ...]]:
-        """Return rows as `GroupState.get` gives them; as `to_columns` else."""
+        """Return rows as `GroupState.get` gives them; otherwise like `to_columns`."""
         return list(zip(*self.to_columns(batch), strict=True))
 
     def to_columns(self, batch: pa.RecordBatch | pa.Table) -> list[list[Any]]:

@@ -83,7 +83,7 @@ class Accumulator(Protocol):
 
     @property
     def name(self) -> str:
-        """Of its column in the output, with which the names of its state's columns begin."""
+        """Name of its output column, and prefix of its state's columns."""
 
     @property
     def column(self) -> str | None:
@@ -113,7 +113,7 @@ class Accumulator(Protocol):
 
 @dataclass(frozen=True)
 class Count:
-    """How many rows there are or, of a column, how many that are not null."""
+    """The number of rows or, given a column, of its non-null values."""
 
     name: str
     column: str | None
@@ -267,7 +267,7 @@ class Moments:
 
 
 def _from_zero(values: pa.Array) -> pa.Array:
-    """Return the sum of each number and 0, with which Spark begins: of -0.0 it is 0.0."""
+    """Add 0 to each number, as Spark's sum begins with it: -0.0 becomes 0.0."""
     return pc.add(values, 0.0) if pa.types.is_floating(values.type) else values
 
 
@@ -299,7 +299,7 @@ def state_types(accumulators: Sequence[Accumulator]) -> pa.Schema:
 
 
 def computations(state: pa.Schema) -> dict[str, str]:
-    """Return what aggregates compute that have columns in a state, by their columns in the output."""
+    """Return what each aggregate computes, by output column, as a state's columns say."""
     found = [field.metadata for field in state if _COMPUTES in (field.metadata or {})]
     return {metadata[_COLUMN].decode(): metadata[_COMPUTES].decode() for metadata in found}
 
@@ -354,7 +354,7 @@ def _parts(
 
 
 def require_same_aggregates(stored: StoredTables, declared: Mapping[str, TableSchema]) -> None:
-    """Check that each column is computed as in all runs that have declared it, which stored columns say themselves.
+    """Check that each column is still computed by the aggregate that its stored columns name.
 
     Raises `SchemaMismatchError` if it is not.
     """

@@ -119,7 +119,7 @@ class Aggregation(OperatorFunction):
         return keys, states
 
     def _over(self, ends: Ends, batch: ShardInput, transaction: Transaction) -> Iterator[pa.RecordBatch]:
-        """Remove the windows that are over; yield them where the output has them then."""
+        """Remove windows that are over, and yield them in append mode."""
         over = ends.take_over(batch.counts)
         if over is None:
             return
@@ -142,7 +142,7 @@ class Aggregation(OperatorFunction):
 
 
 def with_stored(order: RowOrder, exists: np.ndarray) -> RowOrder:
-    """Return the order of rows and, behind them, of the stored states of their keys, which come first in each.
+    """Return the order of rows, with the stored state of each key before its rows.
 
     `exists` says which keys have a state; the j-th of these states is row n + j.
     """
@@ -181,7 +181,7 @@ class Aggregated:
 
     @cached_property
     def is_timed(self) -> bool:
-        """Whether windows are over some time."""
+        """Whether windows ever end: whether there is a watermark."""
         return self.df.isStreaming and time_column_of(self.df) is not None
 
     def key_types(self, *more: str) -> pa.Schema:

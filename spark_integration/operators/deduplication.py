@@ -133,7 +133,7 @@ class DeduplicationByTime(Deduplication):
 
 
 def first_rows(key: IntArray, until: IntArray, stored: IntArray, ttl: int) -> tuple[IntArray, IntArray]:
-    """Return keys and rows, by key and time, that come when their key is not remembered, because of a row before.
+    """Return the keys and rows, by key and time, that come when their key is not remembered.
 
     `until` is until when a row's key is remembered if the row is shown, `stored` until when each key is remembered
     before.

@@ -56,13 +56,13 @@ class _Input:
 
     @property
     def columns(self) -> list[StructField]:
-        """Those beside the keys, in their order."""
+        """The columns other than keys."""
         keys = [key.name for key in self.keys]
         return [field for field in self.df.schema if field.name not in keys]
 
     @property
     def values(self) -> list[StructField]:
-        """Those beside the keys and the time."""
+        """The columns other than keys and time."""
         return [field for field in self.columns if field.name != self.time.name]
 
     @property
@@ -72,11 +72,11 @@ class _Input:
 
     @property
     def nulls(self) -> list[Column]:
-        """What stands in their place in rows of the other side."""
+        """Nulls in their place, in rows of the other side."""
         return [F.lit(None).cast(field.dataType).alias(field.name) for field in self.values]
 
     def side(self, table: str, key_types: pa.Schema, **rules: bool) -> JoinSide:
-        """Return it as the shards know it, with further attributes of `JoinSide`."""
+        """Return this input as shards see it; `rules` are further fields of `JoinSide`."""
         time, *values = arrow_schema(StructType([self.time, *self.values]), "the input of a join")
         return JoinSide(table, key_types, time, pa.schema(values), **rules)
 
@@ -199,7 +199,7 @@ def _require_joinable(left: _Input, right: _Input, shown: list[StructField]) -> 
 
 
 def _watermark(left: _Input, right: _Input) -> Watermark:
-    """Return the mark of both sides' times, which have one watermark."""
+    """Return the watermark that both sides' times share."""
     held_back_ms = max(left.watermark.held_back_ms, right.watermark.held_back_ms)
     return Watermark(left.watermark.delay_ms, held_back_ms)
 

@@ -155,7 +155,7 @@ class Sides:
     def keep(
         self, new: SideRows, keys: Keys, rows: IntArray, end_us: IntArray, transaction: Transaction, ends: Ends
     ) -> None:
-        """Let some rows wait, given the call's keys, each until its end."""
+        """Store rows that wait, each until its end."""
         if not len(rows):
             return
         grouping, n = keys.take(new.key[rows]), len(rows)
@@ -297,7 +297,7 @@ class _Call:
             yield self._sides.shown(self._keys.take(rows.key[row]), columns, self._batch.operator)
 
     def _kept(self, new: SideRows) -> Iterator[pa.RecordBatch]:
-        """Let rows wait; yield those that nothing can come near and nothing has, if they come out alone."""
+        """Store rows that wait; in an outer join, yield those without a match that can never get one."""
         end_us = new.at_us + self._join.within_us + BEYOND_MS * 1000
         waits = to_bools(new.at.is_valid()) & (due_of(end_us) >= (self._batch.times.watermark_ms or 0))
         if new.side.notes_matches:
@@ -338,7 +338,7 @@ class AsofJoin(OperatorFunction):
         return ends.earliest_ms()
 
     def _kept(self, batch: ShardInput, transaction: Transaction, ends: Ends) -> pa.RecordBatch:
-        """Let rows that can match wait; return the left rows that cannot."""
+        """Store rows that can still match; return the left rows that cannot."""
         keys, left, right = self.sides.rows_of(batch)
         for new, wait_us in ((left, 0), (right, self.tolerance_us)):
             rows = new.can_match
@@ -394,7 +394,7 @@ class KeyedTimes:
 
 
 class Near:
-    """Rows that are asked which of them lie near others."""
+    """Finds rows near others: of the same key, and at most so far apart in time."""
 
     def __init__(self, rows: KeyedTimes, within_us: int) -> None:
         self._rows = rows

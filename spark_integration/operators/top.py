@@ -145,7 +145,7 @@ class Top(OperatorFunction):
         yield self._shown(batch, keys, stored, left, now)
 
     def _listed(self, batch: ShardInput, stored: _Listed, key: IntArray, source: IntArray, place: IntArray) -> _Listed:
-        """Return lists whose rows come from the stored ones and, behind these, from the micro-batch's."""
+        """Return the new lists; `source` counts stored rows first, then the micro-batch's."""
         is_new = source >= len(stored)
         rows = take_rows(batch.rows.to_batches(), source[is_new] - len(stored))
         own = rows.select(self.value_types.names)
@@ -159,7 +159,7 @@ class Top(OperatorFunction):
         return _Listed(key[source], place, before, take(values, at))
 
     def _store(self, transaction: Transaction, entries: EntryRows, keys: Keys, stored: _Listed, now: _Listed) -> None:
-        """Write what has another place than before, and remove the places that a list no longer has."""
+        """Write rows whose place has changed, and remove places that a list no longer has."""
         moved = np.flatnonzero(now.place != now.before)
         transaction.put(SEVERAL, now.whole_keys(entries, keys, moved), take(now.values, moved))
         size = np.bincount(now.key, minlength=len(keys))[stored.key]
@@ -222,7 +222,7 @@ class _Listed:
         return entries.keys_of(keys.take(self.key[rows]), pa.table({PLACE: pa.array(self.place[rows], pa.int32())}))
 
     def until_us(self, keys: int) -> IntArray:
-        """Return until when each key is remembered; `NEVER` for one without rows, too."""
+        """Return until when each key is remembered; `NEVER` for a key without rows."""
         until = np.full(keys, -1)
         np.maximum.at(until, self.key, until_us(self.values.column(UNTIL.name)))
         return np.where(until < 0, NEVER, until)

@@ -323,7 +323,7 @@ class TransformWithState:
 
 @dataclass(frozen=True)
 class InitialState:
-    """The `ShardFunction` of what a query is given to begin with: ``handleInitialState`` for each row or frame."""
+    """The `ShardFunction` of the initial state: ``handleInitialState`` for each row or frame."""
 
     step: TransformWithState  #: With the columns of the initial rows
 

@@ -228,4 +228,4 @@ class OperatorFunction(ShardFunction):
         require_readable_tables(stored, self.tables())
 
     def require_same_columns(self, stored: StoredTables) -> None:
-        """Check that stored columns are what the operator takes them for; where names and types say all, they are."""
+        """Check what names and types of stored columns do not say; by default nothing."""

@@ -43,7 +43,7 @@ _AT_ONCE = 65_536
 
 
 def slabs(keys: Keys) -> Iterator[Keys]:
-    """Yield keys, as many at a time as should be looked up together; write when all are looked up."""
+    """Yield keys in slabs to look up together; write only after the last look-up."""
     for start in range(0, len(keys), _AT_ONCE):
         yield keys.take(np.arange(start, min(start + _AT_ONCE, len(keys))))
 
@@ -78,19 +78,19 @@ class Ends:
             self._earliest_ms = first_ms if self._earliest_ms is None else min(self._earliest_ms, first_ms)
 
     def move(self, keys: Keys, end_us: IntArray, before_us: IntArray) -> None:
-        """Enter rows that end earlier than before, or never ended; those that end later stay where they stand."""
+        """Enter rows that now end earlier; rows that end later keep their entry."""
         rows = np.flatnonzero(end_us < before_us)
         self.add(keys.take(rows), end_us[rows])
 
     def go_on(self, keys: Keys, end_us: IntArray) -> BoolArray:
-        """Tell which of the rows that were taken out end later by now, and enter these again."""
+        """Tell which rows end later by now, and put these back into the index."""
         lives: BoolArray = due_of(end_us) >= (self._now_ms or 0)
         rows = np.flatnonzero(lives)
         self.add(keys.take(rows), end_us[rows])
         return lives
 
     def take_over(self, counts: CallCounts) -> Keys | None:
-        """Take the rows that are over out of the index, earliest first, and count them; None without any."""
+        """Remove rows that are over from the index, and return them, earliest first; None if there are none."""
         if self._earliest_ms is None or self._now_ms is None or self._now_ms <= self._earliest_ms:
             return None
         due = list(self._index.due(self._earliest_ms, self._now_ms, _AT_ONCE))
@@ -161,12 +161,12 @@ def until_us(column: pa.Array | pa.ChunkedArray) -> IntArray:
 
 
 def with_until(value_types: pa.Schema, ttl: Ttl | None) -> pa.Schema:
-    """Return the value columns of a table whose rows are remembered for so long."""
+    """Return value columns, with `UNTIL` behind them if there is a time to live."""
     return value_types if ttl is None else value_types.append(UNTIL)
 
 
 def forget_rows(ends: Ends, batch: ShardInput, transaction: Transaction) -> None:
-    """Remove the keys whose time is up from a table with one row for each; those that have moved on stay."""
+    """Remove keys whose time is up from a table with one row each; keys that were refreshed stay."""
     over = ends.take_over(batch.counts)
     if over is None:
         return

@@ -85,7 +85,7 @@ class KeyRows:
 
 @dataclass(frozen=True)
 class KeyTimes:
-    """When a batch's rows of each key are, in ms of event time since 1970; the watermark for a key without rows."""
+    """Event times of each key's rows in a batch, in ms since 1970; the watermark for a key without rows."""
 
     #: The earliest and the latest one
     first_ms: IntArray
@@ -110,7 +110,7 @@ class Expiry:
         self._at_once = KeysAtOnce()
 
     def expires_ms(self, written_ms: IntArray) -> IntArray:
-        """Return when rows expire that are written at some times."""
+        """Return when rows written at these times expire."""
         return np.full(len(written_ms), NEVER) if self._ttl_ms is None else written_ms + self._ttl_ms
 
     def place(self, transaction: Transaction, keys: Keys, expires_ms: IntArray) -> None:

@@ -56,7 +56,7 @@ def rows_where(where: object, keys: int) -> IntArray:
 
 
 def seen(columns: pa.RecordBatch, types: pa.Schema, what: str) -> pa.Table:
-    """Return columns as the function sees them, whose offsets have 32 bits where those of stored ones have 64.
+    """Return stored columns as the function sees them, with offsets of 32 bits.
 
     Raises `InvalidArgumentError` if a column has more than that.
     """

@@ -127,7 +127,7 @@ class ArrowWithState(StateFunction):
 
 
 def _with_keys(returned: object, keys: pa.Table, output: pa.Schema) -> object:
-    """Return a function's output as a table, behind the keys if it has none and they are wanted."""
+    """Return a function's output as a table, with the keys in front if it lacks them."""
     if isinstance(returned, Mapping):
         columns = {name: array_of(values, f"column {name!r}", None) for name, values in returned.items()}
         if len({len(column) for column in columns.values()}) > 1:
@@ -159,7 +159,7 @@ class _States(dict[str, ShardState]):
 
 @contextmanager
 def _columns_named(states: Mapping[str, StateColumns], keys: pa.Table, rows: pa.Table) -> Iterator[None]:
-    """Note in pyarrow's error about an unknown column which there are."""
+    """Add the known columns to pyarrow's error about an unknown one."""
     try:
         yield
     except KeyError as exc:

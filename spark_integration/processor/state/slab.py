@@ -154,7 +154,7 @@ class SlabEntries:
         self._passed = range(0)
 
     def fetch_once(self, at: int) -> FetchedKeys | None:
-        """Return a window as `fetch` does, for who keeps only the last one; None also if one has passed key `at`.
+        """Like `fetch`, for callers that keep only the last window; None also if a window has passed key `at`.
 
         Timers call a key again after others, if several are due. A window for each such call would bring what many keys
         hold, for one of them.

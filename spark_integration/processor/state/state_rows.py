@@ -101,7 +101,7 @@ class StateRows:
 
     @contextmanager
     def placed(self, places: Sequence[int]) -> Iterator[None]:
-        """Give an error about row i of some rows the place of its key in the slab, ``places[i]``."""
+        """Map the row number in an error to its key's place in the slab, ``places[i]``."""
         try:
             yield
         except StateValueError as exc:
