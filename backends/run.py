@@ -58,9 +58,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Run:
-    """Rows of one table, sorted, each key once; made by `Run.build`, `merge_runs` and `Run.read`; safe for many
-    threads.
-    """
+    """Rows of one table, sorted, each key once; safe for many threads."""
 
     schema: TableSchema
     batch: pa.RecordBatch  #: The columns of `TableSchema.columns`, sorted, each key once.

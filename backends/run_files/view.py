@@ -214,7 +214,7 @@ class FrozenRun:
         self._index = StretchIndex.read(stored.header, self._section.size, self._source)
 
     def end_of_stretch(self, hash_: int) -> int:
-        """Return the last hash of the stretch that holds a hash; the last stretch, and a small file, reach to the end."""
+        """Return the last hash of the stretch that holds a hash; the last one, and a small file, reach to the end."""
         if self._index is None:
             return MAX_HASH
         places = self._index.within(hash_, hash_)
