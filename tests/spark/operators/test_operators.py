@@ -194,6 +194,16 @@ def test_the_operators_of_the_guide_are_defined(lab: Lab) -> None:
         assert frame is None or frame.isStreaming
 
 
+def sessions_by(key: str) -> Callable[[Any], Any]:
+    """Return a definition with the key under another name."""
+
+    def define(stream: Any) -> Any:
+        named = holdfast.stream(stream.df.withColumnRenamed("user", key)).groupBy(key)
+        return named.session("at", "1 minute").agg(n=holdfast.count())
+
+    return define
+
+
 @pytest.mark.parametrize(
     ("wrong", "error", "text"),
     [
@@ -237,25 +247,9 @@ def test_the_operators_of_the_guide_are_defined(lab: Lab) -> None:
         (lambda s: s.dropDuplicates(["user"], ttl="soon"), InvalidArgumentError, "a duration .*soon"),
         (lambda s: s.dropDuplicates(["user"], ttl="-1 day"), InvalidArgumentError, "longer than nothing"),
         (lambda s: s.dropDuplicates(["user"], ttl="1 month"), InvalidArgumentError, "of weeks, days or shorter"),
-        (
-            lambda s: (
-                holdfast.stream(s.df.withColumnRenamed("user", "window_start"))
-                .groupBy("window_start")
-                .session("at", "1 minute")
-                .agg(n=holdfast.count())
-            ),
-            InvalidArgumentError,
-            "rename it.*key=window_start",
-        ),
-        (
-            lambda s: (
-                holdfast.stream(s.df.withColumnRenamed("user", "session_start"))
-                .groupBy("session_start")
-                .session("at", "1 minute")
-                .agg(n=holdfast.count())
-            ),
-            InvalidArgumentError,
-            "rename it.*key=session_start",
+        *(
+            (sessions_by(name), InvalidArgumentError, f"rename it.*key={name}")
+            for name in ("window_start", "session_start")
         ),
     ],
 )
