@@ -159,6 +159,9 @@ class PandasWithState(StateFunction):
             return state
         return {**state, **KeyTimers.tables(self.key_types, self.timeout_conf)}
 
+    def changes(self) -> Mapping[str, ColumnChanges]:
+        return self.state_changes
+
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         steps = self._run(batch, transaction)
         return by_templates(steps) if self.frame_templates else steps

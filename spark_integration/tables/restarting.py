@@ -203,11 +203,6 @@ def _refuse(message: str, **facts: object) -> NoReturn:
 class StateFunction(ShardFunction):
     """A `ShardFunction` that calls a user's function on tables whose columns the user declares, drops and renames."""
 
-    state_changes: Mapping[str, ColumnChanges]
-
-    def changes(self) -> Mapping[str, ColumnChanges]:
-        return self.state_changes
-
     def configuration(self) -> Mapping[str, str]:
         return {}
 

@@ -84,6 +84,9 @@ class ArrowWithState(StateFunction):
             return tables
         return {**tables, **KeyTimers.tables(self.key_types, TIMEOUT_CONF[self.time_mode])}
 
+    def changes(self) -> Mapping[str, ColumnChanges]:
+        return self.state_changes
+
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         every_key = batch.keys(self.tables()[next(iter(self.states))])
         keys, shown, groups = group_rows(batch.rows, every_key.columns, every_key.hashes, self.key_types)
