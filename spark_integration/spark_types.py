@@ -278,7 +278,7 @@ def conform_output(table: object, schema: pa.Schema, operator: str) -> pa.Record
     """
     if not isinstance(table, (pa.Table, pa.RecordBatch)):
         raise SchemaMismatchError(
-            "the function must return a pyarrow.Table, a pyarrow.RecordBatch or None",
+            "the function must return a pyarrow.Table, a pyarrow.RecordBatch, a dict of columns or None",
             operator=operator,
             returned=type(table).__name__,
         )

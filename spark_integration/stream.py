@@ -200,6 +200,9 @@ class StatefulStream(JoinableStream):
                 raise AttributeError(
                     f"{name} is a result's: holdfast.stream(df).groupBy(…).<operator>(…).{name}", name=name
                 )
+            spelt = name.replace("_", "").lower()  # as Spark's aliases are: groupby, drop_duplicates
+            if own := next((one for one in vars(StatefulStream) if one.lower() == spelt), None):
+                raise AttributeError(f"did you mean {own}? holdfast.stream(df).{own}(…)", name=name)
             if hasattr(DataFrame, name):
                 raise AttributeError(f"{name} is a DataFrame's: holdfast.stream(df.{name}(…)).groupBy(…)", name=name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)

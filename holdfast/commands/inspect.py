@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from holdfast import clock
-from holdfast.commands.target import Target, moment, on_state_dir, opened, plain, size, table
+from holdfast.commands.target import SMALL_COMMITS, Target, moment, on_state_dir, opened, plain, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.health.failures import counted, read_failures, reports
 from holdfast.health.health import Health, health_of
@@ -173,7 +173,7 @@ def _show(
     estimated = f", {of_state.estimated:,} shards estimated" if of_state.estimated else ""
     console.print(f"{size(of_state.state_bytes)} of state{estimated}")
     if not of_state.state_bytes:
-        console.print("small commits travel in the query's checkpointLocation until they are worth an object")
+        console.print(SMALL_COMMITS)
     shown = table("", "objects", "size", right=("objects", "size"))
     facts = [_facts(shard) for shard in listing.shards.values()]
     for kind in _KINDS:

@@ -6,7 +6,17 @@ from typing import Any
 
 import click
 
-from holdfast.commands.target import Target, moment, number_option, on_state_dir, opened, plain, size, table
+from holdfast.commands.target import (
+    SMALL_COMMITS,
+    Target,
+    moment,
+    number_option,
+    on_state_dir,
+    opened,
+    plain,
+    size,
+    table,
+)
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import ShardListing, StoredObject
@@ -88,6 +98,8 @@ def _totals(shard: ShardListing) -> dict[str, Any]:
 
 
 def _show(target: Target, shards: list[ShardListing], rows: dict[str, list[dict[str, Any]]]) -> None:
+    if not any(shard.versions for shard in shards):
+        target.console.print(f"nothing is stored: {SMALL_COMMITS}")
     for shard in shards:
         totals = _totals(shard)
         target.console.print(

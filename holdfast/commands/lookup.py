@@ -124,8 +124,9 @@ def history(
         return
     console = a_console()
     for one in found:
-        since = "at the oldest retained micro-batch" if one.is_oldest else "since micro-batch"
-        console.print(f"[bold]{since} {one.batch_id:,}[/], {moment(one.batch_ms)}")
+        at = f"at micro-batch {one.batch_id:,}" if one.is_oldest else f"since micro-batch {one.batch_id:,}"
+        oldest = "; Spark keeps none before it" if one.is_oldest else ""
+        console.print(f"[bold]{at}[/], {moment(one.batch_ms)}{oldest}")
         _show(one.tables)
 
 

@@ -27,6 +27,8 @@ from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import ShardListing, StateDirListing, list_state_dir
 
+#: Said where a state directory holds no commits of a query that may be at work.
+SMALL_COMMITS = "small commits travel in the query's checkpointLocation until they are worth an object"
 _THREADS = 16
 # The width in a file or a pipe, where rich would take 80 and cut names.
 _WIDTH_ELSEWHERE = 240

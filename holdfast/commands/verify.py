@@ -9,7 +9,7 @@ from dataclasses import asdict
 import click
 
 from holdfast.commands.progress import bytes_shown
-from holdfast.commands.target import Target, on_state_dir, opened, plain, retain_option, size, table
+from holdfast.commands.target import SMALL_COMMITS, Target, on_state_dir, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.ownership.stored_claims import FOLDER as CLAIMS
@@ -95,6 +95,8 @@ def _show(target: Target, damages: list[Damage], facts: dict[str, int]) -> None:
         f"{facts['objects']:,} objects read, {size(facts['size_bytes'])}: {verdict}; "
         f"{facts['versions']:,} stored versions can be restored"
     )
+    if not facts["objects"]:
+        target.console.print(SMALL_COMMITS)
 
 
 def _short(pointers: tuple[str, ...]) -> str:

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Literal
 
 from holdfast.health.failures import Failure, Report, ago, count, duration
-from holdfast.health.signs import Run, Signs
+from holdfast.health.signs import BY_CLAIM, Run, Signs
 from holdfast.snapshotter.ownership.stored_claims import ALIVE_MS
 
 State = Literal["running", "stopped", "stale", "failing"]
@@ -168,6 +168,10 @@ def _at_rest(signs: Signs, pace: Pace, now_ms: int) -> Verdict | None:
     if not has_ended and silent_ms <= pace.silence_ms:
         return None
     silence = f"No micro-batch for {duration(silent_ms)}, according to {shown_by}"
+    if shown_by == BY_CLAIM:  # it may have worked for two minutes more
+        silence = (
+            f"Last seen at work {ago(seen_ms, now_ms)}, according to {shown_by}, which is renewed every two minutes"
+        )
     left = f" Micro-batch {signs.planned.batch_id:,} is planned and not committed." if signs.planned else ""
     if pace.pause_ms and silent_ms > 2 * pace.pause_ms:
         return Verdict("stale", seen_ms, f"{silence}; it usually pauses for {duration(pace.pause_ms)}.{left}")

@@ -26,6 +26,9 @@ from holdfast.spark_integration.client.recent import RecentBatch, over_executors
 from holdfast.spark_integration.executor.processes import lives
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
 
+#: What shows a query at work where nothing newer than its claim does.
+BY_CLAIM = "its claim in the state directory"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -84,7 +87,7 @@ class Signs:
     def seen(self) -> tuple[int, str]:
         """When the query was last seen at work, and by what; (0, "") if never."""
         signs = [(self.stored_ms, "the newest stored commit")]
-        signs += [(self.run.seen_ms, "its claim in the state directory")] if self.run else []
+        signs += [(self.run.seen_ms, BY_CLAIM)] if self.run else []
         signs += [(one.batch_ms, "a state server on this machine") for one in self.measured[:1]]
         signs += [(one.planned_ms, "Spark's log") for one in (self.log or ())[-1:]]
         signs += [(self.committed.committed_ms or 0, "Spark's log")] if self.committed else []

@@ -87,7 +87,7 @@ class FsspecStorage(ObjectStorage):
                 raise InvalidArgumentError(
                     f"{scheme}:// needs the package {package} on the driver and the executors: pip install {package}"
                 )
-            known = ", ".join(sorted({"file", *fsspec.available_protocols()}))
+            known = "abfs, file, gs, hdfs, memory, s3, webhdfs and the others of fsspec"
             raise InvalidArgumentError(f"unknown storage scheme; known are {known}", scheme=scheme)
         with translated("open", url, ""):
             try:

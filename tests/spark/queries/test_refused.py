@@ -87,6 +87,10 @@ def test_a_method_in_the_wrong_place_says_which_is_the_right_one(lab: Lab) -> No
         begun.applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
     with pytest.raises(AttributeError, match=r"holdfast\.stream\(df\.withWatermark\(…\)\)\.groupBy"):
         begun.withWatermark("at", "1 minute")
+    with pytest.raises(AttributeError, match=r"did you mean groupBy\? holdfast\.stream\(df\)\.groupBy\(…\)$"):
+        begun.groupby("id")  # which a DataFrame has, too
+    with pytest.raises(AttributeError, match=r"did you mean dropDuplicates\?"):
+        begun.drop_duplicates(["id"])
     with pytest.raises(AttributeError, match=r"groupBy\(…\)\.<operator>\(…\)\.writeStream$"):
         _ = begun.writeStream
     with pytest.raises(AttributeError, match=r"groupBy\(…\)\.agg\(n=holdfast\.count\(\)\)"):

@@ -177,7 +177,7 @@ GOOD = {"n": [1], "name": ["x"], "at": pa.array([0], pa.timestamp("us", "UTC"))}
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ("text", "must return a pyarrow.Table.*returned=str"),
+        ("text", "must return a pyarrow.Table, a pyarrow.RecordBatch, a dict of columns or None.*returned=str"),
         ([1], "must return a pyarrow.Table.*returned=list"),
         (pa.table({"n": [1]}), "different columns than outputStructType declares.*missing=.*at.*name"),
         (pa.table({**GOOD, "more": [1]}), "unexpected=.*more"),

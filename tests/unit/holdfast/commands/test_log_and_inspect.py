@@ -35,6 +35,15 @@ def test_log_lists_versions_and_snapshots_newest_first(root: Path, shard: ShardH
     assert "snapshot" in shown
 
 
+def test_where_nothing_is_stored_yet_it_is_said_where_the_commits_are(root: Path, storage: ObjectStorage) -> None:
+    """A query may have run for hours: neither an empty answer nor "all intact" would tell that."""
+    put_record(storage)
+    for command in ("log", "verify", "inspect"):
+        shown = run(command, root)
+        assert shown.exit_code == 0
+        assert "small commits travel in the query's checkpointLocation" in " ".join(shown.stdout.split()), command
+
+
 def test_log_shows_a_damaged_object_as_such(root: Path, shard: ShardHistory) -> None:
     (victim,) = (root / shard.prefix / "commits").glob("30-*")
     victim.write_bytes(b"")

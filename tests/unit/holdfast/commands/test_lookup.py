@@ -143,6 +143,12 @@ def test_values_that_python_does_not_have_are_shown(monkeypatch: pytest.MonkeyPa
     assert f"{2**62} timestamp[us]" in " ".join(result.output.split())
 
 
+def test_the_last_line_of_a_history_says_that_older_values_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "open_query", lambda *_: ShownQuery())
+    shown = CliRunner().invoke(group, ["history", "at", "op", "user=x"], catch_exceptions=False).output
+    assert shown.startswith("at micro-batch 3, 1970-01-01 00:00:00; Spark keeps none before it\n"), shown
+
+
 @pytest.mark.parametrize(
     "command",
     [["get", "at", "op", "user=x"], ["history", "at", "op", "user=x"], ["diff", "at", "op", "1", "2"]],

@@ -28,7 +28,7 @@ OpenPage = Callable[..., FlaskClient]
 WHY = {
     "running": "Last seen at work 4\\d s ago, according to its claim in the state directory.",
     "stopped": "and its processes on this machine have ended.",
-    "stale": "No micro-batch for 67 d, according to its claim in the state directory; this machine cannot tell",
+    "stale": "Last seen at work 67 d ago, according to its claim in the state directory, which is renewed every two",
     "failing": "Micro-batch 42 failed and is not known to have been committed since.",
 }
 
@@ -57,7 +57,7 @@ def test_figures_that_are_unknown_for_one_reason_take_one_line(open_page: OpenPa
     """Four times "unknown" in large letters filled the card of each query whose location was not given."""
     root = in_four_states.make(tmp_path, "running")
     shown = text(open_page(root))
-    assert "Micro-batches a minute, A micro-batch takes: unknown; pass" in shown
+    assert "Micro-batches a minute, a micro-batch takes: unknown; pass" in shown
     assert "<dl>" not in open_page(root).get(f"/{TOKEN}/").text.partition("Which operator is big?")[0]
 
 
