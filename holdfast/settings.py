@@ -29,8 +29,9 @@ MOST_SHARDS = 1 << 16
 
 # Settings by the names that they had.
 _RENAMED = {"checkpoint.dir": "state.dir"}
+# Settings that are no more, and what to do instead.
+_GONE = {"transport": "leave it out, all rows travel in one way, and a query that began in another goes on"}
 
-Transport = Literal["packed", "rows"]
 TimeoutRule = Literal["documented", "spark"]
 
 
@@ -125,8 +126,6 @@ class Settings:
         ``spark.holdfast.state.dir``: URL or path below which commits are durable; None keeps none.
     local_dir : str or None
         ``spark.holdfast.local.dir``: where executors put local state; None lets each choose.
-    transport : {"packed", "rows"} or None
-        ``spark.holdfast.transport``: how rows travel to the shards; None leaves it to the operator.
     timeouts : {"documented", "spark"}
         ``spark.holdfast.timeouts``: whether each call clears the timeout of its key, as Spark documents, or one in
         which the function does nothing leaves it, as Spark does.
@@ -168,7 +167,6 @@ class Settings:
     backend: str = _setting("backend", _text, "memory")
     state_dir: str | None = _setting("state.dir", _location, None)
     local_dir: str | None = _setting("local.dir", _directory, None)
-    transport: Transport | None = _setting("transport", _one_of("packed", "rows"), None)
     timeouts: TimeoutRule = _setting("timeouts", _one_of("documented", "spark"), "documented")
     frame_templates: bool = _setting("pandas.frameTemplates", _flag, True)
     shards: int | None = _setting("shards", _shards, None)
@@ -263,4 +261,4 @@ def _unknown(full_key: str, known: Mapping[str, object], backends: Collection[st
     near = _RENAMED.get(key) or (f"{near_head}.{rest}" if rest and near_head else nearest_name(key, known))
     names = ", ".join([*(PREFIX + name for name in known), *(f"{PREFIX}{name}.*" for name in backends)])
     hint = f"did you mean {PREFIX + near!r}?" if near else f"known are {names} and {STORAGE_PREFIX}*"
-    return InvalidArgumentError(f"unknown setting {full_key!r}: {hint}")
+    return InvalidArgumentError(f"unknown setting {full_key!r}: {_GONE.get(key, hint)}")

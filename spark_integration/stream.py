@@ -47,7 +47,7 @@ from holdfast.spark_integration.processor.transform_with_state import InitialSta
 from holdfast.spark_integration.shard.operator import INITIAL_VERSION, STATE_TABLE
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema, parse_struct, types_of_keys
-from holdfast.spark_integration.transport.output import OneByOneOutput, RowsOutput, output_of_tables
+from holdfast.spark_integration.transport.output import OneByOneOutput, PackedOutput, RowsOutput
 from holdfast.spark_integration.vectorised.arrow_with_state import (
     ArrowFunction,
     ArrowWithState,
@@ -484,10 +484,8 @@ class GroupedStream:
         return Definition(
             rows=KeyedRows(self.df, self.grouping.keys, function),
             name=operator_name(func, name),
-            output=output_of_tables(without_watermark(output), rows_each(self.df), settings.transport),
+            output=PackedOutput(without_watermark(output), rows_each(self.df)),
             host=GroupStateHost(mode, TIMEOUT_CONF[timeMode]),
-            # Where late rows are dropped, blobs come with nearly as many marks as rows, if these are few.
-            transport=None if timeMode == "EventTime" else "packed",
             settings=settings,
         ).plan()
 
@@ -559,7 +557,6 @@ class GroupedStream:
             name=operator_name(func, name),
             output=RowsOutput(without_watermark(output)),
             host=GroupStateHost(outputMode, timeoutConf),
-            transport=None,
             settings=settings,
         ).plan()
 
@@ -682,7 +679,6 @@ class GroupedStream:
             name=operator,
             output=OneByOneOutput(marked_as_delivered(exchange.output_schema, host.time_mode)),
             host=host,
-            transport=None,
             settings=settings,
             initial=initial,
         ).plan()

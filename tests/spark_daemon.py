@@ -20,14 +20,14 @@ from holdfast.spark_integration.keyed import pandas_with_state
 from holdfast.spark_integration.processor import transform_with_state
 from holdfast.spark_integration.shard_call import call
 from holdfast.spark_integration.sinks import writing
-from holdfast.spark_integration.transport import output, packed, rows
+from holdfast.spark_integration.transport import output, packed
 from holdfast.spark_integration.vectorised import arrow_with_state
 from tests.spark import conftest
 
 LOADED = (
     *(pd, pc, pandas_compat, worker, conftest),
     *(backend, memory, local, rocksdb),
-    *(call, output, packed, rows, pandas_with_state, arrow_with_state),
+    *(call, output, packed, pandas_with_state, arrow_with_state),
     *(transform_with_state, writing),
 )
 

@@ -90,9 +90,6 @@ class StreamingJob(Job, ABC):
     slots: int = option(2, "task slots: local[slots]")
     partitions: int = option(2, "partitions of the shuffle")
     sources: int = option(2, "partitions of the source")
-    transport: str | None = option(
-        None, "spark.holdfast.transport; by default the operator's own", click.Choice(["packed", "rows"])
-    )
     snapshot_commits: int | None = option(
         None, "commits of a shard after which a snapshot is due; by default holdfast's own, for job B never"
     )

@@ -88,8 +88,6 @@ class SparkEngine(Engine):
                 "spark.holdfast.state.dir": self._state_dir(job, places),
                 "spark.holdfast.local.dir": str(self._local(places)),
             }
-            if job.transport is not None:
-                settings["spark.holdfast.transport"] = job.transport
         if job.memory_mb is not None and self.backend == "rocksdb":
             settings["spark.holdfast.rocksdb.memory"] = f"{job.memory_mb}m"
         elif job.memory_mb is not None and not self.backend and self.state_store == SPARK_ROCKSDB:

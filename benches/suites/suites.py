@@ -97,7 +97,7 @@ def _small_batches() -> Iterable[Measurement]:
         ("shards-64", "do 64 shards cost in a micro-batch of 1,000 rows", 64, 5, 2, 3.0, 1, 1.5),
         ("shards-200", "do 200 shards cost in a micro-batch of 1,000 rows", 200, 4, 1, 6.0, 1, 1.5),
     ):
-        job = JobA(rows=1000, batches=batches, warmup=warmup, partitions=partitions, transport="rows")
+        job = JobA(rows=1000, batches=batches, warmup=warmup, partitions=partitions)
         entries = _same(job, "holdfast-memory", _SPARK_IN_PYTHON, _SPARK)
         targets = (Target(f"holdfast-memory/{_SPARK_IN_PYTHON}", at_least=target),)
         yield Measurement("jobs", name, f"What {what}?", entries, minutes, turns, _SPARK_IN_PYTHON, targets=targets)

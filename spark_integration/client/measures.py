@@ -47,7 +47,7 @@ class CallMeasures:
     snapshot_bytes: int | None = None
     snapshot_failures: int | None = None
     unanswered: int = 0  #: 1 if the state server did not answer
-    rows_late: int | None = 0  #: Rows dropped as late, besides `rows`
+    rows_late: int = 0  #: Rows dropped as late, besides `rows`
 
     def with_news(self, age_ms: int | None, stored_bytes: int, failures: int) -> CallMeasures:
         """Return the same, with what the state server says of the shard's snapshots."""

@@ -99,7 +99,7 @@ class _Shards:
 
     def begin(self, key: Any, frame: pd.DataFrame, times: TimerValues) -> None:
         # Spark hands over a large frame in pieces, and does not say which is the last: each begins anew with all so
-        # far. The packed transport makes few pieces, 64 MiB each.
+        # far. Blobs are few, so pieces are: 64 MiB each.
         assert self._initial is not None
         if self._initial_route != int(key[0]):
             self._initial_route, self._initial_frames = int(key[0]), []

@@ -2,7 +2,7 @@
 
 ::
 
-    df ─▶ keys, hash ─▶ transport ═shuffle by shard═▶ host: call_shard ─▶ output ─▶ rows
+    df ─▶ keys, hash ─▶ blobs ═shuffle by shard═▶ host: call_shard ─▶ output ─▶ rows
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pyspark.sql.types import LongType, StructField, StructType
 from holdfast import clock
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import MOST_SHARDS, Settings
-from holdfast.settings import Transport as TransportName
 from holdfast.spark_integration.hosts.batch import run_batch
 from holdfast.spark_integration.hosts.host import Host, SentRows
 from holdfast.spark_integration.plan.event_time import time_column_of
@@ -32,8 +31,7 @@ from holdfast.spark_integration.transport.observed import ObservedOutput
 from holdfast.spark_integration.transport.observed_metrics import OBSERVATION
 from holdfast.spark_integration.transport.output import Output
 from holdfast.spark_integration.transport.packed import PackedTransport
-from holdfast.spark_integration.transport.rows import RowsTransport, carries
-from holdfast.spark_integration.transport.transport import HASH, EventTime, Transport, quoted
+from holdfast.spark_integration.transport.transport import HASH, EventTime, quoted
 
 
 @dataclass(frozen=True)
@@ -76,9 +74,6 @@ class Definition:
         Of the operator.
     output : Output
     host : Host
-    transport : {"packed", "rows"} or None
-        The default if the settings name none; None for `rows`, if it can carry the columns, else `packed`. Initial rows
-        are always `packed`.
     settings : Settings
     initial : KeyedRows or None
         Of the initial state; the types of the keys are the same.
@@ -88,7 +83,6 @@ class Definition:
     name: str
     output: Output
     host: Host
-    transport: TransportName | None
     settings: Settings
     initial: KeyedRows | None = None
 
@@ -180,19 +174,14 @@ class Definition:
             return StoredState(None, None, None)
         return stored_state(self._session, self.settings, self.name, self.rows.function)
 
-    def _transport(self, rows: KeyedRows, shards: int) -> Transport:
+    def _transport(self, rows: KeyedRows, shards: int) -> PackedTransport:
         expressions = [StructField(key.column, key.field.dataType) for key in rows.expressions]
         schema = StructType([*expressions, *rows.columns.values(), StructField(HASH, LongType(), False)])
         is_initial = rows is not self.rows
         types = sent_schema(schema, "the initial state" if is_initial else "the input")
-        event_time = self._event_time(rows.df)
-        # The host begins a shard anew with each frame of initial rows: as blobs they rarely need a second one.
-        name = "packed" if is_initial else self.settings.transport or self.transport
-        if name == "rows" or (name is None and all(carries(field.dataType) for field in schema)):
-            return RowsTransport(shards, schema, types, event_time)
         # Of a stream Spark hands over batches of so many rows.
         bounded = rows_each(rows.df) if self._is_streaming and not is_initial else None
-        return PackedTransport(shards, types, event_time, bounded)
+        return PackedTransport(shards, types, self._event_time(rows.df), bounded)
 
     def _event_time(self, df: DataFrame) -> EventTime | None:
         """Return what travels beside the rows of a stream."""

@@ -22,7 +22,7 @@ from holdfast.spark_integration.plan.arguments import Mode, can_host_processors,
 from holdfast.spark_integration.plan.definition import Definition, KeyedRows
 from holdfast.spark_integration.plan.event_time import without_watermark
 from holdfast.spark_integration.plan.session import checked_settings, rows_each
-from holdfast.spark_integration.transport.output import output_of_tables
+from holdfast.spark_integration.transport.output import PackedOutput
 
 #: How an error ends that asks for a watermark.
 BEHIND_ANOTHER = (
@@ -51,9 +51,7 @@ def operator_plan(rows: KeyedRows, output: StructType, mode: Mode, name: str, *,
     return Definition(
         rows=rows,
         name=operator_name(None, name),
-        output=output_of_tables(shown, rows_each(rows.df), settings.transport),
+        output=PackedOutput(shown, rows_each(rows.df)),
         host=host,
-        # Where late rows are dropped, blobs come with nearly as many marks as rows, if these are few.
-        transport=None if is_timed else "packed",
         settings=settings,
     ).plan()

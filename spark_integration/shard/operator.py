@@ -73,7 +73,7 @@ class ShardInput:
     hashes : pyarrow.Array of int64, shape (n,)
         Spark's ``xxhash64`` of each row's key.
     times : BatchTimes
-    late : int or None
+    late : int
         Rows that were dropped as late, as `Received` has them.
     counts : CallCounts
         For the function to add to.
@@ -86,7 +86,7 @@ class ShardInput:
     shown_keys: pa.Table
     hashes: pa.Array
     times: BatchTimes
-    late: int | None = 0
+    late: int = 0
     counts: CallCounts = field(default_factory=CallCounts)
 
     def after_unknown_calls(self) -> ShardInput:
@@ -178,7 +178,7 @@ class Operator:
         return self.held_back_ms if self.fires_by_watermark else 0
 
     def input_of(self, received: Received, shard: int, batch_id: int | None, times: BatchTimes) -> ShardInput:
-        """Return what was received from a transport as the input of one shard."""
+        """Return what was received as the input of one shard."""
         rows = received.rows
         return ShardInput(
             operator=self.name,

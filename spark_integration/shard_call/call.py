@@ -58,9 +58,10 @@ from holdfast.spark_integration.shard_call import claiming
 from holdfast.spark_integration.shard_call.announcing import announce, bound_chain, reported
 from holdfast.spark_integration.shard_call.store import ShardStore, open_shard
 from holdfast.spark_integration.transport.output import Output
+from holdfast.spark_integration.transport.packed import PackedTransport
 from holdfast.spark_integration.transport.python_stage import freeze_modules
 from holdfast.spark_integration.transport.routes import hash_of_route, shard_of_route
-from holdfast.spark_integration.transport.transport import Received, Transport
+from holdfast.spark_integration.transport.transport import Received
 
 MEMORY_BYTES = 128 << 20
 
@@ -130,7 +131,7 @@ class ShardStep:
     """The definition of one step that all its shards' calls need; travels to the workers."""
 
     operator: Operator
-    transport: Transport
+    transport: PackedTransport
     output: Output
 
     def shard_of(self, key: tuple[Any, ...]) -> int:

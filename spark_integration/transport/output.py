@@ -1,9 +1,8 @@
 """How output leaves its shard: the seam and its implementations.
 
-* `PackedOutput`: blobs of Arrow data, which an extra Python stage unpacks. Best for large output.
-* `RowsOutput`: pandas frames, which Spark converts: no extra stage, about 0.3 µs a row.
+* `PackedOutput`: blobs of Arrow data, which an extra Python stage unpacks: tables of vectorised functions.
+* `RowsOutput`: pandas frames, which Spark converts, about 0.3 µs a row: functions by key.
 * `OneByOneOutput`: the same for processors, whose frames Spark does not concatenate, so that NaN stays.
-* `NanOutput`: the same for small tables of vectorised functions, whose NaN and text Spark's conversion would alter.
 
 `holdfast.spark_integration.transport.observed` wraps any of them to send measures beside the output.
 """
@@ -21,15 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import BinaryType, BooleanType, DoubleType, FloatType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, StructField, StructType
 
-from holdfast.settings import Transport as TransportName
 from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.spark_types import require_utf8
 from holdfast.spark_integration.transport.blobs import BLOB, BLOB_BYTES, PADDED_ROWS_MAX, write_blob
 from holdfast.spark_integration.transport.python_stage import prepared
-from holdfast.spark_integration.transport.rows import carries
 
 
 class Output(Protocol):
@@ -178,64 +174,6 @@ def _part(value: Any, t: pa.DataType) -> Any:
 
 
 @dataclass(frozen=True)
-class NanOutput(Output):
-    """Rows as Spark converts them, but with NaN, which its worker turns into null, and text intact.
-
-    ::
-
-        x: 1.0, NaN, null   ──▶  x0: 1.0, null, null   nan0: false, true, false  ──▶  x: 1.0, NaN, null
-        s: "a"              ──▶  x1: bytes, since text of Spark's need not be UTF-8   ──▶  s: "a"
-
-    Attributes
-    ----------
-    schema : StructType
-        Of the output, which `suits`.
-    """
-
-    schema: StructType
-
-    @staticmethod
-    def suits(schema: StructType) -> bool:
-        """Tell whether rows of a schema arrive unchanged: flat, nullable, without collations."""
-        return all(
-            f.nullable
-            and carries(f.dataType)
-            and (f.dataType == StringType() or not isinstance(f.dataType, StringType))
-            for f in schema
-        )
-
-    @property
-    def _floats(self) -> list[int]:
-        return [i for i, field in enumerate(self.schema) if isinstance(field.dataType, DoubleType | FloatType)]
-
-    @property
-    def sent_schema(self) -> StructType:
-        # Numbered, since names of an output may differ in nothing but case.
-        types = [BinaryType() if isinstance(f.dataType, StringType) else f.dataType for f in self.schema]
-        sent = [StructField(f"x{i}", kind, metadata=self.schema[i].metadata) for i, kind in enumerate(types)]
-        return StructType([*sent, *[StructField(f"nan{i}", BooleanType(), False) for i in self._floats]])
-
-    def send(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        return RowsOutput(self.sent_schema).send(map(self._with_flags, batches))
-
-    def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        return self.send(batches)
-
-    def _with_flags(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        flags = {i: pc.fill_null(pc.is_nan(batch.column(i)), False) for i in self._floats}
-        columns = [c.cast(pa.binary()) if pa.types.is_string(c.type) else c for c in batch.columns]
-        for i, is_nan in flags.items():
-            columns[i] = pc.if_else(is_nan, None, columns[i])
-        return pa.RecordBatch.from_arrays([*columns, *flags.values()], names=self.sent_schema.names)
-
-    def receive(self, frame: DataFrame) -> DataFrame:
-        columns = {i: F.col(f"x{i}").cast(field.dataType) for i, field in enumerate(self.schema)}
-        for i in self._floats:
-            columns[i] = F.when(F.col(f"nan{i}"), F.lit(math.nan).cast(self.schema[i].dataType)).otherwise(columns[i])
-        return frame.select(*[columns[i].alias(f.name, metadata=f.metadata) for i, f in enumerate(self.schema)])
-
-
-@dataclass(frozen=True)
 class PackedOutput(Output):
     """Rows as Arrow blobs.
 
@@ -270,11 +208,6 @@ class PackedOutput(Output):
             return unpack_output(prepared(batches), rows_each)
 
         return frame.mapInArrow(unpack, self.schema)
-
-
-def output_of_tables(schema: StructType, rows_each: int, transport: TransportName | None) -> Output:
-    """Return the output for a vectorised function's tables: rows if the user says that they are few."""
-    return NanOutput(schema) if transport == "rows" and NanOutput.suits(schema) else PackedOutput(schema, rows_each)
 
 
 def pack_output(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:

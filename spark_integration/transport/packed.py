@@ -1,4 +1,10 @@
-"""The `packed` transport: rows travel as blobs of Arrow data, one or a few per shard and input partition."""
+"""Rows travel to their shard as blobs of Arrow data, one or a few per shard and input partition.
+
+Python splits each Arrow batch by shard: one more Python stage, and no work per row.
+
+Until November 2026 flat columns could travel as rows instead, with a route that Spark computed. Spark pins the route,
+the key of its state, but not how rows come: a query that began so goes on with blobs.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +52,20 @@ class PackedTransport:
     rows_each: int | None = None
 
     def send(self, frame: DataFrame, hashed: Column) -> DataFrame:
+        """Return the frame to group by `ROUTE`; runs on the driver.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            The columns to carry.
+        hashed : Column
+            The hash of the keys, over columns of `frame`; carried as the last column, `HASH`.
+
+        Notes
+        -----
+        Expressions over the keys must come last. Spark infers constraints from aliases: it repeats an expression for
+        each of its columns that is renamed after it, which doubles the number of constraints with each key.
+        """
         sent = StructField(EVENT_TIME, LongType()) if self.event_time is None else self.event_time.sent
         schema = StructType([StructField(ROUTE, IntegerType()), StructField(BLOB, BinaryType()), sent])
         routes, names, rows_each = routes_of(self.shards), [*frame.columns, HASH], self.rows_each
@@ -65,6 +85,7 @@ class PackedTransport:
         return self.event_time if self.event_time is not None and self.event_time.filters_rows else None
 
     def receive(self, chunks: Iterable[pd.DataFrame], gather: Gather) -> Received:
+        """Return the rows of one shard and micro-batch; runs in a worker."""
         marks = Marks()
         rows = gather(read_blob(blob) for chunk in map(marks.noted, chunks) for blob in chunk[BLOB] if blob is not None)
         return Received(rows, 0) if self._marked is None else marks.drop_late(rows, self._marked, gather)

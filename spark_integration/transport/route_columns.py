@@ -17,8 +17,8 @@ def shard_column(hash_column: Column, shards: int) -> Column:
 def route_column(hash_column: Column, shards: int) -> Column:
     """Return the route of each row's shard as a Spark expression.
 
-    No route is null, but Spark must take the column for one that may be, as that of the packed transport is: Spark 4.0
-    and 4.1 refuse to go on with a state whose key was declared otherwise.
+    No route is null, but Spark must take the column for one that may be, as that of packed rows is: Spark 4.0 and
+    4.1 refuse to go on with a state whose key was declared otherwise.
     """
     all_routes = F.array(*[F.lit(route).cast("int") for route in routes_of(shards)])
     return F.try_element_at(all_routes, shard_column(hash_column, shards) + 1)

@@ -1,27 +1,20 @@
-"""How rows reach their shard: the seam.
+"""What travels with rows on their way to their shard: their keys' hash, and their event time.
 
-Spark ships a state operator's rows one by one, but a shard wants columns. A transport turns the user's rows
-into what Spark shuffles by ``route``, and back into columns inside the shard's call:
-
-* `holdfast.spark_integration.transport.packed`: Python splits each Arrow batch by shard and sends a few blobs of Arrow
-  data. One more Python stage, no work per row: best for large batches.
-* `holdfast.spark_integration.transport.rows`: Spark computes the route and sends the rows as they are. No stage before
-  the shuffle: best for small batches.
-
-Output has a seam of its own: `holdfast.spark_integration.transport.output`. If late rows are dropped, Spark tells
-which, between `Transport.send` and `Transport.receive`, by the event times that travel beside the rows.
+Spark ships a state operator's rows one by one, but a shard wants columns.
+`holdfast.spark_integration.transport.packed` turns rows into what Spark shuffles by ``route``, and back into columns
+inside the shard's call. Output has a seam of its own: `holdfast.spark_integration.transport.output`. If late rows are
+dropped, Spark tells which, between sending and receiving, by the event times that travel beside the rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, StructField
 
@@ -46,39 +39,12 @@ class Received(NamedTuple):
     Attributes
     ----------
     rows : pyarrow.Table
-    late : int or None
-        How many more there were, dropped because they were late; None where Spark has dropped them, and counts them.
+    late : int
+        How many more there were, dropped because they were late.
     """
 
     rows: pa.Table
-    late: int | None
-
-
-class Transport(Protocol):
-    """Carries rows from a DataFrame to the shards."""
-
-    def send(self, frame: DataFrame, hashed: Column) -> DataFrame:
-        """Return the frame to group by `ROUTE`; runs on the driver.
-
-        Parameters
-        ----------
-        frame : DataFrame
-            The columns to carry.
-        hashed : Column
-            The hash of the keys, over columns of `frame`; carried as the last column, `HASH`.
-
-        Notes
-        -----
-        Expressions over the keys must come last. Spark infers constraints from aliases: it repeats an expression for
-        each of its columns that is renamed after it, which doubles the number of constraints with each key.
-        """
-
-    @property
-    def arrow_schema(self) -> pa.Schema:
-        """The columns of the frame sent."""
-
-    def receive(self, chunks: Iterable[pd.DataFrame], gather: Gather) -> Received:
-        """Return the rows of one shard and micro-batch; runs in a worker."""
+    late: int
 
 
 @dataclass(frozen=True)
@@ -105,11 +71,6 @@ class EventTime:
         Times are later by as much as the watermark is held back: Spark drops what is older than its own.
         """
         return StructField(EVENT_TIME, LongType(), metadata=Watermark(self.watermark.delay_ms).metadata)
-
-    @property
-    def later_us(self) -> int:
-        """How much later than they are times travel."""
-        return self.watermark.held_back_ms * 1000
 
 
 def moments_of(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

@@ -37,7 +37,6 @@ class Job:
     """
 
     folder: str
-    transport: str
     backend: str = "memory"
     # Four attempts a task: a killed Python worker fails the task that it ran.
     master: str = "local[2,4]"
@@ -66,7 +65,6 @@ def start_spark(job: Job) -> SparkSession:
         # Some commits are objects, and others travel with the pointer.
         "spark.holdfast.commit.carriedBytes": "6k",
         "spark.holdfast.snapshot.maxCommits": "5",
-        "spark.holdfast.transport": job.transport,
         # Workers are forked from a process that has imported the libraries, also those that replace the killed.
         "spark.python.daemon.module": DAEMON,
         "spark.sql.session.timeZone": "UTC",

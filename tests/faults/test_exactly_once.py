@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import shutil
 from pathlib import Path
@@ -20,20 +19,20 @@ if TYPE_CHECKING:
 
 # At least one of each: driver, worker, server.
 KILLS = kills(quick=3)
-# test_exactly_once_timeouts and test_exactly_once_processor kill other pairs.
-PAIRS = [pytest.param("rows", "memory", marks=pytest.mark.smoke)]
-ALL_PAIRS = list(itertools.product(["packed", "rows"], ["memory", "filesystem", "rocksdb"]))
+# test_exactly_once_timeouts and test_exactly_once_processor kill others.
+BACKENDS = [pytest.param("memory", marks=pytest.mark.smoke)]
+ALL_BACKENDS = ["memory", "filesystem", "rocksdb"]
 
 pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
 
 
-@pytest.mark.parametrize(("transport", "backend"), ALL_PAIRS if ALL else PAIRS)
+@pytest.mark.parametrize("backend", ALL_BACKENDS if ALL else BACKENDS)
 @pytest.mark.parametrize("seed", repetitions(1, 2))
-def test_kills_change_nothing(transport: str, backend: str, seed: int, spark: SparkSession, tmp_path: Path) -> None:
-    run = Killings(Job(str(tmp_path), transport, backend), random.Random(f"{seed} {transport} {backend}"))
+def test_kills_change_nothing(backend: str, seed: int, spark: SparkSession, tmp_path: Path) -> None:
+    run = Killings(Job(str(tmp_path), backend), random.Random(f"{seed} {backend}"))
     run.run(KILLS)
     check_result(run, spark)
-    print(f"\n{transport}, {backend}, seed {seed}: killed {run.done}, the query failed {run.failures} times")
+    print(f"\n{backend}, seed {seed}: killed {run.done}, the query failed {run.failures} times")
 
 
 @pytest.mark.all
@@ -42,7 +41,7 @@ def test_a_query_outlives_its_state_server(spark: SparkSession, tmp_path: Path) 
 
     `tests/spark/executor/test_begins_again.py` shows the same at chosen moments.
     """
-    job = Job(str(tmp_path), "packed", "rocksdb", master="local[2]")
+    job = Job(str(tmp_path), "rocksdb", master="local[2]")
     run = Killings(job, random.Random("server"), victims=("server",), once_a_batch=True)
     run.run(KILLS)
     assert run.failures == 0, run.describe()

@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.all, pytest.mark.slow(120), pytest.mark.spark, pytest.
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_kills_change_nothing(backend: str, spark: SparkSession, tmp_path: Path) -> None:
     """A dedup, a join and sessions: what both queries show is what one computation over all input finds."""
-    job = Job(str(tmp_path), "packed", backend)
+    job = Job(str(tmp_path), backend)
     run = Killings(job, random.Random(f"{backend} chain"), program=killed_chain.__name__)
     run.add_files(FILES)
     run.run(KILLS)

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 # At least one of each: driver, worker, server.
 KILLS = kills(quick=3)
 RUNS = [
-    ("rows", "memory", "ProcessingTime"),
-    ("packed", "filesystem", "EventTime"),
-    ("packed", "rocksdb", "ProcessingTime"),
-    ("packed", "memory", "EventTime"),
-    ("rows", "filesystem", "ProcessingTime"),
-    ("rows", "rocksdb", "EventTime"),
+    ("memory", "ProcessingTime"),
+    ("filesystem", "EventTime"),
+    ("rocksdb", "ProcessingTime"),
+    ("memory", "EventTime"),
+    ("filesystem", "ProcessingTime"),
+    ("rocksdb", "EventTime"),
 ]
 KINDS = {"total": "v", "seen": "l", "kinds": "m"}
 
@@ -40,15 +40,13 @@ pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)
 
 
 @pytest.mark.all
-@pytest.mark.parametrize(("transport", "backend", "time_mode"), cases(RUNS))
-def test_kills_change_nothing(
-    transport: str, backend: str, time_mode: str, spark: SparkSession, tmp_path: Path
-) -> None:
-    job = ProcessorJob(str(tmp_path), transport, backend, time_mode=time_mode, compiles=ALL)
-    run = Killings(job, random.Random(f"{transport} {backend} {time_mode}"), program=killed_processor.__name__)
+@pytest.mark.parametrize(("backend", "time_mode"), cases(RUNS))
+def test_kills_change_nothing(backend: str, time_mode: str, spark: SparkSession, tmp_path: Path) -> None:
+    job = ProcessorJob(str(tmp_path), backend, time_mode=time_mode, compiles=ALL)
+    run = Killings(job, random.Random(f"{backend} {time_mode}"), program=killed_processor.__name__)
     run.run(KILLS)
     check_result(run, spark, time_mode)
-    print(f"\n{transport}, {backend}, {time_mode}: killed {run.done}, the query failed {run.failures} times")
+    print(f"\n{backend}, {time_mode}: killed {run.done}, the query failed {run.failures} times")
 
 
 def check_result(run: Killings, spark: SparkSession, time_mode: str) -> None:

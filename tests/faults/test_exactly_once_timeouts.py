@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KILLS = kills(quick=3)
-# test_exactly_once and test_exactly_once_processor kill other pairs.
-PAIRS = [("packed", "rocksdb")]
-ALL_PAIRS = [*PAIRS, ("rows", "memory"), ("rows", "filesystem"), ("rows", "rocksdb"), ("packed", "memory")]
+# test_exactly_once and test_exactly_once_processor kill others.
+BACKENDS = ["rocksdb"]
+ALL_BACKENDS = [*BACKENDS, "memory", "filesystem"]
 
 pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
 
 
 @pytest.mark.all
-@pytest.mark.parametrize(("transport", "backend"), ALL_PAIRS if ALL else PAIRS)
+@pytest.mark.parametrize("backend", ALL_BACKENDS if ALL else BACKENDS)
 @pytest.mark.parametrize("seed", repetitions(1, 2))
-def test_kills_change_nothing(transport: str, backend: str, seed: int, spark: SparkSession, tmp_path: Path) -> None:
-    job = Job(str(tmp_path), transport, backend, compiles=ALL)
-    run = Killings(job, random.Random(f"{seed} {transport} {backend} timeouts"), program=killed_sessions.__name__)
+def test_kills_change_nothing(backend: str, seed: int, spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(str(tmp_path), backend, compiles=ALL)
+    run = Killings(job, random.Random(f"{seed} {backend} timeouts"), program=killed_sessions.__name__)
     run.run(KILLS)
     check_result(run, spark)
-    print(f"\n{transport}, {backend}, seed {seed}: killed {run.done}, the query failed {run.failures} times")
+    print(f"\n{backend}, seed {seed}: killed {run.done}, the query failed {run.failures} times")
 
 
 def check_result(run: Killings, spark: SparkSession) -> None:

@@ -19,18 +19,18 @@ from tests.tiers import ALL
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PAIRS = [("packed", "filesystem"), ("rows", "rocksdb")]
+BACKENDS = ["filesystem", "rocksdb"]
 
 pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
 
 
 @pytest.mark.all
-@pytest.mark.parametrize(("transport", "backend"), PAIRS if ALL else PAIRS[1:])
-def test_looking_changes_nothing(transport: str, backend: str, spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS if ALL else BACKENDS[1:])
+def test_looking_changes_nothing(backend: str, spark: SparkSession, tmp_path: Path) -> None:
     """The result is the undisturbed one, each look-up was right for its micro-batch, and each view a page."""
-    job = Job(str(tmp_path), transport, backend, metrics_port=free_ports(1)[0])
-    run = Killings(job, random.Random(f"watched {transport} {backend}"))
-    watcher = Watcher(job, random.Random(f"watcher {transport} {backend}"))
+    job = Job(str(tmp_path), backend, metrics_port=free_ports(1)[0])
+    run = Killings(job, random.Random(f"watched {backend}"))
+    watcher = Watcher(job, random.Random(f"watcher {backend}"))
     with watcher.watching():
         run.run(KILLS)
     check_looks(watcher)

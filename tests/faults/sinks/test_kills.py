@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)
 
 
 def run_of(tmp_path: Path, target: str, place: dict[str, str], way: str, seed: object) -> SinkKillings:
-    job = Job(str(tmp_path), "packed", target=target, place=place, way=way, compiles=ALL)
+    job = Job(str(tmp_path), target=target, place=place, way=way, compiles=ALL)
     return SinkKillings(job, random.Random(f"{seed} {target} {way}"))
 
 

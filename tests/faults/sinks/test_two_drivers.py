@@ -61,7 +61,7 @@ def test_two_drivers_of_spark(target: str, how: str, java_home: Path, tmp_path: 
     """The same with whole drivers; where Spark's own log refuses the newer one, too, the next start goes on."""
     chance = random.Random(f"{target} {how}")
     with TARGETS[target].served(tmp_path) as place, ExitStack() as ends:
-        job = Job(str(tmp_path), "packed", target=target, place=place, names_local_dir=False, yields=True)
+        job = Job(str(tmp_path), target=target, place=place, names_local_dir=False, yields=True)
         one, other, last = drivers = [SinkKillings(job, chance, within=ANOTHER_MACHINE) for _ in range(3)]
         for driver in drivers:
             ends.enter_context(driver.cleaned_up())

@@ -35,7 +35,7 @@ def job(java_home: Path, tmp_path: Path) -> Iterator[Job]:
         (tmp_path / "input").mkdir()
         topic = TARGETS["kafka"].anew(places["kafka"], tmp_path)
         numbers = {"folder": str(tmp_path / "input"), **topic}
-        yield Job(str(tmp_path), "packed", compiles=False, places=places, numbers=numbers)
+        yield Job(str(tmp_path), compiles=False, places=places, numbers=numbers)
 
 
 def test_an_upgrade_shows_each_result_once(job: Job) -> None:

@@ -66,7 +66,6 @@ SPARK = Engine("spark", {_PROVIDER: _ROCKSDB})
 DOCUMENTED = Engine("holdfast-documented", _holdfast("memory", timeouts="documented"))
 STRICT = [Engine(f"holdfast-{b}", _holdfast(b, timeouts="spark")) for b in ("memory", "filesystem", "rocksdb")]
 MEMORY, FILESYSTEM, ROCKSDB = STRICT
-PACKED = Engine("holdfast-packed", _holdfast("memory", timeouts="spark", transport="packed"))
 
 Row = tuple[str | None, int, str]
 """Key, event time in ms, and commands for `program.interpret`."""
@@ -81,11 +80,10 @@ def engines(*own: Engine) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("engine", [SPARK, own[0], *later], ids=lambda engine: engine.name)
 
 
-# What depends on the backend hardly, or on whether it is made of runs; and what depends on how rows travel.
+# What depends on the backend hardly, or on whether it is made of runs; and what depends on none.
 of_runs = engines(FILESYSTEM, MEMORY, ROCKSDB)
 of_rocksdb = engines(ROCKSDB, MEMORY, FILESYSTEM)
-every_transport = engines(MEMORY, PACKED)
-packed_first = engines(PACKED, MEMORY)
+of_any_backend = engines(MEMORY)
 
 
 @dataclass

@@ -28,10 +28,9 @@ from tests.spark.parity.engines import (
     Trial,
     cause_of,
     engines,
-    every_transport,
+    of_any_backend,
     of_rocksdb,
     of_runs,
-    packed_first,
 )
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ def table_of(columns: dict[str, tuple[Any, list[Any]]]) -> pa.Table:
     return pa.table({"key": keys, **values})
 
 
-@every_transport
+@of_any_backend
 @pytest.mark.smoke
 @pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
 def test_frames(engine: Engine, nested: bool, notes_of: Notes) -> None:
@@ -147,7 +146,7 @@ def same_rows(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: Group
     yield from chunks
 
 
-@packed_first
+@of_any_backend
 @pytest.mark.smoke
 @pytest.mark.parametrize("key", ["all", "no nulls"])
 def test_rows_come_back(engine: Engine, key: str, notes_of: Notes) -> None:
@@ -211,7 +210,7 @@ def test_values_of_the_state(engine: Engine, notes_of: Notes) -> None:
     assert found == notes_of(SPARK, play) if engine is not SPARK else len(found[1]) == 12
 
 
-@every_transport
+@of_any_backend
 def test_keys(engine: Engine, notes_of: Notes) -> None:
     """C1: a key is a tuple of what pandas holds of its first row; null is a key."""
 
@@ -224,7 +223,7 @@ def test_keys(engine: Engine, notes_of: Notes) -> None:
     assert found == notes_of(SPARK, play) if engine is not SPARK else len(found[0]) == 3
 
 
-@every_transport
+@of_any_backend
 def test_grouping_by_an_expression(engine: Engine, run_on: Open) -> None:
     """C1: Spark refuses what is not a column; ours computes it, and the key is its value."""
     with run_on(engine) as run:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.spark.parity import program
-from tests.spark.parity.engines import PACKED, SPARK, STRICT, Row, State, Trial, trial
+from tests.spark.parity.engines import SPARK, STRICT, Row, State, Trial, trial
 from tests.tiers import LONG
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def named_interpreter(
     yield from program.interpret((key[0] or "null",), chunks, state)
 
 
-OURS = [*STRICT, PACKED]
+OURS = STRICT
 
 
 @hypothesis.settings(

@@ -19,7 +19,7 @@ from tests.spark.parity import program
 from tests.spark.parity.engines import (
     DOCUMENTED,
     FILESYSTEM,
-    PACKED,
+    MEMORY,
     ROCKSDB,
     SPARK,
     STRICT,
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(0.3)]
 
-ENGINES = [SPARK, *STRICT, PACKED, DOCUMENTED]
+ENGINES = [SPARK, *STRICT, DOCUMENTED]
 # What ``make test`` plays beside Spark, as recorded.
 QUICK = {
     NO_TIMEOUT.name: [SPARK, FILESYSTEM],
     EVENT_TIME.name: [SPARK, ROCKSDB, DOCUMENTED],
-    PROCESSING_TIME.name: [SPARK, PACKED],
+    PROCESSING_TIME.name: [SPARK, MEMORY],
 }
 PLAYS = [
     (engine, script, () if engine in QUICK[script.name] else (pytest.mark.all,))

@@ -18,10 +18,9 @@ from tests.spark.parity.engines import (
     Open,
     Trial,
     engines,
-    every_transport,
+    of_any_backend,
     of_rocksdb,
     of_runs,
-    packed_first,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def keys_called(run: Trial) -> list[set[str]]:
     return [{key for key, _ in rows} for rows in run.batches]
 
 
-@every_transport
+@of_any_backend
 @pytest.mark.parametrize("timeout", ["EventTimeTimeout", "NoTimeout"])
 def test_late_rows(engine: Engine, timeout: str, run_on: Open) -> None:
     """P3: a row is late up to and including the watermark of the micro-batch before, row by row, for event time alone.
@@ -81,7 +80,7 @@ def test_a_timeout_that_stays_while_the_watermark_stands_still(engine: Engine, r
         assert run.state() == dict.fromkeys(fired, (None, 1500))
 
 
-@packed_first
+@of_any_backend
 def test_watermark_with_a_delay(engine: Engine, run_on: Open) -> None:
     """P2, P3, G7: timeouts and late rows go by the watermark, which is the delay behind the newest row."""
     with run_on(engine) as run:
@@ -102,7 +101,7 @@ def test_watermark_with_a_delay(engine: Engine, run_on: Open) -> None:
     assert notes[2]["a@watermark;remove"].endswith("watermark: 10000 | remove: None | new None")
 
 
-@every_transport
+@of_any_backend
 def test_event_time_in_a_window(engine: Engine, run_on: Open) -> None:
     """P3: a window carries the watermark too, and is late when its end is."""
     with run_on(engine) as run:

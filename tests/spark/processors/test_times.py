@@ -72,8 +72,7 @@ def test_w3_late_rows(engine: ProcessorEngine, time_mode: str, run_on: Open) -> 
 @by_engine([SPARK_ROW, BY_ROW[0], BY_ROW[1]])
 def test_w3_event_times_beyond_those_of_pandas(engine: ProcessorEngine, run_on: Open) -> None:
     """W3: rows of the years 9000 and 1500 travel to their shard; with the first, the watermark leaps."""
-    conf = {"spark.holdfast.transport": "packed"} if engine is BY_ROW[1] else {}
-    with run_on(engine, **conf) as on:
+    with run_on(engine) as on:
         on.feed([("a", 100, "")])
         on.feed([("a", 200, ""), ("a", 221_845_392_000_000, "?1"), ("b", -14_831_769_600_000, "")])
         on.feed([("a", 300, ""), ("b", 221_845_392_000_001, "")])

@@ -1,4 +1,4 @@
-"""Rows pass through a query as they are, by either transport."""
+"""Rows pass through a query as they are."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.awkward_rows import INPUT, SCHEMA, exact
-from tests.tiers import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("transport", cases(["rows", "packed"]))
-def test_a_streaming_query_loses_nothing(spark: SparkSession, tmp_path: Path, transport: str) -> None:
+def test_a_streaming_query_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
     """In a zone whose clocks go back; chunks of two rows, so that some have nulls and others have none."""
     import holdfast
 
@@ -36,7 +34,6 @@ def test_a_streaming_query_loses_nothing(spark: SparkSession, tmp_path: Path, tr
         "spark.sql.session.timeZone": "America/New_York",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "2",
         "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
-        "spark.holdfast.transport": transport,
         "spark.holdfast.state.dir": str(tmp_path / "durable"),
         "spark.holdfast.local.dir": str(tmp_path / "local"),
     }
@@ -48,12 +45,9 @@ def test_a_streaming_query_loses_nothing(spark: SparkSession, tmp_path: Path, tr
         output = (
             holdfast.stream(events).groupBy("v 4`").applyInArrowWithState(keep, SCHEMA, "n long", "update", name="kept")
         )
-        name = f"output_{transport}"
-        query = (
-            output.writeStream.format("memory").queryName(name).outputMode("update").trigger(availableNow=True).start()
-        )
-        query.awaitTermination()
-        returned = spark.table(name).toArrow()
+        writer = output.writeStream.format("memory").queryName("awkward_rows").outputMode("update")
+        writer.trigger(availableNow=True).start().awaitTermination()
+        returned = spark.table("awkward_rows").toArrow()
     finally:
         for key, value in before.items():
             spark.conf.unset(key) if value is None else spark.conf.set(key, value)

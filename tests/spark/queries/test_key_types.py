@@ -63,10 +63,9 @@ def counted(table: pa.Table) -> Counter[Any]:
     return Counter(rows)
 
 
-@pytest.mark.parametrize(("transport", "types"), cases([("packed", PLAIN | NESTED), ("rows", PLAIN)]))
-def test_groups_are_those_of_spark(lab: Lab, transport: str, types: dict[str, str]) -> None:
+def test_groups_are_those_of_spark(lab: Lab) -> None:
     """One key column of each type, of which each row fills one: all types in one query."""
-    lab.configure({"transport": transport})
+    types = PLAIN | NESTED
     columns = [f"k{i} {name}" for i, name in enumerate(types)]
     schema = f"kind int, {', '.join(columns)}"
     rows = [
@@ -104,10 +103,8 @@ def test_every_key_type_groups_alike_in_a_batch_query(lab: Lab) -> None:
 
 @pytest.mark.all
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("transport", cases(["packed", "rows"]))
-def test_planning_does_not_suffer_from_many_keys(lab: Lab, transport: str) -> None:
+def test_planning_does_not_suffer_from_many_keys(lab: Lab) -> None:
     """Spark infers constraints from aliases, and can take time and memory that double with each key."""
-    lab.configure({"transport": transport})
     names = [f"k{i}" for i in range(24)]
     lab.feed(pa.table({name: [name, "x"] for name in names}))
     schema = ", ".join(f"{name} string" for name in names)

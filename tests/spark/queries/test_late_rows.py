@@ -10,19 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import LongType, StructType
 
 import holdfast
-from holdfast.spark_integration.spark_types import Watermark, arrow_schema
-from holdfast.spark_integration.transport.late_rows import NEVER_LATE
-from holdfast.spark_integration.transport.rows import RowsTransport
-from holdfast.spark_integration.transport.transport import EVENT_TIME, HASH, EventTime
 from tests.spark.conftest import Lab
 from tests.tiers import cases, repetitions
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.state import GroupState
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -88,18 +81,8 @@ def test_late_rows_of_random_streams(lab: Lab, engine: str, seed: int) -> None:
     of_batches = {progress["batchId"]: progress for progress in query.recentProgress}
     kept, late = expected(batches)
     assert [found[i] for i in range(len(batches))] == kept
-    if engine == "nested":
+    if engine != "spark":
         counts = [of_batches[i]["observedMetrics"]["holdfast.counted"]["rows_late"] for i in range(len(batches))]
     else:
         counts = [of_batches[i]["stateOperators"][0]["numRowsDroppedByWatermark"] for i in range(len(batches))]
     assert counts == late
-
-
-def test_the_end_of_time_is_never_late(spark: SparkSession) -> None:
-    """Behind a join times travel later than they are: Spark must not fail of the last ones, nor drop what has none."""
-    frame = spark.sql("SELECT timestamp_micros(9223372036854775807L) AS at UNION ALL SELECT NULL")
-    schema = StructType([*frame.schema]).add(HASH, LongType(), False)
-    event_time = EventTime("at", Watermark(0, held_back_ms=1_000), filters_rows=True)
-    transport = RowsTransport(1, schema, arrow_schema(schema, "the input"), event_time)
-    sent = transport.send(frame, F.lit(0).cast("long")).select(EVENT_TIME)
-    assert sent.toArrow()[EVENT_TIME].to_pylist() == [NEVER_LATE] * 2

@@ -49,9 +49,7 @@ def shown(query: StreamingQuery, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in names) for row in holdfast.metrics(query).collect()]
 
 
-@pytest.mark.parametrize("transport", cases(["packed", "rows"]))
-def test_progress_has_what_each_micro_batch_has_done(lab: Lab, transport: str) -> None:
-    lab.configure({"transport": transport})
+def test_progress_has_what_each_micro_batch_has_done(lab: Lab) -> None:
     lab.feed(FIRST)
     lab.feed(SECOND)
     query = ended(lab, lab.totals())

@@ -1,4 +1,4 @@
-"""Tables that a vectorised function returns arrive as they are, whichever way they leave their shard."""
+"""Tables that a vectorised function returns arrive as they are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 import holdfast
 from tests.spark.conftest import Lab
-from tests.tiers import cases
 
 pytestmark = pytest.mark.spark
 
@@ -34,15 +33,13 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("transport", cases(["packed", "rows"]))
-def test_values_arrive_as_they_are(lab: Lab, transport: str) -> None:
+def test_values_arrive_as_they_are(lab: Lab) -> None:
     """NaN and null apart, whole numbers beyond 2^53, times beyond those of pandas; names that differ in case."""
     sent = pa.table({name.strip("`"): pa.array(values, kind) for name, (kind, _, values) in VALUES.items()})
 
     def send(_: holdfast.ShardBatch) -> pa.Table:
         return sent
 
-    lab.configure({"transport": transport})
     lab.feed([("a", 1)])
     output = ", ".join(f"{name} {spark_type}" for name, (_, spark_type, _) in VALUES.items())
     lab.spark.conf.set("spark.sql.caseSensitive", "true")
@@ -54,8 +51,7 @@ def test_values_arrive_as_they_are(lab: Lab, transport: str) -> None:
     assert repr(arrived) == repr(sent.to_pylist())
 
 
-@pytest.mark.parametrize("transport", cases(["packed", "rows"]))
-def test_a_batch_query_and_its_schema(lab: Lab, transport: str) -> None:
+def test_a_batch_query_and_its_schema(lab: Lab) -> None:
     """NaN in a column that is NOT NULL, text that is not UTF-8, a collation: neither refused nor altered."""
     fields = "real double not null, text string, folded string collate utf8_lcase"
 
@@ -65,7 +61,6 @@ def test_a_batch_query_and_its_schema(lab: Lab, transport: str) -> None:
             "folded", pa.array(["A"] * n)
         )
 
-    lab.configure({"transport": transport})
     rows = lab.spark.sql("SELECT cast(unhex('FF') AS string) AS text")
     grouped = holdfast.stream(rows).groupBy("text")
     for function, declared in ((send, fields), (lambda batch: batch.keys, "text string")):

@@ -25,11 +25,7 @@ pytestmark = pytest.mark.spark
 
 FIRST = [("a", 1), ("b", 2), ("a", 3), (None, 4)]
 SECOND = [("a", 10), ("c", 20), (None, 30), ("", 40)]
-# In this order two that stand three apart differ in both.
-PAIRS = [
-    ("packed", "memory"), ("rows", "filesystem"), ("packed", "filesystem"),
-    ("rows", "rocksdb"), ("packed", "rocksdb"), ("rows", "memory"),
-]  # fmt: skip
+BACKENDS = ["memory", "filesystem", "rocksdb"]
 
 
 def count_and_sum(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
@@ -41,9 +37,9 @@ def count_and_sum(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: G
     yield pd.DataFrame({"key": [key[0]], "n": [n], "total": [total]})
 
 
-@pytest.mark.parametrize(("transport", "backend"), cases(PAIRS))
-def test_state_is_carried_from_micro_batch_to_micro_batch(lab: Lab, transport: str, backend: str) -> None:
-    lab.configure({"transport": transport, "backend": backend})
+@pytest.mark.parametrize("backend", cases(BACKENDS))
+def test_state_is_carried_from_micro_batch_to_micro_batch(lab: Lab, backend: str) -> None:
+    lab.configure({"backend": backend})
     lab.feed(FIRST)
     lab.feed(SECOND)
     totals = holdfast.stream(lab.source()).groupBy("key")
@@ -158,10 +154,10 @@ def sessions(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupS
 
 
 @pytest.mark.all
-@pytest.mark.parametrize(("transport", "backend"), cases(PAIRS))
-def test_event_time_timeouts(lab: Lab, transport: str, backend: str) -> None:
+@pytest.mark.parametrize("backend", cases(BACKENDS))
+def test_event_time_timeouts(lab: Lab, backend: str) -> None:
     """Timers of a shard without rows fire too; rows older than the watermark are dropped one by one."""
-    lab.configure({"transport": transport, "backend": backend})
+    lab.configure({"backend": backend})
     lab.feed(at(("a", 100), ("a", 105), ("b", 109), ("c", 100)))
     lab.feed(at(("b", 118), ("b", 112), ("c", 111)))
     lab.feed(at(("d", 130), ("a", 105), ("a", 119), ("c", 108)))  # the watermark to filter by stands at 109

@@ -163,7 +163,7 @@ def test_arguments(lab: Lab, options: dict[str, Any], expected: str) -> None:
 
 
 def test_more_shards_than_there_can_be(lab: Lab) -> None:
-    """The default comes from the session, which knows no limit; beyond it the packed transport would mix shards up."""
+    """The default comes from the session, which knows no limit; beyond it packed rows would mix shards up."""
     before = lab.spark.conf.get("spark.sql.shuffle.partitions")
     lab.spark.conf.set("spark.sql.shuffle.partitions", "65537")
     try:
@@ -193,7 +193,7 @@ def test_event_time_behind_an_operator(lab: Lab) -> None:
     ("setting", "value", "expected"),
     [
         ("backnd", "memory", r"unknown setting 'spark.holdfast.backnd'.*did you mean 'spark.holdfast.backend'"),
-        ("transport", "carrier pigeon", r"spark.holdfast.transport.*'packed' or 'rows'"),
+        ("timeouts", "carrier pigeon", r"spark.holdfast.timeouts.*'documented' or 'spark'"),
         ("shards", "0", r"spark.holdfast.shards.*at least 1"),
         ("local.dir", "relative", r"spark.holdfast.local.dir.*absolute"),
     ],
@@ -308,13 +308,6 @@ def test_state_of_a_newer_release(lab: Lab) -> None:
     with pytest.raises(StreamingQueryException, match=r"(?s)totals/operator has a different format.*format_version=2"):
         lab.run(lab.totals(func=never_called))
     assert {path: path.read_bytes() for path in (lab.folder / "durable").rglob("*") if path.is_file()} == before
-
-
-def test_types_that_the_rows_transport_cannot_carry(lab: Lab) -> None:
-    lab.configure({"transport": "rows"})
-    frame = lab.spark.createDataFrame([("a", 1, [1])], "key string, v long, extra array<int>")
-    with pytest.raises(InvalidArgumentError, match=r"'extra'.*transport to packed"):
-        holdfast.stream(frame).groupBy("key").applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
 
 
 def test_reading_state_that_is_not_there(lab: Lab) -> None:

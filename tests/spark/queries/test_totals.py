@@ -23,9 +23,7 @@ FIRST = [("a", 1), ("b", 2), ("a", 3), (None, 4)]
 SECOND = [("a", 10), ("c", 20), (None, 30), ("", 40)]
 
 
-@pytest.mark.parametrize("transport", cases(["packed", "rows"]))
-def test_state_is_carried_from_micro_batch_to_micro_batch(lab: Lab, transport: str) -> None:
-    lab.configure({"transport": transport})
+def test_state_is_carried_from_micro_batch_to_micro_batch(lab: Lab) -> None:
     lab.feed(FIRST)
     lab.feed(SECOND)
     output = lab.run(lab.totals())
@@ -41,7 +39,6 @@ def test_rows_that_only_fill_batches_are_none_to_a_shard(lab: Lab) -> None:
     """A blob of half a megabyte is followed by hundreds, where a batch may have many rows: it must not be large."""
     long = "a" * 200_000
     with configured(lab.spark, {"spark.sql.execution.arrow.maxRecordsPerBatch": "500000"}):
-        lab.configure({"transport": "packed"})
         lab.feed([(long, 1), ("b", 2), (long, 3), (None, 4)])
         lab.feed([(long, 10), (None, 30)])
         output = lab.run(lab.totals())
@@ -62,9 +59,7 @@ def test_a_query_goes_on_after_a_stop(lab: Lab, local_state_survives: bool) -> N
     assert lab.state() == {"a": (3, 14), "b": (1, 2), "c": (1, 20), None: (2, 34), "": (1, 40)}
 
 
-@pytest.mark.parametrize("transport", cases(["rows", "packed"]))
-def test_a_batch_query_begins_with_empty_state(spark: SparkSession, lab: Lab, transport: str) -> None:
-    lab.configure({"transport": transport})
+def test_a_batch_query_begins_with_empty_state(spark: SparkSession, lab: Lab) -> None:
     frame = spark.createDataFrame(FIRST, "key string, v long")
     totals = holdfast.stream(frame).groupBy("key").applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
     expected = frame.groupBy("key").agg(F.count("*").alias("n"), F.sum("v").alias("total"))
@@ -146,8 +141,7 @@ def test_state_columns_may_have_the_names_of_key_columns(lab: Lab) -> None:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("transport", cases(["rows", "packed"]))
-def test_the_watermark_reaches_the_function_and_nobody_behind_it(lab: Lab, transport: str) -> None:
+def test_the_watermark_reaches_the_function_and_nobody_behind_it(lab: Lab) -> None:
     """Spark's operator hands none on, so that a mark on the output would promise what never comes."""
 
     def newest(batch: holdfast.ShardBatch) -> pa.Table:
@@ -160,7 +154,6 @@ def test_the_watermark_reaches_the_function_and_nobody_behind_it(lab: Lab, trans
         stamps = pa.array([s * 1_000_000 for s in seconds], pa.timestamp("us", "UTC"))
         return pa.table({"key": pa.array(["a"] * len(seconds)), "ts": stamps})
 
-    lab.configure({"transport": transport})
     for seconds in [(1000, 1005), (2000, 1990), (3000,)]:
         lab.feed(at(*seconds))
     events = lab.source("key string, ts timestamp").withWatermark("ts", "10 seconds")

@@ -26,7 +26,6 @@ def test_each_key_sets_its_value_and_others_are_not_ours() -> None:
             "spark.holdfast.backend": " memory ",
             "spark.holdfast.state.dir": "s3://bucket/app",
             "spark.holdfast.local.dir": "/fast",
-            "spark.holdfast.transport": "rows",
             "spark.holdfast.timeouts": "spark",
             "spark.holdfast.pandas.frameTemplates": "false",
             "spark.holdfast.shards": "8",
@@ -48,7 +47,6 @@ def test_each_key_sets_its_value_and_others_are_not_ours() -> None:
         "memory",
         "s3://bucket/app",
         "/fast",
-        "rows",
         "spark",
         False,
         8,
@@ -75,7 +73,6 @@ def test_every_setting_has_a_key_in_this_test() -> None:
         "backend",
         "state.dir",
         "local.dir",
-        "transport",
         "shards",
         "restore.allowNew",
         "snapshot.maxCommits",
@@ -113,6 +110,11 @@ def test_a_misspelt_key_is_refused_with_the_nearest_name(key: str, near: str) ->
     """It would silently do nothing."""
     with pytest.raises(InvalidArgumentError, match=f"did you mean '{near}'"):
         Settings.parse({key: "1"})
+
+
+def test_a_setting_that_is_no_more_is_refused_with_what_to_do() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"'spark\.holdfast\.transport': leave it out"):
+        Settings.parse({"spark.holdfast.transport": "rows"})
 
 
 @pytest.mark.parametrize("key", ["spark.holdfast.sink.password", "spark.holdfast.sink.", "spark.holdfast.sink..host"])
@@ -158,8 +160,6 @@ def test_a_key_like_no_other_gets_the_list() -> None:
         ("snapshot.intervalSeconds", "0", "at least 1"),
         ("commit.carriedBytes", "2m", "at most 1m"),
         ("snapshot.upload.bandwidth", "fast", "512m or 2g"),
-        ("transport", "pigeon", "'packed' or 'rows'"),
-        ("transport", "", "'packed' or 'rows'"),
         ("backend", " ", "empty"),
         ("state.dir", "", "empty"),
         ("local.dir", "relative/path", "absolute"),

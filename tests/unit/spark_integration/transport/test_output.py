@@ -19,11 +19,9 @@ from holdfast.spark_integration.shard_call import call as shard_call
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.transport.blobs import BLOB
 from holdfast.spark_integration.transport.output import (
-    NanOutput,
     OneByOneOutput,
     PackedOutput,
     RowsOutput,
-    output_of_tables,
     unpack_output,
 )
 
@@ -121,37 +119,6 @@ def test_nan_of_functions_by_key_fails_nothing(data_type: T.DataType) -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([1.5, NAN, None], types.types[0])], schema=types)
     converted = as_spark_converts(list(RowsOutput(schema).send([batch, batch])), schema)
     assert converted.to_pylist() == [1.5, None, None] * 2
-
-
-@pytest.mark.parametrize("data_type", [T.FloatType(), T.DoubleType()], ids=["float", "double"])
-def test_nan_is_told_from_null(data_type: T.DataType) -> None:
-    """Spark's worker makes null of both, and tables of a vectorised function have both."""
-    schema = T.StructType([T.StructField("c", data_type), T.StructField("C", T.LongType())])
-    types = arrow_schema(schema, "the output")
-    values = pa.array([1.5, float("nan"), None, -0.0, float("inf")], types.types[0])
-    sent = NanOutput(schema).send([pa.RecordBatch.from_arrays([values, pa.array(range(5))], schema=types)])
-    [frame] = list(sent)
-    assert list(frame.columns) == ["x0", "x1", "nan0"]
-    assert frame["nan0"].tolist() == [False, True, False, False, False]
-    assert frame["x0"].isna().tolist() == [False, True, True, False, False]
-
-
-def test_text_travels_as_bytes() -> None:
-    """Of text that is not UTF-8 Spark's worker makes no text, but refuses it by default."""
-    schema = T.StructType([T.StructField("c", T.StringType())])
-    [frame] = list(NanOutput(schema).send([pa.RecordBatch.from_arrays([pa.array(["é", None])], names=["c"])]))
-    assert frame["x0"].tolist() == ["é".encode(), None]
-    assert NanOutput(schema).sent_schema == T.StructType([T.StructField("x0", T.BinaryType())])
-
-
-def test_large_and_nested_output_is_packed() -> None:
-    """Only the user knows that micro-batches are small; Spark converts no collation, and forgets NOT NULL."""
-    flat, nested = T.StructType().add("x", "double"), T.StructType().add("x", T.ArrayType(T.DoubleType()))
-    assert output_of_tables(flat, 10, "rows") == NanOutput(flat)
-    assert output_of_tables(nested, 10, "rows") == PackedOutput(nested, 10)
-    for odd in (T.StructField("x", T.DoubleType(), False), T.StructField("x", T.StringType("UTF8_LCASE"))):
-        assert output_of_tables(T.StructType([odd]), 10, "rows") == PackedOutput(T.StructType([odd]), 10)
-    assert output_of_tables(flat, 10, "packed") == output_of_tables(flat, 10, None) == PackedOutput(flat, 10)
 
 
 def rows(first: int, n: int) -> pa.RecordBatch:
