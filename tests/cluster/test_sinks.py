@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow(90), pyte
 def test_executors_are_killed_under_a_sink(target: str, java_home: Path, tmp_path: Path) -> None:
     """What they had prepared and nobody knows of is ended; another executor's attempt counts."""
     with cluster(tmp_path) as master, target_of(target).served(tmp_path) as place:
-        job = Job(str(tmp_path), "packed", master=master, target=target, place=place)
+        job = Job(str(tmp_path), master=master, target=target, place=place)
         run = SinkKillings(job, random.Random(target))
         run.run(kills(quick=2), ["executor"])
         found = run.judged()

@@ -33,7 +33,7 @@ SPECULATING = Path(speculating.__file__)
 @pytest.mark.timeout(900)
 def test_an_executor_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     with cluster(tmp_path) as master:
-        run = Killings(Job(str(tmp_path), "packed", master=master, compiles=ALL), random.Random(0))
+        run = Killings(Job(str(tmp_path), master=master, compiles=ALL), random.Random(0))
         with run.cleaned_up():
             executors = executors_at_work(run)
             directories = {path.name.split("-")[1]: path for path in (tmp_path / "local").glob("*/executor-*")}
@@ -59,7 +59,7 @@ def test_an_executor_is_killed(spark: SparkSession, tmp_path: Path) -> None:
 def test_an_executor_without_a_local_directory_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     """Local state then lies among the executor's own files, and goes with them."""
     with cluster(tmp_path) as master:
-        job = Job(str(tmp_path), "packed", "filesystem", master, names_local_dir=False, compiles=ALL)
+        job = Job(str(tmp_path), "filesystem", master, names_local_dir=False, compiles=ALL)
         run = Killings(job, random.Random(0))
         with run.cleaned_up():
             executors = executors_at_work(run)
