@@ -207,7 +207,7 @@ def test_a_restore_reads_a_savepoint_about_once(
     assert len(saved.pieces) > 200 if piece_rows == 40 else len(saved.pieces) == 2 * before
     read: list[Reading] = []
 
-    def storage_at(url: str, _: Settings) -> ObjectStorage:
+    def storage_at(url: str, settings: Settings) -> ObjectStorage:
         read.append(Reading(open_storage(url)))
         return read[-1]
 
