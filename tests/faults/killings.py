@@ -118,8 +118,13 @@ class Killings:
     def is_running(self) -> bool:
         return self._driver is not None and self._driver.poll() is None
 
+    @property
+    def ended_with(self) -> int | None:
+        """The driver's exit status, negative for a signal; None while it runs."""
+        return self._driver.returncode if self._driver else None
+
     def ended_well(self) -> bool:
-        return self._driver is not None and self._driver.returncode == 0
+        return self.ended_with == 0
 
     def wait_for_the_end(self) -> None:
         assert self._driver is not None

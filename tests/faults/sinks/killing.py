@@ -78,10 +78,6 @@ class SinkKillings(Killings):
         assert self._driver is not None
         os.killpg(self._driver.pid, number)
 
-    @property
-    def ended_with(self) -> int | None:
-        return self._driver.returncode if self._driver else None
-
     def judged(self) -> Census:
         """Return what a reader finds when the query has ended."""
         batches = newest_commit(self.job) + 1

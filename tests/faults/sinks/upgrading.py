@@ -143,6 +143,6 @@ class Upgrades(Killings):
     def _await(self, condition: Callable[[], bool], otherwise: str, *, dies: bool = False) -> None:
         end_s = time.monotonic() + _PATIENCE_S
         while not condition():
-            assert dies or self.is_running(), f"the driver has ended; {self.describe()}"
+            assert dies or self.is_running(), f"the driver has ended with {self.ended_with}; {self.describe()}"
             assert time.monotonic() < end_s, f"{otherwise}; {self.describe()}"
             time.sleep(0.2)
