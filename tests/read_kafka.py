@@ -47,6 +47,6 @@ def transactional_ids(server: Kafka, prefix: str) -> dict[str, TransactionDescri
     """Return all transactional ids that begin so and that coordinators remember."""
     options = ClientOptions.of({}, server.servers)
     with Cluster(options.servers(), options.security(), patience_ms=10_000) as cluster:
-        nodes, _ = cluster.ask_any(protocol.metadata([]))
-        listed = [cluster.ask_node(node, protocol.list_transactions([]))[1] for node in nodes]
-        return describe(cluster, [name for names in listed for name, _ in names if name.startswith(prefix)])
+        request = protocol.list_transactions([])
+        listed = cluster.ask_nodes(request.name, lambda _: request)
+        return describe(cluster, [name for _, names in listed for name, _ in names if name.startswith(prefix)])

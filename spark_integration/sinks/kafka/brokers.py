@@ -39,6 +39,7 @@ from holdfast.spark_integration.sinks.kafka.protocol import (
     MalformedAnswerError,
     Node,
     Request,
+    Topic,
     TransactionDescription,
     encoded,
     name_of,
@@ -46,6 +47,7 @@ from holdfast.spark_integration.sinks.kafka.protocol import (
 from holdfast.spark_integration.sinks.two_phase_sink import Handle
 
 T = TypeVar("T")
+C = TypeVar("C", bound=tuple[Any, ...])  # begins with a code
 Address = tuple[str, int]
 
 _CLIENT_ID = "holdfast"
@@ -257,18 +259,22 @@ class Cluster:
         """Ask the first broker that answers."""
         return self._patiently(request.name, lambda: self._ask_some(request), code_of)
 
-    def ask_node(self, node: Node, request: Request[T], code_of: Callable[[T], int] = lambda _: 0) -> T:
-        """Ask one broker."""
-        return self._patiently(request.name, lambda: self._ask((node.host, node.port), request), code_of)
+    def ask_nodes(self, name: str, request_of: Callable[[Node], Request[C]], most: int | None = None) -> list[C]:
+        """Ask every broker, or so many; all anew if one fails: a dead one is listed for some seconds more."""
+
+        def ask() -> list[C]:
+            nodes, _ = self._ask_some(protocol.metadata([]))
+            if not nodes:
+                raise ConnectionError("the cluster reports no brokers")
+            return [self._ask((node.host, node.port), request_of(node)) for node in nodes[:most]]
+
+        return self._patiently(name, ask, _retriable_code)
 
     def ask_coordinator(self, key: str, request: Request[T], code_of: Callable[[T], int], *, group: bool = False) -> T:
         """Ask the coordinator of a transactional id or a group, even if it moves meanwhile."""
 
         def ask() -> T:
-            address = self._addresses([key], group=group).get(key)
-            if address is None:
-                raise MalformedAnswerError("no coordinator for what was asked")
-            return self._ask(address, request)
+            return self._ask(self._addresses([key], group=group)[key], request)
 
         return self._patiently(request.name, ask, code_of)
 
@@ -282,7 +288,10 @@ class Cluster:
             for key, address in self._addresses(ids).items():
                 by_address[address].append(key)
             requests = [(address, protocol.describe_transactions(its)) for address, its in by_address.items()]
-            return [one for address, request in requests for one in self._ask(address, request)]
+            found = [one for address, request in requests for one in self._ask(address, request)]
+            if {one.transactional_id for one in found} != {*ids}:  # unlike an id of which it knows nothing
+                raise MalformedAnswerError("other transactions than were asked for")
+            return found
 
         return self._patiently("DescribeTransactions", ask, code_of) if ids else []
 
@@ -294,7 +303,9 @@ class Cluster:
             if code:
                 raise refused(code, f"use the {'consumer group' if group else 'transactional id'}", name=key)
             self._coordinators[key, group] = (node.host, node.port)
-        return {key: self._coordinators[key, group] for key in keys if (key, group) in self._coordinators}
+        if any((key, group) not in self._coordinators for key in keys):
+            raise MalformedAnswerError("no coordinator for what was asked")
+        return {key: self._coordinators[key, group] for key in keys}
 
     def _patiently(self, name: str, ask: Callable[[], T], code_of: Callable[[T], int]) -> T:
         end_ms = self._monotonic_ms() + self._patience_ms
@@ -491,10 +502,9 @@ def fence_others(cluster: Cluster, prefix: str, batch_id: int, committed: Iterab
 
 def _listed(cluster: Cluster, prefix: str, states: Sequence[str]) -> dict[str, list[str]]:
     """Return transactional ids with a prefix, by state."""
-    nodes, _ = cluster.ask_any(protocol.metadata([]))
+    request = protocol.list_transactions(states)
     ids: dict[str, list[str]] = defaultdict(list)
-    for node in nodes:
-        code, listed = cluster.ask_node(node, protocol.list_transactions(states), lambda answer: answer[0])
+    for code, listed in cluster.ask_nodes(request.name, lambda _: request):
         if code:
             raise refused(code, _RIGHT)
         for name, state in listed:
@@ -503,17 +513,26 @@ def _listed(cluster: Cluster, prefix: str, states: Sequence[str]) -> dict[str, l
     return ids
 
 
-def longest_timeout_ms(cluster: Cluster) -> int | None:
-    """Return the brokers' limit on the length of a transaction; None if the user may not see it."""
-    nodes, _ = cluster.ask_any(protocol.metadata([]))
-    if not nodes:
-        raise UnavailableError("the cluster reports no brokers")
-    request = protocol.broker_setting(str(nodes[0].number), "transaction.max.timeout.ms")
-    code, value = cluster.ask_node(nodes[0], request, lambda answer: answer[0])
-    if code in protocol.UNAUTHORISED or value is None or not value.isdecimal():
+def find_topic(cluster: Cluster, name: str) -> Topic | None:
+    """Return what the brokers say of a topic; None if there is none, or the user may not see it."""
+    _, topics = cluster.ask_any(protocol.metadata([name]), lambda answer: _retriable_code(answer[1]))
+    found = next((one for one in topics if one.name == name), None)
+    if found is None or found.code == KafkaError.UNKNOWN_TOPIC_OR_PART:
         return None
-    if code:
-        raise refused(code, "tell its settings")
+    if found.code:
+        raise refused(found.code, "write to the topic", topic=name)
+    return found
+
+
+def longest_timeout_ms(cluster: Cluster) -> int | None:
+    """Return the brokers' limit on the length of a transaction; None if they do not tell, as without a right to it."""
+
+    def request_of(node: Node) -> Request[tuple[int, str | None]]:
+        return protocol.broker_setting(str(node.number), "transaction.max.timeout.ms")
+
+    ((code, value),) = cluster.ask_nodes("DescribeConfigs", request_of, most=1)
+    if code or value is None or not value.isdecimal():
+        return None
     return min(int(value), (1 << 31) - 1)
 
 

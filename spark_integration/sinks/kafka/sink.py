@@ -126,12 +126,8 @@ class Mark:
     def _topic_id(self) -> str:
         """Return the id of the topic; of one that is gone, none that a mark has."""
         if self._known_id is None:
-            request = protocol.metadata([self._topic])
-            _, topics = self._cluster.ask_any(request, lambda answer: max((one.code for one in answer[1]), default=0))
-            code = next((one.code for one in topics), KafkaError.UNKNOWN_TOPIC_OR_PART)
-            if code not in (0, KafkaError.UNKNOWN_TOPIC_OR_PART):
-                raise refused(code, "see the topic", topic=self._topic)
-            self._known_id = "gone" if code else topics[0].topic_id
+            found = brokers.find_topic(self._cluster, self._topic)
+            self._known_id = found.topic_id if found else "gone"
         return self._known_id
 
 
@@ -281,7 +277,9 @@ def _longest_ms(cluster: Cluster, options: ClientOptions) -> int:
     limit_ms = brokers.longest_timeout_ms(cluster)
     if limit_ms is None:
         _log.info("transaction.max.timeout.ms cannot be read; taken as %s", _KAFKAS_TIMEOUT_MS)
-    return _limits_ms.setdefault(options.values[SERVERS], limit_ms or _KAFKAS_TIMEOUT_MS)
+        limit_ms = _KAFKAS_TIMEOUT_MS
+    _limits_ms[options.values[SERVERS]] = limit_ms
+    return limit_ms
 
 
 def _described(cluster: Cluster, wanted: Sequence[PreparedTransaction]) -> dict[str, TransactionDescription]:
@@ -289,11 +287,8 @@ def _described(cluster: Cluster, wanted: Sequence[PreparedTransaction]) -> dict[
 
 
 def _check_topic(cluster: Cluster, topic: str) -> None:
-    _, topics = cluster.ask_any(protocol.metadata([topic]))
-    found = next((one for one in topics if one.name == topic), None)
-    if found is None or found.code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+    found = brokers.find_topic(cluster, topic)
+    if found is None:
         raise InvalidArgumentError("there is no such topic, or the user may not see it; create it", topic=topic)
-    if found.code:
-        raise refused(found.code, "write to the topic", topic=topic)
     if not found.operations & _MAY_WRITE:
         raise InvalidArgumentError("the user has no right to write to the topic", topic=topic)
