@@ -223,6 +223,7 @@ class Session:
     connection: Connection
     key: tuple[object, ...] = field(repr=False)  #: Sessions of one key are alike; a password may be in it
     known: dict[object, Any] = field(default_factory=dict)
+    kept_ms: int = 0  #: When it was given back last
 
     def run(self, statement: str | sql.Composed, values: Any = None) -> list[tuple[Any, ...]]:
         """Run a statement, and return its rows if it has any."""
@@ -245,6 +246,8 @@ def _plain(part: sql.Composable) -> sql.Composable:
 
 
 _idle: dict[tuple[object, ...], list[Session]] = {}
+#: Who has not taken a session up for so long is a query that has ended, or was given another password.
+_FORGOTTEN_MS = 3600_000
 _lock = threading.Lock()
 
 
@@ -267,8 +270,10 @@ def give_back(session: Session) -> None:
     if connection.closed or connection.info.transaction_status != pq.TransactionStatus.IDLE:
         session.close()
         return
+    session.kept_ms = clock.monotonic_ms()
     with _lock:
         _idle.setdefault(session.key, []).append(session)
+    _close_idle(session.kept_ms - _FORGOTTEN_MS)
 
 
 def connect(to: Mapping[str, str], application: str) -> Session:
@@ -338,10 +343,19 @@ def _is_alive(session: Session) -> bool:
 
 def close_idle() -> None:
     """Close the sessions that this process keeps; for tests and the end of a program."""
+    _close_idle(clock.monotonic_ms())
+
+
+def _close_idle(kept_until_ms: int) -> None:
+    closed = []
     with _lock:
-        sessions = [session for key, kept in _idle.items() if key[0] == os.getpid() for session in kept]
-        _idle.clear()
-    for session in sessions:
+        for key, kept in list(_idle.items()):
+            _idle[key] = [session for session in kept if session.kept_ms > kept_until_ms]
+            if key[0] == os.getpid():
+                closed += [session for session in kept if session.kept_ms <= kept_until_ms]
+            if not _idle[key]:
+                del _idle[key]
+    for session in closed:
         session.close()
 
 

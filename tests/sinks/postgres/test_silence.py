@@ -13,9 +13,12 @@ from typing import Self
 
 import pytest
 
+from holdfast import clock
 from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.spark_integration.sinks.postgres import connecting
+from holdfast.spark_integration.sinks.postgres.marks import driver_application
 from tests.servers.postgres import Postgres
+from tests.servers.programs import wait_until
 from tests.sinks.postgres.attempts import Case, batch
 
 pytestmark = [pytest.mark.postgres]
@@ -137,3 +140,18 @@ def test_connections_have_limits_unless_the_user_sets_others(appending: Case) ->
 def test_a_limit_that_is_none_is_refused(given: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"spark\.holdfast\.sink\.s\.answer_timeout"):
         connecting.parameters("s", "", {"answer_timeout": given})
+
+
+def test_sessions_that_nobody_takes_up_are_closed(either: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may live for months, and its queries end, or get other passwords."""
+
+    def sessions() -> int:
+        return len(either.sql(f"SELECT pid FROM pg_stat_activity WHERE application_name = '{application}'"))
+
+    application = driver_application(either.query)
+    either.open()
+    assert sessions() == 1
+    later_ms = clock.monotonic_ms() + 3_700_000
+    monkeypatch.setattr(clock, "monotonic_ms", lambda: later_ms)
+    replace(either, sink=replace(either.sink, name="another")).open()
+    wait_until(lambda: sessions() == 0, list, limit_s=20)
