@@ -134,8 +134,7 @@ class LocalStorage(ObjectStorage):
         """Return the objects of a folder; see `ObjectStorage.list`."""
         folder = tuple(check_folder(prefix).split("/")[:-1])
         self._begin("list")
-        if os.path.isfile(self._root):  # else it would look like an empty one
-            raise InvalidArgumentError("this is a file: give a directory", storage=self.url)
+        self._require_no_file()  # which would look like an empty folder
         found: list[ObjectInfo] = []
         absent = suppress(FileNotFoundError, NotADirectoryError)
         with translated("list", self.url, prefix), absent, self._folder(folder) as at:
@@ -176,6 +175,10 @@ class LocalStorage(ObjectStorage):
             raise ClosedError("storage is closed: open it again", storage=self.url)
         self._requests.add(action, requests)
 
+    def _require_no_file(self) -> None:
+        if os.path.isfile(self._root):
+            raise InvalidArgumentError("this is a file: give a directory", storage=self.url)
+
     @contextmanager
     def _folder(self, segments: tuple[str, ...]) -> Iterator[int]:
         """Open a folder for reading; yields its descriptor."""
@@ -193,6 +196,7 @@ class LocalStorage(ObjectStorage):
             with suppress(FileNotFoundError):  # somebody removed it since
                 at = self._open_folder(segments)
         if at < 0:
+            self._require_no_file()
             _make_root(self._root)
             at = self._open_folder(segments, make=True)
             self._durable.add(segments)

@@ -376,7 +376,10 @@ def test_object_and_folder_of_one_name(storage: ObjectStorage) -> None:
 
 def test_root_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"1")
-    with open_storage(str(tmp_path / "file")) as storage, pytest.raises(InvalidArgumentError):
+    with (
+        open_storage(str(tmp_path / "file")) as storage,
+        pytest.raises(InvalidArgumentError, match="this is a file: give a directory"),
+    ):
         storage.put("a", b"1")
 
 
