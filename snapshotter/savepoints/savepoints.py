@@ -65,9 +65,8 @@ def savepoint_folder(target: ObjectStorage, name: str) -> PrefixedStorage:
     """
     if not NAME.fullmatch(name):
         raise InvalidArgumentError(
-            "a savepoint's name has up to 100 letters, digits, dots, dashes and underscores, and begins with one of "
-            "the first two",
-            name=name[:120],
+            f"{name[:120]!r} cannot name a savepoint: take letters from a to z, digits, '_', '.' and '-', beginning "
+            "with a letter or digit, at most 100 characters"
         )
     return PrefixedStorage(target, name)
 

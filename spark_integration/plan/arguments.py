@@ -35,8 +35,8 @@ def operator_name(func: object, name: str | None) -> str:
     chosen = getattr(func, "__name__", "").lstrip("_") if name is None else name
     if not isinstance(chosen, str) or not OPERATOR_NAME.fullmatch(chosen):
         raise InvalidArgumentError(
-            f"{chosen!r} cannot name an operator: pass name= with letters, digits, '_', '.' and '-', beginning with a "
-            "letter or digit, at most 100 characters"
+            f"{chosen!r} cannot name an operator: pass name= with letters from a to z, digits, '_', '.' and '-', "
+            "beginning with a letter or digit, at most 100 characters"
         )
     return chosen
 

@@ -64,6 +64,7 @@ from holdfast.snapshotter.savepoints.savepoints import Making, making, require_f
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.probe import probe_storage
+from holdfast.snapshotter.storage.url import parse_url
 from holdfast.snapshotter.version_reader import read_tables
 from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.savepoints.changes import require_comment
@@ -226,7 +227,7 @@ def create(
     target : str or pathlib.Path
         The directory for savepoints: any storage that ``spark.holdfast.state.dir`` may be.
     name : str
-        The savepoint's name: up to 100 letters, digits, dots, dashes and underscores.
+        The savepoint's name: up to 100 letters from a to z, digits, dots, dashes and underscores.
     batchId : int, optional
         The micro-batch; by default the last committed one.
     without : collection of str
@@ -278,6 +279,7 @@ def save(
     `times`: the micro-batch of which the savepoint has watermark and time, instead of the one that is saved.
     """
     require_names(without, comment)
+    _require_place(target, checkpoint_location, tasks)
     with (
         open_storage(str(checkpoint_location), tasks.options) as logs,
         open_storage(str(target), tasks.options) as targets,
@@ -335,6 +337,7 @@ def end(
     timeout_s: float,
 ) -> None:
     """Stop a query, if it runs, once all is checked that a savepoint of it needs; see `stop`."""
+    _require_place(target, checkpoint_location, tasks)
     with (
         open_storage(str(target), tasks.options) as targets,
         open_storage(str(checkpoint_location), tasks.options) as logs,
@@ -355,6 +358,17 @@ def end(
             _await_commit(query, of.location, timeout_s)
     if query is not None:
         query.stop()
+
+
+def _require_place(target: str | Path, checkpoint_location: str | Path, tasks: Tasks) -> None:
+    """Raise `InvalidArgumentError` if savepoints are to lie in a directory of the query that they should outlive."""
+    places = {"checkpointLocation": str(checkpoint_location), "state directory": tasks.settings.state_dir}
+    for what, place in places.items():
+        if place is not None and parse_url(target) == parse_url(place):
+            raise InvalidArgumentError(
+                f"this is the query's {what}: choose another directory for savepoints, such as one beside it",
+                target=target,
+            )
 
 
 def _await_commit(query: StreamingQuery, location: QueryLocation, timeout_s: float) -> None:

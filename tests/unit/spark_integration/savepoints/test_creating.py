@@ -235,3 +235,15 @@ def test_state_that_is_lost_is_named_as_such(ground: Ground) -> None:
     ground.has_state(lost(ground, moves_on=False))
     with pytest.raises(StateLostError, match="is not in the state directory"):
         ground.create()
+
+
+@pytest.mark.parametrize(("place", "called"), [("query", "checkpointLocation"), ("durable", "state directory")])
+def test_savepoints_do_not_lie_in_a_directory_of_the_querys(ground: Ground, place: str, called: str) -> None:
+    """They would go with the query that they should outlive; it keeps running."""
+    target = f"file://{ground.folder}/{place}/"
+    with pytest.raises(InvalidArgumentError, match=f"this is the query's {called}: choose another directory"):
+        creating.stop(ground.spark, ground.query, ground.folder / "query", target, "one")
+    assert ground.query.is_running
+    with pytest.raises(InvalidArgumentError, match=f"this is the query's {called}: choose another directory"):
+        creating.create(ground.spark, ground.folder / "query", target, "one")
+    assert not list(ground.folder.rglob("one"))
