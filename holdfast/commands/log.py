@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -18,6 +19,7 @@ from holdfast.commands.target import (
     table,
 )
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
+from holdfast.snapshotter.ownership.operator_record import read_operator
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import ShardListing, StoredObject
 from holdfast.snapshotter.upkeep.headers import Headers
@@ -40,6 +42,8 @@ def log(url: str, operator: str | None, options: dict[str, str], as_json: bool, 
             for prefix, listing in found.shards.items()
             if shard is None or prefix.endswith(f"/shard-{shard:04d}")
         ]
+        if shard is not None and not shards:
+            _require_shard(target, shard)
         wanted = [(s, stored) for s in shards for stored in [*reversed(s.versions)][:limit]]
         headers = {s.prefix: Headers(PrefixedStorage(target.storage, s.prefix)) for s in shards}
         described = target.executor.map(lambda pair: describe(headers[pair[0].prefix], pair[1]), wanted)
@@ -50,6 +54,20 @@ def log(url: str, operator: str | None, options: dict[str, str], as_json: bool, 
             target.show({"shards": [{**_totals(s), "newest": rows[s.prefix]} for s in shards]})
         else:
             _show(target, shards, rows)
+
+
+def _require_shard(target: Target, shard: int) -> None:
+    """Raise `InvalidArgumentError` if no operator has a shard of this number."""
+    counts: dict[str, int] = {}
+    for name in target.listing.operators:
+        with suppress(HoldfastError):  # of a missing or damaged record nobody knows how many shards it speaks of
+            counts[name] = read_operator(target.storage, name).shards
+    if len(counts) == len(target.listing.operators) and shard >= max(counts.values()):
+        raise InvalidArgumentError(
+            "no operator has a shard of this number; the first one is 0",
+            shard=shard,
+            shards=", ".join(f"{name} has {shards}" for name, shards in counts.items()),
+        )
 
 
 def describe(headers: Headers, stored: StoredObject) -> dict[str, Any]:

@@ -54,6 +54,18 @@ def test_log_shows_a_damaged_object_as_such(root: Path, shard: ShardHistory) -> 
     assert document("log", root, "--shard", 2)["shards"] == []
 
 
+def test_a_shard_that_no_operator_has_is_refused(root: Path, storage: ObjectStorage) -> None:
+    """It was "nothing is stored", as of a shard that has not written yet."""
+    put_record(storage)
+    put_record(storage, "sessions", 2)
+    assert run("log", root, "--shard", 3).exit_code == 0
+    refused = run("log", root, "--shard", 4)
+    assert "no operator has a shard of this number" in str(refused.exception)
+    assert "totals has 4" in str(refused.exception)
+    storage.put("totals/operator", b"no record")
+    assert run("log", root, "--shard", 4).exit_code == 0
+
+
 def test_inspect_shows_operators_tables_shards_and_sizes(
     root: Path, shard: ShardHistory, storage: ObjectStorage
 ) -> None:
