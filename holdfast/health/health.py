@@ -230,7 +230,10 @@ def health_of(
         ),
         next(iter(told), None),
     )
-    figures = (_often(pace, signs), _rows(signs), _takes(pace, signs), _left(signs))
+    rows, left = _rows(signs), _left(signs)
+    figures = (_often(pace, signs), rows, _takes(pace, signs), left)
+    if found.state == "stopped":  # no program is there that could tell them
+        figures = tuple(one for one in figures if one.value != "unknown" or one not in (rows, left))
     return Health(
         query_id, tuple(operators), found.state, found.since_ms, found.why, figures, newest, signs.committed_id
     )

@@ -61,6 +61,14 @@ def test_figures_that_are_unknown_for_one_reason_take_one_line(open_page: OpenPa
     assert "<dl>" not in open_page(root).get(f"/{TOKEN}/").text.partition("Which operator is big?")[0]
 
 
+def test_nothing_is_asked_of_the_program_of_a_stopped_query(open_page: OpenPage, tmp_path: Path) -> None:
+    """ "Input left: unknown; only the program knows" of a program that is no more; its pace is in Spark's log."""
+    shown = text(open_page(in_four_states.make(tmp_path, "stopped")))
+    assert "Micro-batches a minute, a micro-batch takes: unknown; pass" in shown
+    assert "Input left" not in shown
+    assert "Rows a second" not in shown
+
+
 @pytest.mark.slow(0.5)
 def test_a_failed_micro_batch_is_told_in_words(open_page: OpenPage, tmp_path: Path) -> None:
     """The card and the shard's own page have the error, each once; the page of another shard does not."""
