@@ -48,7 +48,7 @@ def rescale(
     write a part, Spark does. If the command is interrupted, run it again.
     """
     state_dir = state_dir_of(original, state_dir, options)
-    changes = Changes(shards, partitions, pairs(rename, "--rename"), continue_sinks=continue_sinks)
+    changes = Changes(shards, partitions, pairs(rename, "--rename", "OLD=NEW"), continue_sinks=continue_sinks)
     require_new_location(checkpoint_location, parse_storage_options(options))
     query_id = by_this_process(
         state_dir,

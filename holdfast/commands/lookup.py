@@ -48,13 +48,22 @@ _NUMBER = re.compile("[0-9]{1,18}")
 _TABLE = click.option("--table", metavar="NAME", help="Only this state table, variable, or timers.")
 
 
+def _given(context: click.Context, _: click.Parameter, key: tuple[str, ...]) -> tuple[str, ...]:
+    """Name all three where one is missing: click would always call it the last one."""
+    if not key:
+        raise click.UsageError(
+            "give LOCATION OPERATOR COLUMN=VALUE...: the query's checkpointLocation, its operator, and the key", context
+        )
+    return key
+
+
 _on_key = with_options(
     state_dir_option(),
     _TABLE,
     on_storage,
     click.argument("location"),
     click.argument("operator"),
-    click.argument("key", nargs=-1, required=True, metavar="COLUMN=VALUE..."),
+    click.argument("key", nargs=-1, metavar="COLUMN=VALUE...", callback=_given),
 )
 
 

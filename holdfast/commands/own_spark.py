@@ -100,12 +100,12 @@ def use_own_python(settings: Mapping[str, str]) -> None:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
-def pairs(given: tuple[str, ...], option: str) -> dict[str, str]:
-    """Return what an option was given as NAME=VALUE, repeatedly."""
+def pairs(given: tuple[str, ...], option: str, form: str = "NAME=VALUE") -> dict[str, str]:
+    """Return what an option was given as NAME=VALUE, repeatedly; its help calls these as `form` does."""
     found: dict[str, str] = {}
     for text in given:
         name, separator, value = text.partition("=")
         if not (name and separator and value) or name in found:
-            raise InvalidArgumentError(f"{option} takes NAME=VALUE, each name once", given=name)
+            raise InvalidArgumentError(f"{option} takes {form}, each name once", given=name)
         found[name] = value
     return found

@@ -213,7 +213,7 @@ def restore(
     micro-batch 1, and does not need the savepoint any more. If the command is interrupted, run it again.
     This process restores, several shards at a time; with --conf, or where only Spark can write a part, Spark does.
     """
-    names = pairs(rename, "--rename"), frozenset(skip), frozenset(reset)
+    names = pairs(rename, "--rename", "OLD=NEW"), frozenset(skip), frozenset(reset)
     changes = Changes(shards, partitions, *names, sources, {}, continue_sinks)
     parsed = parse_storage_options(options)
     saved = Restorable.read(url, name, parsed, changes)

@@ -110,13 +110,19 @@ on_state_dir = with_options(
 )
 
 
+class WholeNumber(click.IntRange):
+    """An integer; click's own would be refused as "not a valid integer range"."""
+
+    name = "whole number"
+
+
 def number_option(
     *names: str, text: str, least: int = 1, default: int | None = None, required: bool = False
 ) -> Callable[[_Command], _Command]:
     """Return a decorator that gives a command an option that takes a whole number."""
     return click.option(
         *names,
-        type=click.IntRange(min=least),
+        type=WholeNumber(min=least),
         default=default,
         show_default=default is not None,
         required=required,

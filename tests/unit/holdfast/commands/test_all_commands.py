@@ -33,6 +33,22 @@ def test_a_misspelt_command_is_recognised(given: str, meant: str | None) -> None
     assert repr(given) in refused.output
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("get totals user=ann", "give LOCATION OPERATOR COLUMN=VALUE...: the query's checkpointLocation, its operator"),
+        ("history /data/app-spark", "Missing argument 'OPERATOR'"),
+        ("get /data/app-spark totals user=ann --batch 41x", "'41x' is not a valid whole number"),
+        ("log /data/app --shard third", "'third' is not a valid whole number"),
+        ("rescale /data/app-spark --checkpoint-location /data/app-spark-2 --rename totals", "--rename takes OLD=NEW"),
+    ],
+)
+def test_a_mistake_in_an_argument_is_said_in_words(command: str, said: str) -> None:
+    """What is wrong and what to write instead; nothing is opened."""
+    refused = run(*command.split())
+    assert said in f"{refused.output}{refused.exception}"
+
+
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("package", cases(["scipy", "jsonschema"]))
 def test_a_bench_without_its_packages_says_which_extra_it_needs(package: str) -> None:
