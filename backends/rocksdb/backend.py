@@ -376,8 +376,9 @@ def _shards_below(root: Path, depth: int, mark: str) -> int:
 
     Each commit asks, so they are counted anew only where a folder above them has changed since.
     """
-    if (root, depth) in _COUNTED:
-        count, folders = _COUNTED.pop((root, depth))
+    known = _COUNTED.pop((root, depth), None)
+    if known is not None:
+        count, folders = known
         if all(_modified_ns(folder) == known_ns for folder, known_ns in folders.items()):
             _COUNTED[root, depth] = count, folders
             return count

@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -149,6 +150,27 @@ def test_shards_of_an_executor_share_what_may_lie_in_runs(tmp_path: Path, monkey
     for shard in shards[1:]:
         shutil.rmtree(shard.directory)
     assert shards[0].share_bytes() == whole
+
+
+class Yielding(dict[Any, Any]):
+    """A mapping that lets other threads run before it changes."""
+
+    def pop(self, *args: Any) -> Any:
+        time.sleep(0.001)
+        return super().pop(*args)
+
+    def __setitem__(self, key: object, value: object) -> None:
+        time.sleep(0.001)
+        super().__setitem__(key, value)
+
+
+def test_threads_may_ask_at_once_for_the_shares_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(rocksdb, "_COUNTED", Yielding())
+    shard = RocksDBBackend(tmp_path / "shard", TABLES, clock.new_id, {}, tmp_path)
+    os.utime(tmp_path, (1, 1))  # the count is kept
+    with ThreadPoolExecutor(4) as threads:
+        assert len(set(threads.map(lambda _: shard.share_bytes(), range(100)))) == 1
 
 
 def test_commits_that_rewrite_all_of_a_shard_leave_something_to_move(
