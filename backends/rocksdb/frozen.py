@@ -13,6 +13,7 @@ hold the key. Which those are, the manifest tells, which is small.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
@@ -35,6 +36,8 @@ _T = TypeVar("_T")
 #: What is brought around a block that is asked for, and of a file's end, which has its index.
 _AROUND_BYTES, _END_BYTES = 64 << 10, 256 << 10
 _DOUBLED_MAX = 8
+#: More keys than these need most of a table, which is brought whole.
+_MANY_KEYS = 32
 _WRONG_BLOCK = re.compile(r"(\d+\.sst) offset (\d+) size (\d+)")
 _WRONG_FILE = re.compile(r"(\d+\.sst)\b")
 
@@ -71,29 +74,27 @@ class FrozenGeneration(GenerationView):
         _, stored = self._table(table)
         if stored is not None and len(prefixes):
             encoded = encode_keys(stored.id, prefixes.hashes, prefixes.columns)
-            wanted = to_list(encoded)
-            self._bring_ends(min(wanted), max(wanted) + b"\xff")
+            self._bring_first(sorted(to_list(encoded)))
         return super().scan_prefix(table, prefixes)
 
     def _is_dense(self, stored: StoredTable, prefixes: Keys) -> bool:
         return False  # a scan would bring all that lies between them
 
-    def _bring_ends(self, first: bytes, last: bytes) -> None:
-        """Bring the ends of all tables that may have keys in a range, at once."""
-        places = []
+    def _bring_first(self, prefixes: list[bytes]) -> None:
+        """Bring at once what is surely read: tables that may have many of the prefixes, the ends of the others."""
+        ends = []
         for table in self._open().live_files():
             name = table["name"].lstrip("/")
-            if (
-                name in self._files.sizes
-                and name not in self._times
-                and table["start_key"] <= last
-                and first <= table["end_key"]
-            ):
-                size = self._files.sizes[name]
-                places.append(Place(name, max(0, size - _END_BYTES), size))
+            first = bisect_left(prefixes, table["start_key"])
+            first -= first > 0 and table["start_key"].startswith(prefixes[first - 1])
+            wanted = bisect_right(prefixes, table["end_key"]) - first
+            if wanted > _MANY_KEYS:
+                self._files.require(name)
+            elif wanted > 0 and name not in self._times:
                 self._times[name] = 0
-        if places:
-            self._files.bring(places)
+                size = self._files.sizes[name]
+                ends.append(Place(name, max(0, size - _END_BYTES), size))
+        self._files.bring(ends)
 
     def _read(self, read: Callable[[Rdict], _T]) -> _T:
         """Return what a read returns, once all that it needs is here."""
