@@ -25,10 +25,7 @@ def in_blocks(data: Buffer) -> Iterator[memoryview]:
 
 
 def write_at(file: int, data: Buffer, offset: int) -> None:
-    """Write all bytes of a buffer to an open file.
-
-    Raises `OSError` if not all could be written; some may have been.
-    """
+    """Write all bytes of a buffer to an open file. Raises `OSError` if not all could be written; some may have been."""
     view = memoryview(data).cast("B")
     done = 0
     while done < len(view):

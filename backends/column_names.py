@@ -45,10 +45,7 @@ class ColumnChanges:
         return bool(self.drop or self.rename)
 
     def applied(self, names: Names, table: str) -> Names:
-        """Return the names with these changes; those that are made already change nothing.
-
-        Raises `SchemaMismatchError` if there is a column of a new name, besides the one that is to have it.
-        """
+        """Return the names with these changes; those that are made already change nothing."""
         clashes = [f"{old} → {new}" for old, new in self.rename.items() if old in names and new in names]
         if clashes:
             raise SchemaMismatchError(

@@ -35,10 +35,7 @@ _EXACT = {pa.float32(): _NUMBERS[:2], pa.float64(): _NUMBERS[:3]}
 
 
 def evolved(stored: TableSchema, declared: TableSchema) -> TableSchema:
-    """Return the schema of a table that has rows of `stored`, and gets rows of `declared`.
-
-    Raises `SchemaMismatchError` if the keys differ, or a column has a type that its stored values cannot be read with.
-    """
+    """Return the schema of a table that has rows of `stored`, and gets rows of `declared`."""
     if stored == declared:
         return stored
     changes = [*key_changes(stored, declared), *value_changes(stored, declared)]
@@ -91,10 +88,7 @@ def is_readable_as(stored: pa.DataType, declared: pa.DataType, *, exact: bool = 
 
 
 def require_readable(stored: TableSchema, held: TableSchema, *, source: str) -> None:
-    """Check that rows of one schema can be read with another, which holds all that they have.
-
-    Raises `SchemaMismatchError` with the columns that differ.
-    """
+    """Check that rows of one schema can be read with another, which holds all that they have."""
     if stored is held or stored.columns.equals(held.columns):
         return
     types = {field.name: field.type for field in held.value}

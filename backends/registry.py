@@ -33,12 +33,9 @@ def _plug_ins() -> set[tuple[str, str]]:
 
 @lru_cache
 def find_backend(name: str) -> type[Backend]:
-    """Return the backend class registered under `name`; looked up once in a process.
+    """Return the backend class registered under `name`; looked up once in a process. Raises `InvalidArgumentError`.
 
     A built-in name cannot be taken by a plug-in.
-
-    Raises `InvalidArgumentError` if there is none, two distributions claim the name, or what is registered is not a
-    usable backend.
     """
     if name in _BUILT_IN:
         return _load(name, _BUILT_IN[name])

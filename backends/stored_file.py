@@ -125,10 +125,7 @@ def decode(
     plain_bytes: int | None = None,
     plain_bytes_max: int | None = None,
 ) -> StoredFile:
-    """Read a stored file.
-
-    Raises `CorruptionError` if it is not such a file, cut, altered, of another kind or size or of a format version this
-    release does not read.
+    """Read a stored file. Raises `CorruptionError`.
 
     Sections are views into `data`, the whole file. `source` is what to call it in an error, without credentials.
     `verify` computes the digest: false only for local files that this executor wrote, whose size is checked. Decoded,
@@ -158,8 +155,6 @@ def decode(
 
 def decode_end(read: Read, size_bytes: int, *, source: str, kind: str, plain_bytes_max: int | None = None) -> StoredEnd:
     """Read the end of a stored file: what it says of itself, whatever size its sections have.
-
-    Raises `CorruptionError`: as `decode`, but for damage in the sections, which is not seen.
 
     `read` returns the bytes of the file from one place to another; it is asked once, or twice where the footer is
     large. The rest is as for `decode`.

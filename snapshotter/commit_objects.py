@@ -81,9 +81,7 @@ class Commit:
 
 
 def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: str) -> Commit:
-    """Return the commit that a stored file holds.
-
-    Raises `CorruptionError` if it is damaged, not a commit, belongs elsewhere, or is invalid.
+    """Return the commit that a stored file holds. Raises `CorruptionError`.
 
     `shard`: the shard that it must belong to: ``totals/shard-0003``; `pointer`: the version that it must be; `source`:
     what to call it in an error.
@@ -94,9 +92,7 @@ def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: 
 
 
 def read_commit_end(read: stored_file.Read, size_bytes: int, shard: str, pointer: Pointer, source: str) -> Commit:
-    """Return a commit without its rows; reads only the end of its object.
-
-    Raises `CorruptionError`: as `read_commit`, but for damage in its rows.
+    """Return a commit without its rows; reads only the end of its object. Raises `CorruptionError`.
 
     `read`: returns the object's bytes from one place to another; `size_bytes`: of the object; `shard`, `pointer`,
     `source`: as of `read_commit`.
@@ -144,10 +140,7 @@ class CommitObjects:
     limit_bytes: int = COMMIT_BYTES_MAX
 
     def encode(self, pointer: Pointer, lineage: Lineage, runs: Mapping[str, Run]) -> tuple[pa.Buffer, ChainEntry]:
-        """Return a commit's bytes and its entry in a chain.
-
-        Raises `InvalidArgumentError` if it is so large that no reader would take it.
-        """
+        """Return a commit's bytes and its entry in a chain. Raises `InvalidArgumentError`."""
         plain_bytes = {table: ipc.get_record_batch_size(run.batch) for table, run in runs.items()}
         rows = {table: len(run) for table, run in runs.items()}
         header = {"pointer": str(pointer), "shard": self.shard.prefix, "rows": rows, "plain_bytes": plain_bytes}
@@ -173,10 +166,7 @@ class CommitObjects:
         return self.fetch_newest(pointer) if carried is None else self.decode_carried(carried, pointer)
 
     def fetch_newest(self, pointer: Pointer) -> Commit:
-        """Fetch the commit that the query's pointer names.
-
-        Raises `StateLostError` if it is not there; `CorruptionError`: see `read_commit`.
-        """
+        """Fetch the commit that the query's pointer names. Raises `StateLostError`, `CorruptionError`."""
         key = f"commits/{pointer}"
         try:
             data = self.shard.get(key, self.limit_bytes)
@@ -190,10 +180,7 @@ class CommitObjects:
         return read_commit(data, self.shard.prefix, pointer, f"{self.shard.url}/{key}")
 
     def fetch(self, entry: ChainEntry) -> Commit:
-        """Fetch a commit that a chain names.
-
-        Raises `CorruptionError` if it is missing, or not the one that the chain names; see `read_commit`.
-        """
+        """Fetch a commit that a chain names. Raises `CorruptionError`."""
         source = f"{self.shard.url}/{entry.key}"
         try:
             data = self.shard.get(entry.key, min(entry.size_bytes, self.limit_bytes))
@@ -205,10 +192,7 @@ class CommitObjects:
         return commit
 
     def rows(self, commits: Sequence[Commit], below: Mapping[str, Run], *, drop_deletes: bool) -> dict[str, Run]:
-        """Return by table the rows of some commits, oldest first, merged over the runs `below` them.
-
-        Raises `SchemaMismatchError` if they hold a table that is none of the shard's, or columns that it does not have.
-        """
+        """Return by table the rows of some commits, oldest first, merged over the runs `below` them."""
         self._require_tables_of(commits)
         rows = {}
         for table, schema in self.tables.items():

@@ -109,9 +109,7 @@ class ObjectCommitLog:
     # Writing.
 
     def append(self, pointer: Pointer, parent: Mapping[str, Any] | None, runs: Mapping[str, Run]) -> PendingCommit:
-        """Encode the commit; carry it, or start to store it.
-
-        Raises `StateLostError` if the commit of the parent was carried, and did not come with the query's pointer.
+        """Encode the commit; carry it, or start to store it. Raises `StateLostError`.
 
         `parent`: properties of the version it builds on; None if it builds on nothing.
         """

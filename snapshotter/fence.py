@@ -65,10 +65,7 @@ class Fence:
         return sorted(filter(None, (number_of(info.key) for info in self._folder.list(""))))
 
     def newest(self) -> tuple[int, memoryview | None]:
-        """Return the newest number and its object; 0 and None if the fence is empty.
-
-        Raises `NotFoundError` if the storage lists an object that it does not have.
-        """
+        """Return the newest number and its object; 0 and None if the fence is empty. Raises `NotFoundError`."""
         number_and_data = read_newest(self._folder, lambda newest, _: (int(newest.key), self._folder.get(newest.key)))
         return number_and_data or (0, None)
 

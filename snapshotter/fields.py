@@ -226,11 +226,7 @@ def _plain(value: Any) -> Any:
 
 
 class Fields:
-    """One JSON object, taken apart field by field: what `Stored` reads from, and what has a form of its own.
-
-    Raises `CorruptionError` if it is not a JSON object with exactly these fields, `names`. `source` is what to call it
-    in an error: a path or a URL without credentials.
-    """
+    """One JSON object, taken apart field by field: what `Stored` reads from, and what has a form of its own."""
 
     def __init__(self, values: object, source: str, *names: str) -> None:
         self.source = source

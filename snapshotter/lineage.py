@@ -79,10 +79,7 @@ class Lineage(Stored):
 
     @classmethod
     def of(cls, properties: Mapping[str, Any] | None) -> Lineage:
-        """Return the lineage in a local version's properties, or an empty one.
-
-        Raises `CorruptionError` if they hold something else.
-        """
+        """Return the lineage in a local version's properties, or an empty one. Raises `CorruptionError`."""
         return cls.read(properties, "a local version") if properties else cls()
 
     def require(self, header: Fields) -> None:

@@ -51,10 +51,7 @@ _PRUNED_EACH = 16
 
 
 def checked_sink(name: object) -> str:
-    """Return a sink's name if every storage and target can hold it.
-
-    Raises `InvalidArgumentError` if none can.
-    """
+    """Return a sink's name if every storage and target can hold it. Raises `InvalidArgumentError` if none can."""
     if not isinstance(name, str) or not SINK.fullmatch(name):
         raise InvalidArgumentError(
             "a sink's name has letters, digits, _ and -, begins with a letter or digit and has at most 100 characters",
@@ -182,10 +179,7 @@ class SinkLog:
         return entry if entry.decided == entry.number else self.read(entry.decided)
 
     def read(self, number: int) -> Entry:
-        """Return an entry.
-
-        Raises `CorruptionError` if it is damaged, or belongs elsewhere; `NotFoundError` if there is none.
-        """
+        """Return an entry. Raises `CorruptionError`, `NotFoundError`."""
         return self._decoded(number, self._fence.read(number))
 
     def _decoded(self, number: int, data: memoryview) -> Entry:
@@ -216,9 +210,7 @@ class SinkLog:
         self._kept = self._fence.take(entry.number, stored_file.encode(KIND, header)[0])
 
     def prune(self, entry: Entry, retained: int) -> None:
-        """Delete what is older than the newest `retained` entries, now and then.
-
-        Raises `UnavailableError` if some are left for the next time.
+        """Delete what is older than the newest `retained` entries, now and then. Raises `UnavailableError`.
 
         `entry`: the newest; what it needs stays.
         """

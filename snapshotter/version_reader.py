@@ -71,9 +71,7 @@ def read_tables(log: ObjectCommitLog, pointer: Pointer, tables: Collection[str])
 
 
 class StoredFiles(FrozenFiles):
-    """See the module.
-
-    Raises `UnavailableError` if local storage is full or failing.
+    """See the module. Raises `UnavailableError` if local storage is full or failing.
 
     `folder`: empty, private, and of nobody else; `executor`: reads parts side by side; must not run the caller.
     """

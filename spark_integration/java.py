@@ -118,11 +118,7 @@ def _java_of_package() -> Path | None:
 
 
 def wrapped_home(runtime: Path, cache: Path) -> Path:
-    """Return a Java home in `cache` that runs the Java of `runtime` without the incubator argument.
-
-    Raises `InvalidArgumentError` if the directory cannot be written, or belongs to another user (who could put any
-    program there).
-    """
+    """Return a Java home in `cache` that runs the Java of `runtime` without the incubator argument."""
     script = _script(runtime / "bin" / "java")
     home = cache / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     try:

@@ -115,10 +115,7 @@ class Watermark(NamedTuple):
 
 
 def parse_struct(schema: StructType | str, what: str) -> StructType:
-    """Return a schema given as Spark gives it: a `StructType` or a DDL string.
-
-    Raises `InvalidArgumentError` if it is neither, or has no columns.
-    """
+    """Return a schema given as Spark gives it: a `StructType` or a DDL string. Raises `InvalidArgumentError`."""
     try:
         parsed = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     except ParseException as exc:
@@ -148,10 +145,7 @@ def arrow_schema(schema: StructType, what: str, *, keep_not_null: bool = False) 
 
 
 def sent_schema(schema: StructType, what: str) -> pa.Schema:
-    """Return the Arrow schema in which Spark sends a function its rows, including columns that state cannot hold.
-
-    Raises `InvalidArgumentError` if Spark cannot send a column to Python, or two columns have one name.
-    """
+    """Return the Arrow schema in which Spark sends a function its rows, including columns that state cannot hold."""
     return pa.schema(list(zip(schema.names, _arrow_types(schema, what, _ONLY_SENT), strict=True)))
 
 
@@ -191,20 +185,13 @@ def _arrow_type(t: DataType, column: str, what: str, only_sent: Mapping[str, pa.
 
 
 def types_of_keys(fields: list[StructField]) -> pa.Schema:
-    """Return the Arrow schema of keys, nullable at any depth: stored keys may have nulls that a frame's lack.
-
-    Raises `InvalidArgumentError` if a type cannot be exchanged, or two keys have one name.
-    """
+    """Return the Arrow schema of keys, nullable at any depth: stored keys may have nulls that a frame's lack."""
     types = arrow_schema(StructType(fields), "the keys")
     return pa.schema([field.with_type(nullable_type(field.type)) for field in types])
 
 
 def spark_type(t: pa.DataType) -> DataType:
-    """Return Spark's type of a stored column; the inverse of `arrow_schema` behind storage types.
-
-    Raises `InvalidArgumentError` if Spark has no such type, as of the unsigned numbers of tables that are sorted by
-    time.
-    """
+    """Return Spark's type of a stored column; the inverse of `arrow_schema` behind storage types."""
     for spark, arrow in _ARROW_TYPES.items():
         if t == storage_type(arrow):
             return spark()
@@ -222,10 +209,7 @@ def spark_type(t: pa.DataType) -> DataType:
 
 
 def require_key_types(fields: list[StructField]) -> None:
-    """Check that Spark's ``xxhash64`` and byte equality give the groups that Spark's ``groupBy`` gives.
-
-    Raises `InvalidArgumentError` if a key column, or a part of it, is a map or a collated string.
-    """
+    """Check that Spark's ``xxhash64`` and byte equality give the groups that Spark's ``groupBy`` gives."""
     for field in fields:
         _require_key(field.dataType, field.name)
 
@@ -272,10 +256,7 @@ def owned(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def conform_output(table: object, schema: pa.Schema, operator: str) -> pa.RecordBatch:
-    """Return what a user's function returned as one batch of the declared output columns.
-
-    Raises `SchemaMismatchError` if it is not a table, or its columns are not the declared ones.
-    """
+    """Return what a user's function returned as one batch of the declared output columns."""
     if not isinstance(table, (pa.Table, pa.RecordBatch)):
         raise SchemaMismatchError(
             "the function must return a pyarrow.Table, a pyarrow.RecordBatch, a dict of columns or None",

@@ -61,10 +61,7 @@ def stream_arrow_writer() -> Any:
 
 
 def require_arrow_streams(version: str = pyspark.__version__) -> None:
-    """Reject a Spark whose streams cannot be written as Arrow batches.
-
-    Raises `InvalidArgumentError` if it is older than 4.1.
-    """
+    """Reject a Spark whose streams cannot be written as Arrow batches. Raises `InvalidArgumentError`."""
     if minor_version(version) < STREAMS_TO_ARROW:
         raise InvalidArgumentError(
             "sinks are data sources from Spark 4.1 on: write with foreachBatch(holdfast.sinks.exactly_once(sink))",
@@ -73,10 +70,7 @@ def require_arrow_streams(version: str = pyspark.__version__) -> None:
 
 
 def require_supported(version: str) -> None:
-    """Reject a Spark that is too old, before some import fails with an obscure error.
-
-    Raises `ImportError` if it is older than 4.0.
-    """
+    """Reject a Spark that is too old, before some import fails with an obscure error. Raises `ImportError`."""
     if minor_version(version) < OLDEST:
         raise ImportError(
             f"holdfast needs PySpark 4.0 or newer, and this is {version}: pip install --upgrade 'pyspark>=4'"
@@ -98,10 +92,7 @@ def arrow_limit(spark_version: str) -> int | None:
 
 
 def require_fitting_arrow(arrow_version: str, spark_version: str = pyspark.__version__) -> None:
-    """Refuse a pyarrow on which this Spark's stateful operator fails in the first micro-batch.
-
-    Raises `InvalidArgumentError`: see `arrow_limit`.
-    """
+    """Refuse a pyarrow on which this Spark's stateful operator fails in the first micro-batch."""
     limit = arrow_limit(spark_version)
     if limit is not None and minor_version(arrow_version)[0] >= limit:
         raise InvalidArgumentError(
@@ -112,11 +103,7 @@ def require_fitting_arrow(arrow_version: str, spark_version: str = pyspark.__ver
 
 
 def require_protobuf() -> None:
-    """Refuse a protobuf with which this Spark's ``transformWithState`` fails in its workers.
-
-    Raises `InvalidArgumentError` if it is missing, or of a release that does not fit: Spark 4.0 needs one before 7,
-    later ones need 6.33 or newer.
-    """
+    """Refuse a protobuf with which this Spark's ``transformWithState`` fails in its workers."""
     try:
         importlib.import_module("pyspark.sql.streaming.proto.StateMessage_pb2")
     except Exception as exc:  # protobuf's own error has no public class
@@ -127,10 +114,7 @@ def require_protobuf() -> None:
 
 
 def require_host_of_processors(*, classic: bool, version: str = pyspark.__version__) -> None:
-    """Refuse a session that has no ``transformWithStateInPandas``, in which processors of streams run.
-
-    Raises `InvalidArgumentError` if it is one of Spark Connect, and Spark is older than 4.1.
-    """
+    """Refuse a session that has no ``transformWithStateInPandas``, in which processors of streams run."""
     if not classic and minor_version(version) < (4, 1):
         raise InvalidArgumentError(
             "over Spark Connect, processors of streams need Spark 4.1: use a classic session, or applyInArrowWithState",
@@ -271,10 +255,7 @@ def pandas_to_arrow(
     safecheck: bool,
     int_to_decimal_coercion_enabled: bool,
 ) -> pa.RecordBatch:
-    """Convert a function's output, its columns in the order of `schema`, as Spark's worker does.
-
-    Raises `PySparkTypeError` or `PySparkValueError`: as Spark's worker raises them.
-    """
+    """Convert a function's output, its columns in the order of `schema`, as Spark's worker does."""
     if _SPARK >= (4, 2):
         from pyspark.sql.conversion import PandasToArrowConversion
 

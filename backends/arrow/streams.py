@@ -42,9 +42,7 @@ def read_accepted(
     trusted: bool = False,
     plain_bytes: int | None = None,
 ) -> list[pa.RecordBatch]:
-    """Return the batches of a stream of one state table.
-
-    Raises `CorruptionError` if it is no such stream, claims more than that, or has a value that is none of its type.
+    """Return the batches of a stream of one state table. Raises `CorruptionError`.
 
     `accept` raises where the stream may not have these columns. `trusted` is for what this executor wrote itself:
     nothing inside the columns is checked. `plain_bytes` is as for `read_batches`.
@@ -71,8 +69,6 @@ def _reading(source: str, table: str) -> Iterator[None]:
 
 def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None) -> list[pa.RecordBatch]:
     """Return a stream's batches, whose values are all safe to read.
-
-    Raises `ValueError`, `OSError` or `pyarrow.ArrowException` if it is no such stream, or claims more than that.
 
     `schema` is the stream's own, which the caller has checked. Unpacked, the buffers may have `plain_bytes` in all; by
     default, what LZ4 can make of the section.

@@ -25,9 +25,7 @@ from holdfast.errors import SchemaMismatchError
 
 
 def storable(column: pa.Array, field: pa.Field, table: str, shown_key: Callable[[int], str] | None = None) -> pa.Array:
-    """Return a column that is put as the column `field` of a state table.
-
-    Raises `SchemaMismatchError` if it has another type, or a value that cannot be stored in it without loss.
+    """Return a column that is put as the column `field` of a state table. Raises `SchemaMismatchError`.
 
     `shown_key`: returns the key of a row for the error.
     """
@@ -61,11 +59,7 @@ def shown(value: pa.Scalar) -> str:
 
 
 def validate(column: pa.Array) -> None:
-    """Check every value of a column but the bytes of its strings.
-
-    Raises `ValueError` if memory would be read that is not the column's, or a value is none of its type, or a null
-    stands where none may.
-    """
+    """Check every value of a column but the bytes of its strings. Raises `ValueError`."""
     t = column.type
     blind = blind_type(t)
     if blind is not t:
@@ -185,9 +179,6 @@ def _children(column: pa.Array, t: pa.DataType) -> Iterator[tuple[pa.Field, pa.A
 
 def cast(column: pa.Array, t: pa.DataType) -> pa.Array:
     """Return a column in another type; see the module for what may change.
-
-    Raises `ValueError` or `pyarrow.ArrowNotImplementedError` if a value would be another one in that type, or there is
-    no such cast.
 
     `t` is of the same kind (`holdfast.backends.arrow.rows.is_same_kind`).
     """

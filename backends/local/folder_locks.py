@@ -46,11 +46,7 @@ class FolderLock:
 
 
 def lock_shared(folder: Path) -> FolderLock:
-    """Take a shared lock on a folder.
-
-    Raises `NotFoundError` if it is not there, or was taken away just now: make another; `OSError` if it cannot be
-    opened.
-    """
+    """Take a shared lock on a folder. Raises `NotFoundError`, `OSError`."""
     try:
         descriptor = os.open(folder, _OPEN)
     except FileNotFoundError as exc:

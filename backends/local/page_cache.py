@@ -27,9 +27,7 @@ _FAULT_BYTES = 64 << 10
 
 
 class MappedFile:
-    """A file in memory and held open, until nobody uses it any more; its data outlive its name.
-
-    Raises `OSError` if it cannot be opened.
+    """A file in memory and held open, until nobody uses it any more; its data outlive its name. Raises `OSError`.
 
     `path`: of a file that is not empty.
     """

@@ -43,10 +43,7 @@ _WRONG_FILE = re.compile(r"(\d+\.sst)\b")
 
 
 class FrozenGeneration(GenerationView):
-    """A frozen generation, brought block by block as it is read; for one thread.
-
-    Raises `CorruptionError`, `SchemaMismatchError`, `UnavailableError` if they are no generation, or cannot be had.
-    """
+    """A frozen generation, brought block by block as it is read; for one thread."""
 
     def __init__(self, files: FrozenFiles, tables: Mapping[str, TableSchema]) -> None:
         self._files = files

@@ -65,10 +65,7 @@ _T = TypeVar("_T")
 
 
 class GenerationView(View):
-    """The rows of a generation.
-
-    Raises `SchemaMismatchError` if it holds other tables than the shard's.
-    """
+    """The rows of a generation. Raises `SchemaMismatchError` if it holds other tables than the shard's."""
 
     def __init__(self, folder: Path, database: Rdict, file: GenerationFile, tables: Mapping[str, TableSchema]) -> None:
         file.require(tables, folder)
@@ -187,10 +184,7 @@ def keep_unwritten(folder: Path) -> None:
 
 
 def note_file(path: Path) -> DatabaseFile:
-    """Read a file of a database and return what tells it from any other.
-
-    Raises `NotFoundError` if it is not there, or empty.
-    """
+    """Read a file of a database and return what tells it from any other. Raises `NotFoundError`."""
     with reading(path):
         if not path.stat().st_size:
             raise NotFoundError(f"{path} is empty")
@@ -292,10 +286,7 @@ class OpenGenerations:
     def open(
         self, folder: Path, executor_directory: Path, cache_bytes: int, new_id: Callable[[], str]
     ) -> OpenGeneration:
-        """Return the generation in a folder, opened if it is not; the caller has locked the folder.
-
-        Raises as `GenerationFile.read` and `rocksdb_errors`.
-        """
+        """Return the generation in a folder, opened if it is not; the caller has locked the folder."""
         with reading(folder):
             found = os.stat(folder)
         place = found.st_dev, found.st_ino

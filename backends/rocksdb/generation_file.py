@@ -74,10 +74,7 @@ class StoredTable:
 
     @classmethod
     def decode(cls, table: Mapping[str, Any]) -> StoredTable:
-        """Return the table that a header describes.
-
-        Raises `KeyError`, `TypeError`, `ValueError`, `OSError` or `pyarrow.ArrowException` if it describes none.
-        """
+        """Return the table that a header describes."""
         values = tuple(decode_schema(text) for text in table["values"])
         if not 0 < len(values) <= SCHEMAS_MAX:
             raise ValueError("not the value schemas of a table")
@@ -121,10 +118,7 @@ class GenerationFile:
         return replace(self, tables=tables)
 
     def require(self, held: Mapping[str, TableSchema], source: Path) -> None:
-        """Check that the stored tables can be read as those of the shard.
-
-        Raises `SchemaMismatchError` if a stored table is not among them, or has columns that they do not hold.
-        """
+        """Check that the stored tables can be read as those of the shard. Raises `SchemaMismatchError`."""
         require_declared(self.tables, held)
         for name, stored in self.tables.items():
             for values in stored.values:
@@ -155,11 +149,7 @@ class GenerationFile:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the file of a generation's folder.
-
-        Raises `NotFoundError`, or `CorruptionError` if it is damaged, or of a release that wrote rows otherwise: its
-        versions are restored.
-        """
+        """Read the file of a generation's folder. Raises `NotFoundError`, `CorruptionError`."""
         path = folder / GENERATION
         header = local_files.read_header(path, GENERATION)
         try:
@@ -178,10 +168,7 @@ class GenerationFile:
 
 
 def known_generation(folder: Path) -> GenerationFile:
-    """Return the file of a generation's folder, which is read once in a process, and again if somebody writes to it.
-
-    Raises as `GenerationFile.read`.
-    """
+    """Return the file of a generation's folder, which is read once in a process, and again if somebody writes to it."""
     path = folder / GENERATION
     with local_files.reading(path):
         found = os.stat(path)

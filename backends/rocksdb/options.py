@@ -67,10 +67,7 @@ class RocksDBOptions:
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, str]) -> RocksDBOptions:
-        """Read the options of a backend that is registered as `name`.
-
-        Raises `InvalidArgumentError` with the full key of an unknown option, or of a value that does not fit.
-        """
+        """Read the options of a backend that is registered as `name`. Raises `InvalidArgumentError`."""
         values = parse_options(name, _KNOWN, options)
         found = cls(values.get("memory", cls.memory_bytes), values.get("compression", cls.compression))
         if found.memory_bytes < MEMORY_BYTES_MIN:

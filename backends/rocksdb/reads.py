@@ -47,10 +47,7 @@ class EncodedRows(NamedTuple):
 def read_rows(
     database: Rdict, start: bytes, end: bytes, most: int | None = None, *, fill_cache: bool = True
 ) -> EncodedRows:
-    """Return the first rows of a range of keys: about `most`, and no more than make up one run.
-
-    Raises `Exception` where the range ended at a damaged block; see `holdfast.backends.rocksdb.errors`.
-    """
+    """Return the first rows of a range of keys: about `most`, and no more than make up one run."""
     keys: list[bytes] = []
     values: list[bytes] = []
     size = 0

@@ -233,11 +233,9 @@ class RunFilesBackend(Backend):
         KEPT.let_go()
 
     def maintain(self, pointer: Pointer) -> int:
-        """Merge the runs of a version that its commit left standing because they are large.
+        """Merge the runs of a version that its commit left standing because they are large. Raises `NotFoundError`.
 
         The next commit finds the merged run and takes it into its version.
-
-        Raises `NotFoundError` if the version is not held here.
         """
         stacks = self._read_version(pointer).stacks
         return sum(self._merge_stack(pointer, table) for table, stack in stacks.items() if needs_merge(stack))

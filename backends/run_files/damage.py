@@ -28,11 +28,7 @@ class DamagedRuns:
         self._new_id = new_id
 
     def check(self, path: Path, file: RunFile) -> None:
-        """Read a whole run file.
-
-        Raises `NotFoundError` if it is gone: the version was dropped. Raises `CorruptionError` if it is not what was
-        written; what holds it is set aside.
-        """
+        """Read a whole run file. Raises `NotFoundError`, `CorruptionError`."""
         try:
             local_files.map_stored_file(path, "run", file.note, verify=True)
         except CorruptionError:

@@ -82,10 +82,7 @@ class KeptRuns:
         self._kept: OrderedDict[tuple[int, int], KeptRun] = OrderedDict()
 
     def find(self, path: Path, note: FileNote, schema: TableSchema) -> KeptRun | None:
-        """Return the kept run of a file that has not changed; None if it must be mapped.
-
-        Raises `NotFoundError` if it is not there.
-        """
+        """Return the kept run of a file that has not changed; None if it must be mapped. Raises `NotFoundError`."""
         with reading(path):
             found = os.stat(path)
         with self._lock:

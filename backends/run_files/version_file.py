@@ -32,10 +32,7 @@ class RunFile:
 
     @classmethod
     def decode(cls, record: Mapping[str, Any]) -> RunFile:
-        """Return the note that a small file holds; its id becomes the name of a file, so nothing else passes.
-
-        Raises `TypeError`, `ValueError` if it is none.
-        """
+        """Return the note that a small file holds; its id becomes the name of a file, so nothing else passes."""
         file = cls(**record)
         numbers = (file.file_bytes, file.size_bytes, file.rows, file.modified_ns)
         if not _RUN_ID.fullmatch(file.id) or any(type(n) is not int or not 0 <= n < _NUMBER_LIMIT for n in numbers):
@@ -69,10 +66,7 @@ class VersionFile:
 
     @classmethod
     def read(cls, folder: Path, pointer: str) -> VersionFile:
-        """Read the version file of a folder.
-
-        Raises `NotFoundError`. Raises `CorruptionError` if it is damaged, or of another version than `pointer`.
-        """
+        """Read the version file of a folder. Raises `NotFoundError`, `CorruptionError`."""
         path = folder / VERSION
         record = local_files.read_header(path, VERSION)
         with _fields_of(path):
@@ -105,10 +99,7 @@ class MergeFile:
 
     @classmethod
     def read(cls, folder: Path) -> MergeFile:
-        """Read the merge file of a folder.
-
-        Raises `NotFoundError`, `CorruptionError`.
-        """
+        """Read the merge file of a folder. Raises `NotFoundError`, `CorruptionError`."""
         path = folder / MERGE
         record = local_files.read_header(path, MERGE)
         with _fields_of(path):

@@ -56,11 +56,7 @@ ShardRows = tuple[TableSchema, Iterator[tuple[int, Run]]]
 
 
 def saved_rows(target: ObjectStorage, name: str, operator: str | None, table: str) -> ShardRows:
-    """Return the rows of a savepoint's table.
-
-    Raises `NotFoundError` if there is no such savepoint, operator or table; `CorruptionError` if the savepoint is
-    damaged, or turns out to be as its rows are read.
-    """
+    """Return the rows of a savepoint's table. Raises `NotFoundError`, `CorruptionError`."""
     found = read_savepoint(target, name).find_operator(operator)
     schema = found.tables[find_shown(found.tables, table)]
     folder = savepoint_folder(target, name)
@@ -272,12 +268,7 @@ def _place(location: str) -> tuple[str, str]:
 
 
 def write(frame: DataFrame, target: str, kind: str) -> None:
-    """Write a DataFrame into a new directory.
-
-    Raises `InvalidArgumentError` if it has a column that a CSV file cannot hold, or the package for Delta is missing;
-    `SchemaMismatchError` if it has a column that Delta does not know; `ConflictError` if the directory of a Delta table
-    holds something.
-    """
+    """Write a DataFrame into a new directory. Raises `InvalidArgumentError`, `SchemaMismatchError`, `ConflictError`."""
     if kind == "delta":
         with needs_extra("delta"):
             from holdfast.spark_integration.sinks.delta.exporting import export_table

@@ -77,10 +77,7 @@ def inspect(
 def _logs(
     target: Target, location: str, options: Mapping[str, str], known: Container[str]
 ) -> dict[str, list[BatchTimes]]:
-    """Return Spark's log of a query by the id that its state has: a clone's is that of the original.
-
-    Raises `InvalidArgumentError` if it is not the checkpoint location of a query.
-    """
+    """Return Spark's log of a query by the id that its state has: a clone's is that of the original."""
     with opened_query(location, target.storage.url, parse_storage_options(options)) as query:
         times = query.times()
         origin = find_origin(target.storage, query.query_id)

@@ -146,10 +146,7 @@ def state_dir_option(
 
 
 def state_dir_of(location: str, given: str | None, options: Mapping[str, str]) -> str:
-    """Return the state directory of the query at a checkpoint location, which need not be given.
-
-    Raises `InvalidArgumentError` if the location is no query's, before a Spark starts for it; else as `find_state_dir`.
-    """
+    """Return the state directory of the query at a checkpoint location, which need not be given."""
     from holdfast.spark_integration.lookup.state_directory import find_state_dir, require_query
 
     parsed = parse_storage_options(options)
@@ -171,11 +168,7 @@ def retain_option(text: str) -> Callable[[_Command], _Command]:
 
 @contextmanager
 def opened(url: str, options: Mapping[str, str], operator: str | None) -> Iterator[Target]:
-    """Open and list a state directory.
-
-    Raises `InvalidArgumentError` if the storage refuses an option; `NotFoundError` if the directory holds no state of
-    holdfast.
-    """
+    """Open and list a state directory. Raises `InvalidArgumentError`, `NotFoundError`."""
     if operator == "":  # as from a variable that is not set: all operators are not what was meant
         raise InvalidArgumentError("--operator must name an operator: omit it for all of them")
     with (

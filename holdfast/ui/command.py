@@ -93,10 +93,7 @@ def ui(
 
 
 def make_server(site: Site, token: str, host: str, port: int, also: tuple[str, ...] = ()) -> Any:
-    """Return a server that listens already; `run` serves until it is interrupted.
-
-    Raises `InvalidArgumentError` if the packages for it are not installed, or it cannot listen there.
-    """
+    """Return a server that listens already; `run` serves until it is interrupted. Raises `InvalidArgumentError`."""
     try:
         from waitress import create_server
 

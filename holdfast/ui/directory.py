@@ -60,10 +60,7 @@ class Directory:
         return Awaited(self.location, _EMPTY) if known and known.is_empty else None
 
     def query_of(self, directory: str, patience: Patience) -> tuple[NamedQuery, str] | None:
-        """Return the query whose pointers name an operator's directory, and what it calls the operator; or None.
-
-        Raises `HoldfastError` if a query cannot be read, and none of the others is the one.
-        """
+        """Return the query whose pointers name an operator's directory, and what it calls the operator; or None."""
         failed = None
         pointers = answers({place: one.pointers for place, one in enumerate(self.queries)}, patience)
         for place, told in pointers.items():

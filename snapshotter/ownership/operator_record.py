@@ -100,11 +100,7 @@ def _require_no_location(storage: ObjectStorage) -> None:
 
 
 def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> None:
-    """Check that a stored record allows `record` to go on.
-
-    Raises `ConflictError` if the directory belongs to another query, or to another operator of this query;
-    `SchemaMismatchError` if the state was written with another number of shards.
-    """
+    """Check that a stored record allows `record` to go on. Raises `ConflictError`, `SchemaMismatchError`."""
     where = {"operator": record.operator, "storage": url}
     if stored.query_id != record.query_id:
         raise ConflictError(

@@ -70,11 +70,7 @@ class QueryOrigin(Stored):
 
 
 def declare_origin(storage: ObjectStorage, origin: QueryOrigin) -> None:
-    """Store what a query begins with, before anything is written to its directories.
-
-    Raises `ConflictError` if the state directory has a clone of the same query: both would write under the id of that
-    one.
-    """
+    """Store what a query begins with, before anything is written to its directories. Raises `ConflictError`."""
     folder = PrefixedStorage(storage, FOLDER)
     folder.put(origin.query_id, stored_file.encode(KIND, origin.to_json())[0])
     if not origin.is_clone:
@@ -91,10 +87,7 @@ def declare_origin(storage: ObjectStorage, origin: QueryOrigin) -> None:
 
 
 def find_origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
-    """Return what a query began with; None for one that began by itself.
-
-    Raises `CorruptionError`: what is stored is damaged.
-    """
+    """Return what a query began with; None for one that began by itself. Raises `CorruptionError`."""
     folder = PrefixedStorage(storage, FOLDER)
     try:
         data = folder.get(query_id)

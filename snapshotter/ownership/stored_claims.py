@@ -105,11 +105,7 @@ def claims_of(storage: ObjectStorage, operator: str) -> PrefixedStorage:
 
 
 def read_claim(folder: PrefixedStorage, info: ObjectInfo) -> Claim:
-    """Return a listed claim.
-
-    Raises `CorruptionError` if it is damaged, of a newer format, or belongs elsewhere; `NotFoundError` if it was
-    deleted since.
-    """
+    """Return a listed claim. Raises `CorruptionError`, `NotFoundError`."""
     source = f"{folder.url}/{info.key}"
     claim = Claim.decode(folder.get(info.key), KIND, source)
     if (f"{claim.operator}/{FOLDER}", key_of(claim.number)) != (folder.prefix, info.key):
@@ -142,8 +138,6 @@ def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
     """Return how many versions back an operator's query may return, as far as storage tells.
 
     The largest number in the record, which is as old as the state, and of the runs that were at work last.
-
-    Raises `CorruptionError` if the claim cannot be read: it may say a larger number.
     """
     claim = find_claim(storage, record.operator)
     runs = claim.runs if claim is not None and claim.query_id == record.query_id else ()

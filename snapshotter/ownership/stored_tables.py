@@ -100,10 +100,7 @@ class StoredTables(Stored):
         return under_names(run, schema, self.names[schema.name])
 
     def with_changes(self, changes: Mapping[str, ColumnChanges]) -> Self:
-        """Return the tables after these changes to their columns; changes already made stay made.
-
-        Raises `SchemaMismatchError` if a column cannot have its new name.
-        """
+        """Return the tables after these changes to their columns; changes already made stay made."""
         found = {name: change.effective(self.names[name]) for name, change in changes.items() if name in self.names}
         new = {name: change for name, change in found.items() if change}
         if not new:
@@ -119,10 +116,7 @@ class StoredTables(Stored):
         return replace(self, names={**self.names, **names}, latest={**self.latest, **latest}, made=made)
 
     def with_declared(self, declared: Mapping[str, TableSchema]) -> Self:
-        """Return what the state may hold once a run has declared these tables.
-
-        Raises `SchemaMismatchError` if stored rows cannot be read with what is declared.
-        """
+        """Return what the state may hold once a run has declared these tables. Raises `SchemaMismatchError`."""
         names = {name: self._with_columns(name, schema) for name, schema in declared.items()}
         stored = {name: named(schema, names[name]) for name, schema in declared.items()}
         held = evolved_tables(self.held, stored)
@@ -180,9 +174,7 @@ def _holds(held: TableSchema, latest: TableSchema, names: Names) -> bool:
 
 
 def stored_tables(storage: ObjectStorage, record: OperatorRecord) -> StoredTables:
-    """Return the tables that an operator's state may hold.
-
-    Raises `CorruptionError`: what is stored is damaged, or belongs elsewhere.
+    """Return the tables that an operator's state may hold. Raises `CorruptionError`.
 
     `record`: the stored one.
     """

@@ -208,9 +208,7 @@ class Savepoint(Stored):
 
 
 def read_manifest(data: Any, name: str, source: str) -> Savepoint:
-    """Return the savepoint that a stored file describes.
-
-    Raises `CorruptionError` if it is damaged, not a manifest, or invalid.
+    """Return the savepoint that a stored file describes. Raises `CorruptionError`.
 
     `name`: of the folder that it was found in, which may have been renamed since: the savepoint then has that name;
     `source`: what to call it in an error.

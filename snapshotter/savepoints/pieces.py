@@ -59,8 +59,6 @@ def write_pieces(
 ) -> Iterator[Piece]:
     """Store the live rows of a table and shard, and yield the pieces, each when it is stored.
 
-    Raises `InvalidArgumentError` if a few rows are so large that no reader would take them.
-
     `savepoint`: its folder; `run`: without deletes; `piece_bytes`: of the rows of one piece, unpacked and on the
     average; `each`: calls a function for each piece, as `map` does; in an executor,
     `holdfast.snapshotter.storage.ahead`.
@@ -103,9 +101,7 @@ def fetch_piece(savepoint: ObjectStorage, piece: Piece) -> tuple[memoryview, sto
 
 
 def read_piece(savepoint: ObjectStorage, operator: str, piece: Piece, schema: TableSchema) -> Run:
-    """Return the rows of a piece.
-
-    Raises `CorruptionError` if it is missing, damaged, or not the one that the manifest names.
+    """Return the rows of a piece. Raises `CorruptionError`.
 
     `savepoint`: its folder; `schema`: of its table, as the manifest has it.
     """

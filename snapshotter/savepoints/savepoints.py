@@ -59,10 +59,7 @@ _OURS = re.compile(
 
 
 def savepoint_folder(target: ObjectStorage, name: str) -> PrefixedStorage:
-    """Return the folder of a savepoint's objects.
-
-    Raises `InvalidArgumentError` if no savepoint can have this name.
-    """
+    """Return the folder of a savepoint's objects. Raises `InvalidArgumentError` if no savepoint can have this name."""
     if not NAME.fullmatch(name):
         raise InvalidArgumentError(
             f"{name[:120]!r} cannot name a savepoint: take letters from a to z, digits, '_', '.' and '-', beginning "
@@ -72,10 +69,7 @@ def savepoint_folder(target: ObjectStorage, name: str) -> PrefixedStorage:
 
 
 def find_savepoint(target: ObjectStorage, name: str) -> Savepoint | None:
-    """Return a savepoint; None if it is absent or unfinished.
-
-    Raises `CorruptionError` if its manifest is damaged.
-    """
+    """Return a savepoint; None if it is absent or unfinished. Raises `CorruptionError` if its manifest is damaged."""
     folder = savepoint_folder(target, name)
     try:
         data = folder.get(KEY)
@@ -85,10 +79,7 @@ def find_savepoint(target: ObjectStorage, name: str) -> Savepoint | None:
 
 
 def require_free(target: ObjectStorage, name: str) -> None:
-    """Check that there is no savepoint of a name.
-
-    Raises `ConflictError` if there is one.
-    """
+    """Check that there is no savepoint of a name. Raises `ConflictError` if there is one."""
     if find_savepoint(target, name) is not None:
         raise ConflictError(
             "there is a savepoint of this name: choose another, or delete it first", name=name, storage=target.url
@@ -96,11 +87,7 @@ def require_free(target: ObjectStorage, name: str) -> None:
 
 
 def read_savepoint(target: ObjectStorage, name: str) -> Savepoint:
-    """Return a savepoint.
-
-    Raises `NotFoundError` if there is none of this name, or it is unfinished; `CorruptionError` if its manifest is
-    damaged.
-    """
+    """Return a savepoint. Raises `NotFoundError`, `CorruptionError`."""
     found = find_savepoint(target, name)
     if found is None:
         near = did_you_mean(name, _finished(target)) or "; holdfast savepoint list shows what there is"
@@ -171,8 +158,6 @@ def verify_savepoint(
 ) -> list[str]:
     """Read all objects of a savepoint and return what is damaged; empty if it can be restored whole.
 
-    Raises `InvalidArgumentError` or `UnavailableError` if an object cannot be read now; that says nothing about it.
-
     `executor`: its threads hold one piece each; `on_read`: called with the size of each object when it was read, in the
     calling thread.
     """
@@ -216,10 +201,7 @@ def _problem(check: Callable[[], object]) -> str:
 
 
 def read_log(folder: PrefixedStorage, log: SourceLog) -> memoryview:
-    """Return a file that Spark kept of a source.
-
-    Raises `CorruptionError` if it is missing or damaged.
-    """
+    """Return a file that Spark kept of a source. Raises `CorruptionError` if it is missing or damaged."""
     try:
         data = folder.get(log.key, max(1, log.size_bytes))
     except NotFoundError as exc:
@@ -278,11 +260,7 @@ class Making:
     folder: PrefixedStorage
 
     def finish(self, savepoint: Savepoint) -> None:
-        """Store the manifest, and remove what it does not name.
-
-        Raises `ConflictError` if somebody has deleted parts of it meanwhile, or has made another savepoint of the name;
-        `UnavailableError` if the storage did not answer; once the manifest is asked to be stored, nobody knows whether
-        it was.
+        """Store the manifest, and remove what it does not name. Raises `ConflictError`, `UnavailableError`.
 
         What cannot be deleted is named in a warning.
         """

@@ -147,9 +147,7 @@ class Manifest(Stored):
 
 
 def read_manifest(data: Any, shard: str, source: str, key: str) -> tuple[Manifest, ChainEntry]:
-    """Return the manifest in a stored file, and its entry in a chain.
-
-    Raises `CorruptionError` if it is damaged, not a manifest, belongs elsewhere, or is invalid.
+    """Return the manifest in a stored file, and its entry in a chain. Raises `CorruptionError`.
 
     `shard`: that it must belong to; `source`: what to call it in an error; `key`: under which it was found, below the
     shard.
@@ -165,9 +163,7 @@ def read_manifest(data: Any, shard: str, source: str, key: str) -> tuple[Manifes
 def read_part(
     data: Any, shard: str, source: str, *, plain_bytes: int | None = None, plain_bytes_max: int = PART_BYTES_MAX
 ) -> stored_file.StoredFile:
-    """Return a part; its bytes are in the section ``data``.
-
-    Raises `CorruptionError` if it is damaged, no part, belongs to another shard, or is not as large.
+    """Return a part; its bytes are in the section ``data``. Raises `CorruptionError`.
 
     `plain_bytes`: how many bytes of a file it must hold; `plain_bytes_max`: how many it may hold where that is not
     known.

@@ -139,10 +139,7 @@ def _encode_part(path: Path, offset: int, plain_bytes: int, shard: str, buffer: 
 def download_files(
     files: Iterable[SnapshotFile], part_bytes: int, shard: PrefixedStorage, folder: Path, executor: Executor
 ) -> None:
-    """Download files; sizes and checksums are verified.
-
-    Raises `CorruptionError` if a part is missing, or is not what was stored; the message names it; `UnavailableError`
-    if local storage is full or failing, or the storage did not answer.
+    """Download files; sizes and checksums are verified. Raises `CorruptionError`, `UnavailableError`.
 
     `part_bytes`: bytes of a file in each of its parts but the last one; `folder`: empty, and of no use to anybody
     before this returns.
@@ -173,9 +170,7 @@ def download_files(
 
 
 def fetch_part(shard: PrefixedStorage, part: Part, size_bytes: int) -> pa.Buffer:
-    """Return the bytes of a file that a part holds.
-
-    Raises `CorruptionError` if the part is missing, or is not what was stored.
+    """Return the bytes of a file that a part holds. Raises `CorruptionError`.
 
     `size_bytes`: how many they must be.
     """
@@ -276,10 +271,7 @@ class SnapshotNotes:
         self._new_id = new_id
 
     def leave(self, entry: ChainEntry, manifest: Manifest, files: Iterable[tuple[Identity, SnapshotFile]]) -> None:
-        """Note a snapshot and which local files it stored. Only the latest notes are kept.
-
-        Raises `UnavailableError` if local storage is full or failing.
-        """
+        """Note a snapshot and which local files it stored. Only the latest notes are kept."""
         stored = tuple(NotedFile(identity, file) for identity, file in files)
         note = SnapshotNote(entry, stored, manifest.part_bytes, manifest.written_ms, manifest.cleaned)
         data, _ = stored_file.encode(_KIND, note.to_json())
@@ -396,9 +388,7 @@ class Snapshots:
     def store(
         self, frozen: Frozen, backend_name: str, cleaned: CleanedUp = NEVER_CLEANED_UP, *, is_sure: bool = True
     ) -> tuple[ChainEntry, Manifest]:
-        """Store a version and leave a note of it for the commits that follow.
-
-        Raises `UnavailableError` if durable or local storage failed; commits go on without the snapshot.
+        """Store a version and leave a note of it for the commits that follow. Raises `UnavailableError`.
 
         `backend_name`: of the backend that froze it; `cleaned`: what is known of clean-ups, for the next executor;
         `is_sure`: whether what was stored before is sure to be there. If not, a
@@ -455,8 +445,6 @@ class Snapshots:
 
         The commit that would name it was never made there: an application ends with a snapshot after its last commit.
 
-        Raises `UnavailableError` if the storage did not answer, or local storage is full or failing.
-
         Cost: a listing of the shard's snapshots; where there is one, a get.
         """
         wanted = {str(pointer) for pointer in lineage.versions}
@@ -473,10 +461,7 @@ class Snapshots:
         self.notes.leave(entry, manifest, [])
 
     def cleaned_at(self, lineage: Lineage) -> CleanedUp:
-        """Return what a version's snapshot knows of clean-ups.
-
-        Raises `CorruptionError` or `UnavailableError` if no note tells, and its manifest cannot be had.
-        """
+        """Return what a version's snapshot knows of clean-ups. Raises `CorruptionError`, `UnavailableError`."""
         if lineage.snapshot is None:
             return CleanedUp(snapshots_since=0)
         note = self.notes.note_of(lineage.snapshot)
@@ -488,11 +473,7 @@ class Snapshots:
         return None if note is None else max(0, self._now_ms() - note.written_ms)
 
     def read_manifest(self, entry: ChainEntry) -> Manifest:
-        """Return the manifest that a chain names.
-
-        Raises `CorruptionError` if it is missing, damaged, or another one; `UnavailableError` if the storage did not
-        answer.
-        """
+        """Return the manifest that a chain names. Raises `CorruptionError`, `UnavailableError`."""
         try:
             manifest, found = self._read(entry.key)
         except NotFoundError as exc:
@@ -508,11 +489,7 @@ class Snapshots:
 
     @contextmanager
     def downloaded(self, entry: ChainEntry) -> Iterator[Downloaded]:
-        """Fetch the files of a snapshot into a folder that the context removes, unless the caller has moved it.
-
-        Raises `CorruptionError` if the manifest or a part is missing, damaged, or another one; the message names it;
-        `UnavailableError` if local storage is full or failing, or the storage did not answer.
-        """
+        """Fetch the files of a snapshot into a folder that the context removes, unless the caller has moved it."""
         manifest = self.read_manifest(entry)
         with local_files.staged_folder(self._restoring, self._new_id(), fsync=False) as staged:
             download_files(manifest.files, manifest.part_bytes, self._shard, staged.path, self._executor)

@@ -29,8 +29,6 @@ def ahead(
 ) -> Generator[_Result, None, None]:
     """Yield what some work returns of each item, in the order of the items.
 
-    Raises what the work or `items` raised first, by the order of the items; what had not begun is dropped.
-
     `executor`: runs the work, which must not wait for other work of the executor's; `items`: asked for the next item by
     the caller's thread, and only when there is room for it; `window`: how many items may be at work, or done and not
     yet with the caller: what bounds memory.

@@ -31,10 +31,6 @@ def probe_storage(
 ) -> int:
     """Put, get, list and delete a small object below a folder, which nobody else can put meanwhile.
 
-    Raises `InvalidArgumentError` if an action is refused (the message names action, key and, for S3, the permission),
-    the directory is missing, or the storage cannot put an object only if it is absent; `UnavailableError` if it did not
-    answer, or did not return an object right after its put.
-
     `folder`: whole segments, without a trailing slash; it need not exist; `new_id`: returns a new unique name each
     time; `checked`: what an error says of it.
 

@@ -40,11 +40,7 @@ class StorageUrl(NamedTuple):
 
 
 def parse_url(url: str | os.PathLike[str]) -> StorageUrl:
-    """Return the parts of a URL or path. Nothing is contacted.
-
-    Raises `InvalidArgumentError` if it holds credentials or parameters, which would travel with a plan (the message
-    does not show them); it names no absolute place; or it is of a kind that cannot be opened as it stands.
-    """
+    """Return the parts of a URL or path. Nothing is contacted. Raises `InvalidArgumentError`."""
     text = os.fspath(url)
     if not text.strip() or text.startswith("~"):
         raise InvalidArgumentError("it must be a URL or a path, and ~ is not expanded")

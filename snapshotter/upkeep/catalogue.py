@@ -196,10 +196,7 @@ def _shard(prefix: str, infos: Iterable[ObjectInfo]) -> ShardListing:
 
 
 def list_state_dir(storage: ObjectStorage, operator: str | None = None) -> StateDirListing:
-    """List a state directory, or one operator of it.
-
-    Raises `NotFoundError` if there is no operator, or none of this name; the message says what is there.
-    """
+    """List a state directory, or one operator of it. Raises `NotFoundError`."""
     infos = storage.list(f"{operator}/" if operator else "")
     found = _listing(infos)
     if not found.operators and not found.sinks:

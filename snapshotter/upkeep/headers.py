@@ -24,11 +24,7 @@ class Headers:
         self._known: dict[str, Commit | Manifest] = {}
 
     def commit(self, stored: StoredObject) -> Commit:
-        """Return a commit, without its rows.
-
-        Raises `NotFoundError`, `CorruptionError` or `UnavailableError` if it is not there, is damaged or belongs
-        elsewhere, or cannot be read now.
-        """
+        """Return a commit, without its rows. Raises `NotFoundError`, `CorruptionError`, `UnavailableError`."""
         header = self._read(stored)
         assert isinstance(header, Commit)
         return header

@@ -228,10 +228,7 @@ class Plan:
 
 
 def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> Plan:
-    """Decide about each object of a shard.
-
-    Raises `CorruptionError`, `NotFoundError` or `UnavailableError` if the manifest of a remaining snapshot cannot be
-    read, so the parts it needs are unknown.
+    """Decide about each object of a shard. Raises `CorruptionError`, `NotFoundError`, `UnavailableError`.
 
     `needed`: see `needed_from`; `now_ms`: the time by the store's clock;
     `grace_ms`: what is younger than this stays.
@@ -329,10 +326,7 @@ def run_retention(
 
 
 def store_time_ms(folder: ObjectStorage, new_id: Callable[[], str] = clock.new_id) -> int:
-    """Return the time by the store's clock: stores a small object, reads its time and deletes it.
-
-    Raises `InvalidArgumentError` or `UnavailableError` if the storage refused, or did not answer.
-    """
+    """Return the time by the store's clock: stores a small object, reads its time and deletes it."""
     probe = _put_probe(folder, new_id)
     listed = {info.key: info.modified_ms for info in folder.list("probes/")}
     folder.delete([probe])

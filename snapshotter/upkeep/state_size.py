@@ -53,9 +53,7 @@ class StateSizes:
         self._known: dict[tuple[str, str], int | None] = {}
 
     def of_operator(self, operator: OperatorListing) -> StateSize:
-        """Return the size of an operator's state.
-
-        Raises `UnavailableError` if the storage does not answer.
+        """Return the size of an operator's state. Raises `UnavailableError` if the storage does not answer.
 
         Cost: a small request for each of the first `SHARDS_READ_MAX` snapshots, once each.
         """

@@ -70,8 +70,6 @@ class Troubles:
     def tell(self, what: str, error: Exception, in_a_row: int, host: str, now_ms: int) -> None:
         """Report a failure; replaces the previous report of its kind.
 
-        Raises `InvalidArgumentError` or `UnavailableError` if the storage refused, or did not answer.
-
         Cost: a listing, a put and, except the first time, a delete. If deleting fails, nothing is stored, so reports
         never pile up.
         """
@@ -92,10 +90,7 @@ def _is_about(key: str, what: str) -> bool:
 
 
 def read_trouble(shard: PrefixedStorage, key: str) -> Trouble:
-    """Return the report in an object.
-
-    Raises `NotFoundError`, `CorruptionError` or `UnavailableError` if it is gone, is not a report, or cannot be read
-    now.
+    """Return the report in an object. Raises `NotFoundError`, `CorruptionError`, `UnavailableError`.
 
     `key`: below the shard.
     """

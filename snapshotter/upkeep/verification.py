@@ -81,8 +81,6 @@ def verify_shard(
 ) -> ShardReport:
     """Read all objects of a shard, which a query may write to meanwhile.
 
-    Raises `InvalidArgumentError` or `UnavailableError` if an object cannot be read now; that says nothing about it.
-
     `executor`: its threads hold up to 64 MiB each, whatever size the objects have; `retained`: versions before the
     newest one that retention keeps: what is older may be missing; `on_read`: called with the size of each object when
     it was read, in the calling thread.

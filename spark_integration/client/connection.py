@@ -69,10 +69,7 @@ class ServerLaunch:
         return server_files.log_path(self._directory)
 
     def wait_for(self, ping: Callable[[], object], within_seconds: float) -> None:
-        """Wait until `ping` stops raising ServerLostError; start a server if none runs.
-
-        Raises `UnavailableError` if none answers in time; says where its log is, and shows the end.
-        """
+        """Wait until `ping` stops raising ServerLostError; start a server if none runs. Raises `UnavailableError`."""
         end_ms = clock.monotonic_ms() + int(within_seconds * 1000)
         failed = 0
         while True:
@@ -94,10 +91,7 @@ class ServerLaunch:
             clock.sleep_ms(_LOOK_EVERY_MS)
 
     def start_unless_just_started(self) -> None:
-        """Start a server unless one runs, or this process started one a moment ago.
-
-        Raises `HoldfastError` if no process can be started, or its log cannot be written.
-        """
+        """Start a server unless one runs, or this process started one a moment ago. Raises `HoldfastError`."""
         now_ms = clock.monotonic_ms()
         if self.process is not None and self.process.poll() is None:
             return  # it starts, or it does not answer
@@ -187,11 +181,7 @@ class StateClient:
         self._timed_out_ms: int | None = None
 
     def call(self, action: str, body: bytes = b"", timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> Any:
-        """Return the server's JSON answer to an action.
-
-        Raises `ServerLostError` if no server listens, or it did not answer in time; `HoldfastError` if the error that
-        the server raised, of the same class.
-        """
+        """Return the server's JSON answer to an action. Raises `ServerLostError`, `HoldfastError`."""
         try:
             with self.mapped_errors():
                 options = flight.FlightCallOptions(timeout=timeout_seconds)
@@ -234,17 +224,11 @@ class StateClient:
         return self._timed_out_ms is not None and clock.monotonic_ms() - self._timed_out_ms < START_AGAIN_AFTER_MS
 
     def require_server(self, within_seconds: float = START_WITHIN_SECONDS) -> None:
-        """Wait until a server answers; start one if none runs.
-
-        Raises `UnavailableError` if none answers in time; says where its log is, and shows the end.
-        """
+        """Wait until a server answers; start one if none runs. Raises `UnavailableError`."""
         self.launch.wait_for(lambda: self.call("ping"), within_seconds)
 
     def start_server(self) -> None:
-        """Start a server unless one runs, or this process started one a moment ago.
-
-        Raises `HoldfastError` if no process can be started, or its log cannot be written.
-        """
+        """Start a server unless one runs, or this process started one a moment ago. Raises `HoldfastError`."""
         self.launch.start_unless_just_started()
 
     def close(self) -> None:

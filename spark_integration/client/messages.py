@@ -43,10 +43,7 @@ def decode(data: bytes) -> Message:
 
 
 def field(message: Message, name: str, kind: type[_Kind]) -> _Kind:
-    """Return a field of a message, which must be of exactly this type.
-
-    Raises `InvalidArgumentError` if it is missing, or of another type.
-    """
+    """Return a field of a message, which must be of exactly this type. Raises `InvalidArgumentError`."""
     value = message.get(name)
     if type(value) is not kind:
         raise InvalidArgumentError(
@@ -98,10 +95,7 @@ class ShardAddress:
 
     @classmethod
     def read(cls, message: Message) -> ShardAddress:
-        """Return the address that the field ``shard`` of a message holds.
-
-        Raises `InvalidArgumentError` if it holds none.
-        """
+        """Return the address that the field ``shard`` of a message holds. Raises `InvalidArgumentError`."""
         shard = field(message, "shard", dict)
         return cls(
             field(shard, "directory", str),

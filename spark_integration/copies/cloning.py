@@ -88,9 +88,7 @@ _METADATA = re.compile(r"state/[0-9]+/_metadata/v[0-9]+/([0-9]{1,18})")
 
 
 def copy_location(source: ObjectStorage, target: ObjectStorage, query: QueryLocation, batch: LoggedBatch) -> None:
-    """Copy everything but ``metadata``.
-
-    Raises `UnavailableError` if the query has left the micro-batch behind, or a storage did not answer: try again.
+    """Copy everything but ``metadata``. Raises `UnavailableError`.
 
     `source`, `target`: their roots are the locations; `query`: reads `source`.
     """

@@ -101,10 +101,7 @@ def _disk_root() -> Path:
 
 
 def temporary_directory() -> Path:
-    """Return the system's directory for temporary files.
-
-    Raises `UnavailableError` if none can be written, as where the root file system is read-only.
-    """
+    """Return the system's directory for temporary files. Raises `UnavailableError`."""
     try:
         return Path(tempfile.gettempdir())
     except OSError as exc:
@@ -121,11 +118,7 @@ def _warn_once(message: str) -> None:
 
 
 def private_directory(path: Path) -> Path:
-    """Make a directory that only this user can enter, or check that it is one.
-
-    Raises `InvalidArgumentError` if another user owns it, it is a link, or others may enter it; `UnavailableError` if
-    it cannot be made.
-    """
+    """Make a directory that only this user can enter, or check that it is one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):

@@ -65,8 +65,6 @@ def remove_old_logs(now_ms: int) -> None:
 def take_lock(executor_directory: Path, *, shared: bool = False) -> int | None:
     """Return a descriptor that holds the executor's server lock, or None if another process holds it.
 
-    Raises `UnavailableError` if the directory is not there, not writable, or on a file system without locks.
-
     `shared`: share it with other processes that ask for it shared.
     """
     with local_files.writing(executor_directory):

@@ -171,8 +171,6 @@ def own_directory(local_dir: str | None = None) -> Iterator[Path]:
     It is like that of an executor which is this process: so once that is killed, whoever removes what dead executors
     left removes it.
 
-    Raises `InvalidArgumentError` or `UnavailableError` if it cannot be made.
-
     `local_dir`: as of `choose_root`.
     """
     root = choose_root(local_dir, in_memory=False)

@@ -75,11 +75,7 @@ class FrameFormat:
         )
 
     def to_series(self, rows: pa.Table) -> list[pd.Series[Any]]:
-        """Return each column as Spark's worker would show it.
-
-        Raises `InvalidArgumentError` for text that is not UTF-8, on which Spark's worker fails too, without naming the
-        column.
-        """
+        """Return each column as Spark's worker would show it. Raises `InvalidArgumentError`."""
         columns = [one_chunk(column) for column in rows.columns]
         types = [self._shown_type(column.type) for column in columns]
         columns = [c if c.type == t else c.cast(t) for c, t in zip(columns, types, strict=True)]
@@ -257,11 +253,7 @@ class OutputFrames:
         self._alike: dict[tuple[Any, ...], _AlikeFrames] = {}
 
     def add_all(self, returned: object, key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
-        """Iterate over what the function returned for a key; yield batches as they fill.
-
-        Raises as Spark does where these are no frames, or not of the output's columns and types; `SchemaMismatchError`
-        for nulls where the output declares NOT NULL; `InvalidArgumentError` for text that is not UTF-8.
-        """
+        """Iterate over what the function returned for a key; yield batches as they fill."""
         for frame in self.frames_of(returned):
             rows = len(frame)
             if rows:

@@ -32,10 +32,7 @@ _PLAIN: frozenset[type] = frozenset(
 
 
 class KeyStates:
-    """Opens the states of one shard's keys in one micro-batch.
-
-    Raises `HoldfastError` if Spark's class has other private attributes than those that are used here.
-    """
+    """Opens the states of one shard's keys in one micro-batch. Raises `HoldfastError`."""
 
     def __init__(
         self, state_schema: StructType, timeout_conf: str, processing_time_ms: int, watermark_ms: int | None

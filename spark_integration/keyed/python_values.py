@@ -243,10 +243,7 @@ class StateValueError(SchemaMismatchError):
 
 
 class RowValues:
-    """Converts the rows of one Spark schema.
-
-    Raises `InvalidArgumentError` if a column's type cannot be stored.
-    """
+    """Converts the rows of one Spark schema. Raises `InvalidArgumentError` if a column's type cannot be stored."""
 
     def __init__(self, schema: StructType, what: str = "stateStructType") -> None:
         self._fields = schema.fields
@@ -271,10 +268,7 @@ class RowValues:
             raise
 
     def to_arrow(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-        """Return rows passed to `GroupState.update` as columns, in storage types.
-
-        Raises `StateValueError` if a row has too many or too few values, or a value does not fit its column.
-        """
+        """Return rows passed to `GroupState.update` as columns, in storage types. Raises `StateValueError`."""
         width = len(self._fields)
         for at, row in enumerate(rows):
             if len(row) != width:

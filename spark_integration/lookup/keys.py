@@ -139,10 +139,7 @@ class Shards:
 
 
 def shards_option(shards: object) -> str:
-    """Return the option's text for some shards.
-
-    Raises `InvalidArgumentError` if this is no list of numbers; numpy's are numbers, too.
-    """
+    """Return the option's text for some shards. Raises `InvalidArgumentError`."""
     found = None if isinstance(shards, str) or not isinstance(shards, Iterable) else list(shards)
     if found is None or any(isinstance(n, bool) or not isinstance(n, Integral) or n < 0 for n in found):
         raise InvalidArgumentError("shards is a list of numbers, 0 or more; leave it out for all shards", shards=shards)
@@ -150,10 +147,7 @@ def shards_option(shards: object) -> str:
 
 
 def key_option(key: object) -> str:
-    """Return the option's text for a key.
-
-    Raises `InvalidArgumentError` if this is no key, or a value has a type that cannot be looked up.
-    """
+    """Return the option's text for a key. Raises `InvalidArgumentError`."""
     if not isinstance(key, Mapping) or any(not isinstance(name, str) for name in key):
         raise InvalidArgumentError('a key names its columns, such as {"user": "ann"}', key=key)
     return json.dumps({name: _as_json(name, value) for name, value in key.items()})
@@ -192,10 +186,7 @@ class Lookup:
 
     @classmethod
     def of(cls, table: TableSchema, grouping: tuple[str, ...], key: Mapping[str, Any]) -> Self:
-        """Return the look-up of a key in a table.
-
-        Raises `InvalidArgumentError` if it is no key of the table, or has a column of a type whose hash only Spark
-        knows.
+        """Return the look-up of a key in a table. Raises `InvalidArgumentError`.
 
         `grouping`: the key columns that hashes are of; `key`: their values, as JSON has them: times and decimals as
         text, binaries in base64.
@@ -240,10 +231,7 @@ def keys_of(table: TableSchema, grouping: Sequence[str], keys: Sequence[Mapping[
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return the key that texts like ``user=ann`` name, or one text like ``{"user": null}``.
-
-    Raises `InvalidArgumentError` if they name none.
-    """
+    """Return the key that texts like ``user=ann`` name, or one text like ``{"user": null}``."""
     if len(pairs) == 1 and pairs[0].lstrip().startswith("{"):
         return parse_key(pairs[0])
     key: dict[str, Any] = {}

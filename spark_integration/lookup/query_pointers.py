@@ -127,10 +127,7 @@ class QueryPointers:
         return self._storage.url
 
     def batch(self, batch_id: int | None) -> LoggedBatch:
-        """Return Spark's log of a micro-batch, by default the last committed one.
-
-        Raises `NotFoundError` if it is not committed, or was purged.
-        """
+        """Return Spark's log of a micro-batch, by default the last committed one. Raises `NotFoundError`."""
         number = batch_id
         if number is None:
             committed = self.log.committed()

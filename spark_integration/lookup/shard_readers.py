@@ -49,10 +49,7 @@ class ShardReaders:
         return self._known(directory)[0]
 
     def tables(self, directory: str) -> StoredTables:
-        """Return the current tables of an operator's directory.
-
-        Raises `NotFoundError` if there is no state in this directory; `CorruptionError`: what says so is damaged.
-        """
+        """Return the current tables of an operator's directory. Raises `NotFoundError`, `CorruptionError`."""
         record, stored = self._known(directory)
         if record is None or stored is None:
             read_operator(self._storage, directory)  # says what is missing
@@ -91,10 +88,7 @@ class ShardReaders:
     def written_between(
         self, directory: str, one: PointerRow, other: PointerRow, stored: StoredTables, table: str
     ) -> Keys | None:
-        """Return the keys written in a shard from one version to another; None if the latter does not build on it.
-
-        Raises `CorruptionError` or `UnavailableError` if a commit between them is damaged, or cannot be read.
-        """
+        """Return the keys written in a shard from one version to another; None if the latter does not build on it."""
         assert one.pointer is not None
         held = stored.held[table]
         found: list[Run] = []

@@ -25,12 +25,10 @@ from holdfast.spark_integration.transport.transport import quoted
 
 
 def operator_name(func: object, name: str | None) -> str:
-    """Return the operator's name, which must be a valid folder name.
+    """Return the operator's name, which must be a valid folder name. Raises `InvalidArgumentError`.
 
     Without a name it is that of the function or class, less the underscores that make it private: to Spark and others
     who read savepoints, a folder that begins with one is hidden.
-
-    Raises `InvalidArgumentError` if neither the caller nor the function names it, or it is not a valid folder name.
     """
     chosen = getattr(func, "__name__", "").lstrip("_") if name is None else name
     if not isinstance(chosen, str) or not OPERATOR_NAME.fullmatch(chosen):
@@ -42,10 +40,7 @@ def operator_name(func: object, name: str | None) -> str:
 
 
 def declared_struct(schema: StructType | str, what: str) -> StructType:
-    """Return a schema passed to one of Spark's own APIs; raise Spark's errors.
-
-    Raises `ParseException` or `PySparkTypeError` if it is no struct, and `InvalidArgumentError` if it has no columns.
-    """
+    """Return a schema passed to one of Spark's own APIs; raise Spark's errors."""
     parsed: object = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(parsed, StructType):
         raise wrong_type(what, "StructType or str", schema)
@@ -75,10 +70,7 @@ _NO_DURATION = "is a duration of weeks, days or shorter units, and longer than n
 
 
 def checked_mode(given: object) -> Mode:
-    """Return an output mode.
-
-    Raises `InvalidArgumentError` if there is no such mode.
-    """
+    """Return an output mode. Raises `InvalidArgumentError` if there is no such mode."""
     mode = str(given).lower()
     if mode not in ("append", "update"):
         raise InvalidArgumentError(
@@ -89,20 +81,14 @@ def checked_mode(given: object) -> Mode:
 
 
 def after_1970(session: SparkSession, window: Column, part: str) -> int:
-    """Return the start or the end, in microseconds, of the window that 1970 begins in; Spark runs no job for it.
-
-    Raises what Spark raises for what is no duration.
-    """
+    """Return the start or the end, in microseconds, of the window that 1970 begins in; Spark runs no job for it."""
     epoch = session.sql("SELECT * FROM VALUES (TIMESTAMP'1970-01-01 00:00:00 UTC') AS epoch(t)")
     found = epoch.select(window.alias("w")).select(F.unix_micros(F.col("w").getField(part)))
     return int(found.collect()[0][0])
 
 
 def duration_us(df: DataFrame, given: object, argument: str = "ttl") -> int:
-    """Return a duration such as ``1 day`` in microseconds, as Spark reads it.
-
-    Raises `InvalidArgumentError` unless it is a positive duration.
-    """
+    """Return a duration such as ``1 day`` in microseconds, as Spark reads it. Raises `InvalidArgumentError`."""
     if not isinstance(given, str):
         raise InvalidArgumentError(f"{argument} {_NO_DURATION}", given=repr(given))
     try:
@@ -123,10 +109,7 @@ _OUTPUT_MODES = ("append", "update", "complete")
 def processor_host(
     output_mode: str, time_mode: str, event_time_column: str, output: StructType, df: DataFrame
 ) -> StatefulProcessorHost:
-    """Return the host for the arguments of ``transformWithState``; raises as the functions below.
-
-    Raises `InvalidArgumentError` if the session has Spark's default state store, or is one of Spark Connect before 4.1.
-    """
+    """Return the host for the arguments of ``transformWithState``; raises as the functions below."""
     mode, times = output_mode_of(output_mode), time_mode_of(time_mode, df)
     require_protobuf()
     if df.isStreaming:
@@ -160,11 +143,7 @@ def _require_state_store(session: SparkSession) -> None:
 
 
 def time_mode_of(given: object, df: DataFrame) -> TimeMode:
-    """Return a time mode, which may be given in any case.
-
-    Raises `IllegalArgumentException` if there is no such mode, and `InvalidArgumentError` for event time without a
-    watermark: no timer would ever fire.
-    """
+    """Return a time mode, which may be given in any case. Raises `IllegalArgumentException`, `InvalidArgumentError`."""
     mode = _MODES.get(str(given).lower())
     if mode is None:
         raise IllegalArgumentException(
@@ -177,11 +156,9 @@ def time_mode_of(given: object, df: DataFrame) -> TimeMode:
 
 
 def output_mode_of(given: object) -> str:
-    """Return an output mode, which may be given in any case.
+    """Return an output mode, which may be given in any case. Raises `IllegalArgumentException`.
 
     It changes nothing that an operator does, as on Spark, where "complete" is refused for the query alone.
-
-    Raises `IllegalArgumentException` if there is no such mode.
     """
     mode = str(given).lower()
     if mode not in _OUTPUT_MODES:
@@ -193,11 +170,7 @@ def output_mode_of(given: object) -> str:
 
 
 def require_event_time(column: str, output: StructType, time_mode: TimeMode, df: DataFrame) -> None:
-    """Check the column that ``eventTimeColumnName`` names; Spark checks neither its type nor the time mode.
-
-    Raises `InvalidArgumentError` if it is no timestamp, or no watermark would ever reach what stands behind;
-    `AnalysisException` as Spark's operator.
-    """
+    """Check the column that ``eventTimeColumnName`` names; Spark checks neither its type nor the time mode."""
     field = next((field for field in output if field.name == column), None)
     if field is not None and not isinstance(field.dataType, TimestampType):
         raise InvalidArgumentError(

@@ -28,11 +28,7 @@ class TimeColumn(NamedTuple):
 
 
 def time_column_of(df: DataFrame) -> TimeColumn | None:
-    """Return the column that carries the watermark; None without one.
-
-    Raises `AnalysisException` if there are several, as after a join; Spark's own operators reject them when the query
-    starts.
-    """
+    """Return the column that carries the watermark; None without one. Raises `AnalysisException`."""
     fold = name_folding(df)
     marked: dict[str, TimeColumn] = {}
     for field in df.schema:

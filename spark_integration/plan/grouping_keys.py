@@ -112,11 +112,7 @@ _REMEDY = "pass initialState=frame.groupBy(…) with columns of the types that t
 
 
 def initial_rows(given: GroupedData, df: DataFrame, grouping: Grouping) -> tuple[DataFrame, Grouping]:
-    """Return the frame of an initial state, and its keys.
-
-    Raises `InvalidArgumentError` if it is no grouped frame, a stream, or grouped by other keys or types than `df`:
-    Spark does not compare types, and would find other keys' state.
-    """
+    """Return the frame of an initial state, and its keys. Raises `InvalidArgumentError`."""
     if not isinstance(given, type(df.groupBy(quoted(df.columns[0])))):
         raise InvalidArgumentError(
             f"initialState must be a grouped DataFrame of this session: {_REMEDY}", given=type(given).__name__

@@ -88,12 +88,7 @@ class OutputRows:
         self.failed_key: tuple[Any, ...] | None = None
 
     def add_all(self, returned: Any, key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
-        """Iterate over what the processor returned for a key; yield batches as they fill.
-
-        Raises `AttributeError` or `PySparkTypeError` if an element is no `Row` with names; `SchemaMismatchError` if a
-        row lacks a column of the output, or has null where that is NOT NULL; `pyarrow.ArrowException` if a value does
-        not fit its column.
-        """
+        """Iterate over what the processor returned for a key; yield batches as they fill."""
         rows, keys, is_flat, copied = self._rows, self._keys, self._is_flat, self._copied
         names = self._names, tuple(self._names)  # of a row made with its names, and of one made by a row of names
         for row in returned:

@@ -214,10 +214,7 @@ def _milliseconds(time_ms: int | None) -> int:
 
 
 class PickledProcessor:
-    """A processor as it travels to the workers; each call of a shard makes a new one, as Spark does.
-
-    Raises `InvalidArgumentError` if it is no `StatefulProcessor`, or cannot be pickled.
-    """
+    """A processor as it travels to the workers; each call of a shard makes a new one, as Spark does."""
 
     def __init__(self, processor: object) -> None:
         if not isinstance(processor, StatefulProcessor):
@@ -257,8 +254,6 @@ class Declaration:
 
 def declaration_of(processor: PickledProcessor, time_mode: TimeMode, parse: ParseText = parse_struct) -> Declaration:
     """Return what a processor declares in ``init``; runs that and ``close``.
-
-    Raises `InvalidArgumentError` or `PySparkRuntimeError` if a declaration is wrong.
 
     `parse` is for schemas given as text: by default Spark's parser, which needs a JVM.
     """

@@ -89,9 +89,7 @@ def require_same_configuration(stored: Mapping[str, str], now: Mapping[str, str]
 
 
 def require_same_grouping(stored: StoredTables, grouping: pa.Schema) -> None:
-    """Check the grouping columns of stored state.
-
-    Raises `SchemaMismatchError` if they differ.
+    """Check the grouping columns of stored state. Raises `SchemaMismatchError` if they differ.
 
     `grouping`: in storage types.
     """
@@ -131,10 +129,7 @@ def require_same_kind(variable: StateVariable, stored: StoredTables) -> None:
 
 
 def require_readable_values(variable: StateVariable, declared: TableSchema, stored: StoredTables) -> None:
-    """Check that a variable's stored values can be read as its new declaration says.
-
-    Raises `SchemaMismatchError` if its keys changed, or its columns did in a way that would lose values.
-    """
+    """Check that a variable's stored values can be read as its new declaration says. Raises `SchemaMismatchError`."""
     if declared.name not in stored.held:
         return
     live, latest = stored.live[declared.name], stored.latest[declared.name]

@@ -94,9 +94,7 @@ def state_by_stub(
 
 
 def run_stub(spark: SparkSession, operators: Sequence[PointerOperator], location: str) -> None:
-    """Run the stub; its state is in `location` when this returns.
-
-    Raises `UnavailableError` if Spark failed.
+    """Run the stub; its state is in `location` when this returns. Raises `UnavailableError` if Spark failed.
 
     `operators`: by their number in Spark's state, from 0; `location`: a checkpoint location that does not exist yet.
     """
@@ -239,11 +237,7 @@ _AS_IT_IS = frozenset(string.ascii_letters + string.digits + "/-_.!~'()*:@&=+$,;
 
 
 def steps_by_spark(spark: SparkSession, location: str, batch_id: int) -> list[StatefulStep]:
-    """Return what `stored_steps` returns.
-
-    Raises `InvalidArgumentError` if this is not the checkpoint location of a query with state, or Spark cannot read it
-    by this name; `NotFoundError` if Spark cannot read the state of the micro-batch.
-    """
+    """Return what `stored_steps` returns. Raises `InvalidArgumentError`, `NotFoundError`."""
     require_readable(location)
     spark_versions.start_state_coordinator(spark)
     try:

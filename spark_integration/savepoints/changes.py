@@ -23,10 +23,7 @@ Sources = Literal["saved", "fresh"]
 
 @dataclass(frozen=True)
 class Changes:
-    """How a restored query differs from its savepoint; see `holdfast.savepoints.restore`.
-
-    Raises `InvalidArgumentError` if they contradict each other.
-    """
+    """How a restored query differs from its savepoint; see `holdfast.savepoints.restore`."""
 
     shards: int | None = None
     partitions: int | None = None
@@ -51,10 +48,7 @@ class Changes:
 
 
 def require_counts(**counts: int | None) -> None:
-    """Check numbers of shards or partitions, which may be left out.
-
-    Raises `InvalidArgumentError` if one is not a positive whole number, or too large.
-    """
+    """Check numbers of shards or partitions, which may be left out. Raises `InvalidArgumentError`."""
     for what, count in counts.items():
         most = MOST_SHARDS if what == "shards" else SHARDS_LIMIT - 1
         if count is not None and (type(count) is not int or not 1 <= count <= most):
@@ -62,10 +56,7 @@ def require_counts(**counts: int | None) -> None:
 
 
 def require_comment(comment: object) -> None:
-    """Check a savepoint's comment.
-
-    Raises `InvalidArgumentError` if it is not text: a command line may pass on bytes that are not characters.
-    """
+    """Check a savepoint's comment. Raises `InvalidArgumentError`."""
     if not isinstance(comment, str) or _NO_CHARACTER.search(comment):
         raise InvalidArgumentError("comment must be a string of valid characters", comment=ascii(comment))
 

@@ -85,8 +85,6 @@ def saved_query(
 ) -> SavedQuery:
     """Return a query as it was after a micro-batch; warn of what its sinks show that is not saved.
 
-    Raises `UnavailableError` if Spark has cleaned up meanwhile.
-
     `folder`: the savepoint's, into which what Spark keeps of the sources is copied; `sinks`: found before: so what they
     have decided was planned.
     """
@@ -397,10 +395,7 @@ class _Saving:
     name: str
 
     def of_batch(self, batch_id: int | None, found: Callable[[LoggedBatch], _Found]) -> tuple[LoggedBatch, _Found]:
-        """Return a committed micro-batch and its state; if the query moves on from the last one, try twice.
-
-        Raises `UnavailableError` if the query has left the second one behind, too.
-        """
+        """Return a committed micro-batch and its state; if the query moves on from the last one, try twice."""
         batch = self.location.batch(batch_id)
         try:
             return batch, found(batch)

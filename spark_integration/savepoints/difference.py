@@ -91,9 +91,7 @@ def facts_that_differ(before: Savepoint, after: Savepoint) -> list[str]:
 
 
 def difference(before: Side, after: Side, keys_each: int = 0) -> Iterator[TableDifference]:
-    """Yield how each table differs of the operators that both savepoints have.
-
-    Raises `CorruptionError` if a piece is missing or damaged.
+    """Yield how each table differs of the operators that both savepoints have. Raises `CorruptionError`.
 
     `keys_each`: how many of the keys that differ to return, of each table and kind.
     """

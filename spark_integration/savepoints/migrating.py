@@ -40,11 +40,7 @@ class Migration:
     returned: tuple[str, ...]  #: What the function calls the value columns, in the order of `after`
 
     def __call__(self, run: Run) -> Run:
-        """Return the rows with their new value columns.
-
-        Raises `InvalidArgumentError` or `SchemaMismatchError` if the function failed, or returned other rows, keys or
-        columns than it should.
-        """
+        """Return the rows with their new value columns. Raises `InvalidArgumentError`, `SchemaMismatchError`."""
         return join_runs([self._of(chunk) for chunk in run.chunks(_ROWS, _BYTES)])
 
     def _of(self, run: Run) -> Run:
@@ -72,10 +68,7 @@ class Migration:
 
 
 def migrations_of(operator: SavedOperator, given: Any) -> dict[str, Migration]:
-    """Return by table what becomes of an operator's state.
-
-    Raises `InvalidArgumentError` if it is not a function by table, or fails for a batch without rows; `NotFoundError`
-    if there is no such table.
+    """Return by table what becomes of an operator's state. Raises `InvalidArgumentError`, `NotFoundError`.
 
     `given`: for the operator's only state table; or by table, or by a processor's variable.
     """

@@ -307,10 +307,7 @@ def _marks(keys: Iterable[str]) -> set[str]:
 
 
 def finish(location: ObjectStorage, query_id: str) -> None:
-    """Let the query be started.
-
-    Raises `ConflictError` if another restore has taken the location meanwhile; `UnavailableError` if nobody knows
-    whether it can be.
+    """Let the query be started. Raises `ConflictError`, `UnavailableError`.
 
     That the mark cannot be deleted is told in a warning.
     """

@@ -232,10 +232,7 @@ class _State:
         self.directory = plan.name if is_free else directory_of_query(plan.name, query_id)
 
     def declare(self, settings: Settings) -> None:
-        """Write the record, before any state: from then on the directory is the new query's.
-
-        Raises `ConflictError` if another query has taken the directory meanwhile.
-        """
+        """Write the record, before any state: from then on the directory is the new query's. Raises `ConflictError`."""
         saved = migrated(self.plan.saved, self.plan.migrations)
         record = OperatorRecord.of(
             self.directory,
@@ -256,8 +253,6 @@ def _advise_of_shards(states: Collection[_State]) -> None:
 
     A query is defined before Spark says which one it is, so its operators have as many shards as the record under their
     name says. A wrong number is an error when the query starts, which names the right one.
-
-    Raises `InvalidArgumentError` if the session can set only one number, and operators would need several.
     """
     misled = [state for state in states if state.shards_by_name not in (None, state.plan.shards)]
     if not misled:

@@ -67,10 +67,7 @@ def partitions_of(batch: LoggedBatch) -> int:
 
 
 def pinned_partitions(conf: Mapping[str, object]) -> int:
-    """Return into how many partitions a query divides its state; 1 if it pinned none.
-
-    Raises `CorruptionError`: it pinned something else.
-    """
+    """Return into how many partitions a query divides its state; 1 if it pinned none. Raises `CorruptionError`."""
     text = str(conf.get(PARTITIONS, 1))
     if not _COUNT.fullmatch(text) or int(text) >= SHARDS_LIMIT:
         raise CorruptionError("the query's log pins an impossible number of partitions", pinned=text)
@@ -78,9 +75,7 @@ def pinned_partitions(conf: Mapping[str, object]) -> int:
 
 
 def state_of_stub(stub: ObjectStorage, location: ObjectStorage, conf: Mapping[str, str]) -> FirstState:
-    """Copy the state that a stub has made, and return how it did.
-
-    Raises `InvalidArgumentError` if the stub pinned other settings.
+    """Copy the state that a stub has made, and return how it did. Raises `InvalidArgumentError`.
 
     `stub`, `location`: their roots are the locations; `conf`: as of `pinned`.
     """
@@ -110,9 +105,7 @@ def seed(
     fresh: bool,
     planned: PlannedBatch | None = None,
 ) -> None:
-    """Fill a checkpoint location that has its state, between `begin` and `finish`.
-
-    Raises `CorruptionError` if a file of the savepoint is damaged.
+    """Fill a checkpoint location that has its state, between `begin` and `finish`. Raises `CorruptionError`.
 
     `location`: its root is the location; `first`: what its logs say of that; `savepoint`: the savepoint's folder;
     `fresh`: let sources begin where their own options say, and the watermark anew; `planned`: the micro-batch that the
@@ -144,8 +137,6 @@ def moved(key: str, data: memoryview, location: str) -> memoryview | bytes:
 
     Whatever stands before ``/state/`` in such a path is replaced. It need not be the place that the file was read from:
     a symbolic link, a mount, an alias of a name service lead to the same files, and the original may have been moved.
-
-    Raises `InvalidArgumentError` if it names a file that is not below the location's state.
 
     `key`: below the location; `location`: URL of the new place.
     """

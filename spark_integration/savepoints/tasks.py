@@ -87,8 +87,6 @@ def run_tasks(
 ) -> list[Row]:
     """Run a task for some shards, in as many tasks of Spark's, and return what they return.
 
-    Raises `UnavailableError` if a task failed, as often as Spark repeats tasks; `HoldfastError`: that a task returned.
-
     `shards`: a row for each; none, and nothing runs; `given`, `returned`: the columns of these rows, and of what comes
     back: ``operator``, ``shard`` and ``error`` among them.
     """
@@ -108,10 +106,7 @@ def run_tasks(
 def run_frame(
     frame: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], returned: str
 ) -> list[Row]:
-    """Run a task for each partition of a DataFrame; see `run_tasks`.
-
-    Raises `PySparkException`: what the DataFrame raises, or Spark.
-    """
+    """Run a task for each partition of a DataFrame; see `run_tasks`. Raises `PySparkException`."""
     from pyspark.errors import PySparkException
 
     require_worker_python(frame.sparkSession)
@@ -147,8 +142,6 @@ def each_row(
 ) -> Iterator[pa.RecordBatch]:
     """Yield what some work returns of each row that a task is given, or its error: repeating would not help.
 
-    Raises `UnavailableError` if a storage did not answer; Spark repeats the task.
-
     `work`: returns rows as mappings; what they lack is null; `returned`: of these rows: ``operator``, ``shard`` and
     ``error`` among them.
     """
@@ -169,10 +162,7 @@ def outcomes(
 
 
 def failed(facts: Mapping[str, Any], error: HoldfastError) -> dict[str, Any]:
-    """Return an error as a task returns it, with the operator and the shard that `facts` name.
-
-    Raises `UnavailableError` if it is one: Spark repeats the task.
-    """
+    """Return an error as a task returns it, with the operator and the shard that `facts` name."""
     if error.retryable:
         raise error
     return {"operator": facts["operator"], "shard": facts["shard"], "error": f"{type(error).__name__}: {error}"}
@@ -235,10 +225,7 @@ class Tasks(Protocol):
 
 
 def configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
-    """Return the settings of a session that reads or restores state, and the options of its storage.
-
-    Raises `InvalidArgumentError` if a setting is wrong, or no state directory is set.
-    """
+    """Return the settings of a session that reads or restores state, and the options of its storage."""
     configuration = dict(spark.conf.getAll)
     settings = Settings.parse(configuration, backend_names())
     if settings.state_dir is None:
@@ -250,10 +237,7 @@ def configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
 
 
 class SparkTasks:
-    """A session of Spark: its executors work on the shards. See `Tasks`.
-
-    Raises `InvalidArgumentError` if a setting is wrong, or no state directory is set.
-    """
+    """A session of Spark: its executors work on the shards. See `Tasks`. Raises `InvalidArgumentError`."""
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark

@@ -77,10 +77,7 @@ class DurableLogs:
 
     @contextmanager
     def log_of(self, message: Committed) -> Iterator[ObjectCommitLog | None]:
-        """Open the log of a commit's shard for the context; None if nothing is durable.
-
-        Raises `InvalidArgumentError` if the URL or an option of the storage is invalid.
-        """
+        """Open the log of a commit's shard for the context; None if nothing is durable."""
         place = _place_of(message)
         if place is None:
             yield None

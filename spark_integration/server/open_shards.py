@@ -27,10 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def require_below(root: Path, text: str) -> Path:
-    """Return the directory that a request names.
-
-    Raises `InvalidArgumentError` if it is not below `root`, which holds the executor's shards.
-    """
+    """Return the directory that a request names. Raises `InvalidArgumentError`."""
     directory = Path(text)
     inside = directory.is_relative_to(root) and directory.resolve().is_relative_to(root.resolve())
     if not inside or directory == root or ".." in directory.parts:
@@ -157,11 +154,7 @@ class OpenShards:
                     _close(slot)
 
     def remove(self, directory: Path) -> bool:
-        """Close a shard and remove its local state; return False if it is in use, here or in a worker.
-
-        Raises `InvalidArgumentError` if the directory is not one of this executor's shards; `UnavailableError` if local
-        storage is failing.
-        """
+        """Close a shard and remove its local state; return False if it is in use, here or in a worker."""
         going = self.root / GOING / clock.new_id()
         require_below(self.root, str(directory))
         with self._slot(directory) as slot, slot.changed:

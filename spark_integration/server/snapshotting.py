@@ -140,10 +140,7 @@ class Snapshotting:
             progress.lock.release()
 
     def write_now(self, message: Committed) -> bool:
-        """Write a snapshot of the announced version in the calling thread; return whether one was written.
-
-        Raises `HoldfastError` if it could not be written.
-        """
+        """Write a snapshot of the announced version in the calling thread; return whether one was written."""
         progress = self._progress_of(message)
         try:
             with _held(progress.lock, message):

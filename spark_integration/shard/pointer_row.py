@@ -105,10 +105,7 @@ class PointerRow(NamedTuple):
 
     @classmethod
     def read(cls, row: tuple[Any, ...]) -> PointerRow:
-        """Return the row that Spark's state gave back: one binary value, as bytes or a bytearray.
-
-        Raises `CorruptionError` if it is not a pointer's row, or one of a later release.
-        """
+        """Return the row that Spark's state gave back: one binary value, as bytes or a bytearray."""
         fields, carried = _parsed(row)
         try:
             line = _Line.read(fields, "the pointer")
@@ -129,10 +126,7 @@ class PointerRow(NamedTuple):
         )
 
     def require(self, operator: str, shard: int, shards: int) -> None:
-        """Check the row against the shard as it is defined now.
-
-        Raises `SchemaMismatchError` if it belongs to another number of shards, another shard, or another operator.
-        """
+        """Check the row against the shard as it is defined now. Raises `SchemaMismatchError`."""
         name = operator if self.directory is None else operator_of(self.directory)
         # First of all whose it is: another operator's number of shards is nothing that this one should take over.
         if name != operator:

@@ -83,10 +83,7 @@ def announce(
 
 
 def snapshot_now(operator: Operator, opened: ShardStore, accepted: Pointer) -> None:
-    """Have the state server snapshot a version, and wait for it.
-
-    Raises `HoldfastError` if there is no server, or the snapshot failed or took too long.
-    """
+    """Have the state server snapshot a version, and wait for it. Raises `HoldfastError`."""
     client = client_of(opened.executor_directory)
     client.require_server()
     message = announcement(operator, opened, accepted, accepted)
@@ -101,11 +98,9 @@ def _start_server(client: StateClient) -> None:
 
 
 def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: View | None) -> Lineage | None:
-    """Wait for a snapshot of the accepted version if its chain of commits is too long.
+    """Wait for a snapshot of the accepted version if its chain of commits is too long. Raises `UnavailableError`.
 
     This keeps restores fast, and shows early that storage rejects snapshots.
-
-    Raises `UnavailableError` if the chain is far too long, and the snapshot failed.
 
     Returns what that version is made of; None without durable storage.
     """

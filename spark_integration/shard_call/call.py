@@ -67,9 +67,7 @@ MEMORY_BYTES = 128 << 20
 
 
 def gather_rows(tables: Iterable[pa.Table], schema: pa.Schema, root: Path) -> pa.Table:
-    """Return the rows of all tables as one.
-
-    Raises `UnavailableError` if the disk is full or failing.
+    """Return the rows of all tables as one. Raises `UnavailableError` if the disk is full or failing.
 
     `tables`: of one schema; consumed one at a time; `schema`: of the empty result, if there are no tables; `root`: a
     directory on disk, the root of local state.
@@ -285,9 +283,6 @@ def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> No
 
     A shard with a pointer has its number there. On Spark 4.0 a session that sets another number within
     ``foreachBatch`` hides the one that the query started with, so Spark is asked only where nothing else says it.
-
-    Raises `SchemaMismatchError` if the operator was defined for another number, and neither a setting nor a state
-    directory fixes it.
     """
     settings, pinned = operator.settings, streaming.partitions
     if settings.shards is None and settings.state_dir is None and pinned not in (None, operator.shards):
@@ -304,8 +299,6 @@ def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
     """Return the task under the id of the query that owns a new shard's state: a clone goes on as the original.
 
     No query begins with its micro-batch 0 that was restored, so a new query pays nothing for its first shards.
-
-    Raises `SchemaMismatchError` if the query was restored, and this operator was not.
     """
     storage = task_storage.state_storage(operator.settings)
     if storage is None or streaming.batch_id == 0:

@@ -231,9 +231,7 @@ def origin_once(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
 
 
 def require_clone_once(storage: ObjectStorage, query_id: str, state_id: str, directory: str) -> None:
-    """Check that a query may continue from another id's state; looked up once per process.
-
-    Raises `ConflictError` if the query was not cloned into this state directory.
+    """Check that a query may continue from another id's state; looked up once per process. Raises `ConflictError`.
 
     `query_id`: the query's, as Spark tells it; `state_id`, `directory`: what the query's pointer names.
     """
@@ -330,11 +328,7 @@ def claimant(record: OperatorRecord, batch_id: int | None, settings: Settings) -
 
 
 def require_one_definition(operator_directory: Path, run_id: str, definition_id: str) -> None:
-    """Reject a second operator of the same name in a run of a query.
-
-    Raises `ConflictError` if another operator of this query has this name; `UnavailableError` if local storage is full
-    or failing.
-    """
+    """Reject a second operator of the same name in a run of a query. Raises `ConflictError`, `UnavailableError`."""
     note = private_directory(operator_directory / RUNS) / run_id
     with local_files.writing(note):
         try:
@@ -351,8 +345,6 @@ def require_one_definition(operator_directory: Path, run_id: str, definition_id:
 
 def require_restored(origin: QueryOrigin, operator: str, allowed: Collection[str]) -> None:
     """Check that an operator which begins without state in a restored query is one that should.
-
-    Raises `SchemaMismatchError` if it has no state, and nobody has named it: most likely its name is misspelt.
 
     `allowed`: operators that may, as the session says.
     """

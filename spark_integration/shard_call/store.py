@@ -65,12 +65,10 @@ class ShardStore:
         return transaction
 
     def require_no_history(self, batch_id: int | None) -> None:
-        """Check, by one listing, that a shard called without a pointer is really new.
+        """Check, by one listing, that a shard called without a pointer is really new. Raises `StateLostError`.
 
         What earlier attempts at this micro-batch left behind proves nothing: it is version ``batch_id + 1``, or 1 if
         the micro-batch is not known.
-
-        Raises `StateLostError` if the shard has versions of earlier micro-batches.
         """
         if batch_id == 0:
             return
@@ -107,10 +105,7 @@ class ShardStore:
 
 
 def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembered: PointerRow | None) -> ShardStore:
-    """Open the store of one shard in the running task.
-
-    Raises `InvalidArgumentError` if the shard's state is durable, and no state directory is set; `HoldfastError` if the
-    state was lost or is damaged, or belongs to others.
+    """Open the store of one shard in the running task. Raises `InvalidArgumentError`, `HoldfastError`.
 
     `remembered`: the shard's row in Spark's state.
     """
@@ -159,10 +154,7 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
 
 
 def require_directory_set(settings: Settings, remembered: PointerRow) -> None:
-    """Check that a shard with durable state finds it; without, it would seem lost, or go on unkept.
-
-    Raises `InvalidArgumentError` if no state directory is set.
-    """
+    """Check that a shard with durable state finds it; without, it would seem lost, or go on unkept."""
     if settings.state_dir is None and remembered.directory:
         raise InvalidArgumentError(
             "the query has durable state, and no state directory is set: set spark.holdfast.state.dir to the "
@@ -177,8 +169,6 @@ def require_kept_shards(stored: OperatorRecord | None, operator: str, shards: in
 
     A task that does not know its run begins in a directory of its own, where no later definition looks for the number.
     If nothing kept it, a restart in a session with other shuffle partitions would silently begin keys anew.
-
-    Raises `InvalidArgumentError` if there is no record, or it has another number.
     """
     if stored is None or stored.shards != shards:
         raise InvalidArgumentError(

@@ -90,11 +90,7 @@ class StateStores:
 
     @classmethod
     def of(cls, batch: LoggedBatch) -> StateStores:
-        """Return the settings that Spark has pinned.
-
-        Raises `NotKnownError` if it keeps state in a form that is not read here; `CorruptionError` if the logs of the
-        micro-batch are damaged.
-        """
+        """Return the settings that Spark has pinned. Raises `NotKnownError`, `CorruptionError`."""
         pinned = batch.conf
         provider, codec = store_of(pinned)
         has_checksums = str(pinned.get(ROW_CHECKSUM)).lower() == "true"
@@ -128,10 +124,7 @@ class StateStores:
         return {key[1:]: value[1:] for key, value in rows.items()}
 
     def pointer(self, value: bytes, source: str, *, is_of_group: bool) -> tuple[object, ...]:
-        """Return the row of a pointer from a value of Spark's state, that of a group or a state variable's.
-
-        Raises `CorruptionError` if there is none in it.
-        """
+        """Return the row of a pointer from a value of Spark's state, that of a group or a state variable's."""
         if self.is_avro:  # which Spark refuses for groups
             return (avro_binary(value, source),)
         row: memoryview | None = memoryview(value)
@@ -251,10 +244,7 @@ class StatefulStep:
 
 
 def modes_of(properties: Mapping[str, Any], number: int) -> dict[str, str]:
-    """Return ``timeMode`` and ``outputMode`` of a ``transformWithState``, as an operator's record has them.
-
-    Raises `InvalidArgumentError` if it has another time mode.
-    """
+    """Return ``timeMode`` and ``outputMode`` of a ``transformWithState``, as an operator's record has them."""
     modes = {name: str(properties.get(name, "")).lower() for name in ("timeMode", "outputMode")}
     if modes["timeMode"] not in _TIME_MODES:
         raise InvalidArgumentError("Spark's metadata has an unknown time mode", number=number, **modes)

@@ -80,9 +80,7 @@ def names_up_to(end: int, compact_numbers: list[int]) -> list[str]:
 
 
 def cut(data: bytes | memoryview, name: str, source: str) -> bytes:
-    """Return a log file, cut from a later compacted one.
-
-    Raises `CorruptionError` if it is not a log, or is incomplete.
+    """Return a log file, cut from a later compacted one. Raises `CorruptionError`.
 
     `data`: the later one; `name`: of the file to make; `source`: what to call the later one in an error.
     """
@@ -159,9 +157,7 @@ class PlannedOffsets:
 
     @classmethod
     def parse(cls, text: str, source: str) -> PlannedOffsets:
-        """Parse a file of ``offsets/``.
-
-        Raises `CorruptionError` if it cannot be read.
+        """Parse a file of ``offsets/``. Raises `CorruptionError` if it cannot be read.
 
         `source`: what to call it in an error.
         """
@@ -224,11 +220,7 @@ class QueryLocation:
         return max(self._numbers("offsets/"), default=None)
 
     def batch(self, batch_id: int | None = None) -> LoggedBatch:
-        """Return a committed micro-batch, by default the last one.
-
-        Raises `NotFoundError` if none is committed, or not this one, or it was purged; `CorruptionError` if a log
-        cannot be read.
-        """
+        """Return a committed micro-batch, by default the last one. Raises `NotFoundError`, `CorruptionError`."""
         committed = self.committed()
         if not committed:
             raise NotFoundError(
@@ -245,10 +237,7 @@ class QueryLocation:
         return self.logged(committed[-1] if batch_id is None else batch_id)
 
     def logged(self, number: int) -> LoggedBatch:
-        """Return a micro-batch that is in both logs; reads no others.
-
-        Raises `NotFoundError` if it is not; `CorruptionError` if a log cannot be read.
-        """
+        """Return a micro-batch that is in both logs; reads no others. Raises `NotFoundError`, `CorruptionError`."""
         offsets, (text, source) = self._offsets(number), self._text(f"commits/{number}")
         _, *committed_lines = _lines(text, source, 1)
         watermark = _json(committed_lines[0] if committed_lines else "{}", source)
@@ -262,10 +251,7 @@ class QueryLocation:
         return LoggedBatch(number, *planned, next_watermark_ms, unique_ids)
 
     def planned(self, number: int) -> PlannedOffsets | None:
-        """Return a micro-batch as Spark planned it, committed or not; None if Spark has not, or has purged it.
-
-        Raises `CorruptionError` if the log cannot be read.
-        """
+        """Return a micro-batch as Spark planned it, committed or not; None if Spark has not, or has purged it."""
         try:
             return self._offsets(number)
         except NotFoundError:
@@ -310,9 +296,6 @@ class QueryLocation:
         """Return the files that a source keeps, up to an offset, by their paths below its folder.
 
         What Spark has compacted since is among them: `source_log` makes it again.
-
-        Raises `UnavailableError` if the log of a source of files has a gap: Spark is cleaning up, or it is damaged;
-        `InvalidArgumentError` if sources have names, which the log of micro-batches does not tell.
 
         `source`, `offset`: as `kept_sources` gives them. Of files ``{"logOffset": 3}``: what is later than that is left
         out; else everything counts.

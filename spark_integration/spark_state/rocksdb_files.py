@@ -74,10 +74,7 @@ def read_rows(
     *,
     has_checksums: bool = False,
 ) -> Rows:
-    """Return the rows of a version.
-
-    Raises `NotFoundError` if a file is missing: Spark has purged the version, or has not made it yet; `CorruptionError`
-    if a file is damaged; `UnavailableError` if local storage is full or failing.
+    """Return the rows of a version. Raises `NotFoundError`, `CorruptionError`, `UnavailableError`.
 
     `partition`: its root is the folder of the partition; `codec`: of changelogs; `family`: the family of columns whose
     rows are wanted, under their keys without its number; None: all rows, of a store that has no families;

@@ -80,9 +80,7 @@ _WORD = 8
 
 
 class UnsafeRow:
-    """One row.
-
-    Raises `CorruptionError` if it is too short.
+    """One row. Raises `CorruptionError` if it is too short.
 
     `columns`: how many it has; `source`: what to call the file in an error.
     """
@@ -135,10 +133,7 @@ def unsafe_row(*columns: int | bytes) -> bytes:
 def read_rows(
     partition: ObjectStorage, at: Named, codec: str, limit_bytes: int, *, has_checksums: bool = False
 ) -> Rows:
-    """Return the rows of a version.
-
-    Raises `NotFoundError` if a file is missing: Spark has purged the version, or has not made it yet; `CorruptionError`
-    if a file is damaged, or too large.
+    """Return the rows of a version. Raises `NotFoundError`, `CorruptionError`.
 
     `partition`: its root is the folder of the partition; `at`: this store has no ids; `limit_bytes`: how large each
     file may be, what it holds, and all rows; `has_checksums`: whether rows have checksums, which are verified.
@@ -183,9 +178,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def decompressed(data: memoryview, codec: str, limit_bytes: int, source: str) -> bytes:
-    """Return the plain bytes of a stream.
-
-    Raises `CorruptionError` if it is not such a stream, is cut off, or holds more.
+    """Return the plain bytes of a stream. Raises `CorruptionError`.
 
     `codec`: one of `CODECS`; `limit_bytes`: how many it may have; `source`: what to call the file in an error.
     """

@@ -76,10 +76,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
-        """Return the options of a read.
-
-        Raises `InvalidArgumentError` if an option is unknown, has no such value, or does not go with another one.
-        """
+        """Return the options of a read. Raises `InvalidArgumentError`."""
         values = {name.lower(): value for name, value in given.items()}
         storage = {name.removeprefix(STORAGE): value for name, value in values.items() if name.startswith(STORAGE)}
         values = {name: value for name, value in values.items() if not name.startswith(STORAGE)}
@@ -146,10 +143,7 @@ def in_json(text: str) -> dict[str, str]:
 
 
 def columns_option(names: object) -> str:
-    """Return the option's text for columns of any names.
-
-    Raises `InvalidArgumentError` if this is no list of names, or names no column.
-    """
+    """Return the option's text for columns of any names. Raises `InvalidArgumentError`."""
     found = None if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
     if not found or any(not isinstance(name, str) for name in found):
         raise InvalidArgumentError("columns is a list of names, left out for all columns", columns=names)

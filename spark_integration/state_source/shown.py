@@ -43,9 +43,7 @@ class ShownTable:
 
     @classmethod
     def of(cls, table: TableSchema, wanted: Sequence[str] = (), *, changes: bool = False) -> Self:
-        """Return the columns of a table.
-
-        Raises `NotFoundError` if one is wanted that is not there; `InvalidArgumentError` if Spark has no type for one.
+        """Return the columns of a table. Raises `NotFoundError`, `InvalidArgumentError`.
 
         `wanted`: their names; all if there are none; `changes`: whether it is a change feed.
         """
@@ -79,9 +77,7 @@ class ShownTable:
         return arrow_schema(self.struct, "the state")
 
     def batches(self, run: Run, shard: int, batch_id: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a run as Spark wants them.
-
-        Raises `InvalidArgumentError` if so much text stands in a few rows that Spark's Arrow cannot hold it.
+        """Yield the rows of a run as Spark wants them. Raises `InvalidArgumentError`.
 
         `batch_id`: the micro-batch that wrote them; of a change feed.
         """

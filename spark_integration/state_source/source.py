@@ -95,10 +95,7 @@ class ReadableTable(ABC):
 
     @abstractmethod
     def rows(self, part: Part) -> Iterator[Rows]:
-        """Read a part, in a task.
-
-        Raises `HoldfastError` if something of it is missing or damaged, or the storage does not answer.
-        """
+        """Read a part, in a task. Raises `HoldfastError`."""
 
     @abstractmethod
     def travelling(self) -> ReadableTable:
@@ -128,11 +125,7 @@ class SavedTable(ReadableTable):
 
     @classmethod
     def find(cls, options: ReadOptions) -> SavedTable:
-        """Return the table that options name.
-
-        Raises `InvalidArgumentError` or `NotFoundError` if there is no such savepoint, operator or table;
-        `CorruptionError` if the manifest is damaged.
-        """
+        """Return the table that options name. Raises `InvalidArgumentError`, `NotFoundError`, `CorruptionError`."""
         target, _, name = options.path.rstrip("/").rpartition("/")
         if not target or not name:
             raise InvalidArgumentError("load the path of a savepoint: its directory, a slash, and its name")
@@ -194,12 +187,7 @@ class QueryTable(ReadableTable):
 
     @classmethod
     def find(cls, options: ReadOptions) -> QueryTable:
-        """Return the table that options name.
-
-        Raises `InvalidArgumentError` or `NotFoundError` if there is no such query, operator, table or micro-batch; or
-        commits that a change feed needs are gone; `CorruptionError` if a pointer, or what describes the operator, is
-        damaged.
-        """
+        """Return the table that options name. Raises `InvalidArgumentError`, `NotFoundError`, `CorruptionError`."""
         if options.operator is None or options.state_dir is None:
             raise InvalidArgumentError("a query's state needs the options operator and stateDir: see holdfast.state")
         place = Place(options.state_dir, options.storage)

@@ -43,8 +43,6 @@ def require_same_api(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
 def require_same_operator(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Check that state is opened by the operator that wrote it, with the same windows or ranking.
 
-    Raises `SchemaMismatchError` if it is not.
-
     `stored` and `now` are what an operator lets nobody change, in the run that began and in this one.
     """
     require_same_api(stored, now)
@@ -64,10 +62,7 @@ def _kind(configuration: Mapping[str, str]) -> str:
 
 
 def require_readable_tables(stored: StoredTables, declared: Mapping[str, TableSchema]) -> None:
-    """Check that an operator can go on with its stored tables.
-
-    Raises `SchemaMismatchError` if it cannot: says of each column what is stored, what is declared, and what to do.
-    """
+    """Check that an operator can go on with its stored tables. Raises `SchemaMismatchError`."""
     _require_same_timers(stored, declared)
     own = {index_of(name) for name in {*stored.held, *declared}} | {TIMERS, TIMERS_BY_DUE}
     tables = [name for name in declared if name not in own]

@@ -14,10 +14,7 @@ from holdfast.errors import InvalidArgumentError
 
 
 def array_of(values: Any, what: str, keys: int | None) -> pa.Array:
-    """Return `values` as an array with one value for each key; of any length if `keys` is None.
-
-    Raises `InvalidArgumentError` if they are none.
-    """
+    """Return `values` as an array with one value for each key; of any length if `keys` is None."""
     if not isinstance(values, (pa.Array, pa.ChunkedArray)):
         try:
             values = pa.array(values)
@@ -42,10 +39,7 @@ def _has_views(t: pa.DataType) -> bool:
 
 
 def rows_where(where: object, keys: int) -> IntArray:
-    """Return the numbers of the keys for which `where` is true; null counts as false.
-
-    Raises `InvalidArgumentError` unless it has one boolean for each key.
-    """
+    """Return the numbers of the keys for which `where` is true; null counts as false. Raises `InvalidArgumentError`."""
     given = array_of(where, "where", keys)
     if pa.types.is_null(given.type):
         given = given.cast(pa.bool_())
@@ -56,10 +50,7 @@ def rows_where(where: object, keys: int) -> IntArray:
 
 
 def seen(columns: pa.RecordBatch, types: pa.Schema, what: str) -> pa.Table:
-    """Return stored columns as the function sees them, with offsets of 32 bits.
-
-    Raises `InvalidArgumentError` if a column has more than that.
-    """
+    """Return stored columns as the function sees them, with offsets of 32 bits. Raises `InvalidArgumentError`."""
     return pa.table([_seen(*pair, what) for pair in zip(columns.columns, types, strict=True)], schema=types)
 
 
@@ -82,10 +73,7 @@ def _seen(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
 
 
 def ranks(column: pa.Array | pa.ChunkedArray) -> IntArray:
-    """Return numbers in the order of values, equal for equal ones; 0 for null.
-
-    Raises `InvalidArgumentError` if values of this type have no order.
-    """
+    """Return numbers in the order of values, equal for equal ones; 0 for null. Raises `InvalidArgumentError`."""
     values = normalize_keys(one_chunk(column))
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.uint8())

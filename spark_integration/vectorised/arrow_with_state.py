@@ -264,10 +264,7 @@ Declared = StructType | str | StateTable
 def declared_states(
     states: Declared | Mapping[str, Declared], time_mode: TimeMode, duration_us: Callable[[str], int]
 ) -> dict[str, StateColumns]:
-    """Return the state tables that an operator declares, by name; one without a name is `STATE_TABLE`.
-
-    Raises `InvalidArgumentError` if a schema, a name or a time to live is wrong.
-    """
+    """Return the state tables that an operator declares, by name; one without a name is `STATE_TABLE`."""
     if not isinstance(states, Mapping):
         return {STATE_TABLE: _columns(states, "stateStructType", time_mode, duration_us)}
     if not states:
@@ -280,10 +277,7 @@ def declared_states(
 
 
 def require_table_name(name: object) -> None:
-    """Check what a user calls a state table.
-
-    Raises `InvalidArgumentError` if no table can be called so.
-    """
+    """Check what a user calls a state table. Raises `InvalidArgumentError` if no table can be called so."""
     if not _TABLE_NAME.fullmatch(str(name)) or name in (TIMERS, TIMERS_BY_DUE):
         raise InvalidArgumentError(
             f"{name!r} cannot name a state table: use letters, digits and '_', not beginning with a digit, "

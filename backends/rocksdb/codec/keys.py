@@ -70,10 +70,7 @@ def escape(segment: pa.Array) -> pa.Array:
 
 
 def unescape(segment: pa.Array) -> pa.Array:
-    """Return the binaries that `escape` was given.
-
-    Raises `CorruptionError` for bytes that it never returned.
-    """
+    """Return the binaries that `escape` was given. Raises `CorruptionError` for bytes that it never returned."""
     if not (binaries.data_of(segment)[: binaries.offsets_of(segment)[-1]] <= 1).any():
         return segment
     zeros = pc.replace_substring(segment, pattern=b"\1\1", replacement=b"\0")
@@ -114,10 +111,7 @@ def encode_keys(table_id: int, hashes: HashArray, columns: pa.RecordBatch) -> pa
 
 
 def decode_keys(keys: pa.Array, schema: pa.Schema) -> tuple[HashArray, pa.RecordBatch]:
-    """Return hashes and key columns of what `encode_keys` made of all columns of `schema`.
-
-    Raises `CorruptionError` if some bytes are not a key of these columns.
-    """
+    """Return hashes and key columns of what `encode_keys` made of all columns of `schema`. Raises `CorruptionError`."""
     n, slots = len(keys), slots_of(schema)
     blocks, segments = _split_keys(keys, _block_widths(slots))
     hashes = blocks[0][:, 1:KEY_HEADER_BYTES].copy().view(">u8").reshape(n).astype(np.uint64)

@@ -31,10 +31,7 @@ class Card:
 def cards(
     directory: Directory, survey: Survey, live: Iterable[RecentBatch], patience: Patience, now_ms: int
 ) -> list[Card]:
-    """Return the health of the queries with state in a directory; those with the most operators first.
-
-    Raises `UnavailableError` if the storage does not answer.
-    """
+    """Return the health of the queries with state in a directory; those with the most operators first."""
     operators: dict[str, list[OperatorSurvey]] = {}
     for one in survey.operators.values():
         operators.setdefault(one.of_query, []).append(one)

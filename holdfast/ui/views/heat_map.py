@@ -259,9 +259,7 @@ class RowCounter:
         self._known: dict[tuple[str, int, str], int] = {}
 
     def measured(self, query: StoredQuery, name: str, objects: StoredObjects) -> Measured:
-        """Return the rows of each shard with state.
-
-        Raises `StateLostError`, `CorruptionError` or `UnavailableError` if state cannot be read.
+        """Return the rows of each shard with state. Raises `StateLostError`, `CorruptionError`, `UnavailableError`.
 
         `name`: what the query calls the operator; `objects`: of the operator.
         """

@@ -211,10 +211,7 @@ class GrowthReader:
         self._size_of = sizes.snapshot_bytes
 
     def growth(self, operator: OperatorSurvey) -> Growth | None:
-        """Return how an operator has grown; None if no snapshot tells.
-
-        Raises `InvalidArgumentError` or `UnavailableError` if the storage refuses or does not answer.
-        """
+        """Return how an operator has grown; None if no snapshot tells."""
         shards, chosen = _chosen(operator.objects)
         found = list(self._executor.map(partial(self._sizes, operator.name), chosen))
         sizes = [(at_ms, place, state) for place, of_shard in enumerate(found) for at_ms, state in of_shard]

@@ -101,8 +101,6 @@ def upkeep(
 ) -> Upkeep:
     """Return the result of a command for the shards from `first` on.
 
-    Raises `InvalidArgumentError` or `UnavailableError` if the storage refuses or does not answer.
-
     `now_ms`: the time of the day, for the age of objects; `monotonic_ms`: as in `holdfast.clock`.
     """
     if isinstance(operator.record, HoldfastError):

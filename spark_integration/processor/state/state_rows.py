@@ -64,9 +64,6 @@ class StateRows:
     def given(self, row: Any, doing: str = "updating value state") -> State:
         """Return a row that the processor writes, safe from later changes of what it holds.
 
-        Raises `PySparkTypeError` if it is no sequence of values in the order of the columns; `PySparkRuntimeError` if
-        it has another number of values.
-
         `doing`: what for, in Spark's words.
         """
         if type(row) is not tuple:
@@ -87,10 +84,7 @@ class StateRows:
         return [self.given(row, doing) for row in rows]
 
     def as_read(self, row: State) -> State:
-        """Return a row that was written a moment ago, as the store will give it back.
-
-        Raises `StateValueError` if a value does not fit its column.
-        """
+        """Return a row that was written a moment ago, as the store will give it back. Raises `StateValueError`."""
         if _comes_back(row, self._exact) and (self._takes_nulls or None not in row):
             return row
         return self.each_as_read([row])[0]

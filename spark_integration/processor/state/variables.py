@@ -46,10 +46,7 @@ class StateVariable:
         return f"{self.kind} state {self.name!r}"
 
     def tables(self, key_types: pa.Schema) -> Mapping[str, TableSchema]:
-        """Return the schemas of its tables, for grouping keys of these types.
-
-        Raises `InvalidArgumentError` if a type cannot be stored, or a column has a name of holdfast's own.
-        """
+        """Return the schemas of its tables, for grouping keys of these types. Raises `InvalidArgumentError`."""
         values = arrow_schema(self.schema, self.what, keep_not_null=True)
         keys = pa.schema([*key_types, *self._own_key_types(key_types)])
         if self.ttl_ms is None:

@@ -64,8 +64,6 @@ def tables_of_frames(
 ) -> list[TableRows]:
     """Return the tables of a new operator, whose functions declare their state as these frames have it.
 
-    Raises `InvalidArgumentError` if the frames have other keys, or columns that no state can have.
-
     `frames`: by table: the key columns, and those of the state. In the table "timers" the only other column says when
     the key's timer is due, in ms since 1970; `keys`: as for ``groupBy``; `time_mode`: the clock of the timers;
     `expiring`: tables with a column `EXPIRES`, a bigint: when a row expires, in ms since 1970; null for never.

@@ -90,9 +90,6 @@ def write_table(
 ) -> WrittenTable:
     """Store the rows of a table as pieces of a savepoint that is not finished.
 
-    Raises `InvalidArgumentError` or `SchemaMismatchError` if a key stands twice, or a value cannot be stored; the
-    message names the key.
-
     `settings`: of the session, without credentials; `target`, `name`: URL of the directory of savepoints, and the
     savepoint's name.
     """
@@ -173,9 +170,7 @@ class TableWriter:
 
 
 def run_of(schema: TableSchema, hashes: HashArray, rows: pa.Table) -> Run:
-    """Return rows as a run.
-
-    Raises `InvalidArgumentError` if a key stands twice; `SchemaMismatchError` if a value cannot be stored without loss.
+    """Return rows as a run. Raises `InvalidArgumentError`, `SchemaMismatchError`.
 
     `hashes`: of the rows' keys; `rows`: the key columns and the value columns in the order of the schema, whatever
     their names.
