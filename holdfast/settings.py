@@ -29,8 +29,6 @@ MOST_SHARDS = 1 << 16
 
 # Settings by the names that they had.
 _RENAMED = {"checkpoint.dir": "state.dir"}
-# Settings that are no more, and what to do instead.
-_GONE = {"transport": "leave it out, all rows travel in one way, and a query that began in another goes on"}
 
 TimeoutRule = Literal["documented", "spark"]
 
@@ -261,4 +259,4 @@ def _unknown(full_key: str, known: Mapping[str, object], backends: Collection[st
     near = _RENAMED.get(key) or (f"{near_head}.{rest}" if rest and near_head else nearest_name(key, known))
     names = ", ".join([*(PREFIX + name for name in known), *(f"{PREFIX}{name}.*" for name in backends)])
     hint = f"did you mean {PREFIX + near!r}?" if near else f"known are {names} and {STORAGE_PREFIX}*"
-    return InvalidArgumentError(f"unknown setting {full_key!r}: {_GONE.get(key, hint)}")
+    return InvalidArgumentError(f"unknown setting {full_key!r}: {hint}")

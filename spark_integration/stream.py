@@ -24,6 +24,9 @@ from holdfast.spark_integration.operators.joining import JoinableStream
 from holdfast.spark_integration.operators.sessions import SessionStream, by_sessions
 from holdfast.spark_integration.operators.top import latest_rows, top_rows
 from holdfast.spark_integration.plan.arguments import (
+    StateChanges,
+    changes_of_tables,
+    changes_of_variables,
     checked_mode,
     declared_struct,
     duration_us,
@@ -40,7 +43,6 @@ from holdfast.spark_integration.plan.event_time import (
 )
 from holdfast.spark_integration.plan.grouping_keys import Grouping, initial_rows, resolve_keys
 from holdfast.spark_integration.plan.session import checked_settings, rows_each
-from holdfast.spark_integration.plan.state_changes import StateChanges, changes_of_tables, changes_of_variables
 from holdfast.spark_integration.processor.exchange import FrameExchange, RowExchange
 from holdfast.spark_integration.processor.handle import PickledProcessor, declaration_of
 from holdfast.spark_integration.processor.transform_with_state import InitialState, TransformWithState

@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from holdfast import clock
 from holdfast.errors import ConflictError, HoldfastError
-from holdfast.snapshotter.savepoints.manifest import PlannedBatch, SavedQuery
-from holdfast.snapshotter.savepoints.saved_sinks import continue_sinks, sinks_of
+from holdfast.snapshotter.savepoints.manifest import PlannedBatch, SavedQuery, continue_sinks, sinks_of
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink

@@ -13,13 +13,13 @@ from holdfast.cli import group
 from holdfast.health import failures
 from holdfast.settings import MOST_SHARDS, Settings
 from holdfast.snapshotter import commit_objects, commits
-from holdfast.snapshotter.ownership import claims, stored_claims
-from holdfast.snapshotter.snapshots import policy
+from holdfast.snapshotter.ownership import claims
+from holdfast.snapshotter.snapshots import snapshots
 from holdfast.snapshotter.storage import hdfs, s3
 from holdfast.spark_integration.copies import cloning
 from holdfast.spark_integration.executor import local_dirs, server_files, takeover
 from holdfast.spark_integration.keyed import slabs
-from holdfast.spark_integration.plan import shuffle_partitions
+from holdfast.spark_integration.plan import session
 from holdfast.spark_integration.server import exposition, shard_use, state_server
 from holdfast.spark_integration.shard_call import announcing, call
 from holdfast.ui import app, inquiry
@@ -87,21 +87,21 @@ FIGURES = {
         f"`spark.holdfast.commit.carriedBytes` | `{kib(SETTINGS.carried_bytes)}k` |",
         f"or cover more than {commits._VERSIONS_CARRIED} versions",
         f"`spark.holdfast.snapshot.maxCommits` | {SETTINGS.snapshot_max_commits} |",
-        f"At {WORDS[policy._OVERDUE]} times as many, each micro-batch waits for a snapshot",
-        f"up to {announcing.SNAPSHOT_TIMEOUT_SECONDS:g} s; at {WORDS[policy._FULL]} times, the query fails",
-        f"size of the last snapshot, at least {mib(policy.MIN_BYTES)} MiB",
-        f"at least {WORDS[policy._OVERDUE]} commits, micro-batches wait",
-        f"at {WORDS[policy._FULL]} times and {WORDS[policy._FULL]} commits, the query fails",
+        f"At {WORDS[snapshots._OVERDUE]} times as many, each micro-batch waits for a snapshot",
+        f"up to {announcing.SNAPSHOT_TIMEOUT_SECONDS:g} s; at {WORDS[snapshots._FULL]} times, the query fails",
+        f"size of the last snapshot, at least {mib(snapshots.MIN_BYTES)} MiB",
+        f"at least {WORDS[snapshots._OVERDUE]} commits, micro-batches wait",
+        f"at {WORDS[snapshots._FULL]} times and {WORDS[snapshots._FULL]} commits, the query fails",
         f"first free one of {exposition.PORTS} ports",
         f"`spark.holdfast.metrics.address` | `{SETTINGS.metrics_address}` |",
         f"renews the claim every {minutes(claims.RENEW_EVERY_MS)} minutes",
-        f"{minutes(stored_claims.ALIVE_MS)} minutes after the query is gone",
+        f"{minutes(claims.ALIVE_MS)} minutes after the query is gone",
         f"`config_kwargs.retries.total_max_attempts` | {s3.TOTAL_MAX_ATTEMPTS} |",
         f"`operation_timeout_seconds` | {S3['operation_timeout_seconds']:g} | limit for one operation",
         f"`part_size_bytes`, `max_concurrency` | {mib(int(S3['part_size_bytes']))} MiB, {S3['max_concurrency']} |",
         f"`operation_timeout_seconds` | {HDFS['operation_timeout_seconds']:g} | limit for one attempt",
         f"`retry_seconds` | {HDFS['retry_seconds']:g} |",
-        f"more than {WORDS[shuffle_partitions._FAR_MORE]} shuffle partitions per task slot",
+        f"more than {WORDS[session._FAR_MORE]} shuffle partitions per task slot",
         f"`disk` is kept for {day(takeover.KEPT_MS)} for the machine's next executor",
         f"kept for {day(server_files.LOG_KEPT_MS)}",
     ],
@@ -113,7 +113,7 @@ FIGURES = {
     ],
     "docs/metrics.md": [
         f"first free one of {exposition.PORTS} ports",
-        f"wait once {policy._OVERDUE * SETTINGS.snapshot_max_commits} commits",
+        f"wait once {snapshots._OVERDUE * SETTINGS.snapshot_max_commits} commits",
         f"more than {kib(SETTINGS.carried_bytes)} KB in each micro-batch",
     ],
     "docs/operations.md": [

@@ -44,7 +44,7 @@ from holdfast.spark_integration.processor.state.variable_tables import find_show
 from holdfast.spark_integration.sinks.extras import needs_extra
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.state_source.reading import said_by_holdfast
-from holdfast.spark_integration.state_source.shown import ShownTable
+from holdfast.spark_integration.state_source.source import ShownTable
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException

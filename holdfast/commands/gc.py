@@ -14,12 +14,11 @@ import click
 from holdfast.commands.progress import things_shown
 from holdfast.commands.target import Target, on_state_dir, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.ownership.claims import retained_versions
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
 from holdfast.snapshotter.ownership.query_origin import RESCALING, find_origin
-from holdfast.snapshotter.ownership.stored_claims import retained_versions
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, list_shard
-from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.catalogue import Headers, OperatorListing, ShardListing, list_shard
 from holdfast.snapshotter.upkeep.retention import History, Plan, carry_out, needed_in_storage, plan, store_time_ms
 
 _ROWS_SHOWN = 40

@@ -21,8 +21,7 @@ from holdfast.commands.target import (
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.snapshotter.ownership.operator_record import read_operator
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.catalogue import ShardListing, StoredObject
-from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.catalogue import Headers, ShardListing, StoredObject
 
 
 @click.command()

@@ -32,10 +32,9 @@ from holdfast.commands.target import (
     with_options,
 )
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.lookup.changes import TableChanges
 from holdfast.spark_integration.lookup.keys import parse_pairs
 from holdfast.spark_integration.lookup.query_pointers import KeyVersion
-from holdfast.spark_integration.lookup.stored_query import open_query
+from holdfast.spark_integration.lookup.stored_query import TableChanges, open_query
 
 #: A cell that begins with one of these is a formula to a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")  # noqa: RUF001

@@ -11,9 +11,9 @@ import click
 from holdfast.commands.progress import bytes_shown
 from holdfast.commands.target import SMALL_COMMITS, Target, on_state_dir, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.snapshotter.ownership.claims import FOLDER as CLAIMS
+from holdfast.snapshotter.ownership.claims import retained_versions
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
-from holdfast.snapshotter.ownership.stored_claims import FOLDER as CLAIMS
-from holdfast.snapshotter.ownership.stored_claims import retained_versions
 from holdfast.snapshotter.ownership.stored_tables import FOLDER, stored_tables
 from holdfast.snapshotter.sink_log import damages as damages_of
 from holdfast.snapshotter.upkeep.retention import RETAINED_VERSIONS

@@ -22,7 +22,7 @@ from typing import Literal
 
 from holdfast.health.failures import Failure, Report, ago, count, duration
 from holdfast.health.signs import BY_CLAIM, Run, Signs
-from holdfast.snapshotter.ownership.stored_claims import ALIVE_MS
+from holdfast.snapshotter.ownership.claims import ALIVE_MS
 
 State = Literal["running", "stopped", "stale", "failing"]
 #: The pace is that of this many of the last micro-batches.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.health.failures import Report, reports, still
-from holdfast.snapshotter.ownership.stored_claims import Claim, ClaimingRun, claims_of, read_claim
+from holdfast.snapshotter.ownership.claims import Claim, ClaimingRun, claims_of, read_claim
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing
 from holdfast.spark_integration.client.recent import RecentBatch, over_executors

@@ -10,7 +10,7 @@ import pytest
 
 pytest.register_assert_rewrite(f"{__name__}.backend_contract", f"{__name__}.backend_rows_contract")
 pytest.register_assert_rewrite(f"{__name__}.state_rows", f"{__name__}.storage_contract")
-pytest.register_assert_rewrite(f"{__name__}.sink_contract", f"{__name__}.sinks.scenario")
+pytest.register_assert_rewrite(f"{__name__}.sink_contract", f"{__name__}.sink_scenario")
 
 from holdfast.testing.backend_contract import BackendContract  # noqa: E402  after the lines that must stand first
 from holdfast.testing.backend_rows_contract import MakeBackend  # noqa: E402

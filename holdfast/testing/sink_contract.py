@@ -40,8 +40,7 @@ import pytest
 
 from holdfast.errors import ConflictError, HoldfastError, SchemaMismatchError, StateLostError, UnavailableError
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, TwoPhaseSink
-from holdfast.testing.sinks.scenario import ROWS, SECRET, SinkScenario
-from holdfast.testing.sinks.worker import SinkWorker, kill_after
+from holdfast.testing.sink_scenario import ROWS, SECRET, SinkScenario, SinkWorker, kill_after
 
 #: Milliseconds from the begin of a step to the kill, so that some kills come in its middle.
 DELAYS_MS = (0, 1, 3, 10, 30)

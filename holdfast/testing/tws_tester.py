@@ -57,7 +57,7 @@ from holdfast.spark_integration.processor.state.states import ProcessorStates
 from holdfast.spark_integration.processor.state.variable_tables import Kind
 from holdfast.spark_integration.processor.transform_with_state import InitialState, TransformWithState
 from holdfast.spark_integration.shard.operator import ShardFunction
-from holdfast.spark_integration.shard.timeout import TimeMode
+from holdfast.spark_integration.shard.timeout import TIME_MODES, TimeMode
 from holdfast.spark_integration.spark_types import arrow_schema, parse_struct, require_key_types, sent_schema
 from holdfast.testing.ddl import parse_schema
 from holdfast.testing.embedded_shard import EmbeddedShard
@@ -238,7 +238,6 @@ class _GivenPieces(KeySlabs[Any]):
         return iter([self._pieces[at] for at in rows.column(0).to_pylist()])
 
 
-_TIME_MODES: dict[str, TimeMode] = {mode.lower(): mode for mode in get_args(TimeMode)}
 _NO_COLUMNS = StructType([])
 _ANY_KEY = pa.schema([("key", pa.string())])
 
@@ -313,9 +312,9 @@ class TwsTester:
         timezone: str = "UTC",
         rowsEach: int = 10_000,
     ) -> None:
-        assert str(timeMode).lower() in _TIME_MODES, f"timeMode must be one of {get_args(TimeMode)}"
+        assert str(timeMode).lower() in TIME_MODES, f"timeMode must be one of {get_args(TimeMode)}"
         assert initialStateRow is None or initialStatePandas is None, "initial state by row or in pandas, not both"
-        self._time_mode = _TIME_MODES[str(timeMode).lower()]
+        self._time_mode = TIME_MODES[str(timeMode).lower()]
         if self._time_mode == "EventTime" and eventTimeExtractor is None:
             raise PySparkValueError(
                 errorClass="ARGUMENT_REQUIRED",

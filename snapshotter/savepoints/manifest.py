@@ -13,31 +13,169 @@ Invariants
 * **self-contained**: keys are below the savepoint's folder; nothing names a state directory, a commit or a
   pointer. So it can be copied and moved, and outlives its query.
 * **independent**: pieces are runs of the state tables (FORMAT.md section 2), whatever backend the state was in.
+
+A restored query continues the sinks of the saved one::
+
+    the saved query's    17 A decides 5    ╷                          A's next put is of number 18, and fails
+    sink log                               ╰── 18 B continues, and 5 stands for its micro-batch 1
+
+B is restored after micro-batch 4, which Spark had committed. Spark had planned 5, and it is what B runs first; its rows
+are dropped, because the sink shows those of A's attempt. Had Spark committed 5, or the sink not decided it, the entry
+would stand for nothing (-1), and the rows of B's first micro-batch would be shown.
+
+* **for good**: the entry ends the query that was saved, whatever it does at this moment: the log is a fence.
+* **nothing twice**: what the log has decided is in the savepoint, or is the micro-batch that the new query runs first.
+* **again**: a restore that was stopped after its entry keeps no later one from continuing.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Annotated, Any
 
 import pyarrow as pa
 
+from holdfast import clock
 from holdfast.backends import stored_file
 from holdfast.backends.options import did_you_mean
-from holdfast.errors import NotFoundError
-from holdfast.snapshotter.fields import NUMBER_LIMIT, Digest, Fields, Stored
-from holdfast.snapshotter.savepoints.saved_operator import NAME, SavedOperator, require_key
-from holdfast.snapshotter.sink_log import SINK, plan_of
-from holdfast.snapshotter.storage.object_storage import key_problem
+from holdfast.backends.schema import TableSchema, decode_schemas, encode_schemas
+from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.fence import looks
+from holdfast.snapshotter.fields import NUMBER_LIMIT, Coding, Digest, Fields, PositiveInt, SignedInt, Stored
+from holdfast.snapshotter.sink_log import FOLDER, SINK, Entry, SinkLog, plan_of, stored_sinks
+from holdfast.snapshotter.storage.object_storage import ObjectStorage, key_problem
 
+#: The manifest's own key, below the savepoint.
+KEY = "savepoint"
+#: Names of savepoints, operators and hosts.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_UNNAMED = re.compile(r"unnamed-[0-9]{1,9}-*")
+#: Of shards: fewer than these.
+SHARDS_LIMIT = 1 << 31
+#: The largest piece that a reader takes: one table's rows of a few hashes may be large, never the whole of a state.
+PIECE_BYTES_MAX = 4 << 30
+#: Text, since a hash has more bits than a JSON number keeps.
+_Hash = Annotated[int, Coding(Annotated[str, re.compile("[0-9a-f]{16}")], lambda text: int(text, 16), "{:016x}".format)]
+_Shard = Annotated[int, range(SHARDS_LIMIT)]
 KIND = "savepoint"
 #: Names of sources, or their numbers.
 SOURCE = re.compile(r"[A-Za-z0-9_]{1,255}")
 _Line = Annotated[str, re.compile(r"[^\n\r]+")]
 _OffsetsVersion = Annotated[str, re.compile("v[0-9]{1,3}")]
+
+
+def require_key(key: str, header: Fields) -> None:
+    """Refuse a key that is not of an object below the savepoint."""
+    if key_problem(key) or key == KEY:
+        header.refuse("names an object outside its folder", key=key)
+
+
+def _tables(key: str | None = None) -> Coding:
+    """Return how tables are stored: by name their key and value schemas."""
+    return Coding(Mapping[str, Annotated[list[str], 2]], decode_schemas, encode_schemas, key)
+
+
+@dataclass(frozen=True)
+class Piece(Stored):
+    """An object with rows of one table from one shard: a stretch of ascending hashes."""
+
+    key: str  #: Below the savepoint
+    table: str
+    shard: _Shard
+    rows: PositiveInt
+    size_bytes: Annotated[int, range(1, PIECE_BYTES_MAX + 1)]  #: Of the object
+    plain_bytes: int  #: Of its rows, unpacked
+    digest: Digest  #: Of the object; see `holdfast.backends.stored_file`
+    #: Of its rows, both included. The rows of one hash may go on in the next piece.
+    first_hash: _Hash
+    last_hash: _Hash
+
+    def require(self, header: Fields) -> None:
+        """Refuse a piece that nothing can be."""
+        require_key(self.key, header)
+        if self.first_hash > self.last_hash or self.plain_bytes > self.size_bytes * stored_file.EXPANSION_MAX:
+            header.refuse("names an invalid piece", piece=self.key)
+
+
+@dataclass(frozen=True)
+class ShardTimes(Stored):
+    """When a shard was called, and must be called again."""
+
+    shard: _Shard
+    #: No timer of the shard is due earlier, in ms since 1970; None if it has none
+    earliest_timer_ms: SignedInt | None
+    batch_ms: int  #: Spark's processing time of its last call
+
+
+@dataclass(frozen=True)
+class SavedOperator(Stored):
+    """The state of one operator."""
+
+    name: Annotated[str, NAME]  #: That the query calls it; see `is_unnamed`
+    number: int  #: Of Spark's operator in the query, from 0
+    host: Annotated[str, NAME]  #: The name of Spark's operator that called it
+    has_timeout: bool  #: Whether that keeps a timeout beside each row
+    shards: Annotated[int, range(1, SHARDS_LIMIT)]
+    #: With all columns that rows may have; `TableSchema.not_null` has those in which no row has a null
+    tables: Annotated[Mapping[str, TableSchema], _tables("schemas")]
+    #: Those tables that the query's last run declared, as it did
+    declared: Annotated[Mapping[str, TableSchema], _tables()]
+    is_continuous: bool  #: Whether all runs have declared these since they were first declared
+    configuration: Mapping[str, str]  #: What the operator's API lets nobody change at a restart
+    times: tuple[ShardTimes, ...]  #: Of the shards that have state
+    pieces: tuple[Piece, ...]  #: By table and shard, ascending
+
+    def require(self, header: Fields) -> None:
+        """Refuse pieces of no table or shard of the operator, or that do not ascend by table, shard and hash."""
+        shards = {times.shard for times in self.times}
+        if len(shards) != len(self.times) or max(shards, default=0) >= self.shards:
+            header.refuse("names a shard twice, or one that the operator does not have", operator=self.name)
+        for piece in self.pieces:
+            if piece.table not in self.tables or piece.shard not in shards:
+                header.refuse("names a piece of a table or shard that the operator does not have", piece=piece.key)
+        if not self.declared.keys() <= self.tables.keys():
+            header.refuse("declares a table that the operator does not have", operator=self.name)
+        places = {table: place for place, table in enumerate(self.tables)}
+        for before, piece in pairwise(self.pieces):
+            same = (before.table, before.shard) == (piece.table, piece.shard)
+            ascends = (places[before.table], before.shard) < (places[piece.table], piece.shard)
+            if not (before.last_hash <= piece.first_hash if same else ascends):
+                header.refuse("names pieces that do not ascend", piece=piece.key)
+
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether it had had no rows, so that its name and its tables are unknown."""
+        return not self.tables and _UNNAMED.fullmatch(self.name) is not None
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows by table."""
+        counts = dict.fromkeys(self.tables, 0)
+        for piece in self.pieces:
+            counts[piece.table] += piece.rows
+        return counts
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its pieces."""
+        return sum(piece.size_bytes for piece in self.pieces)
+
+    def of_table(self, table: str) -> Iterator[Piece]:
+        """Yield the pieces of a table, shard by shard."""
+        return (piece for piece in self.pieces if piece.table == table)
+
+
+def unnamed(number: int, taken: Collection[str]) -> str:
+    """Return a name, distinct from these, for an operator known only by Spark's number."""
+    name = f"unnamed-{number}"
+    while name in taken:
+        name += "-"
+    return name
 
 
 @dataclass(frozen=True)
@@ -224,3 +362,100 @@ def _require_batch(text: str, header: Fields) -> None:
         conf = None
     if not isinstance(conf, dict) or not all(isinstance(value, str) for value in conf.values()):
         header.refuse("has a micro-batch that pins no settings")
+
+
+def sinks_of(storage: ObjectStorage, query_id: str) -> tuple[SavedSink, ...]:
+    """Return the sinks that a query writes to, and what it has decided to show there.
+
+    `storage`: the query's state directory.
+    """
+    return tuple(_sinks_of(storage, query_id))
+
+
+def _sinks_of(storage: ObjectStorage, query_id: str) -> Iterator[SavedSink]:
+    for stored in stored_sinks(storage.list(f"{FOLDER}/")):
+        entry, decision = SinkLog(storage, stored.sink).latest()
+        batch_id = None if entry is None else entry.newest_batch(decision, query_id)
+        if entry is not None and batch_id is not None:
+            yield SavedSink(stored.sink, entry.decided, batch_id)
+
+
+def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:
+    """Check that the sinks of a saved query can be continued from where it was saved, without taking them.
+
+    Raises `InvalidArgumentError` if the query had no sinks, or they are in another state directory; `ConflictError` if
+    they show what the savepoint does not hold, or another query writes to them.
+
+    `storage`: the new query's state directory.
+    """
+    if not query.sinks:
+        raise InvalidArgumentError(
+            "the savepoint names no sink of holdfast's that its query wrote to, so none can be continued: leave out "
+            "continue_sinks. A query that exactly_once knows by query_name, as over Spark Connect, has none here",
+            query=query.query_id,
+        )
+    for saved in query.sinks:
+        _found(SinkLog(storage, saved.sink), storage, query, saved)
+
+
+def continue_sinks(storage: ObjectStorage, query: SavedQuery, query_id: str, driver: str) -> None:
+    """Let a restored query continue the sinks of the one that was saved, which is ended for good.
+
+    Raises `InvalidArgumentError` or `ConflictError`: as `require_sinks`: somebody has gone on meanwhile.
+
+    `storage`: the state directory of both; `query_id`: the restored query's; `driver`: a random id.
+    """
+    for saved in query.sinks:
+        _continue(storage, query, saved, query_id, driver)
+
+
+def _continue(storage: ObjectStorage, query: SavedQuery, saved: SavedSink, query_id: str, driver: str) -> None:
+    log = SinkLog(storage, saved.sink)
+    for _ in looks(storage.url):
+        found, batch_id = _found(log, storage, query, saved)
+        # Of all of these something may be left that nobody has ended.
+        ending = {query.query_id, found.query_id, *found.ending} - {query_id}
+        stands_for = batch_id - query.batch_id if batch_id > query.batch_id else -1
+        entry = Entry(saved.sink, found.number + 1, query_id, driver, found.decided, tuple(sorted(ending)))
+        with suppress(ConflictError):  # also where it stands, and others have gone on since: look what they say
+            log.append(replace(entry, at_ms=clock.now_ms(), stands_for=stands_for))
+            return
+
+
+def _found(log: SinkLog, storage: ObjectStorage, query: SavedQuery, saved: SavedSink) -> tuple[Entry, int]:
+    """Return the newest entry of a sink's log, and the newest micro-batch of the saved query that it shows."""
+    entry, decision = log.latest()
+    facts = {"sink": saved.sink, "query": query.query_id, "storage": storage.url}
+    if entry is None:
+        raise InvalidArgumentError(
+            "a sink that is to be continued has its log in another state directory: restore into the one of the query "
+            "that was saved",
+            **facts,
+        )
+    batch_id = entry.newest_batch(decision, query.query_id)
+    if batch_id is None and query.query_id in entry.ending and entry.decided == saved.number:
+        batch_id = saved.batch_id  # another restore has continued it, and has shown nothing yet
+    if batch_id is None:
+        raise ConflictError(
+            "another query has continued this sink since the savepoint was made: save that one",
+            **facts,
+            other_query=entry.query_id,
+        )
+    if batch_id > query.batch_id + (query.planned is not None):
+        raise ConflictError(
+            "the sink shows more than the savepoint holds, because the query went on: end it, and make another "
+            "savepoint to continue its sinks from",
+            **facts,
+            saved=query.batch_id,
+            shown=batch_id,
+        )
+    planned = query.planned if batch_id > query.batch_id else None
+    if planned and decision and not decision.is_of_plan(planned.plan):
+        raise ConflictError(
+            "the sink shows its newest micro-batch, and the savepoint holds another plan for it: the checkpoint "
+            "location that was saved is older than the sink. Save the one that the query ran with, or restore without "
+            "continue_sinks and give the sink another name",
+            **facts,
+            batch=batch_id,
+        )
+    return entry, batch_id

@@ -21,7 +21,7 @@ from holdfast.backends import stored_file
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.fields import Stored, refuse, refuse_stray
-from holdfast.snapshotter.savepoints.saved_operator import PIECE_BYTES_MAX, Piece
+from holdfast.snapshotter.savepoints.manifest import PIECE_BYTES_MAX, Piece
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 KIND = "piece"

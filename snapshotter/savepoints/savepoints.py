@@ -40,9 +40,16 @@ from holdfast.errors import (
     NotFoundError,
     UnavailableError,
 )
-from holdfast.snapshotter.savepoints.manifest import Savepoint, SourceLog, read_manifest
+from holdfast.snapshotter.savepoints.manifest import (
+    KEY,
+    NAME,
+    Piece,
+    SavedOperator,
+    Savepoint,
+    SourceLog,
+    read_manifest,
+)
 from holdfast.snapshotter.savepoints.pieces import read_piece
-from holdfast.snapshotter.savepoints.saved_operator import KEY, NAME, Piece, SavedOperator
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 

@@ -9,18 +9,18 @@ Both folders lie in the shard's local directory. Links keep the files while they
 dropped meanwhile. A process locks the folder it uses (`holdfast.backends.local.folder_locks`);
 `Snapshots.remove_leftovers` sweeps what killed processes left.
 
-Local notes of the snapshots that a shard has in durable storage.
-
 ``<shard directory>/snapshots/<version>-<commit id>`` tells every process of the executor that this version has a
 snapshot, for later commits to build on, and which local files it stored, so that the next snapshot does not send them
 again. A lost note costs work, nothing else.
 
 The latest notes are kept, whatever their versions: after a query was set back, the lower versions count.
 
-Files to durable storage and back, as parts transferred in parallel.
-
 A part is an object of its own (`holdfast.snapshotter.snapshots.manifest`), so this needs no more of a storage than
 whole objects. Memory is bounded: each thread of the executor holds one part.
+
+`SnapshotPolicy` says when a shard gets a new snapshot. A chain of commits is bounded in objects and in bytes. By
+default the bytes follow the state: a restore reads at most about twice the snapshot, so a large shard is not uploaded
+again for a few changes, and a small one does not grow a chain many times its size.
 """
 
 from __future__ import annotations
@@ -64,6 +64,19 @@ _SAMPLE_BYTES = 64 << 10
 # RocksDB's tables, already compressed, would shrink by 5 %, at half of an upload's CPU time.
 _WORTH_FRAMING = 0.8
 _Result = TypeVar("_Result")
+_KIND = "snapshot-note"
+#: Chains that a running attempt may still shorten end at one of the newest.
+_KEPT = 4
+#: Identifies a local file: inode, size in bytes and time of modification in ns. Another file of the same name and size
+#: differs; a link to it, or the file after its folder was renamed, does not.
+Identity = tuple[int, ...]
+#: Half the grace period of clean-ups for what no manifest names; see `holdfast.snapshotter.upkeep.retention`.
+SURE_FOR_MS = 30 * 60_000
+# Multiples of the wanted length: above the first, each micro-batch waits a while for a snapshot; above the second it
+# fails.
+_OVERDUE, _FULL = 4, 16
+#: Fewer bytes of commits do not count: reading them is cheaper than a snapshot.
+MIN_BYTES = 64 << 20
 
 
 def upload_files(
@@ -215,15 +228,6 @@ def _finish(futures: list[Future[_Result]]) -> None:
             future.result()
 
 
-_KIND = "snapshot-note"
-#: Chains that a running attempt may still shorten end at one of the newest.
-_KEPT = 4
-
-#: Identifies a local file: inode, size in bytes and time of modification in ns. Another file of the same name and size
-#: differs; a link to it, or the file after its folder was renamed, does not.
-Identity = tuple[int, ...]
-
-
 def identity_of(path: Path) -> Identity:
     """Return the identity of a local file. Raises `NotFoundError` if it is not there."""
     with local_files.reading(path):
@@ -320,10 +324,6 @@ class SnapshotNotes:
         except (NotFoundError, CorruptionError):
             return None
         return note if note.entry.kind == "snapshot" and note.entry.pointer == pointer else None
-
-
-#: Half the grace period of clean-ups for what no manifest names; see `holdfast.snapshotter.upkeep.retention`.
-SURE_FOR_MS = 30 * 60_000
 
 
 @dataclass(frozen=True)
@@ -514,3 +514,53 @@ def _requiring(folder: Path) -> Iterator[None]:
             "that directory, or name another in spark.holdfast.local.dir",
             folder=folder,
         ) from exc
+
+
+@dataclass(frozen=True)
+class SnapshotPolicy:
+    """When the background writes a snapshot of a shard: as soon as one of these is reached."""
+
+    max_commits: int = 20  #: Commit objects since the last snapshot
+    #: Bytes of these. None follows the state: as many as the snapshot has, and `MIN_BYTES` at least.
+    max_bytes: int | None = None
+    interval_seconds: int | None = None  #: Time since the last snapshot, if anything was written since
+
+    def is_due(self, lineage: Lineage, age_seconds: float = 0.0) -> bool:
+        """Whether the background should write a snapshot of the version with this lineage.
+
+        `age_seconds`: time since the last snapshot was written; where there is none, since the shard was first seen.
+        """
+        snapshot = lineage.snapshot
+        # Carried commits stay in the lineage when a snapshot is made of the newest of them.
+        is_carried = bool(lineage.since) and (snapshot is None or lineage.since[-1] != snapshot.pointer)
+        if not lineage.commits and not is_carried:  # nothing was written since
+            return False
+        return self._is_longer(lineage, 1, self.max_bytes or _bytes_of_state(lineage)) or (
+            self.interval_seconds is not None and age_seconds >= self.interval_seconds
+        )
+
+    def is_overdue(self, lineage: Lineage) -> bool:
+        """Whether the chain is so long that the next commit should wait for a snapshot."""
+        return self._is_longer(lineage, _OVERDUE, self._bearable_bytes(lineage))
+
+    def is_full(self, lineage: Lineage) -> bool:
+        """Whether the chain is so long that no further commit may go without a snapshot."""
+        return self._is_longer(lineage, _FULL, self._bearable_bytes(lineage))
+
+    def _bearable_bytes(self, lineage: Lineage) -> int:
+        """Return the bytes whose multiples delay or fail a commit; early snapshots must not cause early failures."""
+        return max(self.max_bytes or 0, _bytes_of_state(lineage))
+
+    def _is_longer(self, lineage: Lineage, times: int, wanted_bytes: int) -> bool:
+        """Whether the commits since the snapshot exceed a multiple of the policy, in number or in bytes."""
+        commits = lineage.commits
+        stored_bytes = sum(entry.stored_bytes for entry in commits)
+        # At least so many commits: however large one is, there must be time for a snapshot after it.
+        by_bytes = len(commits) >= times and stored_bytes >= times * wanted_bytes
+        return len(commits) >= times * self.max_commits or by_bytes
+
+
+def _bytes_of_state(lineage: Lineage) -> int:
+    """Return the size of the state: of the snapshot or, before the first one, of the largest commit."""
+    largest = max((entry.stored_bytes for entry in lineage.commits), default=0)
+    return max(MIN_BYTES, lineage.snapshot.stored_bytes if lineage.snapshot else largest)

@@ -43,8 +43,7 @@ from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
 from holdfast.snapshotter.lineage import ChainEntry
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.catalogue import ShardListing, StoredObject, list_shard
-from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.catalogue import Headers, ShardListing, StoredObject, list_shard
 
 RETAINED_VERSIONS = 100
 """The default of ``spark.sql.streaming.minBatchesToRetain``."""

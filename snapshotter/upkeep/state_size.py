@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, StoredObject
-from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.catalogue import Headers, OperatorListing, ShardListing, StoredObject
 
 SHARDS_READ_MAX = 32
 _KNOWN_MAX = 100_000

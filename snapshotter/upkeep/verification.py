@@ -26,8 +26,14 @@ from holdfast.snapshotter.commit_objects import Commit
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
 from holdfast.snapshotter.snapshots.manifest import PART_OBJECT_BYTES_MAX, Manifest, read_part
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.catalogue import ShardListing, StoredObject, list_shard
-from holdfast.snapshotter.upkeep.headers import Headers, read_header, require_whole
+from holdfast.snapshotter.upkeep.catalogue import (
+    Headers,
+    ShardListing,
+    StoredObject,
+    list_shard,
+    read_header,
+    require_whole,
+)
 from holdfast.snapshotter.upkeep.retention import History, needed_in_storage
 
 #: Objects whose reading is asked for at a time.

@@ -26,8 +26,7 @@ from holdfast import clock
 from holdfast.errors import HoldfastError, UnavailableError
 from holdfast.spark_integration.client.messages import ServerLostError, decode_error
 from holdfast.spark_integration.executor import server_files
-from holdfast.spark_integration.executor.per_process import kept_per_process
-from holdfast.spark_integration.executor.processes import executor_process
+from holdfast.spark_integration.executor.processes import executor_process, kept_per_process
 
 START_WITHIN_SECONDS = 60.0
 START_TRIES = 3

@@ -16,7 +16,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.run import TableSchema
 from holdfast.backends.schema import decode_schemas, encode_schemas
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
-from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 
 Message = Mapping[str, Any]
 _Kind = TypeVar("_Kind")

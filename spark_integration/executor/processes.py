@@ -1,4 +1,7 @@
-"""Identifies processes: the executor that a Python worker serves, and whether it still runs."""
+"""Identifies processes: the executor that a Python worker serves, and whether it still runs.
+
+`kept_per_process` makes caches that a forked process does not inherit.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,52 @@ import re
 import select
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache, wraps
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import psutil
 import xxhash
 
-from holdfast.spark_integration.executor.per_process import kept_per_process
-
+#: How many storages a process keeps: of more, each is opened anew in every micro-batch. One holds idle connections.
+STORAGES = 64
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 ENDS_WITHIN_SECONDS = 5.0
 _PLACE = re.compile(r"[0-9a-f]{16}\.([0-9]{1,9}-[0-9]{1,18})")
 _PYTHON_DAEMONS = ("pyspark.daemon", "pyspark.worker")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _BOOTS = 10**6
+
+
+def kept_per_process(
+    results: int | None = None,
+) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+    """Return a decorator that caches a function's results by their arguments, which must be hashable.
+
+    PySpark's daemon forks its workers. Threads, connections and locks do not survive that, so a forked process calls
+    the function anew.
+
+    Parameters
+    ----------
+    results : int, optional
+        How many to keep, the most recently used ones; all by default.
+    """
+
+    def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        @lru_cache(maxsize=results)
+        def kept(_process: int, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            return function(*args, **kwargs)
+
+        @wraps(function)
+        def of_this_process(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            return kept(os.getpid(), *args, **kwargs)  # type: ignore[arg-type]  # they are hashable
+
+        return of_this_process
+
+    return decorate
 
 
 @dataclass(frozen=True)

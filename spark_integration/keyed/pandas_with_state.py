@@ -13,38 +13,172 @@ Keys with rows are called in ascending order, null first and NaN last; then keys
 The `TimeoutRule` decides which timeout a call leaves behind. Spark documents that each call clears its key's timeout
 unless the function sets one. But Spark's own operator acts only if there is something to write: if the function neither
 updates, removes nor sets a timeout, the old one stays, and one that has fired fires again in every micro-batch.
+
+The state that a function sees is a subclass of Spark's `GroupState`: so ``isinstance`` holds, and rules and error
+messages are Spark's own. It reports the call's changes afterwards.
 """
 
 from __future__ import annotations
 
+import copy
+import datetime as dt
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from pyspark.errors import PySparkTypeError
 from pyspark.sql.streaming.state import GroupState
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, BinaryType, MapType, Row, StructType
 
 from holdfast.backends.arrow.rows import BoolArray, IntArray
 from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import Keys, TableSchema
+from holdfast.errors import HoldfastError
 from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
 from holdfast.spark_integration.keyed.frame_templates import by_templates
 from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames, OutputFrames, finished, key_tuples, note_key
-from holdfast.spark_integration.keyed.group_state import KeyState, KeyStates
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
 from holdfast.spark_integration.keyed.slabs import SLAB_KEYS, KeyOrder, at_once_of
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
-from holdfast.spark_integration.shard.timeout import TimeoutConf
+from holdfast.spark_integration.shard.timeout import TimeoutConf, timeout_of
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.tables.restarting import StateFunction
 from holdfast.spark_integration.timers import NO_TIMER, DueTimers, KeyTimers, due_before_ms
 from holdfast.spark_integration.transport.python_stage import seldom_collecting_old
 from holdfast.spark_integration.ttl.expiry import Expiry, expiry_of, open_rows
+
+#: Attributes of Spark's class that are private to it, and used in this module alone.
+PRIVATE = ("_value", "_defined", "_updated", "_removed", "_has_timed_out")
+# Columns whose values may be lists, dicts, bytearrays, numpy arrays or objects.
+_CHANGEABLE = (ArrayType, BinaryType, MapType, StructType)
+# What Spark passes on unchanged. Exact types: numpy's float64 subclasses float, pandas' Timestamp datetime.
+_PLAIN: frozenset[type] = frozenset(
+    {bool, bytes, dt.date, dt.datetime, dt.timedelta, Decimal, float, int, str, type(None)}
+)
+PandasFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
+
+
+class KeyStates:
+    """Opens the states of one shard's keys in one micro-batch. Raises `HoldfastError`."""
+
+    def __init__(
+        self, state_schema: StructType, timeout_conf: str, processing_time_ms: int, watermark_ms: int | None
+    ) -> None:
+        without_key = GroupState(
+            optionalValue=None,  # type: ignore[arg-type]
+            batchProcessingTimeMs=processing_time_ms,
+            eventTimeWatermarkMs=GroupState.NO_TIMESTAMP if watermark_ms is None else watermark_ms,
+            timeoutConf=timeout_conf,
+            hasTimedOut=False,
+            watermarkPresent=watermark_ms is not None,
+            defined=False,
+            updated=False,
+            removed=False,
+            timeoutTimestamp=GroupState.NO_TIMESTAMP,
+            keyAsUnsafe=b"",
+            valueSchema=state_schema,
+        )
+        self._attributes = vars(without_key)
+        lacking = [name for name in PRIVATE if name not in self._attributes]
+        if lacking:
+            raise HoldfastError(
+                "GroupState of this PySpark lacks attributes that this release of holdfast uses: install a release "
+                "that supports it",
+                lacking=" ".join(lacking),
+            )
+        self._kept = copier(state_schema)
+
+    def open(self, value: tuple[Any, ...] | None, *, has_timed_out: bool = False) -> KeyState:
+        """Return the state of one key; `value` is None if it has none."""
+        return KeyState(self._attributes, value, has_timed_out, self._kept)
+
+
+class KeyState(GroupState):
+    """The state of one key during one call; made by `KeyStates.open`."""
+
+    def __init__(
+        self,
+        attributes: dict[str, Any],
+        value: tuple[Any, ...] | None,
+        has_timed_out: bool,
+        kept: Callable[[Any], Any] | None,
+    ) -> None:
+        # Not Spark's __init__: thirteen arguments for each key would cost too much.
+        self.__dict__.update(attributes)
+        self._value = value  # type: ignore[assignment]
+        self._defined = value is not None
+        self._has_timed_out = has_timed_out
+        self._kept = kept
+
+    def update(self, newValue: tuple[Any, ...]) -> None:
+        if newValue is None:
+            raise PySparkTypeError(errorClass="CANNOT_BE_NONE", messageParameters={"arg_name": "newValue"})
+        try:
+            values = iter(newValue)
+        except TypeError:
+            raise TypeError(
+                "state.update takes a tuple of values, one for each column of stateStructType, "
+                f"not {type(newValue).__name__}"
+            ) from None
+        self._value = Row(*[v if type(v) in _PLAIN else _python_value(v) for v in values])
+        self._defined = self._updated = True
+        self._removed = False
+
+    @property
+    def changed_value(self) -> Literal["put", "delete"] | None:
+        """The call's change to the value."""
+        if self._updated:
+            return "put"
+        return "delete" if self._removed else None
+
+    @property
+    def value(self) -> tuple[Any, ...]:
+        """The value to store, copied: what the function does to a list in it later has no effect."""
+        values = tuple(self._value)
+        return values if self._kept is None else tuple(map(self._kept, values))
+
+    @property
+    def timer_ms(self) -> int | None:
+        """The timeout set by the call, in ms since 1970; None if it set none."""
+        return timeout_of(self)
+
+
+def _python_value(value: Any) -> Any:
+    """Convert a numpy or pandas value as Spark's `update` does."""
+    if isinstance(value, np.generic):
+        return value.tolist()
+    if hasattr(value, "to_pytimedelta"):
+        return value.to_pytimedelta()
+    return value.to_pydatetime() if hasattr(value, "to_pydatetime") else value
+
+
+def copier(schema: StructType) -> Callable[[Any], Any] | None:
+    """Return a function that copies values which could change later; None if no column has such values."""
+    return _copied if any(isinstance(f.dataType, _CHANGEABLE) for f in schema) else None
+
+
+def _copied(value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, list):
+        return list(value) if _PLAIN.issuperset(map(type, value)) else [_copied(v) for v in value]
+    if isinstance(value, dict):
+        is_flat = _PLAIN.issuperset(map(type, value.values()))
+        return dict(value) if is_flat else {k: _copied(v) for k, v in value.items()}
+    if isinstance(value, tuple):
+        copied = [_copied(v) for v in value]
+        return Row(*value.__fields__)(*copied) if hasattr(value, "__fields__") else tuple(copied)
+    if isinstance(value, memoryview) and value.itemsize > 1:  # numbers, of an array
+        return value.tolist()
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    return copy.deepcopy(value)
 
 
 class ValueState:
@@ -130,9 +264,6 @@ class Timeouts:
         """Return when the earliest timer is due, after those before `fired_before_ms` have fired."""
         # Fired timers are gone, so nothing is due before that time, unless the rule keeps them.
         return self._timers.earliest(NO_TIMER if self._keeps_untouched else fired_before_ms)
-
-
-PandasFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,27 @@
-"""Checks an API's arguments when the step is defined; what Spark rejects fails with Spark's own error."""
+"""Checks an API's arguments when the step is defined; what Spark rejects fails with Spark's own error.
+
+Changes to state columns, ``stateChanges={"drop": ["m"], "rename": {"old": "new"}}``, may stay in the code once they are
+made. So that none is made twice, no column that is dropped or renamed is declared as well.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, NoReturn
 
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType, TimestampType
 
+from holdfast.backends.column_names import ColumnChanges
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
 from holdfast.spark_integration.plan.event_time import NEEDS_WATERMARK, time_column_of
+from holdfast.spark_integration.processor.state.variables import StateVariable
+from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.pointer_row import OPERATOR_NAME
-from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
+from holdfast.spark_integration.shard.timeout import TIME_MODES, TimeMode
 from holdfast.spark_integration.spark_types import parse_struct
 from holdfast.spark_integration.spark_versions import (
     is_classic,
@@ -22,6 +30,18 @@ from holdfast.spark_integration.spark_versions import (
     wrong_type,
 )
 from holdfast.spark_integration.transport.transport import quoted
+from holdfast.spark_integration.ttl.expiry import EXPIRES
+
+Mode = Literal["append", "update"]
+_NO_DURATION = "is a duration of weeks, days or shorter units, and longer than nothing, such as '1 day'"
+_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+#: Spark's default. In the first micro-batch Spark refuses it, and others that it does not know.
+_UNFIT_PROVIDER = ".HDFSBackedStateStoreProvider"
+_FIT_PROVIDER = ".RocksDBStateStoreProvider"
+_OUTPUT_MODES = ("append", "update", "complete")
+#: What the APIs take.
+StateChanges = Mapping[str, Any]
+_DROP, _RENAME = "drop", "rename"
 
 
 def operator_name(func: object, name: str | None) -> str:
@@ -63,12 +83,6 @@ def require_accepted_by_spark(
     grouped.applyInPandasWithState(func, output, state, output_mode, timeout_conf)
 
 
-Mode = Literal["append", "update"]
-
-
-_NO_DURATION = "is a duration of weeks, days or shorter units, and longer than nothing, such as '1 day'"
-
-
 def checked_mode(given: object) -> Mode:
     """Return an output mode. Raises `InvalidArgumentError` if there is no such mode."""
     mode = str(given).lower()
@@ -95,15 +109,6 @@ def duration_us(df: DataFrame, given: object, argument: str = "ttl") -> int:
         return after_1970(df.sparkSession, F.window("t", given), "end")
     except (AnalysisException, IllegalArgumentException) as exc:
         raise InvalidArgumentError(f"{argument} {_NO_DURATION}", given=repr(given)) from exc
-
-
-# Spark knows the first by another name, too.
-_MODES = {mode.lower(): mode for mode in TIMEOUT_CONF} | {"notime": "None"}
-_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-#: Spark's default. In the first micro-batch Spark refuses it, and others that it does not know.
-_UNFIT_PROVIDER = ".HDFSBackedStateStoreProvider"
-_FIT_PROVIDER = ".RocksDBStateStoreProvider"
-_OUTPUT_MODES = ("append", "update", "complete")
 
 
 def processor_host(
@@ -144,7 +149,7 @@ def _require_state_store(session: SparkSession) -> None:
 
 def time_mode_of(given: object, df: DataFrame) -> TimeMode:
     """Return a time mode, which may be given in any case. Raises `IllegalArgumentException`, `InvalidArgumentError`."""
-    mode = _MODES.get(str(given).lower())
+    mode = TIME_MODES.get(str(given).lower())
     if mode is None:
         raise IllegalArgumentException(
             f"[STATEFUL_PROCESSOR_UNKNOWN_TIME_MODE] Unknown time mode {given}. Accepted timeMode modes are 'none', "
@@ -152,7 +157,7 @@ def time_mode_of(given: object, df: DataFrame) -> TimeMode:
         )
     if mode == "EventTime" and df.isStreaming and time_column_of(df) is None:
         raise InvalidArgumentError(f"timeMode 'EventTime' {NEEDS_WATERMARK}")
-    return cast("TimeMode", mode)
+    return mode
 
 
 def output_mode_of(given: object) -> str:
@@ -196,3 +201,70 @@ def require_event_time(column: str, output: StructType, time_mode: TimeMode, df:
             "[CANNOT_ASSIGN_EVENT_TIME_COLUMN_WITHOUT_WATERMARK] Watermark needs to be defined to reassign event time "
             "column. Failed to find watermark definition in the streaming query."
         )
+
+
+def changes_of_tables(given: StateChanges | None, tables: Mapping[str, Collection[str]]) -> dict[str, ColumnChanges]:
+    """Return the changes to columns, by state table.
+
+    `given` has changes by table or, where `STATE_TABLE` is the only one, its changes as they are. Raises
+    `InvalidArgumentError` if they are none, or of other tables.
+    """
+    known = dict(tables)
+    if list(known) == [STATE_TABLE] and isinstance(given, Mapping) and given.keys() & {_DROP, _RENAME}:
+        given = {STATE_TABLE: given}
+    return {name: _changes(of, name, known[name]) for name, of in _by_table(given, known, "state table").items()}
+
+
+def changes_of_variables(given: StateChanges | None, variables: Collection[StateVariable]) -> dict[str, ColumnChanges]:
+    """Return the changes to columns by table, given by a processor's variables; see `changes_of_tables`."""
+    known = {variable.name: variable for variable in variables}
+    return {
+        known[name].table: _changes(of, name, known[name].schema.names)
+        for name, of in _by_table(given, known, "state variable").items()
+    }
+
+
+def _by_table(given: Any, known: Mapping[str, object], what: str) -> Mapping[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        _refuse("it is a mapping", given=given)
+    unknown = [str(name) for name in given if name not in known]
+    if unknown:
+        _refuse(f"name a {what} that the operator declares", unknown=unknown, declared=list(known))
+    return given
+
+
+def _changes(given: Any, table: str, declared: Collection[str]) -> ColumnChanges:
+    if not isinstance(given, Mapping) or not given.keys() <= {_DROP, _RENAME}:
+        _refuse("it has nothing but 'drop' and 'rename'", table=table, given=given)
+    drop, rename = given.get(_DROP, ()), given.get(_RENAME, {})
+    if not isinstance(drop, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in drop):
+        _refuse("'drop' is a list of column names", table=table, given=drop)
+    if not isinstance(rename, Mapping) or not all(isinstance(n, str) for pair in rename.items() for n in pair):
+        _refuse("'rename' has new column names by old ones", table=table, given=rename)
+    gone = [*drop, *rename]
+    if both := sorted({*drop} & {*rename}):
+        _refuse("a column is either dropped or renamed", table=table, columns=both)
+    if still := sorted({*gone} & {*declared}):
+        _refuse(
+            "a column is dropped or renamed, and declared as well: where this is done, and another column has the name "
+            "by now, take it out of stateChanges",
+            table=table,
+            columns=still,
+        )
+    if missing := sorted({*rename.values()} - {*declared}):
+        _refuse("a column is renamed to one that is not declared", table=table, columns=missing)
+    if len({*rename.values()}) < len(rename):
+        _refuse("two columns are renamed to one", table=table, rename=dict(rename))
+    if EXPIRES in gone:
+        _refuse(f"{EXPIRES!r} may be holdfast's own: it is neither dropped nor renamed", table=table)
+    return ColumnChanges(frozenset(drop), dict(rename))
+
+
+def _refuse(why: str, **facts: object) -> NoReturn:
+    raise InvalidArgumentError(
+        "stateChanges looks like {'drop': ['m'], 'rename': {'old': 'new'}}, or maps state tables or a "
+        f"processor's variables to that: {why}",
+        **facts,
+    )

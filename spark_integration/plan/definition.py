@@ -3,35 +3,89 @@
 ::
 
     df ─▶ keys, hash ─▶ blobs ═shuffle by shard═▶ host: call_shard ─▶ output ─▶ rows
+
+An executor looks up the state already stored for the operator.
 """
 
 from __future__ import annotations
 
+import logging
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, StructField, StructType
 
 from holdfast import clock
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import HoldfastError, InvalidArgumentError, SchemaMismatchError
 from holdfast.settings import MOST_SHARDS, Settings
+from holdfast.snapshotter.ownership.operator_record import find_operator
+from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.spark_integration.hosts.batch import run_batch
 from holdfast.spark_integration.hosts.host import Host, SentRows
 from holdfast.spark_integration.plan.event_time import time_column_of
 from holdfast.spark_integration.plan.grouping_keys import Key
-from holdfast.spark_integration.plan.session import rows_each
-from holdfast.spark_integration.plan.shuffle_partitions import shuffle_partitions, warn_of_partitions
-from holdfast.spark_integration.plan.stored_state import StoredState, stored_state
+from holdfast.spark_integration.plan.session import rows_each, shuffle_partitions, warn_of_partitions
 from holdfast.spark_integration.shard.operator import Operator, ShardFunction
+from holdfast.spark_integration.shard.task_storage import state_storage
 from holdfast.spark_integration.shard_call.call import ShardStep
 from holdfast.spark_integration.spark_types import sent_schema
-from holdfast.spark_integration.transport.observed import ObservedOutput
-from holdfast.spark_integration.transport.observed_metrics import OBSERVATION
+from holdfast.spark_integration.transport.observed import OBSERVATION, ObservedOutput
 from holdfast.spark_integration.transport.output import Output
 from holdfast.spark_integration.transport.packed import PackedTransport
 from holdfast.spark_integration.transport.transport import HASH, EventTime, quoted
+
+_log = logging.getLogger(__name__)
+_COLUMNS = "shards int, query string, problem string"
+_FOUND = pa.schema([("shards", pa.int32()), ("query", pa.string()), ("problem", pa.string())])
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """The state under an operator's name."""
+
+    shards: int | None  #: How many it was written with; None if there is none, or it cannot be read
+    query: str | None  #: The id of the query that it is of
+    problem: str | None  #: Why the operator cannot go on with it
+
+
+def stored_state(session: SparkSession, settings: Settings, operator: str, function: ShardFunction) -> StoredState:
+    """Return the stored state of an operator's name.
+
+    Runs a job of one task, because only executors are sure to have the storage's credentials and network. Storage that
+    cannot be read is no error here: the query itself will fail, unless all happens to be as it should.
+    """
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            found = StoredState(None, None, None)
+            try:
+                found = _look(settings, operator, function)
+            except HoldfastError as exc:
+                _log.warning("the stored state of %r cannot be read: %s", operator, exc)
+            yield pa.RecordBatch.from_pylist([vars(found)], schema=_FOUND)
+
+    row = session.range(1, numPartitions=1).mapInArrow(look, _COLUMNS).collect()[0]
+    return StoredState(row["shards"], row["query"], row["problem"])
+
+
+def _look(settings: Settings, operator: str, function: ShardFunction) -> StoredState:
+    storage = state_storage(settings)
+    record = None if storage is None else find_operator(storage, operator)
+    if storage is None or record is None:
+        return StoredState(None, None, None)
+    problem = None
+    try:
+        tables = stored_tables(storage, record).with_changes(function.changes())
+        function.require_restartable(tables, record.configuration)
+    except SchemaMismatchError as exc:
+        problem = str(exc)
+    except HoldfastError as exc:
+        _log.warning("the tables of %r cannot be read: %s", operator, exc)
+    return StoredState(record.shards, record.query_id, problem)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from holdfast.spark_integration.keyed.frames import (
     in_zone,
     key_tuples,
 )
-from holdfast.spark_integration.keyed.group_state import copier
+from holdfast.spark_integration.keyed.pandas_with_state import copier
 from holdfast.spark_integration.keyed.python_values import plain, row_maker
 from holdfast.spark_integration.keyed.slabs import KeyOrder, KeySlabs
 from holdfast.spark_integration.spark_types import arrow_schema, require_nulls_allowed, require_utf8

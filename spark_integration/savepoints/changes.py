@@ -10,8 +10,7 @@ from typing import Literal, get_args
 from holdfast.backends.options import did_you_mean
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.settings import MOST_SHARDS
-from holdfast.snapshotter.savepoints.manifest import Savepoint
-from holdfast.snapshotter.savepoints.saved_operator import NAME, SHARDS_LIMIT, SavedOperator
+from holdfast.snapshotter.savepoints.manifest import NAME, SHARDS_LIMIT, SavedOperator, Savepoint
 from holdfast.spark_integration.savepoints.migrating import Migrate, Migration, migrations_of
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, STATE_VARIABLES
 

@@ -50,16 +50,19 @@ from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.savepoints.manifest import (
+    Piece,
     PlannedBatch,
+    SavedOperator,
     SavedQuery,
     SavedSink,
     SavedSource,
     Savepoint,
+    ShardTimes,
     SourceLog,
+    sinks_of,
+    unnamed,
 )
 from holdfast.snapshotter.savepoints.pieces import write_pieces
-from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes, unnamed
-from holdfast.snapshotter.savepoints.saved_sinks import sinks_of
 from holdfast.snapshotter.savepoints.savepoints import Making, making, require_free, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage

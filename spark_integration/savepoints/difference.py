@@ -18,11 +18,10 @@ from holdfast.backends.arrow.rows import IntArray, take
 from holdfast.backends.evolution import evolved
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import SchemaMismatchError
-from holdfast.snapshotter.savepoints.manifest import Savepoint
+from holdfast.snapshotter.savepoints.manifest import SavedOperator, Savepoint
 from holdfast.snapshotter.savepoints.pieces import read_piece
-from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.lookup.changes import ADDED, CHANGED, REMOVED, differing
+from holdfast.spark_integration.lookup.stored_query import ADDED, CHANGED, REMOVED, differing
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange, joined
 from holdfast.spark_integration.timers import is_by_time
 

@@ -17,7 +17,7 @@ from holdfast.backends.arrow.rows import from_columns, one_chunk
 from holdfast.backends.run import Keys, Run, TableSchema, join_runs
 from holdfast.backends.schema import KEY_SIDE, VALUE_SIDE
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
+from holdfast.snapshotter.savepoints.manifest import SavedOperator
 from holdfast.spark_integration.lookup.shown import shown_columns
 from holdfast.spark_integration.processor.state.variable_tables import tables_called
 from holdfast.spark_integration.timers import TIMERS, is_by_time

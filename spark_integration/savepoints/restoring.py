@@ -29,10 +29,8 @@ from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, find_operator
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables
-from holdfast.snapshotter.savepoints.manifest import SavedQuery, Savepoint
-from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
-from holdfast.snapshotter.savepoints.saved_sinks import continue_sinks as hand_over
-from holdfast.snapshotter.savepoints.saved_sinks import require_sinks
+from holdfast.snapshotter.savepoints.manifest import SavedOperator, SavedQuery, Savepoint, require_sinks
+from holdfast.snapshotter.savepoints.manifest import continue_sinks as hand_over
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage

@@ -33,8 +33,8 @@ from holdfast.backends.schema import decode_schemas
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
+from holdfast.snapshotter.savepoints.manifest import Piece, SavedOperator
 from holdfast.snapshotter.savepoints.pieces import read_piece
-from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage

@@ -25,8 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.errors import CorruptionError, InvalidArgumentError
-from holdfast.snapshotter.savepoints.manifest import PlannedBatch, SavedQuery, SavedSource
-from holdfast.snapshotter.savepoints.saved_operator import SHARDS_LIMIT
+from holdfast.snapshotter.savepoints.manifest import SHARDS_LIMIT, PlannedBatch, SavedQuery, SavedSource
 from holdfast.snapshotter.savepoints.savepoints import read_log
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage

@@ -29,7 +29,7 @@ from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, Unava
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.snapshots.manifest import CleanedUp
-from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.catalogue import Headers
 from holdfast.snapshotter.upkeep.retention import run_retention
 from holdfast.snapshotter.upkeep.troubles import Troubles
 from holdfast.spark_integration.client.messages import Committed, SnapshotNews

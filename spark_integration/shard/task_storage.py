@@ -11,7 +11,7 @@ from holdfast.settings import PREFIX, STORAGE_PREFIX, Settings
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
-from holdfast.spark_integration.executor.per_process import STORAGES, kept_per_process
+from holdfast.spark_integration.executor.processes import STORAGES, kept_per_process
 
 _IO_THREADS = 8
 

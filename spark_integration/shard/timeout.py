@@ -26,6 +26,14 @@ TIMEOUT_CONF: Mapping[str, TimeoutConf] = {
     "EventTime": "EventTimeTimeout",
 }
 
+#: By their names in lower case; Spark knows the first by another one, too.
+TIME_MODES: Mapping[str, TimeMode] = {
+    "none": "None",
+    "notime": "None",
+    "processingtime": "ProcessingTime",
+    "eventtime": "EventTime",
+}
+
 #: Where `GroupState` has the timeout to send to Spark; private to it, and used in this module alone.
 PRIVATE_TIMEOUT = "_timeout_timestamp"
 

@@ -58,7 +58,7 @@ from holdfast.errors import (
 from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claims, Tenure
+from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claim, ClaimingRun, Claims, Tenure
 from holdfast.snapshotter.ownership.operator_record import (
     OperatorRecord,
     check_operator,
@@ -67,14 +67,12 @@ from holdfast.snapshotter.ownership.operator_record import (
     same_name,
 )
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
-from holdfast.snapshotter.ownership.stored_claims import Claim, ClaimingRun
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.probe import probe_storage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.spark_integration.executor.local_dirs import CLAIM_SUFFIX, RUNS, private_directory
-from holdfast.spark_integration.executor.per_process import kept_per_process
-from holdfast.spark_integration.executor.processes import executor_process, lives, place_of
+from holdfast.spark_integration.executor.processes import executor_process, kept_per_process, lives, place_of
 from holdfast.spark_integration.shard.operator import ShardFunction
 from holdfast.spark_integration.shard.pointer_row import directory_of_query
 

@@ -53,8 +53,8 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.snapshotter.fence import looks
+from holdfast.snapshotter.ownership.claims import ALIVE_MS
 from holdfast.snapshotter.ownership.query_origin import find_origin
-from holdfast.snapshotter.ownership.stored_claims import ALIVE_MS
 from holdfast.snapshotter.sink_log import FOLDER, QUERY_ID, Entry, SinkLog, checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.probe import probe_storage

@@ -38,7 +38,7 @@ from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_VARIABLE, STATE_VARIABLES, PointerRow
-from holdfast.spark_integration.shard.timeout import TimeMode
+from holdfast.spark_integration.shard.timeout import TIME_MODES
 from holdfast.spark_integration.spark_state import row_streams
 from holdfast.spark_integration.spark_state.operators import (
     NotKnownError,
@@ -222,12 +222,6 @@ def _each(read: Callable[..., Rows], partitions: Collection[int], executor: Exec
 
 
 _THREADS = 16
-_TIME_MODES: Mapping[str, TimeMode] = {
-    "notime": "None",
-    "none": "None",
-    "processingtime": "ProcessingTime",
-    "eventtime": "EventTime",
-}
 
 
 @dataclass(frozen=True)
@@ -246,9 +240,9 @@ class StatefulStep:
 def modes_of(properties: Mapping[str, Any], number: int) -> dict[str, str]:
     """Return ``timeMode`` and ``outputMode`` of a ``transformWithState``, as an operator's record has them."""
     modes = {name: str(properties.get(name, "")).lower() for name in ("timeMode", "outputMode")}
-    if modes["timeMode"] not in _TIME_MODES:
+    if modes["timeMode"] not in TIME_MODES:
         raise InvalidArgumentError("Spark's metadata has an unknown time mode", number=number, **modes)
-    return modes | {"timeMode": _TIME_MODES[modes["timeMode"]]}
+    return modes | {"timeMode": TIME_MODES[modes["timeMode"]]}
 
 
 def stored_steps(location: ObjectStorage, batch: LoggedBatch) -> list[StatefulStep]:

@@ -24,7 +24,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.spark_types import require_utf8
-from holdfast.spark_integration.transport.blobs import BLOB, BLOB_BYTES, PADDED_ROWS_MAX, write_blob
+from holdfast.spark_integration.transport.packed import BLOB, BLOB_BYTES, PADDED_ROWS_MAX, write_blob
 from holdfast.spark_integration.transport.python_stage import prepared
 
 

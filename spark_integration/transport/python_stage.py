@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from holdfast.spark_integration.executor.per_process import kept_per_process
+from holdfast.spark_integration.executor.processes import kept_per_process
 
 _Item = TypeVar("_Item")
 _DESCRIPTORS = "/proc/self/fd"

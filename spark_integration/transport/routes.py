@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from holdfast.backends.arrow.rows import HashArray
 from holdfast.errors import SchemaMismatchError
@@ -81,3 +83,19 @@ def shards_of(hashes: HashArray, shards: int) -> npt.NDArray[np.intp]:
     """Return the shard of each hash."""
     high = hashes >> np.uint64(32)
     return ((high * np.uint64(shards)) >> np.uint64(32)).astype(np.intp)
+
+
+def shard_column(hash_column: Column, shards: int) -> Column:
+    """Return what `shards_of` computes, as a Spark expression on a ``bigint`` hash."""
+    high = F.shiftrightunsigned(hash_column, 32)
+    return F.shiftrightunsigned(high * F.lit(shards).cast("long"), 32).cast("int")
+
+
+def route_column(hash_column: Column, shards: int) -> Column:
+    """Return the route of each row's shard as a Spark expression.
+
+    No route is null, but Spark must take the column for one that may be, as that of packed rows is: Spark 4.0 and
+    4.1 refuse to go on with a state whose key was declared otherwise.
+    """
+    all_routes = F.array(*[F.lit(route).cast("int") for route in routes_of(shards)])
+    return F.try_element_at(all_routes, shard_column(hash_column, shards) + 1)

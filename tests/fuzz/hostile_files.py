@@ -37,8 +37,7 @@ from holdfast.snapshotter.ownership.stored_tables import declare_tables, stored_
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.catalogue import list_shard
-from holdfast.snapshotter.upkeep.headers import read_header
+from holdfast.snapshotter.upkeep.catalogue import list_shard, read_header
 from holdfast.snapshotter.upkeep.verification import verify_shard
 from holdfast.testing import state_rows
 from holdfast.testing.state_rows import COUNTS, PAIRS, TYPES, VALUE_TYPES, keys_of, values_of

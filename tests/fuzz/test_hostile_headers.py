@@ -20,14 +20,13 @@ from hypothesis import strategies as st
 
 from holdfast.commands.log import describe
 from holdfast.errors import CorruptionError
+from holdfast.snapshotter.ownership.claims import retained_versions
 from holdfast.snapshotter.ownership.operator_record import read_operator
-from holdfast.snapshotter.ownership.stored_claims import retained_versions
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.snapshots.manifest import PART_BYTES_MAX, Part, SnapshotFile
 from holdfast.snapshotter.snapshots.snapshots import download_files
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.catalogue import list_shard
-from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
 from holdfast.snapshotter.upkeep.retention import History, needed_in_storage, plan
 from holdfast.snapshotter.upkeep.troubles import Troubles, read_trouble
 from holdfast.snapshotter.upkeep.verification import verify_shard

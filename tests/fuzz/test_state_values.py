@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import DayTimeIntervalType, StructType
 
 from holdfast.backends.run import TableSchema
-from holdfast.spark_integration.keyed.group_state import KeyStates
+from holdfast.spark_integration.keyed.pandas_with_state import KeyStates
 from holdfast.spark_integration.keyed.python_values import RowValues
 from holdfast.testing.ddl import parse_schema
 from tests.fuzz.spark_states import KEPT

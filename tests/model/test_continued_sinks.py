@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.errors import ConflictError, StateLostError
-from holdfast.snapshotter.savepoints.saved_sinks import require_sinks
+from holdfast.snapshotter.savepoints.manifest import require_sinks
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink
 from tests.model.sink_target import Crash, CrashingStorage, Killed, ModelSink, Target
 from tests.model.test_sink_drivers import QUERY, ModelWorld

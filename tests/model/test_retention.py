@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.snapshotter.snapshots.manifest import Manifest
-from holdfast.snapshotter.upkeep.catalogue import list_shard
-from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
 from holdfast.snapshotter.upkeep.retention import History, carry_out, needed_in_storage, plan, run_retention
 from tests.model.shard_history import PREFIX, ShardHistory, TimedStorage, Version
 

@@ -21,8 +21,7 @@ from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.catalogue import list_shard
-from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
 from holdfast.snapshotter.upkeep.retention import GRACE_MS, History, carry_out, needed_in_storage, plan, run_retention
 from holdfast.snapshotter.upkeep.verification import verify_shard
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import ConflictError, FencedError
-from holdfast.snapshotter.ownership.claims import ENDING_MS, RENEW_EVERY_MS, Claims, Tenure
-from holdfast.snapshotter.ownership.stored_claims import ALIVE_MS
+from holdfast.snapshotter.ownership.claims import ALIVE_MS, ENDING_MS, RENEW_EVERY_MS, Claims, Tenure
 from tests.model.shard_history import TimedStorage
 from tests.model.sink_target import CrashingStorage, Killed
 from tests.model.turns import Actor, Turns

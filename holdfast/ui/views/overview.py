@@ -9,7 +9,7 @@ import numpy as np
 
 from holdfast.errors import HoldfastError
 from holdfast.health.failures import counted
-from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from holdfast.ui.directory import Awaited, Directory
 from holdfast.ui.inquiry import Dated, Patience, answers
 from holdfast.ui.named_query import NamedQuery, Progress

@@ -13,8 +13,7 @@ from holdfast.health.failures import Failure, read_failures, reports
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.catalogue import list_shard
-from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
 from holdfast.ui.stored_objects import KINDS
 from holdfast.ui.survey import OperatorSurvey
 

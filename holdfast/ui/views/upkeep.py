@@ -15,12 +15,11 @@ import numpy as np
 
 from holdfast import clock
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.snapshotter.ownership.claims import retained_versions
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, shard_prefix
-from holdfast.snapshotter.ownership.stored_claims import retained_versions
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.catalogue import ShardListing, list_shard
-from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.catalogue import Headers, ShardListing, list_shard
 from holdfast.snapshotter.upkeep.retention import RETAINED_VERSIONS, History, needed_in_storage, plan
 from holdfast.snapshotter.upkeep.verification import Damage, verify_shard
 from holdfast.ui.survey import OperatorSurvey

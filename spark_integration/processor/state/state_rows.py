@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 )
 
 from holdfast.backends.arrow.values import first_that_fails, null_where_none_may_be
-from holdfast.spark_integration.keyed.group_state import copier
+from holdfast.spark_integration.keyed.pandas_with_state import copier
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
 from holdfast.spark_integration.processor.state.slab import state_error
 

@@ -27,9 +27,7 @@ from holdfast.backends.registry import backend_names
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.settings import Settings
-from holdfast.snapshotter.savepoints.manifest import SavedSink, Savepoint
-from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
-from holdfast.snapshotter.savepoints.saved_sinks import sinks_of
+from holdfast.snapshotter.savepoints.manifest import SavedOperator, SavedSink, Savepoint, sinks_of
 from holdfast.snapshotter.savepoints.savepoints import making
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options

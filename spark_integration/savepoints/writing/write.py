@@ -35,16 +35,23 @@ from holdfast.backends.schema import decode_schemas, encode_schemas
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.snapshotter.fields import NUMBER_LIMIT
-from holdfast.snapshotter.savepoints.manifest import SOURCE, SavedQuery, SavedSource, Savepoint
+from holdfast.snapshotter.savepoints.manifest import (
+    SOURCE,
+    Piece,
+    SavedOperator,
+    SavedQuery,
+    SavedSource,
+    Savepoint,
+    ShardTimes,
+)
 from holdfast.snapshotter.savepoints.pieces import fetch_piece, write_pieces
-from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes
 from holdfast.snapshotter.savepoints.savepoints import Making, making, read_log, read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.plan.arguments import operator_name
-from holdfast.spark_integration.plan.shuffle_partitions import shuffle_partitions
+from holdfast.spark_integration.plan.session import shuffle_partitions
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
 from holdfast.spark_integration.savepoints.seeding import PARTITIONS
 from holdfast.spark_integration.savepoints.tasks import (

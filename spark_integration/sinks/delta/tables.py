@@ -34,7 +34,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.snapshotter.storage.options import parse_storage_options, secrets_of
-from holdfast.spark_integration.executor.per_process import kept_per_process
+from holdfast.spark_integration.executor.processes import kept_per_process
 from holdfast.spark_integration.sinks.files.location import DELTA_PREFIX, storage_of
 
 _S3_NAMES = {

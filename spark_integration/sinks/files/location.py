@@ -27,7 +27,7 @@ from holdfast.snapshotter.sink_log import QUERY_ID, SINK
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.spark_integration.executor.per_process import STORAGES, kept_per_process
+from holdfast.spark_integration.executor.processes import STORAGES, kept_per_process
 from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, another_query
 

@@ -18,7 +18,7 @@ from holdfast.clock import new_id
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from holdfast.spark_integration.client import connection
 from holdfast.spark_integration.client.connection import client_of
 from holdfast.spark_integration.client.messages import ShardAddress

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from holdfast import clock
 from holdfast.errors import InvalidArgumentError
-from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.client.messages import Committed, MeasuredBatch, SnapshotNews
 from holdfast.spark_integration.client.recent import recent_batches

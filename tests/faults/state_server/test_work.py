@@ -14,7 +14,7 @@ from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES
 from holdfast.errors import UnavailableError
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from holdfast.spark_integration.client.connection import client_of
 from holdfast.spark_integration.client.messages import ShardAddress
 from holdfast.spark_integration.shard_call.announcing import bound_chain

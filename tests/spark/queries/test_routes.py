@@ -20,7 +20,7 @@ def test_spark_computes_the_same_and_places_shards_where_we_say(spark: SparkSess
     """Else rows of one key would meet two shards, or two busy shards one partition."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    from holdfast.spark_integration.transport.route_columns import route_column, shard_column
+    from holdfast.spark_integration.transport.routes import route_column, shard_column
 
     random = np.random.default_rng(7).integers(0, 2**64, 200, np.uint64, endpoint=False)
     hashes = np.concatenate([np.array(EXTREMES, np.uint64), random])

@@ -15,8 +15,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 import holdfast
 from holdfast.spark_integration.plan.definition import Definition, KeyedRows
 from holdfast.spark_integration.transport.packed import PackedTransport
-from holdfast.spark_integration.transport.route_columns import route_column
-from holdfast.spark_integration.transport.routes import ROUTE
+from holdfast.spark_integration.transport.routes import ROUTE, route_column
 from holdfast.spark_integration.transport.transport import HASH, Gather, Received, quoted
 from tests.spark.conftest import Lab
 from tests.tiers import cases

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from holdfast.snapshotter.ownership.stored_claims import ALIVE_MS
+from holdfast.snapshotter.ownership.claims import ALIVE_MS
 from tests.spark import conftest as lab_module
 from tests.spark.application import run_program
 from tests.spark.conftest import Lab, age, claims

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS
+from holdfast.snapshotter.ownership.claims import ALIVE_MS, RENEW_EVERY_MS, ClaimingRun, find_claim
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
-from holdfast.snapshotter.ownership.stored_claims import ALIVE_MS, ClaimingRun, find_claim
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.executor.processes import ProcessId, place_of
 from tests.spark.application import start_program

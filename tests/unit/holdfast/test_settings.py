@@ -112,11 +112,6 @@ def test_a_misspelt_key_is_refused_with_the_nearest_name(key: str, near: str) ->
         Settings.parse({key: "1"})
 
 
-def test_a_setting_that_is_no_more_is_refused_with_what_to_do() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"'spark\.holdfast\.transport': leave it out"):
-        Settings.parse({"spark.holdfast.transport": "rows"})
-
-
 @pytest.mark.parametrize("key", ["spark.holdfast.sink.password", "spark.holdfast.sink.", "spark.holdfast.sink..host"])
 def test_an_option_of_no_sink_is_refused(key: str) -> None:
     """Where the sink's name was forgotten, nobody would read it."""

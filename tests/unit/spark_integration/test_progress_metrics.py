@@ -8,7 +8,7 @@ from pyspark.sql import Row
 
 from holdfast.spark_integration.client.measures import METRICS, of_group
 from holdfast.spark_integration.progress_metrics import by_name
-from holdfast.spark_integration.transport.observed_metrics import is_observed
+from holdfast.spark_integration.transport.observed import is_observed
 from tests.source_tree import ROOT
 
 

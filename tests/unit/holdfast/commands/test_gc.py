@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.commands import target
 from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.ownership.claims import Beside
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
-from holdfast.snapshotter.ownership.stored_claims import Beside
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage

@@ -25,9 +25,9 @@ from holdfast.commands import lookup, target
 from holdfast.commands.lookup import print_csv
 from holdfast.commands.target import json_value
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.lookup.changes import TableChanges
 from holdfast.spark_integration.lookup.keys import parse_key
 from holdfast.spark_integration.lookup.query_pointers import KeyVersion
+from holdfast.spark_integration.lookup.stored_query import TableChanges
 
 
 def printed(capsys: pytest.CaptureFixture[str], value: Any) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from holdfast.backends import stored_file
-from holdfast.snapshotter.ownership.stored_claims import KIND, Claim, ClaimingRun
+from holdfast.snapshotter.ownership.claims import KIND, Claim, ClaimingRun
 from holdfast.spark_integration.executor.processes import ProcessId, place_of
 
 THIS, ENDED = ProcessId.of(os.getpid()), ProcessId(1, 1)  # none of this machine began so early

@@ -9,7 +9,7 @@ import pytest
 from holdfast.health.failures import Report
 from holdfast.health.health import Health, Verdict, health_of, judge
 from holdfast.health.signs import Run, Signs, runs_of
-from holdfast.snapshotter.ownership.stored_claims import Claim, ClaimingRun
+from holdfast.snapshotter.ownership.claims import Claim, ClaimingRun
 from holdfast.spark_integration.client.recent import RecentBatch
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
 

@@ -12,9 +12,8 @@ import pyarrow as pa
 
 from holdfast import clock
 from holdfast.backends.run import TableSchema
-from holdfast.snapshotter.ownership.claims import Claims, Tenure
+from holdfast.snapshotter.ownership.claims import Claim, ClaimingRun, Claims, Tenure
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
-from holdfast.snapshotter.ownership.stored_claims import Claim, ClaimingRun
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 TABLE = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))

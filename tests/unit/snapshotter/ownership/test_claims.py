@@ -11,9 +11,8 @@ import pytest
 from holdfast import clock
 from holdfast.backends import stored_file
 from holdfast.errors import ConflictError, CorruptionError, FencedError, UnavailableError
-from holdfast.snapshotter.ownership.claims import KEPT_MS
+from holdfast.snapshotter.ownership.claims import ALIVE_MS, KEPT_MS, find_claim, retained_versions
 from holdfast.snapshotter.ownership.operator_record import declare_operator, find_operator
-from holdfast.snapshotter.ownership.stored_claims import ALIVE_MS, find_claim, retained_versions
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.unit.snapshotter.ownership.runs import (

@@ -11,8 +11,7 @@ import pytest
 
 from holdfast import clock
 from holdfast.errors import ConflictError, FencedError
-from holdfast.snapshotter.ownership.claims import ENDING_MS, Claims
-from holdfast.snapshotter.ownership.stored_claims import ALIVE_MS
+from holdfast.snapshotter.ownership.claims import ALIVE_MS, ENDING_MS, Claims
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from tests.unit.snapshotter.ownership.runs import (
     STARTED,

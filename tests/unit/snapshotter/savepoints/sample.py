@@ -7,17 +7,18 @@ import pyarrow as pa
 import xxhash
 
 from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.snapshotter.savepoints.manifest import KEY as KEY_OF_MANIFEST
 from holdfast.snapshotter.savepoints.manifest import (
     PlannedBatch,
+    SavedOperator,
     SavedQuery,
     SavedSink,
     SavedSource,
     Savepoint,
+    ShardTimes,
     SourceLog,
 )
 from holdfast.snapshotter.savepoints.pieces import write_pieces
-from holdfast.snapshotter.savepoints.saved_operator import KEY as KEY_OF_MANIFEST
-from holdfast.snapshotter.savepoints.saved_operator import SavedOperator, ShardTimes
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 

@@ -15,9 +15,8 @@ import pytest
 from holdfast.backends import stored_file
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.savepoints.manifest import KIND, read_manifest
+from holdfast.snapshotter.savepoints.manifest import KEY, KIND, Piece, read_manifest
 from holdfast.snapshotter.savepoints.pieces import folder_of, read_piece
-from holdfast.snapshotter.savepoints.saved_operator import KEY, Piece
 from holdfast.snapshotter.savepoints.savepoints import (
     delete_savepoint,
     find_savepoint,

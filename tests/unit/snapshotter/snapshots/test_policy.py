@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.backends.base import Pointer
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 
 
 def test_the_policy_looks_at_commits_their_bytes_and_the_time() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.backends import stored_file
-from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from tests.soak.cluster import ClockedStorage
 from tests.tiers import ALL
 from tests.unit.snapshotter.upkeep.upkeep_bench import HOUR_MS, Bench, counters

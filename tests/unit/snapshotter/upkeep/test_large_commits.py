@@ -13,9 +13,8 @@ from holdfast.backends.stored_file import BLOCK_BYTES, END_BYTES_MAX, NOTICE_BYT
 from holdfast.errors import CorruptionError
 from holdfast.snapshotter.commit_objects import read_commit
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage, WrappedStorage
-from holdfast.snapshotter.upkeep import headers
-from holdfast.snapshotter.upkeep.catalogue import StoredObject, list_shard
-from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep import catalogue
+from holdfast.snapshotter.upkeep.catalogue import Headers, StoredObject, list_shard
 from holdfast.snapshotter.upkeep.retention import GRACE_MS, run_retention
 from holdfast.snapshotter.upkeep.verification import verify_shard
 from tests.fuzz.forge import put_together, take_apart
@@ -146,7 +145,7 @@ def test_a_damaged_end_makes_nothing_go_that_a_restore_may_fall_back_on(monkeypa
     data, stored_ms = storage.objects[key]
     name = str(fallback.pointer).encode()
     storage.objects[key] = (data.replace(name, b"11" + name[2:]), stored_ms)
-    monkeypatch.setattr(headers, "NOTICE_BYTES_MAX", 0)
+    monkeypatch.setattr(catalogue, "NOTICE_BYTES_MAX", 0)
     with pytest.raises(CorruptionError, match="an object that others build on is missing"):
         run_retention(PrefixedStorage(storage, PREFIX), made[-1].pointer, made[-1].chain, retained=5)
     assert any(key.startswith(f"{PREFIX}/{fallback.key}") for key in storage.objects)

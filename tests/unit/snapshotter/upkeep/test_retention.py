@@ -13,8 +13,7 @@ from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.catalogue import list_shard
-from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
 from holdfast.snapshotter.upkeep.retention import (
     GRACE_MS,
     History,

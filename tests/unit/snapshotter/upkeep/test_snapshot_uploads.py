@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.backends import local_files
 from holdfast.errors import NotFoundError
-from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.snapshotter.upkeep.troubles import read_trouble

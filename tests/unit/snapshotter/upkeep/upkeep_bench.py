@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from tests.soak.cluster import Clock, Executor, Place, Query
 
 HOUR_MS = 60 * 60_000

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from holdfast.spark_integration.executor.per_process import kept_per_process
+from holdfast.spark_integration.executor.processes import kept_per_process
 
 
 def test_results_are_kept_by_their_arguments_in_one_process_only(monkeypatch: pytest.MonkeyPatch) -> None:

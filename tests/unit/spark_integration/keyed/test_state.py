@@ -43,8 +43,8 @@ from pyspark.sql.types import (
 
 from holdfast.backends.arrow.rows import storage_type
 from holdfast.errors import HoldfastError, InvalidArgumentError
-from holdfast.spark_integration.keyed import group_state, python_values
-from holdfast.spark_integration.keyed.group_state import KeyState, KeyStates
+from holdfast.spark_integration.keyed import pandas_with_state, python_values
+from holdfast.spark_integration.keyed.pandas_with_state import KeyState, KeyStates
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.testing.ddl import parse_schema
@@ -348,8 +348,8 @@ def test_a_state_behaves_as_sparks(
 def test_the_private_attributes_of_spark_are_there_and_their_lack_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were one renamed, functions would see no state, or nothing that they do would be kept, and nothing would fail."""
     _, sparks = both((1, [2]), "NoTimeout", None)
-    assert [name for name in group_state.PRIVATE if name not in vars(sparks)] == []
-    monkeypatch.setattr(group_state, "PRIVATE", ("_value", "_gone"))
+    assert [name for name in pandas_with_state.PRIVATE if name not in vars(sparks)] == []
+    monkeypatch.setattr(pandas_with_state, "PRIVATE", ("_value", "_gone"))
     with pytest.raises(HoldfastError, match="lacking=_gone"):
         both((1, [2]), "NoTimeout", None)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.spark_integration.plan.shuffle_partitions import task_slots, warn_of_partitions
+from holdfast.spark_integration.plan.session import task_slots, warn_of_partitions
 
 STANDALONE = {"spark.master": "spark://host:7077"}
 YARN = {"spark.master": "yarn", "spark.executor.instances": "5", "spark.executor.cores": "4"}

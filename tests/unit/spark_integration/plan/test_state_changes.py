@@ -9,7 +9,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from holdfast.backends.column_names import ColumnChanges
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.plan.state_changes import changes_of_tables, changes_of_variables
+from holdfast.spark_integration.plan.arguments import changes_of_tables, changes_of_variables
 from holdfast.spark_integration.processor.state.variables import StateVariable
 
 ONE = {"state": ["n", "total"]}

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.savepoints.manifest import Savepoint, read_manifest
-from holdfast.snapshotter.savepoints.saved_operator import SavedOperator, unnamed
+from holdfast.snapshotter.savepoints.manifest import SavedOperator, Savepoint, read_manifest, unnamed
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
 from holdfast.spark_integration.savepoints.changes import Changes, plans_of

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.snapshotter.savepoints.manifest import KEY, SavedOperator, ShardTimes
 from holdfast.snapshotter.savepoints.pieces import write_pieces
-from holdfast.snapshotter.savepoints.saved_operator import KEY, SavedOperator, ShardTimes
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints.difference import Side, TableDifference, difference, facts_that_differ

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError, SchemaMismatchError
-from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
+from holdfast.snapshotter.savepoints.manifest import SavedOperator
 from holdfast.spark_integration.savepoints import migrating
 from holdfast.spark_integration.savepoints.migrating import migrated, migrations_of
 from holdfast.spark_integration.timers import KeyTimers

@@ -22,8 +22,8 @@ from holdfast.backends.schema import encode_schemas
 from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
+from holdfast.snapshotter.savepoints.manifest import Piece, SavedOperator, ShardTimes
 from holdfast.snapshotter.savepoints.pieces import write_pieces
-from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage

@@ -14,8 +14,8 @@ from pyspark.sql.types import ArrayType, DataType, LongType, StringType, StructF
 from holdfast.backends.schema import TableSchema, encode_schemas
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.settings import Settings
+from holdfast.snapshotter.savepoints.manifest import Piece
 from holdfast.snapshotter.savepoints.pieces import read_piece
-from holdfast.snapshotter.savepoints.saved_operator import Piece
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.plan.grouping_keys import Grouping, Key

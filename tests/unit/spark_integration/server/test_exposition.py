@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.backends.base import Pointer
-from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.client.messages import Committed, MeasuredBatch, ShardAddress
 from holdfast.spark_integration.server.exposition import Exposition, MeasuredBatches, ServerMetrics

@@ -13,7 +13,7 @@ from holdfast import clock
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import NotFoundError
 from holdfast.mvcc import VersionedStore
-from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.server import open_shards

@@ -17,7 +17,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import UnavailableError
 from holdfast.mvcc import VersionedStore
-from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
 from holdfast.spark_integration.executor import local_dirs

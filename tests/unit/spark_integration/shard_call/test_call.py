@@ -15,7 +15,7 @@ from holdfast.clock import new_id
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from holdfast.spark_integration.client.messages import ShardAddress
 from holdfast.spark_integration.shard.operator import BatchTimes, Operator, ShardInput
 from holdfast.spark_integration.shard.streaming_task import StreamingTask

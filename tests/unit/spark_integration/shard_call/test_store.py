@@ -16,7 +16,7 @@ from holdfast.errors import StateLostError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.client.messages import ShardAddress
 from holdfast.spark_integration.shard_call.store import ShardStore

@@ -16,7 +16,7 @@ from holdfast.errors import CorruptionError, HoldfastError, StateLostError, Unav
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.files.parquet import ParquetSink, read_parquet
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
-from holdfast.testing.sinks.scenario import HANDLE_BYTES_MAX
+from holdfast.testing.sink_scenario import HANDLE_BYTES_MAX
 
 pytestmark = pytest.mark.slow(20)
 

@@ -17,8 +17,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.lookup.keys import key_option, shards_option
 from holdfast.spark_integration.spark_types import arrow_schema, spark_type
 from holdfast.spark_integration.state_source.options import ReadOptions, columns_option, storage_options
-from holdfast.spark_integration.state_source.shown import ShownTable
-from holdfast.spark_integration.state_source.source import StateSource
+from holdfast.spark_integration.state_source.source import ShownTable, StateSource
 from holdfast.spark_integration.timers import timers_schema
 from tests.unit.snapshotter.savepoints.sample import KEY, STATE, a_savepoint
 

@@ -17,8 +17,7 @@ from holdfast.spark_integration.savepoints.restoring_shards import HashRange
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.state_source import source
 from holdfast.spark_integration.state_source.options import Place
-from holdfast.spark_integration.state_source.shown import ShownTable
-from holdfast.spark_integration.state_source.source import QueryTable, ShardPart, TableReader
+from holdfast.spark_integration.state_source.source import QueryTable, ShardPart, ShownTable, TableReader
 from tests.faults.elsewhere import run_elsewhere
 
 STATE = TableSchema.of("state", pa.schema([("user", pa.string())]), pa.schema([("n", pa.int64())]))

@@ -17,9 +17,7 @@ from holdfast.spark_integration.shard_call import call
 from holdfast.spark_integration.shard_call.call import gather_rows
 from holdfast.spark_integration.spark_types import Watermark
 from holdfast.spark_integration.transport import packed as packed_module
-from holdfast.spark_integration.transport.blobs import BLOB
-from holdfast.spark_integration.transport.late_rows import NEVER_LATE, marks_of
-from holdfast.spark_integration.transport.packed import PackedTransport, pack_rows
+from holdfast.spark_integration.transport.packed import BLOB, NEVER_LATE, PackedTransport, marks_of, pack_rows
 from holdfast.spark_integration.transport.routes import ROUTE, routes_of
 from holdfast.spark_integration.transport.transport import EVENT_TIME, HASH, EventTime, Received
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.spark_integration.client.measures import METRICS
-from holdfast.spark_integration.transport.observed_metrics import of_each_shard_once
+from holdfast.spark_integration.transport.observed import of_each_shard_once
 
 ONCE = {metric.name: 12 if metric.is_sum else 7 for metric in METRICS} | {"shards": 4, "calls": 4}
 

@@ -17,13 +17,13 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.shard_call import call as shard_call
 from holdfast.spark_integration.spark_types import arrow_schema
-from holdfast.spark_integration.transport.blobs import BLOB
 from holdfast.spark_integration.transport.output import (
     OneByOneOutput,
     PackedOutput,
     RowsOutput,
     unpack_output,
 )
+from holdfast.spark_integration.transport.packed import BLOB
 
 FOLD = dt.datetime(2024, 11, 3, 5, 30, tzinfo=dt.UTC)  # 01:30 in New York, and an hour later again
 #: By type: values that a pandas frame would alter.

@@ -14,10 +14,15 @@ from hypothesis import strategies as st
 
 from holdfast.spark_integration.transport import output as output_module
 from holdfast.spark_integration.transport import packed as packed_module
-from holdfast.spark_integration.transport.blobs import BLOB, read_blob, write_blob
-from holdfast.spark_integration.transport.late_rows import NEVER_LATE
 from holdfast.spark_integration.transport.output import pack_output, unpack_output
-from holdfast.spark_integration.transport.packed import PackedTransport, pack_rows
+from holdfast.spark_integration.transport.packed import (
+    BLOB,
+    NEVER_LATE,
+    PackedTransport,
+    pack_rows,
+    read_blob,
+    write_blob,
+)
 from holdfast.spark_integration.transport.routes import ROUTE, routes_of, shards_of
 from holdfast.spark_integration.transport.transport import EVENT_TIME, HASH
 from holdfast.testing.state_rows import TYPES, VALUE_TYPES, plain

@@ -1,1 +1,0 @@
-"""What the contract of a two-phase sink is made of: processes to kill, steps of a query, tests."""
