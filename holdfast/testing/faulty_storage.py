@@ -149,7 +149,6 @@ class FaultyStorage(ObjectStorage):
         self._lock = threading.Lock()
 
     def put(self, key: str, data: Buffer) -> None:
-        """Store an object, or fail to; see `ObjectStorage.put`."""
         self._perform("put", (key,), lambda: self.inner.put(key, data))
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
@@ -157,19 +156,15 @@ class FaultyStorage(ObjectStorage):
         self._perform("put", (key,), lambda: self.inner.put_if_absent(key, data))
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
-        """Return an object, or fail to; see `ObjectStorage.get`."""
         return self._perform("get", (key,), lambda: self.inner.get(key, limit_bytes))
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
-        """Return a range of an object, or fail to; see `ObjectStorage.get_range`."""
         return self._perform("get", (key,), lambda: self.inner.get_range(key, start, end))
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
-        """Return the objects of a folder, or fail to; see `ObjectStorage.list`."""
         return self._perform("list", (prefix,), lambda: self.inner.list(prefix))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects, or fail to; see `ObjectStorage.delete`."""
         wanted = tuple(keys)
         self._perform("delete", wanted, lambda: self.inner.delete(wanted))
 

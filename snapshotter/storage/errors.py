@@ -35,7 +35,7 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
 _DETAIL_LIMIT = 200
@@ -178,27 +178,6 @@ def error_for_code(code: str, status: int) -> tuple[type[HoldfastError], str]:
     if code in ("NoSuchUpload", "InvalidPart"):
         return UnavailableError, "the multipart upload was aborted by somebody else"
     return InvalidArgumentError, _NOT_A_STORE if status == 404 else _REFUSED
-
-
-def delete_failure(failures: Sequence[tuple[str, HoldfastError]], url: str) -> HoldfastError:
-    """Return one error for all keys that could not be deleted; its notes name each of them.
-
-    `failures`: key and error of each; at least one; `url`: the root.
-    """
-    # One failure that a retry cannot cure makes the whole call one that a retry cannot cure.
-    key, worst = next((pair for pair in failures if not pair[1].retryable), failures[0])
-    error = type(worst)(
-        f"not every object was deleted: {worst.message}",
-        action="delete",
-        failed=len(failures),
-        key=key,
-        storage=url,
-        detail=worst.facts.get("detail"),
-    )
-    for failed_key, failure in failures:
-        kind = type(failure).__name__
-        error.add_note(f"not deleted: key={failed_key} error={kind} detail={failure.facts.get('detail')}")
-    return error
 
 
 def _classify(exc: BaseException) -> tuple[type[HoldfastError], str]:

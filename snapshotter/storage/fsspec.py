@@ -33,9 +33,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from holdfast import clock
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
-from holdfast.errors import ClosedError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.connections import Connections
-from holdfast.snapshotter.storage.errors import delete_failure, translated
+from holdfast.snapshotter.storage.errors import translated
 from holdfast.snapshotter.storage.object_storage import (
     TEMPORARY_PREFIX,
     Action,
@@ -45,7 +45,6 @@ from holdfast.snapshotter.storage.object_storage import (
     check_key,
     check_range,
     flat_view,
-    key_problem,
     require_size,
     unconditional,
     whole_range,
@@ -103,7 +102,6 @@ class FsspecStorage(ObjectStorage):
         self._renames, self._creates = scheme in _RENAMES, scheme in _CREATES
         self._new_id = new_id
         self._connections = Connections(partial(_connect, self.url, dict(options)))
-        self._closed = False
         weakref.finalize(self, self._connections.release)
 
     def put(self, key: str, data: Buffer) -> None:
@@ -121,7 +119,6 @@ class FsspecStorage(ObjectStorage):
         _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
-        """Store an object unless its key holds other bytes; see `ObjectStorage.put_if_absent`."""
         check_key(key)
         content, is_new = bytes(flat_view(data)), True
         with translated("put", self.url, key, self._secrets):
@@ -140,11 +137,9 @@ class FsspecStorage(ObjectStorage):
             self._require(key, content)
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
-        """Return an object; see `ObjectStorage.get`."""
         return self._got(key, lambda fs, path: self._read(fs, path, key, limit_bytes))
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
-        """Return a range of an object; see `ObjectStorage.get_range`."""
         check_range(start, end)
         data = self._got(key, lambda fs, path: memoryview(fs.cat_file(path, start=start, end=end)).toreadonly())
         return whole_range(data, start, end, key, self.url)
@@ -164,18 +159,14 @@ class FsspecStorage(ObjectStorage):
         return data
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
-        """Return the objects of a folder; see `ObjectStorage.list`."""
         check_folder(prefix)
         with translated("list", self.url, prefix, self._secrets):
             fs, files = self._files(prefix)
-            return [
-                ObjectInfo(key, info["size"], _modified_ms(fs, name, info))
-                for key, (name, info) in sorted(files.items(), key=lambda pair: pair[0].encode(errors="replace"))
-                if not key_problem(key)
-            ]
+            return self._listed(
+                ObjectInfo(key, info["size"], _modified_ms(fs, name, info)) for key, (name, info) in files.items()
+            )
 
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
-        """Remove temporary files, if the store makes any; see `ObjectStorage.abort_unfinished_uploads`."""
         check_folder(prefix)
         if not self._renames:
             return 0
@@ -192,31 +183,23 @@ class FsspecStorage(ObjectStorage):
         return removed
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; see `ObjectStorage.delete`."""
-        checked = [check_key(key) for key in keys]
-        failures: list[tuple[str, HoldfastError]] = []
-        for key in checked:
-            try:
-                with translated("delete", self.url, key, self._secrets):
-                    fs, root = self._begin("delete")
-                    with _suppressed_absence():
-                        fs.rm_file(f"{root}/{key}")  # not rm, which expands * and ?
-            except ClosedError:
-                raise
-            except HoldfastError as error:
-                failures.append((key, error))
-        if failures:
-            raise delete_failure(failures, self.url) from failures[0][1]
+
+        def delete(key: str) -> None:
+            with translated("delete", self.url, key, self._secrets):
+                fs, root = self._begin("delete")
+                with _suppressed_absence():
+                    fs.rm_file(f"{root}/{key}")  # not rm, which expands * and ?
+
+        self._delete_each(keys, delete)
 
     def close(self) -> None:
         """Drop this process's file system; what fsspec opened for it closes when it is collected."""
-        self._closed = True
+        super().close()
         self._connections.release()
 
     def _begin(self, action: Action) -> tuple[Any, str]:
         """Count a request; return this process's file system and the root's path in it, without a trailing slash."""
-        if self._closed:
-            raise ClosedError("storage is closed: open it again", storage=self.url)
+        self._require_open()
         self._requests.add(action)
         return self._connections.of_this_process()
 

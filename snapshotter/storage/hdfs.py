@@ -50,14 +50,13 @@ from holdfast import clock
 from holdfast.backends.options import did_you_mean
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import (
-    ClosedError,
     HoldfastError,
     InvalidArgumentError,
     NotFoundError,
     UnavailableError,
 )
 from holdfast.snapshotter.storage.connections import Connections
-from holdfast.snapshotter.storage.errors import delete_failure, translated
+from holdfast.snapshotter.storage.errors import translated
 from holdfast.snapshotter.storage.object_storage import (
     TEMPORARY_PREFIX,
     Action,
@@ -67,7 +66,7 @@ from holdfast.snapshotter.storage.object_storage import (
     check_key,
     check_range,
     flat_view,
-    key_problem,
+    require_deleted,
     require_size,
     taken,
     whole_range,
@@ -253,7 +252,6 @@ class HdfsStorage(ObjectStorage):
         config = _DEFAULTS | {name: str(value) for name, value in flat.items()}
         self._new_id, self._monotonic_ms, self._sleep_ms = new_id, monotonic_ms, sleep_ms
         self._clients = Connections(partial(hdfs_native.Client, address, config, **parameters))
-        self._closed = False
         weakref.finalize(self, self._clients.release)
 
     def put(self, key: str, data: Buffer) -> None:
@@ -269,7 +267,6 @@ class HdfsStorage(ObjectStorage):
         self.put(key, data)
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
-        """Return an object; see `ObjectStorage.get`."""
 
         def whole(size: int) -> tuple[int, int]:
             require_size(size, limit_bytes, key, self.url)
@@ -278,7 +275,6 @@ class HdfsStorage(ObjectStorage):
         return self._read(key, whole)
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
-        """Return a range of an object; see `ObjectStorage.get_range`."""
         check_range(start, end)
         data = self._read(key, lambda size: (min(start, size), min(end, size)))
         return whole_range(data, start, end, key, self.url)
@@ -294,21 +290,16 @@ class HdfsStorage(ObjectStorage):
         return data
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
-        """Return the objects of a folder; see `ObjectStorage.list`."""
         folder = f"{self._root}/{check_folder(prefix)}"
         found = self._perform("list", prefix, lambda client, _: files_below(client, folder))
         top = self._root or "/"
         if not (found or prefix) and self._perform("list", prefix, lambda client, _: is_file(client, top)):
             raise InvalidArgumentError("this is a file: give a directory", storage=self.url)
-        keys = [(status.path.removeprefix(f"{self._root}/"), status) for status in found]
-        return [
-            ObjectInfo(key, status.length, status.modification_time)
-            for key, status in sorted(keys, key=lambda pair: pair[0].encode(errors="replace"))
-            if not key_problem(key)
-        ]
+        return self._listed(
+            ObjectInfo(one.path.removeprefix(f"{self._root}/"), one.length, one.modification_time) for one in found
+        )
 
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
-        """Remove temporary files; see `ObjectStorage.abort_unfinished_uploads`."""
         folder = f"{self._root}/{check_folder(prefix)}"
         found = self._perform("list", prefix, lambda client, _: files_below(client, folder))
         left = [s.path for s in found if _is_temporary(s.path) and s.modification_time < before_ms]
@@ -339,22 +330,17 @@ class HdfsStorage(ObjectStorage):
                 self._perform("delete", next(iter(waiting)), delete_waiting, len(waiting) / _DELETES_PER_SECOND)
             except UnavailableError as error:
                 failures += [(key, error) for key in waiting]
-        self._check_open()
-        if failures:
-            raise delete_failure(failures, self.url) from failures[0][1]
+        self._require_open()
+        require_deleted(failures, self.url)
 
     def close(self) -> None:
         """Drop this process's client; calls that are under way go on."""
-        self._closed = True
+        super().close()
         self._clients.release()
 
     def _path(self, key: str) -> str:
         """Return the path of an object's file."""
         return f"{self._root}/{check_key(key)}"
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("storage is closed: open it again", storage=self.url)
 
     def _perform(
         self, action: Action, key: str, work: Callable[[hdfs_native.Client, Attempt], _T], seconds: float = 0.0
@@ -362,7 +348,7 @@ class HdfsStorage(ObjectStorage):
         """Run `work`, and repeat it while its failure may be transient; `seconds` extend an operation's limit."""
         start_ms, pause_ms = self._monotonic_ms(), _FIRST_PAUSE_MS
         while True:
-            self._check_open()
+            self._require_open()
             if action != "delete":  # that counts its keys
                 self._requests.add(action)
             try:

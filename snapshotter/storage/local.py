@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.backends.block_io import read_at, write_at
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
-from holdfast.errors import ClosedError, HoldfastError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.storage.errors import delete_failure, translated
+from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.storage.errors import translated
 from holdfast.snapshotter.storage.object_storage import (
     TEMPORARY_PREFIX,
     Action,
@@ -74,14 +74,11 @@ class LocalStorage(ObjectStorage):
         self._root = root
         self._durable: set[tuple[str, ...]] = set()
         self._numbers = itertools.count()
-        self._closed = False
 
     def put(self, key: str, data: Buffer) -> None:
-        """Store an object; see `ObjectStorage.put`."""
         self._put(key, data, _replace)
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
-        """Store an object unless its key holds other bytes; see `ObjectStorage.put_if_absent`."""
 
         def link(temporary: str, name: str, at: int) -> bool:
             try:
@@ -111,7 +108,6 @@ class LocalStorage(ObjectStorage):
         return published
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
-        """Return an object; see `ObjectStorage.get`."""
 
         def read(file: int, size_bytes: int) -> memoryview:
             require_size(size_bytes, limit_bytes, key, self.url)
@@ -121,7 +117,6 @@ class LocalStorage(ObjectStorage):
         return self._read(key, read)
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
-        """Return a range of an object; see `ObjectStorage.get_range`."""
         check_range(start, end)
 
         def read(file: int, size_bytes: int) -> memoryview:
@@ -131,7 +126,6 @@ class LocalStorage(ObjectStorage):
         return whole_range(self._read(key, read), start, end, key, self.url)
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
-        """Return the objects of a folder; see `ObjectStorage.list`."""
         folder = tuple(check_folder(prefix).split("/")[:-1])
         self._begin("list")
         self._require_no_file()  # which would look like an empty folder
@@ -139,10 +133,9 @@ class LocalStorage(ObjectStorage):
         absent = suppress(FileNotFoundError, NotADirectoryError)
         with translated("list", self.url, prefix), absent, self._folder(folder) as at:
             found.extend(_files(at, prefix))
-        return sorted(found, key=lambda info: info.key.encode())
+        return self._listed(found)
 
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
-        """Remove temporary files; see `ObjectStorage.abort_unfinished_uploads`."""
         folder = tuple(check_folder(prefix).split("/")[:-1])
         self._begin("list")
         absent = suppress(FileNotFoundError, NotADirectoryError)
@@ -152,28 +145,19 @@ class LocalStorage(ObjectStorage):
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; see `ObjectStorage.delete`. Folders stay: another writer may be using them."""
-        checked = [check_key(key) for key in keys]
-        self._begin("delete", len(checked))
-        failures: list[tuple[str, HoldfastError]] = []
-        for key in checked:
+
+        def delete(key: str) -> None:
             *folder, name = key.split("/")
-            try:
-                absent = suppress(FileNotFoundError, NotADirectoryError)
-                with translated("delete", self.url, key), absent, self._folder(tuple(folder)) as at:
-                    _remove_object(name, at)
-            except HoldfastError as error:
-                failures.append((key, error))
-        if failures:
-            raise delete_failure(failures, self.url) from failures[0][1]
+            self._begin("delete")
+            absent = suppress(FileNotFoundError, NotADirectoryError)
+            with translated("delete", self.url, key), absent, self._folder(tuple(folder)) as at:
+                _remove_object(name, at)
 
-    def close(self) -> None:
-        """Refuse later calls; there is nothing to release."""
-        self._closed = True
+        self._delete_each(keys, delete)
 
-    def _begin(self, action: Action, requests: int = 1) -> None:
-        if self._closed:
-            raise ClosedError("storage is closed: open it again", storage=self.url)
-        self._requests.add(action, requests)
+    def _begin(self, action: Action) -> None:
+        self._require_open()
+        self._requests.add(action)
 
     def _require_no_file(self) -> None:
         if os.path.isfile(self._root):
@@ -341,7 +325,7 @@ def _files(at: int, prefix: str) -> Iterator[ObjectInfo]:
                         yield from _files(below, f"{prefix}{entry.name}/")
                     finally:
                         os.close(below)
-                elif entry.is_file(follow_symlinks=False) and not key_problem(prefix + entry.name):
+                elif entry.is_file(follow_symlinks=False):
                     size_bytes = entry.stat(follow_symlinks=False).st_size
                     yield ObjectInfo(prefix + entry.name, size_bytes, _modified_ms(entry))
             except (FileNotFoundError, NotADirectoryError):

@@ -45,10 +45,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
-from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.errors import (
+    ClosedError,
+    ConflictError,
+    CorruptionError,
+    HoldfastError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
     from typing_extensions import Buffer
@@ -134,6 +142,7 @@ class ObjectStorage(ABC):
     def __init__(self, url: str) -> None:
         self.url = url
         self._requests = RequestCounts()
+        self._closed = False
 
     @property
     def requests(self) -> dict[str, int]:
@@ -340,8 +349,29 @@ class ObjectStorage(ABC):
         check_folder(prefix)
         return 0  # most storages leave nothing behind
 
-    def close(self) -> None:  # noqa: B027  most storages have nothing to release
+    def close(self) -> None:
         """Release connections; any later call raises ClosedError. Closing twice is allowed."""
+        self._closed = True
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("storage is closed: open it again", storage=self.url)
+
+    def _listed(self, found: Iterable[ObjectInfo]) -> Sequence[ObjectInfo]:
+        """Return what a listing found in the order of keys, without names that no put could have made."""
+        ours = [info for info in found if not key_problem(info.key)]
+        return sorted(ours, key=lambda info: info.key.encode())
+
+    def _delete_each(self, keys: Iterable[str], delete: Callable[[str], None]) -> None:
+        """Delete objects one by one; raise one error for all that could not be deleted."""
+        failures: list[tuple[str, HoldfastError]] = []
+        for key in [check_key(key) for key in keys]:
+            self._require_open()
+            try:
+                delete(key)
+            except HoldfastError as error:
+                failures.append((key, error))
+        require_deleted(failures, self.url)
 
     def __enter__(self) -> Self:
         """Return the storage itself."""
@@ -377,6 +407,26 @@ def require_size(size_bytes: int, limit_bytes: int, key: str, url: str) -> None:
             size_bytes=size_bytes,
             limit_bytes=limit_bytes,
         )
+
+
+def require_deleted(failures: Sequence[tuple[str, HoldfastError]], url: str) -> None:
+    """Raise one error for all keys that could not be deleted, if any; its notes name each of them."""
+    if not failures:
+        return
+    # One failure that a retry cannot cure makes the whole call one that a retry cannot cure.
+    key, worst = next((pair for pair in failures if not pair[1].retryable), failures[0])
+    error = type(worst)(
+        f"not every object was deleted: {worst.message}",
+        action="delete",
+        failed=len(failures),
+        key=key,
+        storage=url,
+        detail=worst.facts.get("detail"),
+    )
+    for failed_key, failure in failures:
+        kind = type(failure).__name__
+        error.add_note(f"not deleted: key={failed_key} error={kind} detail={failure.facts.get('detail')}")
+    raise error from failures[0][1]
 
 
 def taken(key: str, url: str) -> ConflictError:

@@ -58,9 +58,9 @@ from botocore.exceptions import BotoCoreError
 
 from holdfast.backends.options import did_you_mean
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
-from holdfast.errors import ClosedError, CorruptionError, HoldfastError, InvalidArgumentError
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter.storage.connections import Connections
-from holdfast.snapshotter.storage.errors import delete_failure, error_for_code, s3_status, translated
+from holdfast.snapshotter.storage.errors import error_for_code, s3_status, translated
 from holdfast.snapshotter.storage.object_storage import (
     KEY_LIMIT_BYTES,
     Action,
@@ -72,7 +72,7 @@ from holdfast.snapshotter.storage.object_storage import (
     check_range,
     check_root,
     flat_view,
-    key_problem,
+    require_deleted,
     require_size,
     unconditional,
     whole_range,
@@ -257,7 +257,6 @@ class S3Storage(ObjectStorage):
         self._parallel = int(cast("int", plain["max_concurrency"]))
         profile = cast("str | None", options.get("profile"))
         self._connections = Connections(partial(connect, plain, profile, self._requests), close)
-        self._closed = False
         weakref.finalize(self, self._connections.release)
 
     def put(self, key: str, data: Buffer) -> None:
@@ -274,7 +273,6 @@ class S3Storage(ObjectStorage):
         _LOG.debug("put key=%s size_bytes=%d", key, len(view))
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
-        """Store an object unless its key holds other bytes; see `ObjectStorage.put_if_absent`."""
         name, view = self._name(key), bytes(flat_view(data))
         with translated("put", self.url, key, self._secrets):
             refusal = self._run(self._put_new(self._fs(), name, view))
@@ -286,7 +284,6 @@ class S3Storage(ObjectStorage):
             self._requests.add_bytes("put", len(view))
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
-        """Return an object; see `ObjectStorage.get`."""
         self._name(key)
         with translated("get", self.url, key, self._secrets):
             data = memoryview(self._run(self._get(self._fs(), key, limit_bytes))).toreadonly()
@@ -294,7 +291,6 @@ class S3Storage(ObjectStorage):
         return data
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
-        """Return a range of an object; see `ObjectStorage.get_range`."""
         name = self._name(key)
         check_range(start, end)
         with translated("get", self.url, key, self._secrets):
@@ -303,19 +299,15 @@ class S3Storage(ObjectStorage):
         return whole_range(data, start, end, key, self.url)
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
-        """Return the objects of a folder; see `ObjectStorage.list`."""
         check_folder(prefix)
         with translated("list", self.url, prefix, self._secrets):
             entries = self._run(self._list(self._fs(), self._root + prefix))
-        found = [(entry["Key"].removeprefix(self._root), entry) for entry in entries]
-        return [
-            ObjectInfo(key, entry["Size"], int(entry["LastModified"].timestamp() * 1000))
-            for key, entry in sorted(found, key=lambda pair: pair[0].encode())
-            if not key_problem(key)
-        ]
+        return self._listed(
+            ObjectInfo(one["Key"].removeprefix(self._root), one["Size"], int(one["LastModified"].timestamp() * 1000))
+            for one in entries
+        )
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; see `ObjectStorage.delete`."""
         names = list(dict.fromkeys(self._name(key) for key in keys))
         failures: list[tuple[str, HoldfastError]] = []
         for start in range(0, len(names), _DELETE_BATCH):
@@ -327,18 +319,16 @@ class S3Storage(ObjectStorage):
                 failures += [(name.removeprefix(self._root), error) for name in batch]
             else:
                 failures += [self._delete_failure(entry) for entry in errors]
-        if failures:
-            raise delete_failure(failures, self.url) from failures[0][1]
+        require_deleted(failures, self.url)
 
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
-        """Abort multipart uploads; see `ObjectStorage.abort_unfinished_uploads`."""
         check_folder(prefix)
         with translated("abort", self.url, prefix, self._secrets):
             return self._run(self._abort_uploads(self._fs(), self._root + prefix, before_ms))
 
     def close(self) -> None:
         """Close this process's connections; calls that are under way fail."""
-        self._closed = True
+        super().close()
         self._connections.release()
 
     def _name(self, key: str) -> str:
@@ -352,8 +342,7 @@ class S3Storage(ObjectStorage):
 
     def _fs(self) -> Any:
         """Return this process's s3fs instance; it opens its session with the first request."""
-        if self._closed:
-            raise ClosedError("storage is closed: open it again", storage=self.url)
+        self._require_open()
         return self._connections.of_this_process()
 
     def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:

@@ -42,31 +42,24 @@ class WrappedStorage(ObjectStorage):
         return self.inner.requests
 
     def put(self, key: str, data: Buffer) -> None:
-        """Store an object; see `ObjectStorage.put`."""
         self.inner.put(key, data)
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
-        """Store an object unless its key holds other bytes; see `ObjectStorage.put_if_absent`."""
         self.inner.put_if_absent(key, data)
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
-        """Return an object; see `ObjectStorage.get`."""
         return self.inner.get(key, limit_bytes)
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
-        """Return a range of an object; see `ObjectStorage.get_range`."""
         return self.inner.get_range(key, start, end)
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
-        """Return the objects of a folder; see `ObjectStorage.list`."""
         return self.inner.list(prefix)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; see `ObjectStorage.delete`."""
         self.inner.delete(keys)
 
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
-        """Remove what killed puts left behind; see `ObjectStorage.abort_unfinished_uploads`."""
         return self.inner.abort_unfinished_uploads(prefix, before_ms)
 
     def close(self) -> None:
@@ -88,32 +81,25 @@ class PrefixedStorage(WrappedStorage):
         self.url = f"{inner.url}/{prefix}"
 
     def put(self, key: str, data: Buffer) -> None:
-        """Store an object below the prefix; see `ObjectStorage.put`."""
         self.inner.put(self._folder + key, data)
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
-        """Store an object below the prefix unless its key holds other bytes; see `ObjectStorage.put_if_absent`."""
         self.inner.put_if_absent(self._folder + key, data)
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
-        """Return an object below the prefix; see `ObjectStorage.get`."""
         return self.inner.get(self._folder + key, limit_bytes)
 
     def get_range(self, key: str, start: int, end: int) -> memoryview:
-        """Return a range of an object below the prefix; see `ObjectStorage.get_range`."""
         return self.inner.get_range(self._folder + key, start, end)
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
-        """Return the objects of a folder below the prefix; see `ObjectStorage.list`."""
         infos = self.inner.list(self._folder + check_folder(prefix))
         return [replace(info, key=info.key.removeprefix(self._folder)) for info in infos]
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects below the prefix; see `ObjectStorage.delete`."""
         self.inner.delete([self._folder + key for key in keys])
 
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
-        """Remove what killed puts left below the prefix; see `ObjectStorage.abort_unfinished_uploads`."""
         return self.inner.abort_unfinished_uploads(self._folder + check_folder(prefix), before_ms)
 
 
@@ -160,7 +146,6 @@ class LimitedStorage(WrappedStorage):
         self._bandwidth = bandwidth
 
     def put(self, key: str, data: Buffer) -> None:
-        """Wait for bandwidth, then store the object; see `ObjectStorage.put`."""
         self._bandwidth.take(flat_view(data).nbytes)
         self.inner.put(key, data)
 
