@@ -94,12 +94,7 @@ _WHAT_TO_DO = {
 class _Cause:
     """A failure that Spark raises after holdfast's code has ended, or before it begins.
 
-    Attributes
-    ----------
-    pattern : re.Pattern
-        Its words, in which a group ``batch`` may be.
-    what, to_do : str
-        May refer to other groups.
+    `pattern`: its words, in which a group ``batch`` may be; `what`, `to_do`: may refer to other groups.
     """
 
     pattern: re.Pattern[str]
@@ -197,14 +192,7 @@ _CAUSES = (
 class _Raised:
     """What a traceback in the text ends with.
 
-    Attributes
-    ----------
-    name : str
-        Of the class, with its module unless that is ``builtins``.
-    message : str
-    frames : list of (path, line, function)
-    operator, key, shard, batch : str or None
-        As the notes say.
+    `name`: of the class, with its module unless that is ``builtins``.
     """
 
     name: str

@@ -74,13 +74,9 @@ _HINTS = {
 class Watermark(NamedTuple):
     """The mark of a column of event times.
 
-    Attributes
-    ----------
-    delay_ms : int
-        How far the watermark is behind the newest row.
-    held_back_ms : int
-        How much older than the watermark a row may be without being late: a join shows a row of long ago when another
-        comes near it, and the operators behind it wait for that.
+    `delay_ms`: how far the watermark is behind the newest row; `held_back_ms`: how much older than the watermark a row
+    may be without being late: a join shows a row of long ago when another comes near it, and the operators behind it
+    wait for that.
     """
 
     delay_ms: int
@@ -131,14 +127,7 @@ def parse_struct(schema: StructType | str, what: str) -> StructType:
 def arrow_schema(schema: StructType, what: str, *, keep_not_null: bool = False) -> pa.Schema:
     """Return the Arrow schema in which Spark exchanges these columns with Python.
 
-    Raises `InvalidArgumentError` if a column's type cannot be exchanged, or two columns have one name.
-
-    Parameters
-    ----------
-    what : str
-        What to call it in an error.
-    keep_not_null : bool, default False
-        Whether columns that must not be null say so; else all may be.
+    `what`: what to call it in an error; `keep_not_null`: whether columns that must not be null say so; else all may be.
     """
     types = _arrow_types(schema, what, {})
     return pa.schema([pa.field(f.name, t, f.nullable or not keep_not_null) for f, t in zip(schema, types, strict=True)])
@@ -232,12 +221,7 @@ def _require_key(data_type: DataType, column: str) -> None:
 def require_utf8(rows: pa.Table | pa.RecordBatch, what: str, who: str = "Python and pandas cannot hold") -> None:
     """Check that the text of some columns is UTF-8, as Spark's may not be.
 
-    Raises `InvalidArgumentError` if a column, or a part of it, has text that is not UTF-8.
-
-    Parameters
-    ----------
-    what, who : str
-        Of the error: what the rows are, and who cannot have such text.
+    `what`, `who`: of the error: what the rows are, and who cannot have such text.
     """
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         try:

@@ -136,8 +136,6 @@ def state_partitions(tell: Callable[[str], str], *, in_sparks_thread: bool) -> i
     `tell`: returns a property of the task by name, "" if it is not set; `in_sparks_thread`: whether the query's own
     thread started the job.
 
-    Notes
-    -----
     Spark 4.0 pins the number in the session's ``spark.sql.shuffle.partitions``, which any other session has too, so
     there it counts only in the query's own thread.
     """

@@ -43,10 +43,6 @@ _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 def require_worker_python(session: SparkSession) -> None:
     """Refuse a local session whose tasks would run in a Python without holdfast, or of another version.
 
-    Raises `InvalidArgumentError`, which says what to set. No job has run.
-
-    Notes
-    -----
     Cost: nothing where it is this program's own Python; else one start of the other (50 ms) in a process.
     """
     if not is_classic(session) or not str(session.sparkContext.master).startswith("local"):

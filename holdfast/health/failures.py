@@ -83,10 +83,7 @@ class Failure:
 def reports(shards: Iterable[ShardListing], committed: int | None = None) -> list[Report]:
     """Return the reports of failures that persist, the newest first.
 
-    Parameters
-    ----------
-    committed : int, optional
-        The last micro-batch that is known to be committed: what failed before it is over.
+    `committed`: the last micro-batch that is known to be committed: what failed before it is over.
     """
     found = [Report(o.modified_ms, shard.prefix, o.key) for shard in shards for o in shard.troubles]
     return sorted(still(found, committed), reverse=True)

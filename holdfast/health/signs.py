@@ -129,14 +129,8 @@ def signs_of(
 ) -> Signs:
     """Return what is known of a query.
 
-    Parameters
-    ----------
-    operators : sequence of OperatorSigns
-        At least one.
-    log : sequence of BatchTimes or None
-        What Spark's log says; None if the query's location is not known.
-    live : iterable of RecentBatch
-        What state servers on this machine remember, of whatever query.
+    `operators`: at least one; `log`: what Spark's log says; None if the query's location is not known; `live`: what
+    state servers on this machine remember, of whatever query.
     """
     return Signs(
         runs_of((one.claim for one in operators if one.claim), query_id),

@@ -52,13 +52,7 @@ _TYPES: dict[str, DataType] = {
 
 
 def parse_schema(schema: StructType | str) -> StructType:
-    """Return a schema that is given as Spark takes it.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A string that is not understood: give a `StructType`.
-    """
+    """Return a schema that is given as Spark takes it. Raises `InvalidArgumentError`."""
     if isinstance(schema, StructType):
         return schema
     return _Parser(schema).columns()

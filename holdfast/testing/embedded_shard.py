@@ -19,14 +19,8 @@ from holdfast.spark_integration.shard.operator import BatchTimes, ShardFunction,
 class EmbeddedShard:
     """The newest version of a shard, and when to call it next; a failed call leaves no trace.
 
-    Parameters
-    ----------
-    operator : str
-        Name of the operator, for error messages.
-    function : ShardFunction
-        Whose tables it has.
-    key_types : pyarrow.Schema
-        Of the grouping columns.
+    `operator`: name of the operator, for error messages; `function`: whose tables it has; `key_types`: of the grouping
+    columns.
     """
 
     def __init__(self, operator: str, function: ShardFunction, key_types: pa.Schema) -> None:
@@ -49,16 +43,8 @@ class EmbeddedShard:
     ) -> list[pa.RecordBatch]:
         """Run one micro-batch, and return its output.
 
-        Parameters
-        ----------
-        function : ShardFunction
-            With the shard's tables.
-        rows : pyarrow.Table, shape (n, columns)
-        shown_keys : pyarrow.Table, shape (n, grouping columns)
-            The key of each row.
-        processing_ms : int
-        watermark_ms : int or None
-            None if the input has none.
+        `function`: with the shard's tables; `shown_keys`: the key of each row; `watermark_ms`: none if the input has
+        none.
         """
         batch = ShardInput(
             operator=self._operator,

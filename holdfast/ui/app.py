@@ -57,16 +57,7 @@ def make_app(
 ) -> Flask:
     """Return the application.
 
-    Parameters
-    ----------
-    site : Site
-        What it shows.
-    token : str
-        What paths begin with.
-    hosts : list of str
-        Under which names it may be asked for.
-    now_ms, monotonic_ms : callable
-        The time.
+    `site`: what it shows; `token`: what paths begin with; `hosts`: under which names it may be asked for.
     """
     app = Flask(__name__, static_folder=None)
     app.url_map.strict_slashes = False

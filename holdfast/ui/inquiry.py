@@ -65,22 +65,10 @@ class Dated(Generic[_T]):
 
 
 class Inquiry(Generic[_T]):
-    """Gives the latest answer of a store.
+    """Gives the latest answer of a store. Safe for many threads.
 
-    Parameters
-    ----------
-    ask : callable
-        Asks it.
-    executor : concurrent.futures.Executor
-        Where it is asked, once at a time. Must not be one that `ask` waits for.
-    location : str
-        Of the store, for errors.
-    now_ms, monotonic_ms : callable
-        The time.
-
-    Notes
-    -----
-    Threads: any.
+    `ask`: asks it; `executor`: where it is asked, once at a time. Must not be one that `ask` waits for; `location`: of
+    the store, for errors.
     """
 
     def __init__(
@@ -117,14 +105,10 @@ class Inquiry(Generic[_T]):
             return self._asked, max(self._asked_ms / 1000 + PATIENCE_S - now_ms / 1000, 0)
 
     def latest(self, patience: Patience | None = None) -> Dated[_T]:
-        """Return the latest answer, perhaps a new one.
+        """Return the latest answer, perhaps a new one. Raises `HoldfastError` if there is none: why.
 
-        Raises `HoldfastError` if there is none: why.
-
-        Parameters
-        ----------
-        patience : Patience, optional
-            How long to wait for a newer one; by default that of a view. No view waits for one that is late already.
+        `patience`: how long to wait for a newer one; by default that of a view. No view waits for one that is late
+        already.
         """
         asked, left_s = self.begin()
         within_s = (patience or Patience.of_a_view()).left_s

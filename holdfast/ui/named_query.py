@@ -50,27 +50,10 @@ class Progress:
 
 
 class NamedQuery:
-    """A query, for as long as its location is the one of this query.
+    """A query, for as long as its location is the one of this query. Safe for many threads.
 
-    Parameters
-    ----------
-    location : str
-        As it was given.
-    stored : StoredQuery
-        Closed by this.
-    surveys : concurrent.futures.Executor
-        For what is asked now and then.
-
-    Attributes
-    ----------
-    pointers : Inquiry of Pointers
-        Asks the location alone.
-    progress : Inquiry of Progress
-        Asks the directory that has its state, too.
-
-    Notes
-    -----
-    Threads: any.
+    `location`: as it was given; `stored`: closed by this; `surveys`: for what is asked now and then; `pointers`: asks
+    the location alone; `progress`: asks the directory that has its state, too.
     """
 
     def __init__(self, location: str, stored: StoredQuery, surveys: Executor) -> None:

@@ -44,13 +44,9 @@ _REST = 10
 
 
 class Live:
-    """Recent micro-batches, asked for now and then.
+    """Recent micro-batches, asked for now and then. Safe for many threads.
 
-    `read`: asks the state servers; `monotonic_ms`: the time.
-
-    Notes
-    -----
-    Threads: any.
+    `read`: asks the state servers.
     """
 
     def __init__(
@@ -84,13 +80,9 @@ Join = Callable[[Directory, Directory], StoredQuery]
 
 
 class Assignment:
-    """Where the state of a query lies; once known, that stays.
+    """Where the state of a query lies; once known, that stays. Safe for many threads.
 
     `query`: the query's location; `join`: opens the query of a location with the state in a directory.
-
-    Notes
-    -----
-    Threads: any.
     """
 
     def __init__(self, query: Directory, join: Join) -> None:
@@ -222,15 +214,9 @@ _AT_ONCE = Patience(0)
 class Site:
     """Everything that the page shows; what a location holds may change while the page is open.
 
-    Parameters
-    ----------
-    named : iterable of Directory
-        All locations.
-    join : callable, optional
-        Opens the query of a location with the state in a directory; needed where a location is a query's.
+    `named`: all locations; `join`: opens the query of a location with the state in a directory; needed where a location
+    is a query's.
 
-    Notes
-    -----
     Threads: any.
     """
 
@@ -244,17 +230,10 @@ class Site:
     def look(self, patience: Patience | None = None) -> tuple[list[Directory], list[Awaited]]:
         """Return what can be shown, and what cannot be shown yet.
 
-        Parameters
-        ----------
-        patience : Patience, optional
-            How long to wait for what is awaited; by default that of a view.
+        `patience`: how long to wait for what is awaited; by default that of a view.
 
-        Returns
-        -------
-        list of Directory
-            The state directories, and what is empty or cannot be listed, each with its queries.
-        list of Awaited
-            The queries that belong to no directory.
+        Returns the state directories, and what is empty or cannot be listed, each with its queries. The queries that
+        belong to no directory.
         """
         patience = patience or Patience.of_a_view()
         found = self._told_apart(patience)
@@ -330,23 +309,12 @@ def open_site(
 ) -> Site:
     """Open what was named, and look at each location once.
 
-    Raises `HoldfastError`: what is wrong with one of them, where waiting does not help.
-
-    Parameters
-    ----------
-    urls : iterable of str
-        State directories, and checkpoint locations of queries whose state lies there. Either may be empty yet.
-    options : mapping
-        Of the storage of all of them, as a query sets them below ``spark.holdfast.storage``.
-    requests, surveys : concurrent.futures.Executor
-        For requests side by side, and for what is asked now and then, which may wait for such requests. One that hangs
-        keeps a thread of `surveys`, so it needs `looks_at_once`.
-    stack : contextlib.ExitStack
-        Closes what was opened.
-    state_dir : str, optional
-        Of the queries, where none of the locations is such a directory yet.
-    local_dir : str, optional
-        Where queries on this machine have their local state, if that is set.
+    `urls`: state directories, and checkpoint locations of queries whose state lies there. Either may be empty yet;
+    `options`: of the storage of all of them, as a query sets them below ``spark.holdfast.storage``; `requests`,
+    `surveys`: for requests side by side, and for what is asked now and then, which may wait for such requests. One that
+    hangs keeps a thread of `surveys`, so it needs `looks_at_once`; `stack`: closes what was opened; `state_dir`: of the
+    queries, where none of the locations is such a directory yet; `local_dir`: where queries on this machine have their
+    local state, if that is set.
     """
     named: list[Directory] = []
 

@@ -104,12 +104,8 @@ def survey(storage: ObjectStorage, sizes: StateSizes) -> Survey:
     """List a state directory, perhaps an empty one; or recognise a query's checkpoint location.
 
     Raises `NotFoundError`, `InvalidArgumentError` or `UnavailableError` if it holds nothing of holdfast, or cannot be
-    listed.
-
-    Notes
-    -----
-    Cost: one listing, one small request, two for each operator, one for each of the first sinks, and once one for each
-    of some snapshots. Memory: about 1 KB an object while it lists, then 33 bytes.
+    listed. Cost: one listing, one small request, two for each operator, one for each of the first sinks, and once one
+    for each of some snapshots. Memory: about 1 KB an object while it lists, then 33 bytes.
     """
     if query_id := _query_id(storage):
         return Survey({}, (), 0, (), query_id)

@@ -310,13 +310,7 @@ class Savepoint(Stored):
         return logs | {piece.key: piece.size_bytes for operator in self.operators for piece in operator.pieces}
 
     def find_operator(self, name: str | None) -> SavedOperator:
-        """Return an operator by its name; None will do if only one has tables.
-
-        Raises
-        ------
-        NotFoundError
-            There is none of this name, or there are several.
-        """
+        """Return an operator by its name; None will do if only one has tables. Raises `NotFoundError`."""
         names = [operator.name for operator in self.operators]
         with_tables = [operator for operator in self.operators if operator.tables] or self.operators
         if name is None and len(with_tables) == 1:

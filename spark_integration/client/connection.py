@@ -45,16 +45,9 @@ _SERVER_ENVIRONMENT = {
 
 
 class ServerLaunch:
-    """Starts the state server of one executor.
+    """Starts the state server of one executor. Safe for many threads.
 
-    Attributes
-    ----------
-    process : subprocess.Popen or None
-        The last server that this process started, whether or not it still runs.
-
-    Notes
-    -----
-    Threads: any.
+    `process`: the last server that this process started, whether or not it still runs.
     """
 
     def __init__(self, executor_directory: Path) -> None:
@@ -166,12 +159,7 @@ _LOST = (
 
 
 class StateClient:
-    """Calls the state server of one executor. One instance a process; see `client_of`.
-
-    Notes
-    -----
-    Threads: any.
-    """
+    """Calls the state server of one executor. One instance a process; see `client_of`. Safe for many threads."""
 
     def __init__(self, executor_directory: Path) -> None:
         self._socket = server_files.socket_path(executor_directory)

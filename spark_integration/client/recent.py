@@ -56,8 +56,6 @@ def recent_batches(local_dir: str | None = None) -> list[RecentBatch]:
 
     `local_dir`: their ``spark.holdfast.local.dir``, where it is set.
 
-    Notes
-    -----
     Cost: a request to each state server, two seconds for those together that do not answer, and a quarter of a second
     more for each further one. Nothing of a query is changed, or waits.
     """

@@ -59,8 +59,6 @@ _warned: set[str] = set()
 def choose_root(local_dir: str | None, *, in_memory: bool) -> Path:
     """Return the directory below which this executor's local state goes.
 
-    Notes
-    -----
     State in RAM stays where the executor's first call has put it, whatever is free by then: its own rows may have
     filled ``/dev/shm``.
     """

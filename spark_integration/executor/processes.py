@@ -38,10 +38,7 @@ def kept_per_process(
     PySpark's daemon forks its workers. Threads, connections and locks do not survive that, so a forked process calls
     the function anew.
 
-    Parameters
-    ----------
-    results : int, optional
-        How many to keep, the most recently used ones; all by default.
+    `results`: how many to keep, the most recently used ones; all by default.
     """
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -178,12 +175,8 @@ def place_of(process: ProcessId) -> str:
 def lives(place: str, within_seconds: float = ENDS_WITHIN_SECONDS) -> bool | None:
     """Tell whether a process lives; None if this machine cannot see it.
 
-    Parameters
-    ----------
-    place : str
-        What `place_of` returned; anything else stands for no process.
-    within_seconds : float
-        How long one that is ending may take: executors outlive their driver by a second or two.
+    `place`: what `place_of` returned; anything else stands for no process; `within_seconds`: how long one that is
+    ending may take: executors outlive their driver by a second or two.
     """
     found = _PLACE.fullmatch(place)
     process = ProcessId.parse(found[1]) if found else None

@@ -63,16 +63,8 @@ def open_backend(
 ) -> Backend:
     """Open a shard in this process; if it is absent, first take over a dead executor's files.
 
-    Parameters
-    ----------
-    name : str
-        Of the registered backend.
-    directory : pathlib.Path
-        Of the shard.
-    options : mapping of str to str
-        What the configuration has below ``spark.holdfast.<backend>.``.
-    executor_directory : pathlib.Path
-        Of this executor.
+    `name`: of the registered backend; `directory`: of the shard; `options`: what the configuration has below
+    ``spark.holdfast.<backend>.``; `executor_directory`: of this executor.
     """
     backend = find_backend(name)
 
@@ -87,22 +79,11 @@ def open_backend(
 def adopt_shard(directory: Path, executor_directory: Path, open_backend: Callable[[Path], Backend]) -> bool:
     """Take over a dead executor's files of a shard that has no directory here yet.
 
-    Parameters
-    ----------
-    directory : pathlib.Path
-        Where the shard belongs, below `executor_directory`.
-    executor_directory : pathlib.Path
-        Of the living executor.
-    open_backend : callable
-        Returns the backend of a shard directory.
+    `directory`: where the shard belongs, below `executor_directory`; `executor_directory`: of the living executor;
+    `open_backend`: returns the backend of a shard directory.
 
-    Returns
-    -------
-    bool
-        Whether the directory exists now. If so, it was verified, and damaged files were set aside.
+    Returns whether the directory exists now. If so, it was verified, and damaged files were set aside.
 
-    Notes
-    -----
     If several executors left the shard, takes the one with the newest version. Waits for a state server that is still
     shutting down, and for another worker that is taking over the same directory.
     """
@@ -148,8 +129,6 @@ def _take_over(newest: Pointer, path: Path, directory: Path, open_backend: Calla
 def remove_dead_executors(root: Path, now_ms: int) -> None:
     """Delete and log what ended executors left in RAM, and what nobody has taken over for `KEPT_MS`.
 
-    Notes
-    -----
     An executor whose state server runs is alive, even if its process is not visible from here: containers may share a
     directory. The lock also ensures that only one of several servers deletes.
     """

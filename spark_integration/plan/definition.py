@@ -92,13 +92,7 @@ def _look(settings: Settings, operator: str, function: ShardFunction) -> StoredS
 class KeyedRows:
     """Rows with their keys, and what their shards do with them.
 
-    Attributes
-    ----------
-    df : DataFrame
-    keys : list of Key
-    function : ShardFunction
-    first_version : int
-        As `Operator` has it.
+    `first_version`: as `Operator` has it.
     """
 
     df: DataFrame
@@ -121,16 +115,7 @@ class KeyedRows:
 class Definition:
     """One stateful step, as defined on the driver.
 
-    Attributes
-    ----------
-    rows : KeyedRows
-    name : str
-        Of the operator.
-    output : Output
-    host : Host
-    settings : Settings
-    initial : KeyedRows or None
-        Of the initial state; the types of the keys are the same.
+    `name`: of the operator; `initial`: of the initial state; the types of the keys are the same.
     """
 
     rows: KeyedRows
@@ -141,14 +126,7 @@ class Definition:
     initial: KeyedRows | None = None
 
     def plan(self) -> DataFrame:
-        """Return the DataFrame of the step's output.
-
-        Raises
-        ------
-        InvalidArgumentError
-            A column of the input cannot be sent, or one of the state cannot be stored; or changes of columns would not
-            be remembered.
-        """
+        """Return the DataFrame of the step's output. Raises `InvalidArgumentError`."""
         self.rows.function.tables()
         if self._is_streaming and self.settings.state_dir is None and self.rows.function.changes():
             raise InvalidArgumentError(

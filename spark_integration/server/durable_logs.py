@@ -48,17 +48,8 @@ class _Opened:
 class DurableLogs:
     """Makes commit logs.
 
-    Parameters
-    ----------
-    new_threads : callable
-        Makes the threads that upload to a storage.
-    open_at : callable
-        Opens a storage, given its URL and options.
-    now_ms : callable
-        Returns the time in ms since 1970.
+    `new_threads`: makes the threads that upload to a storage; `open_at`: opens a storage, given its URL and options.
 
-    Notes
-    -----
     Threads: any. A storage stays open while it is in use or a known shard needs it (`close_unused`).
     """
 

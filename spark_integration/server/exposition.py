@@ -101,12 +101,7 @@ class OperatorTotals:
 
 
 class MeasuredBatches:
-    """The micro-batches of an executor's operators.
-
-    Notes
-    -----
-    Threads: any.
-    """
+    """The micro-batches of an executor's operators. Safe for many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -231,17 +226,8 @@ class ServerMetrics:
 class Exposition:
     """Answers Prometheus, from the first announcement on that names a port.
 
-    `monotonic_ms`: returns a time in ms that never goes back.
+    `port`: where it answers; `failures`: how often no port was found.
 
-    Attributes
-    ----------
-    port : int or None
-        Where it answers.
-    failures : int
-        How often no port was found.
-
-    Notes
-    -----
     Threads: any; while one of them looks for a port, the others do not wait.
     """
 

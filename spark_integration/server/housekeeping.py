@@ -83,11 +83,8 @@ _log = logging.getLogger(__name__)
 class Housekeeping:
     """The background work of an executor's shards.
 
-    `forget`: called with the directory of each dropped shard, once its state is removed; `now_ms`: returns the time in
-    ms since 1970.
+    `forget`: called with the directory of each dropped shard, once its state is removed.
 
-    Notes
-    -----
     Threads: `run` in one of its own, everything else from any.
     """
 

@@ -68,13 +68,8 @@ class OpenShards:
 
     `executor_directory`: only shards below it are opened.
 
-    Attributes
-    ----------
-    root : pathlib.Path
-        The executor's directory.
+    `root`: the executor's directory.
 
-    Notes
-    -----
     Threads: any. A shard that opens, or closes, holds back nobody who uses another.
     """
 
@@ -84,17 +79,7 @@ class OpenShards:
         self._lock = threading.Lock()
 
     def use(self, address: ShardAddress) -> AbstractContextManager[Backend]:
-        """Give the shard's backend, which stays open for the context.
-
-        Raises
-        ------
-        InvalidArgumentError
-            The directory is not one of this executor's shards, or the backend is not known.
-        UnavailableError
-            Another definition of the operator uses the shard and does not release it.
-        HoldfastError
-            The shard cannot be opened. The next use tries again.
-        """
+        """Give the shard's backend, which stays open for the context."""
         return self._use(address, None)
 
     def use_announced(self, message: Committed) -> AbstractContextManager[Backend]:

@@ -12,8 +12,6 @@ from holdfast.spark_integration.client.messages import Committed
 class ShardQueue:
     """A queue with at most one announcement per shard; a newer one replaces an older one.
 
-    Notes
-    -----
     Threads: `work` in one, everything else from any.
     """
 

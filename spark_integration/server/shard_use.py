@@ -66,10 +66,6 @@ class _Operator:
 class ShardUse:
     """Counts the calls of durable shards.
 
-    `now_ms`: returns a time in ms that never goes back.
-
-    Notes
-    -----
     Threads: any. Cost of a call: a look at a file, except for an operator's first call, which lists its folder.
     """
 

@@ -70,10 +70,6 @@ class _Progress:
 class Snapshotting:
     """Writes the snapshots of an executor's shards, one after the other.
 
-    `monotonic_ms`, `now_ms`: return a time in ms that never goes back, and the time in ms since 1970.
-
-    Notes
-    -----
     Threads: `run` in one of its own, everything else from any.
     """
 

@@ -100,13 +100,8 @@ def of_each_shard_once(values: Mapping[str, Any]) -> dict[str, Any]:
 class ObservedOutput(Output):
     """An output, and a row of measures for each call.
 
-    Attributes
-    ----------
-    inner : Output
-    observation : str
-        Its name in the query's progress.
-    empty : pyarrow.RecordBatch
-        One row of the inner output's columns, to stand beside measures.
+    `observation`: its name in the query's progress; `empty`: one row of the inner output's columns, to stand beside
+    measures.
     """
 
     inner: Output

@@ -53,8 +53,6 @@ def prepared(items: Iterable[_Item]) -> Iterator[_Item]:
 def freeze_modules() -> None:
     """Exclude loaded modules from later garbage collections; repeat when more were loaded.
 
-    Notes
-    -----
     What lives at a freeze and becomes a cycle of garbage later is never freed, such as a cache that the user's function
     replaces. So there are few freezes in the life of a process, however many modules come and go.
     """
@@ -76,8 +74,6 @@ def _frozen_modules() -> list[int]:
 def seldom_collecting_old() -> Iterator[None]:
     """Collect old objects less often.
 
-    Notes
-    -----
     Two that overlap need not end in the order in which they began, and a function may set thresholds of its own: only
     who has changed them restores them, and only what is still as it was set.
     """

@@ -36,11 +36,7 @@ Gather = Callable[[Iterable[pa.Table]], pa.Table]
 class Received(NamedTuple):
     """The rows of one shard and micro-batch.
 
-    Attributes
-    ----------
-    rows : pyarrow.Table
-    late : int
-        How many more there were, dropped because they were late.
+    `late`: how many more there were, dropped because they were late.
     """
 
     rows: pa.Table
@@ -51,13 +47,8 @@ class Received(NamedTuple):
 class EventTime:
     """The column that carries the watermark.
 
-    Attributes
-    ----------
-    column : str
-    watermark : Watermark
-    filters_rows : bool
-        Whether Spark drops rows older than the watermark before they reach their shard, as it does for
-        ``EventTimeTimeout``. Otherwise it only needs the column's metadata.
+    `filters_rows`: whether Spark drops rows older than the watermark before they reach their shard, as it does for
+    ``EventTimeTimeout``. Otherwise it only needs the column's metadata.
     """
 
     column: str

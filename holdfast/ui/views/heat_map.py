@@ -150,10 +150,7 @@ def measured(operator: OperatorSurvey, measure: Measure) -> Measured:
 def heat_map(operator: OperatorSurvey, found: Measured, first: int = 0, last: int | None = None) -> HeatMap:
     """Return the map of some shards of an operator.
 
-    Parameters
-    ----------
-    first, last : int
-        Numbers of shards; what the operator does not have is left out.
+    `first`, `last`: numbers of shards; what the operator does not have is left out.
     """
     end = max(operator.shard_count - 1, 0)
     low = min(max(first, 0), end)
@@ -246,10 +243,6 @@ def _sentence(measure: Measure, values: Column, median: float) -> str:
 class RowCounter:
     """Counts rows per shard after the last committed micro-batch, and remembers them: a version never changes.
 
-    `monotonic_ms`: the time.
-
-    Notes
-    -----
     Threads: any.
     """
 

@@ -223,10 +223,7 @@ def _of_shard(
 ) -> tuple[ShownTable, str | None, int]:
     """Return the next rows of a shard that are asked for, no more than there is room for.
 
-    Returns
-    -------
-    tuple
-        The rows; behind which row the shard goes on, None if it ends; how many rows the filter has seen.
+    Returns the rows; behind which row the shard goes on, None if it ends; how many rows the filter has seen.
     """
     wanted, limit = asked.contains.casefold(), _READ_AT_ONCE if asked.contains else ROWS_MAX
     while True:

@@ -52,14 +52,10 @@ class ShardView:
 def shard_view(
     storage: ObjectStorage, executor: Executor, operator: OperatorSurvey, shard: int, committed: int | None = None
 ) -> ShardView:
-    """Return what a shard holds now.
-
-    Raises `NotFoundError` if the operator has no such shard.
+    """Return what a shard holds now. Raises `NotFoundError` if the operator has no such shard.
 
     `committed`: the query's last micro-batch that is known to be committed.
 
-    Notes
-    -----
     Cost: one listing of the shard, and one request for each version that is shown.
     """
     if shard >= operator.shard_count:

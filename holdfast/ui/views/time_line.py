@@ -73,10 +73,7 @@ class TimeLine:
 def time_line(objects: StoredObjects, window: str) -> TimeLine | None:
     """Return commits and uploads over time; None if there are none.
 
-    Parameters
-    ----------
-    window : str
-        Of `WINDOWS`: how much before the newest object is shown.
+    `window`: of `WINDOWS`: how much before the newest object is shown.
     """
     dated = objects.of_kind(COMMIT, SNAPSHOT, PART)
     if not dated.any():
@@ -196,13 +193,9 @@ class Growth:
 
 
 class GrowthReader:
-    """Reads how operators of one directory have grown.
+    """Reads how operators of one directory have grown. Safe for many threads.
 
     `executor`: for requests side by side; `sizes`: of the same directory.
-
-    Notes
-    -----
-    Threads: any.
     """
 
     def __init__(self, storage: ObjectStorage, executor: Executor, sizes: StateSizes) -> None:
