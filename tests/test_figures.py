@@ -17,7 +17,7 @@ from holdfast.snapshotter.ownership import claims
 from holdfast.snapshotter.snapshots import snapshots
 from holdfast.snapshotter.storage import hdfs, s3
 from holdfast.spark_integration.copies import cloning
-from holdfast.spark_integration.executor import local_dirs, server_files, takeover
+from holdfast.spark_integration.executor import local_dirs, takeover
 from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.plan import session
 from holdfast.spark_integration.server import exposition, shard_use, state_server
@@ -103,7 +103,7 @@ FIGURES = {
         f"`retry_seconds` | {HDFS['retry_seconds']:g} |",
         f"more than {WORDS[session._FAR_MORE]} shuffle partitions per task slot",
         f"`disk` is kept for {day(takeover.KEPT_MS)} for the machine's next executor",
-        f"kept for {day(server_files.LOG_KEPT_MS)}",
+        f"kept for {day(local_dirs.LOG_KEPT_MS)}",
     ],
     "docs/deploy.md": [
         f"up to {slabs.SLAB_KEYS:,} of a shard's keys at once",

@@ -173,7 +173,7 @@ TIME_AND_CHANCE = re.compile(
 THREADS = re.compile(r"(threading\.(Thread|Timer)|concurrent\.futures\.\w+PoolExecutor|multiprocessing\.\w+)")
 ABOVE_TIME = ("benches/*", "holdfast/cli*.py", "examples/*")
 MAY_ASK_TIME = ("holdfast/clock.py", "spark_integration/server/state_server.py", *ABOVE_TIME)
-# task_storage.py hands its threads to the parts of a shard call; contract suites test concurrency.
+# task.py hands its threads to the parts of a shard call; contract suites test concurrency.
 MAY_START_THREADS = (
     "benches/*",
     "holdfast/commands/progress.py",
@@ -186,7 +186,7 @@ MAY_START_THREADS = (
     "spark_integration/lookup/stored_query.py",
     "spark_integration/spark_state/pointers.py",
     "spark_integration/server/state_server.py",
-    "spark_integration/shard/task_storage.py",
+    "spark_integration/shard/task.py",
     "spark_integration/sinks/postgres/sink.py",
 )
 

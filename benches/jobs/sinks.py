@@ -32,7 +32,7 @@ from holdfast.benches.jobs.job import StoreJob, option
 from holdfast.benches.jobs.rows import keys_of, table_of, values_of
 from holdfast.benches.jobs.shard import timed_ms
 from holdfast.settings import PREFIX
-from holdfast.spark_integration.shard.streaming_task import QUERY_PROPERTY
+from holdfast.spark_integration.shard.task import QUERY_PROPERTY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

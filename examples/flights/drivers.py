@@ -25,7 +25,7 @@ from holdfast.examples.flights.query import QUERY, RESTORED, Job, committed, enc
 from holdfast.examples.flights.results.base import Results
 from holdfast.examples.flights.results.looking import Look
 from holdfast.examples.flights.starts import Start, StartWatch
-from holdfast.spark_integration.executor import local_dirs, server_files
+from holdfast.spark_integration.executor import local_dirs
 
 BACKEND = "spark.holdfast.backend"
 LOCAL_DIR = "spark.holdfast.local.dir"
@@ -228,7 +228,7 @@ def wait_for_state_servers(executors: Iterable[Path]) -> None:
     deadline_s = time.monotonic() + _SERVER_ENDS_WITHIN_S
     for executor in executors:
         with suppress(UnavailableError):  # it has removed its directory
-            while (lock := server_files.take_lock(executor)) is None and time.monotonic() < deadline_s:
+            while (lock := local_dirs.take_lock(executor)) is None and time.monotonic() < deadline_s:
                 time.sleep(_WATCH_EVERY_S)
             if lock is not None:
                 os.close(lock)

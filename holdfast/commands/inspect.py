@@ -14,9 +14,8 @@ from holdfast import clock
 from holdfast.commands.target import SMALL_COMMITS, Target, moment, on_state_dir, opened, plain, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.health.failures import counted, read_failures, reports
-from holdfast.health.health import Health, health_of
+from holdfast.health.health import Health, OperatorSigns, health_of, signs_of
 from holdfast.health.records import SparkTables, record_of, tables_of
-from holdfast.health.signs import OperatorSigns, signs_of
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.ownership.query_origin import find_origin
 from holdfast.snapshotter.sink_log import SinkLog, StoredSink

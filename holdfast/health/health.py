@@ -10,25 +10,186 @@
 The **pace** is five minutes, or twice the usual time between micro-batches, or four times what one usually takes,
 whichever is longest. A query that runs for a minute each hour is *stopped* between its runs, and *stale* once it has
 been silent for twice as long as usual.
+
+The signs and their sources, none of which needs the query to answer::
+
+    state directory     <operator>/claims/…     its runs: begun when, seen when, at which micro-batch, which driver
+                        shard-…/commits/…       when something was stored last
+                        shard-…/troubles/…      what failed
+    checkpointLocation  offsets/, commits/      when each retained micro-batch was planned and committed
+    this machine        the processes of runs; state servers, which remember the rows of the last micro-batches
+
+A claim is renewed every two minutes while micro-batches run, so it says little more than that; Spark's log is exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import Literal
 
-from holdfast.health.failures import Failure, Report, ago, count, duration
-from holdfast.health.signs import BY_CLAIM, Run, Signs
-from holdfast.snapshotter.ownership.claims import ALIVE_MS
+from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.health.failures import Failure, Report, ago, count, duration, reports, still
+from holdfast.snapshotter.ownership.claims import ALIVE_MS, Claim, ClaimingRun, claims_of, read_claim
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.upkeep.catalogue import OperatorListing
+from holdfast.spark_integration.client.recent import RecentBatch, over_executors
+from holdfast.spark_integration.executor.processes import lives
+from holdfast.spark_integration.spark_state.query_location import BatchTimes
 
+#: What shows a query at work where nothing newer than its claim does.
+BY_CLAIM = "its claim in the state directory"
 State = Literal["running", "stopped", "stale", "failing"]
 #: The pace is that of this many of the last micro-batches.
 RECENT = 20
 #: So many starts without a commit are a failure: the first may have been killed, the second be at work.
 STARTS_IN_VAIN = 3
+_NAME_IT = "pass the query's checkpointLocation as well"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One start of a query."""
+
+    run_id: str
+    started_ms: int  #: By the clock of the machine that began it
+    seen_ms: int  #: When it showed last that it was at work, by the store's clock
+    batch_id: int | None  #: At which micro-batch it was then; None where that is not known
+    has_ended: bool | None  #: Whether its driver has; None where that cannot be seen from this machine
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What is known of a query."""
+
+    runs: tuple[Run, ...] = ()  #: The last ones of a day, as far as claims tell; the newest last
+    stored_ms: int = 0  #: When an operator stored a commit or snapshot last; 0 where none has
+    #: The micro-batches that Spark retains, ascending; None where the query's location is not known
+    log: tuple[BatchTimes, ...] | None = None
+    #: The last micro-batches that state servers on this machine remember, newest first
+    measured: tuple[RecentBatch, ...] = ()
+    reports: tuple[Report, ...] = ()  #: Failures, the newest first, whether they are over or not
+    lost: str = ""  #: Why state of the query cannot be used; empty where it can, as far as is known
+
+    @property
+    def run(self) -> Run | None:
+        """The newest run."""
+        return self.runs[-1] if self.runs else None
+
+    @property
+    def committed(self) -> BatchTimes | None:
+        """The last committed micro-batch, if Spark's log is known."""
+        return next((one for one in reversed(self.log or ()) if one.committed_ms is not None), None)
+
+    @property
+    def planned(self) -> BatchTimes | None:
+        """The planned and uncommitted micro-batch, if any and if Spark's log is known."""
+        newest = self.log[-1] if self.log else None
+        return newest if newest and newest.committed_ms is None else None
+
+    @property
+    def committed_id(self) -> int | None:
+        """The last micro-batch known to be committed: the one before a run's current one."""
+        known = [run.batch_id - 1 for run in self.runs if run.batch_id is not None]
+        known += [one.batch_id - 1 for one in self.measured if one.batch_id is not None]
+        known += [self.committed.batch_id] if self.committed else []
+        return max(known, default=None)
+
+    @property
+    def failing(self) -> tuple[Report, ...]:
+        """The failures that persist, newest first."""
+        return tuple(still(self.reports, self.committed_id))
+
+    @property
+    def seen(self) -> tuple[int, str]:
+        """When the query was last seen at work, and by what; (0, "") if never."""
+        signs = [(self.stored_ms, "the newest stored commit")]
+        signs += [(self.run.seen_ms, BY_CLAIM)] if self.run else []
+        signs += [(one.batch_ms, "a state server on this machine") for one in self.measured[:1]]
+        signs += [(one.planned_ms, "Spark's log") for one in (self.log or ())[-1:]]
+        signs += [(self.committed.committed_ms or 0, "Spark's log")] if self.committed else []
+        return max(signs) if max(signs)[0] else (0, "")
+
+
+@dataclass(frozen=True)
+class OperatorSigns:
+    """The signs in one operator's directory."""
+
+    name: str
+    stored_ms: int  #: As in `Signs`
+    reports: tuple[Report, ...]
+    claim: Claim | None  #: The newest; None where there is none, or it cannot be read
+    is_lost: bool  #: Whether its record cannot be read
+
+    @classmethod
+    def of(cls, storage: ObjectStorage, listing: OperatorListing, *, is_lost: bool) -> OperatorSigns:
+        """Return the signs in a listing and its newest claim."""
+        newest, claim = listing.claim(), None
+        if newest is not None:
+            with suppress(CorruptionError, NotFoundError):  # of which verify tells; deleted as an old one since
+                claim = read_claim(claims_of(storage, listing.name), newest)
+        stored = (o.modified_ms for shard in listing.shards.values() for o in shard.versions)
+        found = tuple(reports(listing.shards.values()))
+        return cls(listing.name, max(stored, default=0), found, claim, is_lost)
+
+    @property
+    def claimed_by(self) -> str:
+        """The query of the newest claim; empty without one."""
+        return self.claim.query_id if self.claim else ""
+
+
+def signs_of(
+    query_id: str,
+    operators: Sequence[OperatorSigns],
+    log: Sequence[BatchTimes] | None,
+    live: Iterable[RecentBatch],
+) -> Signs:
+    """Return what is known of a query.
+
+    `operators`: at least one; `log`: what Spark's log says; None if the query's location is not known; `live`: what
+    state servers on this machine remember, of whatever query.
+    """
+    return Signs(
+        runs_of((one.claim for one in operators if one.claim), query_id),
+        max(one.stored_ms for one in operators),
+        None if log is None else tuple(log),
+        _busiest(live, query_id),
+        tuple(sorted((report for one in operators for report in one.reports), reverse=True)),
+        next((f"The record of {one.name} cannot be read." for one in operators if one.is_lost), ""),
+    )
+
+
+def _busiest(batches: Iterable[RecentBatch], query_id: str) -> tuple[RecentBatch, ...]:
+    """Return a query's last micro-batches, newest first, as measured by its operator with the most rows."""
+    by_operator: dict[str, list[RecentBatch]] = {}
+    for one in over_executors(one for one in batches if one.query == query_id):
+        by_operator.setdefault(one.operator, []).append(one)
+    return tuple(max(by_operator.values(), key=lambda of: sum(one.values.get("rows", 0) for one in of), default=[]))
+
+
+def runs_of(claims: Iterable[Claim], query_id: str) -> tuple[Run, ...]:
+    """Return the runs of a query, the newest last, as the claims of its operators tell.
+
+    Who was seen last goes by the store's clock alone: machines differ in when they began.
+    """
+    by_run: dict[str, list[ClaimingRun]] = {}
+    for claim in claims:
+        if claim.query_id == query_id:
+            for run in claim.runs:
+                by_run.setdefault(run.run_id, []).append(run)
+    return tuple(sorted(map(_run, by_run.values()), key=lambda run: (run.seen_ms, run.started_ms)))
+
+
+def _run(told: Sequence[ClaimingRun]) -> Run:
+    newest = max(told, key=lambda run: run.seen_ms)
+    at = [run.batch_id for run in told if run.batch_id is not None]
+    of_driver = lives(newest.driver, 0)
+    has_ended = False if of_driver or lives(newest.executor, 0) else None if of_driver is None else True
+    started_ms = min(run.started_ms for run in told)
+    return Run(newest.run_id, started_ms, newest.seen_ms, max(at, default=None), has_ended)
 
 
 @dataclass(frozen=True)
@@ -185,9 +346,6 @@ def _at_rest(signs: Signs, pace: Pace, now_ms: int) -> Verdict | None:
     else:
         rest = "this machine cannot tell whether it still runs"
     return Verdict("stale", seen_ms, f"{silence}; {rest}.{left}")
-
-
-_NAME_IT = "pass the query's checkpointLocation as well"
 
 
 @dataclass(frozen=True)

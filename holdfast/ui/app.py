@@ -33,9 +33,8 @@ from holdfast.ui.guard import guard
 from holdfast.ui.inquiry import Dated, Patience
 from holdfast.ui.site import Site
 from holdfast.ui.survey import OperatorSurvey, Survey
-from holdfast.ui.views.health import Card, card_of
 from holdfast.ui.views.heat_map import CHOICES, LEVELS, MEASURES, ROWS, Measure, Measured, heat_map, measured, skew
-from holdfast.ui.views.overview import overview
+from holdfast.ui.views.overview import Card, card_of, overview
 from holdfast.ui.views.rows import Asked, rows_view
 from holdfast.ui.views.shard import shard_view
 from holdfast.ui.views.time_line import HEIGHT, WIDTH, WINDOWS, time_line

@@ -32,9 +32,8 @@ from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.client.recent import RecentBatch, over_executors, recent_batches
 from holdfast.spark_integration.lookup.state_directory import find_state_dir
 from holdfast.spark_integration.lookup.stored_query import StoredQuery, open_query
-from holdfast.ui.directory import Awaited, Directory
+from holdfast.ui.directory import Awaited, Directory, NamedQuery, Pointers
 from holdfast.ui.inquiry import Dated, Inquiry, Patience, answers
-from holdfast.ui.named_query import NamedQuery, Pointers
 from holdfast.ui.survey import Survey
 
 SHOWN_MS = 1_000

@@ -25,7 +25,7 @@ import pyarrow.flight as flight
 from holdfast import clock
 from holdfast.errors import HoldfastError, UnavailableError
 from holdfast.spark_integration.client.messages import ServerLostError, decode_error
-from holdfast.spark_integration.executor import server_files
+from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.executor.processes import executor_process, kept_per_process
 
 START_WITHIN_SECONDS = 60.0
@@ -58,7 +58,7 @@ class ServerLaunch:
     @property
     def log_path(self) -> Path:
         """The server's log file."""
-        return server_files.log_path(self._directory)
+        return local_dirs.log_path(self._directory)
 
     def wait_for(self, ping: Callable[[], object], within_seconds: float) -> None:
         """Wait until `ping` stops raising ServerLostError; start a server if none runs. Raises `UnavailableError`."""
@@ -98,14 +98,14 @@ class ServerLaunch:
         return " | ".join(lines[-_LOG_LINES_SHOWN:])
 
     def _start(self) -> None:
-        lock = server_files.take_lock(self._directory)
+        lock = local_dirs.take_lock(self._directory)
         if lock is None:
             return  # a server of another process runs, or is starting
         self._began_ms = clock.monotonic_ms()
         configuration = {
             "executor_directory": str(self._directory),
             "executor": str(executor_process()),
-            "socket": str(server_files.socket_path(self._directory)),
+            "socket": str(local_dirs.socket_path(self._directory)),
             "lock": lock,
         }
         try:
@@ -120,7 +120,7 @@ class ServerLaunch:
 
     def _server_process(self, lock: int) -> subprocess.Popen[bytes]:
         environment = {**_SERVER_ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        server_files.make_log_directory()
+        local_dirs.make_log_directory()
         private = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with open(private, "ab") as log:
             return subprocess.Popen(
@@ -162,7 +162,7 @@ class StateClient:
     """Calls the state server of one executor. One instance a process; see `client_of`. Safe for many threads."""
 
     def __init__(self, executor_directory: Path) -> None:
-        self._socket = server_files.socket_path(executor_directory)
+        self._socket = local_dirs.socket_path(executor_directory)
         self.launch = ServerLaunch(executor_directory)
         self._flight: flight.FlightClient | None = None
         self._timed_out_ms: int | None = None

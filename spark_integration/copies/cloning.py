@@ -71,7 +71,7 @@ from holdfast.spark_integration.savepoints.creating import SHARD, shard_row
 from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
 from holdfast.spark_integration.savepoints.tasks import ShardTask, SparkTasks, Tasks
 from holdfast.spark_integration.shard.pointer_row import require_state_of
-from holdfast.spark_integration.shard.task_storage import io_executor
+from holdfast.spark_integration.shard.task import io_executor
 from holdfast.spark_integration.spark_state.pointers import StatefulStep
 from holdfast.spark_integration.spark_state.query_location import LEFTOVER, LoggedBatch, QueryLocation
 

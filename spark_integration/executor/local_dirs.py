@@ -16,7 +16,7 @@
                         durable                     its versions can be restored: it may be let go
         executor-<pid>-<start>.<id>/                what a process works on, see `process_directory`
     <temporary directory>/holdfast-<user id>/
-        logs/state-server-executor-….<digest>.log   kept a week, see holdfast.spark_integration.executor.server_files
+        logs/state-server-executor-….<digest>.log   kept a week
         <digest of that place>.sock                 the socket, where its own place has too long a name
 
 The root is ``spark.holdfast.local.dir`` if it is set. Otherwise a backend that keeps state in RAM takes ``/dev/shm``
@@ -29,6 +29,8 @@ What becomes of the directory of an executor that has ended: `holdfast.spark_int
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import logging
 import os
 import shutil
@@ -39,6 +41,7 @@ from pathlib import Path
 
 import xxhash
 
+from holdfast.backends import local_files
 from holdfast.backends.local.errors import NAMED_IN
 from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.spark_integration.executor.processes import ProcessId, executor_process
@@ -51,9 +54,11 @@ RUNS, CLAIM_SUFFIX = "runs", "-claim"
 _EXECUTOR = "executor-"
 # Spark gives workers the directories of the executor's own blocks, and deletes those when the executor ends.
 _SPARK_BLOCKS = "blockmgr-"
-
 _log = logging.getLogger(__name__)
 _warned: set[str] = set()
+LOCK_NAME = "state-server.lock"
+LOG_KEPT_MS = 7 * 24 * 60 * 60_000
+_SOCKET_PATH_LIMIT = 100
 
 
 def choose_root(local_dir: str | None, *, in_memory: bool) -> Path:
@@ -181,3 +186,86 @@ def shard_name(shard: int, shards: int, backend: str, state_dir: str | None) -> 
     """
     kind = xxhash.xxh32_hexdigest("\n".join([backend, str(shards), state_dir or ""]).encode())
     return f"{SHARD_PREFIX}{shard:04d}-{kind}"
+
+
+def socket_path(executor_directory: Path) -> Path:
+    """Return the socket of an executor's state server; Unix limits its path to about 107 bytes."""
+    path = executor_directory / "state-server.sock"
+    if len(os.fsencode(path)) <= _SOCKET_PATH_LIMIT:
+        return path
+    return user_directory(temporary_directory()) / f"{_digest(executor_directory)}.sock"
+
+
+def log_path(executor_directory: Path) -> Path:
+    """Return the state server's log file, which outlives the executor."""
+    return _log_directory() / f"state-server-{executor_directory.name}.{_digest(executor_directory)}.log"
+
+
+def _digest(executor_directory: Path) -> str:
+    """Return a digest that distinguishes an executor's directories: RAM, disk, each ``spark.holdfast.local.dir``.
+
+    Each has a state server of its own.
+    """
+    return xxhash.xxh3_64_hexdigest(os.fsencode(executor_directory))
+
+
+def make_log_directory() -> None:
+    """Make the directory of the log files."""
+    user_directory(temporary_directory())
+    private_directory(_log_directory())
+
+
+def _log_directory() -> Path:
+    return temporary_directory() / f"holdfast-{os.getuid()}" / "logs"
+
+
+def remove_old_logs(now_ms: int) -> None:
+    """Delete logs of ended executors that were not written to for `LOG_KEPT_MS`."""
+    folder = _log_directory()
+    for name in glob.glob("state-server-*.log*", root_dir=folder):  # `Path.glob` fails where the disk does
+        path = folder / name
+        executor = ProcessId.parse(path.name.partition(".")[0].removeprefix("state-server-executor-"))
+        with suppress(OSError):
+            is_old = path.stat().st_mtime_ns // 1_000_000 < now_ms - LOG_KEPT_MS
+            if is_old and not (executor is not None and executor.is_alive()):
+                path.unlink()
+
+
+def take_lock(executor_directory: Path, *, shared: bool = False) -> int | None:
+    """Return a descriptor that holds the executor's server lock, or None if another process holds it.
+
+    `shared`: share it with other processes that ask for it shared.
+    """
+    with local_files.writing(executor_directory):
+        descriptor = os.open(executor_directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        is_mine = False
+        try:
+            is_mine = try_lock(descriptor, shared=shared)
+        finally:
+            if not is_mine:
+                os.close(descriptor)
+    return descriptor if is_mine else None
+
+
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock an open file or directory until it is closed; tell whether no other process holds it."""
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_found(executor_directory: Path, socket: Path, lock: int) -> bool:
+    """Tell whether workers still find the server that holds a lock: the file that is locked, and the socket, are there.
+
+    Where a program that cleans temporary directories has removed the file, the next worker locks another one.
+    """
+    try:
+        there = os.stat(executor_directory / LOCK_NAME)
+        os.stat(socket)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # a damaged disk hides them; a server that ended for it would be followed by another
+    return os.path.samestat(os.fstat(lock), there)

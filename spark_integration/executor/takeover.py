@@ -31,15 +31,18 @@ from holdfast.backends.registry import find_backend
 from holdfast.backends.run import TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.spark_integration.executor.local_dirs import (
+    LOCK_NAME,
     ON_DISK,
     SHARD_PREFIX,
     choose_root,
     private_directory,
     process_directory,
     process_of,
+    socket_path,
+    take_lock,
+    try_lock,
     user_directory,
 )
-from holdfast.spark_integration.executor.server_files import LOCK_NAME, socket_path, take_lock, try_lock
 
 KEPT_MS = 24 * 60 * 60_000
 # A state server ends within 20 s of its executor.

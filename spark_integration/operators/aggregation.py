@@ -41,10 +41,9 @@ from holdfast.spark_integration.operators.accumulators import (
 )
 from holdfast.spark_integration.operators.aggregates import Aggregate
 from holdfast.spark_integration.plan.arguments import Mode, after_1970, checked_mode
-from holdfast.spark_integration.plan.definition import KeyedRows
+from holdfast.spark_integration.plan.definition import BEHIND_ANOTHER, KeyedRows, operator_plan
 from holdfast.spark_integration.plan.event_time import time_column_of
 from holdfast.spark_integration.plan.grouping_keys import Grouping, Key
-from holdfast.spark_integration.plan.operator_plan import BEHIND_ANOTHER, operator_plan
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.spark_types import Watermark, arrow_schema, conform_output, types_of_keys
 from holdfast.spark_integration.tables.restarting import OperatorFunction

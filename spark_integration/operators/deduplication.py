@@ -30,10 +30,9 @@ from holdfast.backends.run import TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.plan.arguments import duration_us
-from holdfast.spark_integration.plan.definition import KeyedRows
+from holdfast.spark_integration.plan.definition import BEHIND_ANOTHER, KeyedRows, operator_plan
 from holdfast.spark_integration.plan.event_time import TimeColumn, time_column_of
 from holdfast.spark_integration.plan.grouping_keys import resolve_keys
-from holdfast.spark_integration.plan.operator_plan import BEHIND_ANOTHER, operator_plan
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.spark_types import arrow_schema, conform_output, types_of_keys
 from holdfast.spark_integration.tables.restarting import OperatorFunction

@@ -21,10 +21,9 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.operators.joins import AT, BEYOND_MS, IS_LEFT, AsofJoin, Join, JoinSide, Sides
 from holdfast.spark_integration.plan.arguments import duration_us
-from holdfast.spark_integration.plan.definition import KeyedRows
+from holdfast.spark_integration.plan.definition import BEHIND_ANOTHER, KeyedRows, operator_plan
 from holdfast.spark_integration.plan.event_time import time_column_of, without_watermark
 from holdfast.spark_integration.plan.grouping_keys import Key, resolve_keys
-from holdfast.spark_integration.plan.operator_plan import BEHIND_ANOTHER, operator_plan
 from holdfast.spark_integration.plan.session import name_folding
 from holdfast.spark_integration.processor.state.variable_tables import JOINED_LEFT, JOINED_RIGHT, LATEST_RIGHT
 from holdfast.spark_integration.shard.operator import ShardFunction

@@ -49,9 +49,8 @@ from holdfast.spark_integration.operators.aggregation import (
     into_window,
     require_free,
 )
-from holdfast.spark_integration.plan.definition import KeyedRows
+from holdfast.spark_integration.plan.definition import BEHIND_ANOTHER, KeyedRows, operator_plan
 from holdfast.spark_integration.plan.grouping_keys import Grouping
-from holdfast.spark_integration.plan.operator_plan import BEHIND_ANOTHER, operator_plan
 from holdfast.spark_integration.processor.state.variable_tables import SEVERAL
 from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.spark_types import conform_output, types_of_keys

@@ -48,10 +48,9 @@ from holdfast.backends.run import Keys, TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.plan.arguments import checked_mode, duration_us
-from holdfast.spark_integration.plan.definition import KeyedRows
+from holdfast.spark_integration.plan.definition import KeyedRows, operator_plan
 from holdfast.spark_integration.plan.event_time import time_column_of
 from holdfast.spark_integration.plan.grouping_keys import Grouping
-from holdfast.spark_integration.plan.operator_plan import operator_plan
 from holdfast.spark_integration.plan.session import name_folding
 from holdfast.spark_integration.processor.state.variable_tables import SEVERAL
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardFunction, ShardInput

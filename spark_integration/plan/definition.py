@@ -5,6 +5,15 @@
     df ─▶ keys, hash ─▶ blobs ═shuffle by shard═▶ host: call_shard ─▶ output ─▶ rows
 
 An executor looks up the state already stored for the operator.
+
+Of an operator in one line, the state store of Spark decides which of its operators is the host::
+
+    events ─▶ dropDuplicates ─▶ join ─▶ window       RocksDB state store: the watermark goes on, several in a query
+    events ─▶ window                                 any state store: one in a query, cheaper by a small micro-batch
+
+Spark's ``transformWithState`` hands the watermark on, but needs Spark's RocksDB state store, and takes longer for a
+small micro-batch than ``applyInPandasWithState``. Spark keeps to the state store that a query began with, so this
+decides once for a query.
 """
 
 from __future__ import annotations
@@ -25,22 +34,30 @@ from holdfast.settings import MOST_SHARDS, Settings
 from holdfast.snapshotter.ownership.operator_record import find_operator
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.spark_integration.hosts.batch import run_batch
+from holdfast.spark_integration.hosts.group_state import GroupStateHost
 from holdfast.spark_integration.hosts.host import Host, SentRows
-from holdfast.spark_integration.plan.event_time import time_column_of
+from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
+from holdfast.spark_integration.plan.arguments import Mode, can_host_processors, operator_name
+from holdfast.spark_integration.plan.event_time import time_column_of, without_watermark
 from holdfast.spark_integration.plan.grouping_keys import Key
-from holdfast.spark_integration.plan.session import rows_each, shuffle_partitions, warn_of_partitions
+from holdfast.spark_integration.plan.session import checked_settings, rows_each, shuffle_partitions, warn_of_partitions
 from holdfast.spark_integration.shard.operator import Operator, ShardFunction
-from holdfast.spark_integration.shard.task_storage import state_storage
+from holdfast.spark_integration.shard.task import state_storage
 from holdfast.spark_integration.shard_call.call import ShardStep
 from holdfast.spark_integration.spark_types import sent_schema
 from holdfast.spark_integration.transport.observed import OBSERVATION, ObservedOutput
-from holdfast.spark_integration.transport.output import Output
+from holdfast.spark_integration.transport.output import Output, PackedOutput
 from holdfast.spark_integration.transport.packed import PackedTransport
 from holdfast.spark_integration.transport.transport import HASH, EventTime, quoted
 
 _log = logging.getLogger(__name__)
 _COLUMNS = "shards int, query string, problem string"
 _FOUND = pa.schema([("shards", pa.int32()), ("query", pa.string()), ("problem", pa.string())])
+#: How an error ends that asks for a watermark.
+BEHIND_ANOTHER = (
+    ". Behind another operator, keep the column of the time, and set spark.sql.streaming.stateStore.providerClass to "
+    "Spark's RocksDB state store, with which operators hand the watermark on"
+)
 
 
 @dataclass(frozen=True)
@@ -221,3 +238,29 @@ class Definition:
         if time is None or not df.isStreaming:
             return None
         return EventTime(time.field.name, time.watermark, self.host.drops_late_rows)
+
+
+def operator_plan(rows: KeyedRows, output: StructType, mode: Mode, name: str, *, is_timed: bool) -> DataFrame:
+    """Return the DataFrame of an operator's output; call it from what the user's call calls.
+
+    `output` marks the times that are not older than the watermark; `is_timed` says if late rows are dropped, and rows
+    of state go, by it. Raises `InvalidArgumentError` if the name or a setting is wrong, or a column cannot be sent or
+    stored.
+    """
+    settings = checked_settings(rows.df, stacklevel=4)
+    hands_on = can_host_processors(rows.df.sparkSession)
+    # In update mode no operator in event time can stand behind it.
+    shown = output if hands_on and mode == "append" else without_watermark(output)
+    host: Host
+    if hands_on:
+        # Spark lets no restart change this mode, which changes nothing: the operator's own mode may change.
+        host = StatefulProcessorHost("append", "EventTime" if is_timed else "None", "")
+    else:
+        host = GroupStateHost(mode, "EventTimeTimeout" if is_timed else "NoTimeout")
+    return Definition(
+        rows=rows,
+        name=operator_name(None, name),
+        output=PackedOutput(shown, rows_each(rows.df)),
+        host=host,
+        settings=settings,
+    ).plan()

@@ -74,7 +74,7 @@ from holdfast.spark_integration.savepoints.changes import require_comment
 from holdfast.spark_integration.savepoints.seeding import partitions_of
 from holdfast.spark_integration.savepoints.tasks import ShardTask, SparkTasks, Tasks, each_ahead
 from holdfast.spark_integration.shard.pointer_row import STATE_VARIABLES, PointerRow, operator_of, require_state_of
-from holdfast.spark_integration.shard.task_storage import io_executor
+from holdfast.spark_integration.shard.task import io_executor
 from holdfast.spark_integration.spark_state.pointers import StatefulStep, modes_of
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 

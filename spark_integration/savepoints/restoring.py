@@ -35,8 +35,7 @@ from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints import seeding
-from holdfast.spark_integration.savepoints.changes import Changes, Plan, Sources, plans_of
-from holdfast.spark_integration.savepoints.migrating import Migrate, migrated
+from holdfast.spark_integration.savepoints.changes import Changes, Migrate, Plan, Sources, migrated, plans_of
 from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
 from holdfast.spark_integration.savepoints.restoring_shards import (
     FIRST_VERSION,

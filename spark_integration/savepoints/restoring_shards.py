@@ -40,9 +40,9 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.processor.state.variable_tables import is_of_elements
-from holdfast.spark_integration.savepoints.migrating import Migration
+from holdfast.spark_integration.savepoints.changes import Migration
 from holdfast.spark_integration.savepoints.tasks import ShardTask, each_ahead, failed
-from holdfast.spark_integration.shard.task_storage import io_executor
+from holdfast.spark_integration.shard.task import io_executor
 from holdfast.spark_integration.tables.entry_rows import renumbered
 from holdfast.spark_integration.timers import TIMERS_BY_DUE, first_due_ms, hashes_of_keys, is_by_time
 from holdfast.spark_integration.transport.routes import shards_of

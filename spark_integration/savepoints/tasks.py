@@ -27,7 +27,7 @@ from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.savepoints.new_query import NewQuery
 from holdfast.spark_integration.savepoints.seeding import FirstState, pinned_partitions
-from holdfast.spark_integration.shard.task_storage import io_executor, storage_at
+from holdfast.spark_integration.shard.task import io_executor, storage_at
 from holdfast.spark_integration.spark_state.new_state import PLAIN_ROWS, NewState, PointerOperator
 from holdfast.spark_integration.spark_state.operators import NotKnownError
 from holdfast.spark_integration.spark_state.pointers import StatefulStep, stored_steps

@@ -42,7 +42,7 @@ import pyarrow.flight as flight
 from holdfast import clock
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.spark_integration.client.messages import Committed, decode, encode_error, field
-from holdfast.spark_integration.executor import server_files, takeover
+from holdfast.spark_integration.executor import local_dirs, takeover
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.spark_integration.server.durable_logs import DurableLogs
 from holdfast.spark_integration.server.exposition import Exposition, MeasuredBatches, ServerMetrics
@@ -193,12 +193,12 @@ def _tidy_up_until_the_end(
             os.utime(lock)
         # executor_directory = <root>/holdfast-<user>/executor-…
         takeover.remove_dead_executors(executor_directory.parent.parent, clock.now_ms())
-        server_files.remove_old_logs(clock.now_ms())
+        local_dirs.remove_old_logs(clock.now_ms())
         housekeeping.tidy_up()
         if executor.wait(CLEAN_EVERY_SECONDS):
             _log.info("executor %s has ended", executor)
             return True
-        if not server_files.is_found(executor_directory, socket, lock):
+        if not local_dirs.is_found(executor_directory, socket, lock):
             _log.warning(
                 "the lock or the socket of this server was removed, and it ends; the next task starts another: keep "
                 "other programs from cleaning %s",
@@ -298,7 +298,7 @@ def main() -> None:
     _convert_without_pandas()
     configuration = json.load(sys.stdin)
     directory = Path(configuration["executor_directory"])
-    log = ServerLog(server_files.log_path(directory), maxBytes=LOG_BYTES_MAX, backupCount=1)
+    log = ServerLog(local_dirs.log_path(directory), maxBytes=LOG_BYTES_MAX, backupCount=1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[log])
     threading.excepthook = _die_loudly
     executor = ProcessId.parse(configuration["executor"])

@@ -90,7 +90,7 @@ class _Line(Stored):
 class PointerRow(NamedTuple):
     """The row of one shard."""
 
-    query: str  #: The query's id, as known when the shard began; see `holdfast.spark_integration.shard.streaming_task`
+    query: str  #: The query's id, as known when the shard began; see `holdfast.spark_integration.shard.task`
     directory: str | None  #: The operator's directory below the state directory; None without a state directory
     #: Which shard, of how many
     shard: int

@@ -23,7 +23,7 @@ from holdfast.snapshotter.upkeep.troubles import Troubles, of_batch
 from holdfast.spark_integration.client.connection import StateClient, client_of
 from holdfast.spark_integration.client.messages import Committed, MeasuredBatch, SnapshotNews
 from holdfast.spark_integration.shard.operator import Operator
-from holdfast.spark_integration.shard.task_storage import storage_options
+from holdfast.spark_integration.shard.task import storage_options
 from holdfast.spark_integration.shard_call.store import ShardStore
 
 ANNOUNCE_TIMEOUT_SECONDS = 2.0

@@ -38,12 +38,12 @@ from holdfast.backends import local_files
 from holdfast.backends.base import Pointer
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import CorruptionError, HoldfastError, SchemaMismatchError
-from holdfast.mvcc.measures import Changes, Measures
+from holdfast.mvcc.transaction import Changes, Measures
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.client.messages import MeasuredBatch, ServerLostError
 from holdfast.spark_integration.executor import local_dirs
-from holdfast.spark_integration.shard import task_storage
+from holdfast.spark_integration.shard import task
 from holdfast.spark_integration.shard.operator import (
     INITIAL_VERSION,
     BatchTimes,
@@ -52,7 +52,7 @@ from holdfast.spark_integration.shard.operator import (
     ShardInput,
 )
 from holdfast.spark_integration.shard.pointer_row import PointerRow
-from holdfast.spark_integration.shard.streaming_task import StreamingTask, current_batch_id
+from holdfast.spark_integration.shard.task import StreamingTask, current_batch_id
 from holdfast.spark_integration.shard.timeout import TIMERS_TABLE
 from holdfast.spark_integration.shard_call import claiming
 from holdfast.spark_integration.shard_call.announcing import announce, bound_chain, reported
@@ -300,7 +300,7 @@ def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
 
     No query begins with its micro-batch 0 that was restored, so a new query pays nothing for its first shards.
     """
-    storage = task_storage.state_storage(operator.settings)
+    storage = task.state_storage(operator.settings)
     if storage is None or streaming.batch_id == 0:
         return streaming
     origin = claiming.origin_once(storage, streaming.query_id)
@@ -319,7 +319,7 @@ def require_own_state(operator: Operator, streaming: StreamingTask, remembered: 
     """
     if streaming.spark_id is None or streaming.spark_id == remembered.query:
         return
-    storage = task_storage.state_storage(operator.settings)
+    storage = task.state_storage(operator.settings)
     if storage is not None and remembered.directory is not None:
         claiming.require_clone_once(storage, streaming.spark_id, remembered.query, remembered.directory)
 

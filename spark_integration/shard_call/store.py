@@ -21,10 +21,10 @@ from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.spark_integration.client.messages import ShardAddress
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.executor.takeover import open_backend
-from holdfast.spark_integration.shard import task_storage
+from holdfast.spark_integration.shard import task
 from holdfast.spark_integration.shard.operator import INITIAL_VERSION, Operator
 from holdfast.spark_integration.shard.pointer_row import PointerRow
-from holdfast.spark_integration.shard.streaming_task import StreamingTask
+from holdfast.spark_integration.shard.task import StreamingTask
 from holdfast.spark_integration.shard_call import claiming
 
 
@@ -119,7 +119,7 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     shards_directory = local_dirs.shards_directory(executor_directory, in_memory=backend_class.in_memory)
     of_query = shards_directory / streaming.query_id
     claiming.require_one_definition(of_query / operator.name, streaming.run_id, operator.definition_id)
-    storage = task_storage.state_storage(settings)
+    storage = task.state_storage(settings)
     name, record, retained_versions = operator.name, None, settings.retained_versions
     if storage is not None:
         name, tenure = _claimed_directory(operator, streaming, remembered, storage, of_query)
@@ -138,7 +138,7 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
             storage,
             prefix,
             tables,
-            task_storage.io_executor(),
+            task.io_executor(),
             directory,
             settings.backend,
             settings.carried_bytes,

@@ -29,7 +29,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, WriterCommitMessage
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.shard.streaming_task import BATCH_PROPERTY
+from holdfast.spark_integration.shard.task import BATCH_PROPERTY
 from holdfast.spark_integration.sink_source.options import SourceOptions
 from holdfast.spark_integration.sinks.coordinator import Coordinator
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, TwoPhaseSink

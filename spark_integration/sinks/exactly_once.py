@@ -21,7 +21,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
 from holdfast.spark_integration.executor.processes import ProcessId
-from holdfast.spark_integration.shard.streaming_task import QUERY_PROPERTY
+from holdfast.spark_integration.shard.task import QUERY_PROPERTY
 from holdfast.spark_integration.sinks.coordinator import Coordinator
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, ReusingSink, SinkQuery, TwoPhaseSink
 from holdfast.spark_integration.sinks.writing import WriteTask, drop_frame, write_frame

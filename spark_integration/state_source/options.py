@@ -13,7 +13,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
 from holdfast.spark_integration.lookup.keys import Shards, parse_key
-from holdfast.spark_integration.shard.task_storage import session_values
+from holdfast.spark_integration.shard.task import session_values
 
 STORAGE = "storage."
 #: Spark hands names over in lower case, so those of storage that have others stand in a JSON object.

@@ -71,7 +71,7 @@ from holdfast.spark_integration.lookup.stored_query import opened_query
 from holdfast.spark_integration.processor.state.variable_tables import find_shown, grouping_columns
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange
 from holdfast.spark_integration.shard.pointer_row import PointerRow
-from holdfast.spark_integration.shard.task_storage import io_executor, local_dir_of_session
+from holdfast.spark_integration.shard.task import io_executor, local_dir_of_session
 from holdfast.spark_integration.spark_types import arrow_schema, spark_type
 from holdfast.spark_integration.state_source.options import Place, ReadOptions
 

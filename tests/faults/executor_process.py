@@ -17,7 +17,7 @@ import pytest
 from holdfast.errors import UnavailableError
 from holdfast.spark_integration.client import connection
 from holdfast.spark_integration.client.connection import StateClient
-from holdfast.spark_integration.executor import local_dirs, server_files
+from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.executor.processes import ProcessId
 from tests.ram import place_in_ram
 
@@ -47,7 +47,7 @@ class Executor:
 
     @property
     def log(self) -> str:
-        return server_files.log_path(self.directory).read_text()
+        return local_dirs.log_path(self.directory).read_text()
 
     def kill(self) -> None:
         self.process.kill()

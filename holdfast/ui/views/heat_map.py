@@ -20,8 +20,7 @@ import numpy as np
 from holdfast import clock
 from holdfast.spark_integration.lookup.query_pointers import StoredOperator
 from holdfast.spark_integration.lookup.stored_query import StoredQuery
-from holdfast.ui.stored_objects import Column, StoredObjects
-from holdfast.ui.survey import OperatorSurvey
+from holdfast.ui.survey import Column, OperatorSurvey, StoredObjects
 from holdfast.ui.words import count, duration, percent, size, times
 
 CELLS_MAX = 240

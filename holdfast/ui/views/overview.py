@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from holdfast.errors import HoldfastError
-from holdfast.health.failures import counted
+from holdfast.health.failures import counted, read_failures
+from holdfast.health.health import Health, health_of, signs_of
 from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
-from holdfast.ui.directory import Awaited, Directory
+from holdfast.spark_integration.client.recent import RecentBatch
+from holdfast.ui.directory import Awaited, Directory, NamedQuery, Pointers, Progress
 from holdfast.ui.inquiry import Dated, Patience, answers
-from holdfast.ui.named_query import NamedQuery, Progress
 from holdfast.ui.site import Site
 from holdfast.ui.survey import OperatorSurvey, SinkSurvey, Survey
-from holdfast.ui.views.health import Card, cards
 from holdfast.ui.words import count, duration, percent, size, times
 
+#: Per directory; further queries have no card.
+CARDS_MAX = 20
 #: If snapshots keep up, at most this many commits wait for one; a few more while it is made.
 _LAG = SnapshotPolicy().max_commits
 _LAG_BEHIND = 2 * _LAG
@@ -25,6 +28,61 @@ _LAG_BEHIND = 2 * _LAG
 _HOT = 1.5
 #: Operators, or sinks, of a directory.
 _ROWS_MAX = 200
+
+
+@dataclass(frozen=True)
+class Card:
+    """A query's health, as a card shows it."""
+
+    directory: int
+    health: Health
+    failing: dict[str, int]  #: How many failures persist, by operator
+
+
+def cards(
+    directory: Directory, survey: Survey, live: Iterable[RecentBatch], patience: Patience, now_ms: int
+) -> list[Card]:
+    """Return the health of the queries with state in a directory; those with the most operators first."""
+    operators: dict[str, list[OperatorSurvey]] = {}
+    for one in survey.operators.values():
+        operators.setdefault(one.of_query, []).append(one)
+    chosen = sorted((query for query in operators if query), key=lambda query: -len(operators[query]))[:CARDS_MAX]
+    told = answers({place: query.pointers for place, query in enumerate(directory.queries)}, patience)
+    logs = [one for one in told.values() if isinstance(one, Dated)]
+    batches = list(live)
+    return [_card(directory, query, operators[query], logs, batches, now_ms) for query in chosen]
+
+
+def card_of(
+    directory: Directory,
+    survey: Survey,
+    operator: OperatorSurvey,
+    live: Iterable[RecentBatch],
+    patience: Patience,
+    now_ms: int,
+) -> Card | None:
+    """Return the health of an operator's query; None if the query is unknown. Raises as `cards`."""
+    of_query = {name: one for name, one in survey.operators.items() if one.of_query == operator.of_query}
+    found = cards(directory, Survey(of_query, (), 0, ()), live, patience, now_ms)
+    return found[0] if found else None
+
+
+def _card(
+    directory: Directory,
+    query_id: str,
+    operators: list[OperatorSurvey],
+    logs: list[Dated[Pointers]],
+    live: list[RecentBatch],
+    now_ms: int,
+) -> Card:
+    names = {one.name for one in operators}
+    log = next((one.found.log for one in logs if names & one.found.named.keys()), None)
+    signs = signs_of(query_id, [one.signs for one in operators], log, live)
+    persist = signs.failing
+    failures = read_failures(directory.storage, persist[:1])
+    failing = dict.fromkeys(names, 0) | Counter(one.shard.partition("/")[0] for one in persist)
+    health = health_of(query_id, sorted(names), signs, failures, now_ms)
+    return Card(directory.place, health, failing)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
-from holdfast.ui.stored_objects import KINDS
-from holdfast.ui.survey import OperatorSurvey
+from holdfast.ui.survey import KINDS, OperatorSurvey
 
 VERSIONS_MAX = 20
 

@@ -21,8 +21,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.snapshotter.upkeep.state_size import StateSizes
-from holdfast.ui.stored_objects import COMMIT, HOUR_MS, PART, SNAPSHOT, Column, StoredObjects
-from holdfast.ui.survey import OperatorSurvey
+from holdfast.ui.survey import COMMIT, HOUR_MS, PART, SNAPSHOT, Column, OperatorSurvey, StoredObjects
 from holdfast.ui.words import clock_time, count, moment, size
 
 SHARDS_MAX = 32

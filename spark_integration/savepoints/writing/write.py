@@ -66,7 +66,7 @@ from holdfast.spark_integration.savepoints.tasks import (
 from holdfast.spark_integration.savepoints.writing.tables import TableRows, edited_tables, tables_of_frames
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE
-from holdfast.spark_integration.shard.task_storage import storage_at
+from holdfast.spark_integration.shard.task import storage_at
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES, NAMED_SOURCES_SETTING
 from holdfast.spark_integration.timers import TIMERS, first_due_ms, timers_run

@@ -26,7 +26,7 @@ from holdfast.settings import Settings
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.spark_integration.shard.task_storage import storage_at
+from holdfast.spark_integration.shard.task import storage_at
 from holdfast.spark_integration.sinks.delta.commits import delta_schema
 from holdfast.spark_integration.sinks.delta.partitions import statistics
 from holdfast.spark_integration.sinks.delta.tables import KeptTable

@@ -28,7 +28,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.executor.processes import STORAGES, kept_per_process
-from holdfast.spark_integration.shard.task_storage import io_executor
+from holdfast.spark_integration.shard.task import io_executor
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, another_query
 
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())

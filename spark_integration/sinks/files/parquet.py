@@ -46,7 +46,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorag
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.url import parse_url
-from holdfast.spark_integration.shard.task_storage import io_executor
+from holdfast.spark_integration.shard.task import io_executor
 from holdfast.spark_integration.sinks.files.location import FOLDER, check_columns, claim, read_file, writers_at
 from holdfast.spark_integration.sinks.files.sink import (
     Attempts,

@@ -56,7 +56,7 @@ from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.options import CREDENTIALS
 from holdfast.snapshotter.storage.url import parse_url
-from holdfast.spark_integration.shard.task_storage import io_executor
+from holdfast.spark_integration.shard.task import io_executor
 from holdfast.spark_integration.sinks.files.location import FOLDER, read_file, sizes_of, storage_of
 from holdfast.spark_integration.sinks.two_phase_sink import (
     Handle,

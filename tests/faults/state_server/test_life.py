@@ -19,7 +19,7 @@ import pytest
 
 from holdfast.errors import UnavailableError
 from holdfast.spark_integration.client import connection
-from holdfast.spark_integration.executor import server_files
+from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.server import state_server
 from tests.faults.executor_process import (
     PATIENCE_SECONDS,
@@ -39,7 +39,7 @@ def test_it_starts_on_demand_and_answers(executor: Executor) -> None:
     assert client.call("ping") is None
     assert client.call("drain", b'{"timeout_seconds": 1.0}') is True
     assert statistics["shards"] == {}
-    mode = server_files.socket_path(executor.directory).stat().st_mode
+    mode = local_dirs.socket_path(executor.directory).stat().st_mode
     assert mode & 0o077 == 0, "only this user may connect"
 
 
@@ -138,12 +138,12 @@ def test_what_executor_and_server_left_the_next_server_removes_and_reports(
     eventually(lambda: not dead.directory.exists())
     eventually(lambda: "bytes that a dead executor left in" in living.log)
     assert str(dead.directory) in living.log
-    assert server_files.log_path(dead.directory).exists(), "why it died may be in there"
+    assert local_dirs.log_path(dead.directory).exists(), "why it died may be in there"
 
 
 def test_a_stale_socket_is_replaced(executor: Executor) -> None:
     """The file stays when a server is killed."""
-    path = server_files.socket_path(executor.directory)
+    path = local_dirs.socket_path(executor.directory)
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
     client = executor.client()
@@ -154,7 +154,7 @@ def test_a_stale_socket_is_replaced(executor: Executor) -> None:
 
 def test_a_directory_with_a_long_name_has_its_socket_elsewhere(executors: StartExecutor, tmp_path: Path) -> None:
     executor = executors(tmp_path / ("x" * 120))
-    path = server_files.socket_path(executor.directory)
+    path = local_dirs.socket_path(executor.directory)
     assert not path.is_relative_to(executor.directory)
     client = executor.client()
     executor.start(client)
@@ -166,13 +166,13 @@ def test_a_directory_with_a_long_name_has_its_socket_elsewhere(executors: StartE
 
 def test_a_server_that_cannot_serve_ends_and_frees_the_lock(executor: Executor) -> None:
     """A process that holds the lock and does not listen would leave the executor without a server for good."""
-    server_files.socket_path(executor.directory).mkdir()
+    local_dirs.socket_path(executor.directory).mkdir()
     client = executor.client()
     client.start_server()
     assert client.launch.process is not None
     assert client.launch.process.wait(PATIENCE_SECONDS) == 1
     assert "the state server ends" in executor.log
-    lock = server_files.take_lock(executor.directory)
+    lock = local_dirs.take_lock(executor.directory)
     assert lock is not None
     os.close(lock)
 

@@ -22,7 +22,7 @@ from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from holdfast.spark_integration.client import connection
 from holdfast.spark_integration.client.connection import client_of
 from holdfast.spark_integration.client.messages import ShardAddress
-from holdfast.spark_integration.executor import local_dirs, server_files
+from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.shard_call.announcing import announce
 from holdfast.testing.state_rows import COUNTS
 from tests.faults.executor_process import (
@@ -131,7 +131,7 @@ def test_announcing_never_fails_a_batch(executor: Executor, monkeypatch: pytest.
     opened = ShardStore(
         shard, executor.directory, PREFIX, backend, None, None, tables, VersionedStore(backend), SnapshotPolicy(), 100
     )
-    logs = server_files.log_path(executor.directory).parent
+    logs = local_dirs.log_path(executor.directory).parent
     local_dirs.user_directory(Path(tempfile.gettempdir()))
     logs.write_text("in the way")
     accepted, committed = None, Pointer(1, "aa")

@@ -18,7 +18,7 @@ from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.client.messages import Committed, MeasuredBatch, SnapshotNews
 from holdfast.spark_integration.client.recent import recent_batches
-from holdfast.spark_integration.executor import local_dirs, server_files
+from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.server import exposition
 from holdfast.spark_integration.server.exposition import PORTS
 from tests.faults.executor_process import Executor, eventually
@@ -186,7 +186,7 @@ def test_servers_that_hang_hold_nobody_up_for_long(tmp_path: Path) -> None:
             directory = tmp_path / local_dirs.user_name() / f"executor-{number}"
             directory.mkdir(parents=True)
             silent = stack.enter_context(socket.socket(socket.AF_UNIX))
-            silent.bind(str(server_files.socket_path(directory)))
+            silent.bind(str(local_dirs.socket_path(directory)))
             silent.listen()
             silent.setblocking(False)
             hanging.append(silent)

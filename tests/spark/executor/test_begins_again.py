@@ -42,7 +42,7 @@ def told(calls: Path, call: Function) -> Function:
 def kill_server_once(local: Path, notes: Path) -> None:
     """Kill the state server of the executors below a directory, unless that was noted before."""
     from holdfast.spark_integration.client.connection import client_of
-    from holdfast.spark_integration.executor.server_files import LOCK_NAME
+    from holdfast.spark_integration.executor.local_dirs import LOCK_NAME
 
     if not notes.exists():
         for lock in local.glob(f"**/{LOCK_NAME}"):

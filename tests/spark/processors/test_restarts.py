@@ -19,7 +19,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 import holdfast
 from holdfast.errors import UnavailableError
 from holdfast.spark_integration.client.connection import client_of
-from holdfast.spark_integration.executor.server_files import LOCK_NAME
+from holdfast.spark_integration.executor.local_dirs import LOCK_NAME
 from tests.spark.answers import text_of
 from tests.spark.parity.engines import Open, Trial
 from tests.spark.processors.engines import (

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.spark_integration.client.connection import client_of
-from holdfast.spark_integration.executor.server_files import LOCK_NAME
+from holdfast.spark_integration.executor.local_dirs import LOCK_NAME
 from tests.spark.conftest import Lab
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -13,7 +13,7 @@ from holdfast import clock
 from holdfast.backends.run import Keys
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.mvcc import Transaction, VersionedStore
-from holdfast.mvcc.measures import Changes
+from holdfast.mvcc.transaction import Changes
 from holdfast.testing.state_rows import COUNTS, TABLES
 
 

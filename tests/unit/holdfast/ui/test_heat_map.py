@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holdfast.health.signs import OperatorSigns
+from holdfast.health.health import OperatorSigns
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.testing.state_rows import COUNTS
-from holdfast.ui.stored_objects import StoredObjects
-from holdfast.ui.survey import OperatorSurvey
+from holdfast.ui.survey import OperatorSurvey, StoredObjects
 from holdfast.ui.views.heat_map import CELLS_MAX, LEVELS, MEASURES, HeatMap, heat_map, measured
 
 

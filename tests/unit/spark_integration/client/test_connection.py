@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.spark_integration.client.connection import StateClient
 from holdfast.spark_integration.client.messages import ServerLostError
-from holdfast.spark_integration.executor import server_files
+from holdfast.spark_integration.executor import local_dirs
 
 
 class Slow(flight.FlightServerBase):
@@ -30,7 +30,7 @@ class Slow(flight.FlightServerBase):
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[Slow]:
-    with Slow(server_files.socket_path(tmp_path)) as server:
+    with Slow(local_dirs.socket_path(tmp_path)) as server:
         yield server
         server.answering.set()
 

@@ -22,7 +22,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.run_files.backend import FilesystemBackend
 from holdfast.errors import NotFoundError, UnavailableError
-from holdfast.spark_integration.executor import local_dirs, server_files, takeover
+from holdfast.spark_integration.executor import local_dirs, takeover
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.testing.state_rows import TABLES, contents, counts
 from tests.unit.spark_integration.executor.damaged_disk import fail_at
@@ -111,7 +111,7 @@ def test_nothing_is_taken_from_a_living_executor(tmp_path: Path, living: Process
     """Nor from one whose process cannot be seen, while its server runs."""
     alive = leave_shard(tmp_path, ProcessId.of(os.getpid()))
     hidden = leave_shard(tmp_path, DEAD)
-    lock = server_files.take_lock(hidden)
+    lock = local_dirs.take_lock(hidden)
     assert lock is not None
     assert not adopt(tmp_path, living)[0]
     assert (alive / SHARD).exists()
@@ -126,7 +126,7 @@ def test_a_server_that_is_ending_is_waited_for(
 ) -> None:
     """It may still merge: the restart of a query comes seconds after the end of its executor."""
     monkeypatch.setattr(takeover, "WAIT_MS", 20_000)
-    lock = server_files.take_lock(leave_shard(tmp_path, DEAD))
+    lock = local_dirs.take_lock(leave_shard(tmp_path, DEAD))
     assert lock is not None
     timer = threading.Timer(0.3, os.close, [lock])
     timer.start()
@@ -192,7 +192,7 @@ def test_a_directory_that_is_another_one_when_it_is_locked_is_left_alone(
     monkeypatch.setattr(takeover, "WAIT_MS", 20_000)
     shard = leave_shard(tmp_path, DEAD) / SHARD
     held = os.open(shard / "taking-over", os.O_RDWR | os.O_CREAT)
-    assert server_files.try_lock(held)
+    assert local_dirs.try_lock(held)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(adopt, tmp_path, living)
         clock.sleep_ms(300)
@@ -279,10 +279,10 @@ def test_an_executor_that_ends_leaves_only_shards_on_disk(tmp_path: Path, own_te
     takeover.leave_executor_directory(both)
     assert [p.name for p in both.iterdir()] == ["disk"]
     ram = fill(local_dirs.executor_directory(tmp_path / ("x" * 120), DEAD))
-    server_files.socket_path(ram).touch()
+    local_dirs.socket_path(ram).touch()
     takeover.leave_executor_directory(ram)
     assert not ram.exists()
-    assert not server_files.socket_path(ram).exists(), "it lies in the temporary directory"
+    assert not local_dirs.socket_path(ram).exists(), "it lies in the temporary directory"
 
 
 KILLED = """
@@ -349,7 +349,7 @@ def test_a_directory_that_cannot_be_locked_is_not_left(tmp_path: Path, monkeypat
 def test_an_executor_that_cannot_be_seen_but_whose_server_runs_is_kept(tmp_path: Path) -> None:
     """Containers with process numbers of their own may share a directory."""
     elsewhere = fill(local_dirs.executor_directory(tmp_path, DEAD))
-    lock = server_files.take_lock(elsewhere)
+    lock = local_dirs.take_lock(elsewhere)
     assert lock is not None
     takeover.remove_dead_executors(tmp_path, clock.now_ms())
     assert elsewhere.exists()
@@ -360,7 +360,7 @@ def test_an_executor_that_cannot_be_seen_but_whose_server_runs_is_kept(tmp_path:
 
 def test_another_server_that_removes_first_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dead = fill(local_dirs.executor_directory(tmp_path, DEAD))
-    take = server_files.take_lock
+    take = local_dirs.take_lock
 
     def take_too_late(path: Path, *, shared: bool = False) -> int | None:
         shutil.rmtree(path)

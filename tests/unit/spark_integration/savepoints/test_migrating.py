@@ -13,8 +13,8 @@ import pytest
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError, SchemaMismatchError
 from holdfast.snapshotter.savepoints.manifest import SavedOperator
-from holdfast.spark_integration.savepoints import migrating
-from holdfast.spark_integration.savepoints.migrating import migrated, migrations_of
+from holdfast.spark_integration.savepoints import changes
+from holdfast.spark_integration.savepoints.changes import migrated, migrations_of
 from holdfast.spark_integration.timers import KeyTimers
 from holdfast.spark_integration.ttl.expiry import expiring_tables
 
@@ -41,7 +41,7 @@ def as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def test_rows_get_other_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """In batches; types are those that are stored, and names those that users see."""
-    monkeypatch.setattr(migrating, "_ROWS", 3)
+    monkeypatch.setattr(changes, "_ROWS", 3)
     seen: list[int] = []
 
     def function(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.spark_integration.executor import local_dirs, server_files
+from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.spark_integration.server import state_server
 from holdfast.spark_integration.server.housekeeping import Housekeeping
@@ -40,9 +40,9 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def lock(directory: Path) -> Iterator[int]:
-    descriptor = server_files.take_lock(directory)
+    descriptor = local_dirs.take_lock(directory)
     assert descriptor is not None
-    server_files.socket_path(directory).touch()
+    local_dirs.socket_path(directory).touch()
     yield descriptor
     os.close(descriptor)
 
@@ -52,7 +52,7 @@ def has_served_to_the_end(directory: Path, lock: int, happens: Callable[[], obje
     executor = ProcessId.of(os.getpid())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ProcessId, "wait", lambda *_: tidying.turns >= ROUNDS)
-        socket = server_files.socket_path(directory)
+        socket = local_dirs.socket_path(directory)
         has_ended = state_server._tidy_up_until_the_end(tidying, directory, executor, socket, lock)
     assert tidying.turns == (ROUNDS if has_ended else 2)
     return has_ended
@@ -65,7 +65,7 @@ def test_it_works_until_its_executor_ends(directory: Path, lock: int) -> None:
 def test_its_lock_never_looks_old(directory: Path, lock: int) -> None:
     """Who cleans /tmp by age leaves it alone: else a server of ten days would end, with what it has not flushed."""
     assert has_served_to_the_end(directory, lock, lambda: os.utime(lock, (0, 0)))
-    assert (directory / server_files.LOCK_NAME).stat().st_mtime > 0
+    assert (directory / local_dirs.LOCK_NAME).stat().st_mtime > 0
 
 
 def test_it_ends_where_another_server_may_run_beside_it(directory: Path, lock: int) -> None:
@@ -75,8 +75,8 @@ def test_it_ends_where_another_server_may_run_beside_it(directory: Path, lock: i
     """
 
     def lose_the_lock() -> None:
-        (directory / server_files.LOCK_NAME).unlink()
-        another = server_files.take_lock(directory)
+        (directory / local_dirs.LOCK_NAME).unlink()
+        another = local_dirs.take_lock(directory)
         assert another is not None, "whoever wants a server starts one"
         os.close(another)
 
@@ -85,7 +85,7 @@ def test_it_ends_where_another_server_may_run_beside_it(directory: Path, lock: i
 
 def test_it_ends_where_nobody_can_reach_it(directory: Path, lock: int) -> None:
     """It would keep the lock, and so whoever needs a server from starting one."""
-    assert not has_served_to_the_end(directory, lock, server_files.socket_path(directory).unlink)
+    assert not has_served_to_the_end(directory, lock, local_dirs.socket_path(directory).unlink)
 
 
 @pytest.mark.parametrize("hidden", ["lock", "socket"])
@@ -93,7 +93,7 @@ def test_it_stays_where_a_damaged_disk_hides_it(
     directory: Path, lock: int, monkeypatch: pytest.MonkeyPatch, hidden: str
 ) -> None:
     """Each server after it would end as well, every five minutes; what it has open goes on."""
-    paths = {"lock": directory / server_files.LOCK_NAME, "socket": server_files.socket_path(directory)}
+    paths = {"lock": directory / local_dirs.LOCK_NAME, "socket": local_dirs.socket_path(directory)}
     assert has_served_to_the_end(directory, lock, lambda: fail_at(paths[hidden], "stat", monkeypatch))
 
 

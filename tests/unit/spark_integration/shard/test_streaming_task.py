@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.spark_integration import spark_versions
-from holdfast.spark_integration.shard import streaming_task
+from holdfast.spark_integration.shard import task
 from holdfast.spark_integration.shard.pointer_row import QUERY_ID
-from holdfast.spark_integration.shard.streaming_task import StreamingTask
+from holdfast.spark_integration.shard.task import StreamingTask
 
 QUERY = "f1659f49-483a-4a92-b0de-dfe7e81cf290"
 CLONE = "089ce24a-490a-4ff0-b0fb-508d21b3f204"
@@ -33,7 +33,7 @@ def found(
 ) -> StreamingTask:
     monkeypatch.setattr(spark_versions, "_SPARK", (4, 3))
     context = SimpleNamespace(getLocalProperty=properties.get)
-    monkeypatch.setattr(streaming_task, "TaskContext", SimpleNamespace(get=lambda: context))
+    monkeypatch.setattr(task, "TaskContext", SimpleNamespace(get=lambda: context))
     return StreamingTask.current("def-1", pinned_query_id, batch_ms)
 
 

@@ -10,16 +10,16 @@ import pytest
 
 from holdfast.settings import Settings
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.spark_integration.shard import task_storage
+from holdfast.spark_integration.shard import task
 from holdfast.spark_integration.sinks.files.location import storage_of
 
 
 def test_threads_for_requests_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads do not survive a fork: a worker would wait for ever on those of its parent."""
-    mine = task_storage.io_executor()
-    assert task_storage.io_executor() is mine
+    mine = task.io_executor()
+    assert task.io_executor() is mine
     monkeypatch.setattr(os, "getpid", lambda: 4711)
-    other = task_storage.io_executor()
+    other = task.io_executor()
     assert other is not mine
     assert other.submit(lambda: 1).result(5) == 1
     other.shutdown()
@@ -27,7 +27,7 @@ def test_threads_for_requests_are_those_of_the_process(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     "open_it",
-    [lambda url: task_storage.storage_at(url, Settings()), lambda url: storage_of(url, {})],
+    [lambda url: task.storage_at(url, Settings()), lambda url: storage_of(url, {})],
     ids=["of state", "of a sink"],
 )
 def test_storages_that_take_turns_are_not_opened_anew(open_it: Callable[[str], ObjectStorage], tmp_path: Path) -> None:
@@ -38,5 +38,5 @@ def test_storages_that_take_turns_are_not_opened_anew(open_it: Callable[[str], O
 
 
 def test_outside_a_task_there_is_no_credential() -> None:
-    assert task_storage.storage_options(Settings(storage_names=("secret",))) == {}
-    assert task_storage.state_storage(Settings()) is None
+    assert task.storage_options(Settings(storage_names=("secret",))) == {}
+    assert task.state_storage(Settings()) is None

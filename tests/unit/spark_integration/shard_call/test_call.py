@@ -18,7 +18,7 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from holdfast.spark_integration.client.messages import ShardAddress
 from holdfast.spark_integration.shard.operator import BatchTimes, Operator, ShardInput
-from holdfast.spark_integration.shard.streaming_task import StreamingTask
+from holdfast.spark_integration.shard.task import StreamingTask
 from holdfast.spark_integration.shard_call import call
 from holdfast.spark_integration.shard_call.store import ShardStore
 from holdfast.spark_integration.spark_types import Watermark

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
-from holdfast.spark_integration.shard.streaming_task import StreamingTask
+from holdfast.spark_integration.shard.task import StreamingTask
 from holdfast.spark_integration.shard_call.call import require_number_of_shards
 from holdfast.spark_integration.shard_call.store import require_kept_shards
 

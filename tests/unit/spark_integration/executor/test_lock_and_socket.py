@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.errors import UnavailableError
 from holdfast.spark_integration.client.connection import StateClient
-from holdfast.spark_integration.executor import local_dirs, server_files
+from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.executor.processes import ProcessId
 from tests.unit.spark_integration.executor.damaged_disk import fail_at
 
@@ -27,11 +27,11 @@ def own_temporary_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatc
 
 
 def test_the_lock_has_one_holder(tmp_path: Path) -> None:
-    lock = server_files.take_lock(tmp_path)
+    lock = local_dirs.take_lock(tmp_path)
     assert lock is not None
-    assert server_files.take_lock(tmp_path) is None
+    assert local_dirs.take_lock(tmp_path) is None
     os.close(lock)
-    again = server_files.take_lock(tmp_path)
+    again = local_dirs.take_lock(tmp_path)
     assert again is not None
     assert not os.get_inheritable(again), "a process that the server starts must not keep its lock"
     os.close(again)
@@ -39,15 +39,15 @@ def test_the_lock_has_one_holder(tmp_path: Path) -> None:
 
 def test_those_who_share_the_lock_keep_others_out(tmp_path: Path) -> None:
     """Several workers take over shards of one dead executor; nobody removes it meanwhile, nor serves it."""
-    shared = [server_files.take_lock(tmp_path, shared=True) for _ in range(2)]
+    shared = [local_dirs.take_lock(tmp_path, shared=True) for _ in range(2)]
     assert None not in shared
-    assert server_files.take_lock(tmp_path) is None
+    assert local_dirs.take_lock(tmp_path) is None
     for descriptor in shared:
         assert descriptor is not None
         os.close(descriptor)
-    alone = server_files.take_lock(tmp_path)
+    alone = local_dirs.take_lock(tmp_path)
     assert alone is not None
-    assert server_files.take_lock(tmp_path, shared=True) is None
+    assert local_dirs.take_lock(tmp_path, shared=True) is None
     os.close(alone)
 
 
@@ -56,16 +56,16 @@ def test_the_socket_of_a_long_path_lies_in_the_temporary_directory(
 ) -> None:
     """Unix sockets have names of at most some 107 bytes."""
     short = Path("/x/executor-1-1")
-    assert server_files.socket_path(short) == short / "state-server.sock"
+    assert local_dirs.socket_path(short) == short / "state-server.sock"
     long = local_dirs.executor_directory(tmp_path / ("x" * 120), DEAD)
-    assert server_files.socket_path(long).parent == own_temporary_directory / f"holdfast-{os.getuid()}"
+    assert local_dirs.socket_path(long).parent == own_temporary_directory / f"holdfast-{os.getuid()}"
     other = local_dirs.executor_directory(tmp_path / ("y" * 120), DEAD)
-    assert server_files.socket_path(other) != server_files.socket_path(long), "each has a server of its own"
+    assert local_dirs.socket_path(other) != local_dirs.socket_path(long), "each has a server of its own"
 
 
 def test_logs_are_removed_when_they_are_a_week_old(own_temporary_directory: Path) -> None:
-    server_files.make_log_directory()
-    old, new = (server_files.log_path(Path(f"executor-{i}-1")) for i in (1, 2))
+    local_dirs.make_log_directory()
+    old, new = (local_dirs.log_path(Path(f"executor-{i}-1")) for i in (1, 2))
     other = old.with_name("notes.log")
     for path in (old, new, other):
         path.touch()
@@ -73,37 +73,37 @@ def test_logs_are_removed_when_they_are_a_week_old(own_temporary_directory: Path
     for path in (old, other):
         os.utime(path, (0, 0))
     os.utime(new, (8 * day_s, 8 * day_s))
-    server_files.remove_old_logs(9 * day_s * 1000)
+    local_dirs.remove_old_logs(9 * day_s * 1000)
     assert [p.exists() for p in (old, new, other)] == [False, True, True]
 
 
 def test_logs_on_a_damaged_disk_end_no_server(own_temporary_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks for old ones every five minutes, beside its work for shards on other disks."""
-    server_files.make_log_directory()
-    fail_at(server_files.log_path(Path("executor-1-1")).parent, "scandir", monkeypatch)
-    server_files.remove_old_logs(0)
+    local_dirs.make_log_directory()
+    fail_at(local_dirs.log_path(Path("executor-1-1")).parent, "scandir", monkeypatch)
+    local_dirs.remove_old_logs(0)
 
 
 def test_state_servers_of_one_executor_have_logs_of_their_own(own_temporary_directory: Path) -> None:
     """One in RAM, one on disk: each would move the other's log away while that writes to it."""
-    in_ram, on_disk = (server_files.log_path(Path(root) / f"executor-{DEAD}") for root in ("/dev/shm/me", "/disk/me"))
+    in_ram, on_disk = (local_dirs.log_path(Path(root) / f"executor-{DEAD}") for root in ("/dev/shm/me", "/disk/me"))
     assert in_ram != on_disk
-    server_files.make_log_directory()
+    local_dirs.make_log_directory()
     for path in (in_ram, on_disk):
         path.write_text("said long ago")
         os.utime(path, (1, 1))
-    server_files.remove_old_logs(10 * server_files.LOG_KEPT_MS)
+    local_dirs.remove_old_logs(10 * local_dirs.LOG_KEPT_MS)
     assert list(in_ram.parent.iterdir()) == [], "and both are known as a dead executor's"
 
 
 def test_the_log_of_an_executor_that_lives_stays(own_temporary_directory: Path) -> None:
     """A quiet server still writes to it."""
-    server_files.make_log_directory()
-    mine = server_files.log_path(Path(f"executor-{ProcessId.of(os.getpid())}"))
-    for path in (mine, server_files.log_path(Path(f"executor-{DEAD}")), mine.with_name(f"{mine.name}.1")):
+    local_dirs.make_log_directory()
+    mine = local_dirs.log_path(Path(f"executor-{ProcessId.of(os.getpid())}"))
+    for path in (mine, local_dirs.log_path(Path(f"executor-{DEAD}")), mine.with_name(f"{mine.name}.1")):
         path.write_text("said long ago")
         os.utime(path, (1, 1))
-    server_files.remove_old_logs(10 * server_files.LOG_KEPT_MS)
+    local_dirs.remove_old_logs(10 * local_dirs.LOG_KEPT_MS)
     assert sorted(p.name for p in mine.parent.iterdir()) == [mine.name, f"{mine.name}.1"]
 
 
@@ -120,7 +120,7 @@ def test_the_log_is_private_whatever_the_umask(tmp_path: Path, monkeypatch: pyte
             StateClient(local_dirs.private_directory(tmp_path / "executor-1-1")).start_server()
     finally:
         os.umask(before)
-    assert server_files.log_path(tmp_path / "executor-1-1").stat().st_mode & 0o077 == 0
+    assert local_dirs.log_path(tmp_path / "executor-1-1").stat().st_mode & 0o077 == 0
 
 
 LOGS = """

@@ -1,7 +1,8 @@
-"""Which query, run and micro-batch a task belongs to.
+"""Which query, run and micro-batch a task belongs to, and its durable storage.
 
-Spark sets these as local properties of its own thread only. An action in a user's thread inside ``foreachBatch``, or
-over Spark Connect, has none of them, and ``setJobGroup`` overwrites the run id. Where a task finds each:
+Spark sets the first three as local properties of its own thread only. An action in a user's thread inside
+``foreachBatch``, or over Spark Connect, has none of them, and ``setJobGroup`` overwrites the run id. Where a task finds
+each:
 
 ==============  =========================  ====================================================================
                 in Spark's own thread      elsewhere
@@ -16,16 +17,24 @@ its time        Spark's processing time, which is part of the plan: the same who
 A job outside SQL (``rows.rdd`` in a thread), or of another session, reveals nothing. The id of the operator's
 definition, which travels with the plan, then stands in for the run's, and with the micro-batch's time for the
 query's; such a task makes no claim and begins no shard that other tasks might begin too.
+
+A storage is opened once per process, as are the threads for its requests.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from pyspark import TaskContext
 
+from holdfast.settings import PREFIX, STORAGE_PREFIX, Settings
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
+from holdfast.spark_integration.executor.processes import STORAGES, kept_per_process
 from holdfast.spark_integration.shard.pointer_row import QUERY_ID
 from holdfast.spark_integration.spark_versions import state_partitions
 
@@ -33,6 +42,7 @@ from holdfast.spark_integration.spark_versions import state_partitions
 QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
 _EXECUTION, _TAGS = "spark.sql.execution.root.id", "spark.job.tags"
 _SESSION_TAG = re.compile(r"spark-session-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-execution-root-id-(\d+)")
+_IO_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -89,3 +99,51 @@ def _run_id(tell: Callable[[str], str]) -> str | None:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
+
+
+def storage_options(settings: Settings) -> dict[str, str]:
+    """Return the values of ``spark.holdfast.storage.*`` from this task's properties.
+
+    They may be credentials, so they are not pickled with the operator. Spark Connect hides credentials from the client
+    program, so the usual names of credentials are always tried.
+    """
+    return session_values({*settings.storage_names, *CREDENTIALS})
+
+
+def session_values(names: Collection[str]) -> dict[str, str]:
+    """Return the ``spark.holdfast.storage.*`` settings of this task's session; none outside a task."""
+    context = TaskContext.get()
+    values = {}
+    for name in names:
+        value = context.getLocalProperty(STORAGE_PREFIX + name) if context else None
+        if value is not None:
+            values[name] = value
+    return values
+
+
+def local_dir_of_session() -> str | None:
+    """Return this task's ``spark.holdfast.local.dir``, or None."""
+    context = TaskContext.get()
+    value = context.getLocalProperty(f"{PREFIX}local.dir") if context else None
+    return value or None
+
+
+def state_storage(settings: Settings) -> ObjectStorage | None:
+    """Return the durable storage of this task, shared by the tasks of this process."""
+    return None if settings.state_dir is None else storage_at(settings.state_dir, settings)
+
+
+def storage_at(url: str, settings: Settings) -> ObjectStorage:
+    """Return the storage of this task at a URL, shared by the tasks of this process."""
+    return _open(url, tuple(sorted(storage_options(settings).items())))
+
+
+@kept_per_process(STORAGES)
+def _open(url: str, options: tuple[tuple[str, str], ...]) -> ObjectStorage:
+    return open_storage(url, parse_storage_options(dict(options)))
+
+
+@kept_per_process(1)
+def io_executor() -> Executor:
+    """Return this process's threads for storage requests."""
+    return ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="holdfast-io")
