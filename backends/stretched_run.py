@@ -259,7 +259,6 @@ class StretchedRun:
 
     @property
     def parts(self) -> list[Run]:
-        """The stretches, for scans and merges."""
         if self._file is not None:
             self._file.expect_scans()
         return self._parts
@@ -269,7 +268,6 @@ class StretchedRun:
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The first and the last hash."""
         return self._parts[0].ends[0], self._parts[-1].ends[1]
 
     @cached_property
@@ -278,7 +276,6 @@ class StretchedRun:
         return [pieced(pieces, self._memory) for pieces in columns]
 
     def find(self, keys: Keys) -> IntArray:
-        """Return for each key the row where it stands, or -1."""
         rows, is_hash = self._search(keys)
         asked = np.flatnonzero(is_hash)
         if self._file is not None:
@@ -363,7 +360,6 @@ class StretchedRun:
             found[here] = np.where(rows < 0, rows, rows + self._starts[i])
 
     def deleted_at(self, rows: IntArray) -> BoolArray:
-        """Tell which of `rows` are deletes."""
         return to_bools(self._take(1, 1, rows)[0])
 
     def values_at(self, rows: IntArray) -> pa.RecordBatch:

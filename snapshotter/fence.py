@@ -93,7 +93,6 @@ class Fence:
         return numbers
 
     def delete(self, numbers: Iterable[int]) -> None:
-        """Delete old objects."""
         self._folder.delete([key_of(number) for number in numbers])
 
     @staticmethod

@@ -83,7 +83,6 @@ class Lineage(Stored):
         return cls.read(properties, "a local version") if properties else cls()
 
     def require(self, header: Fields) -> None:
-        """Refuse what does not ascend."""
         require_chain(self.chain, header)
         last, commits = self.last, self.commits
         if last is not None and last.kind != "commit":

@@ -103,7 +103,6 @@ class Entry(Stored):
     stands_for: SignedInt | None = None
 
     def require(self, header: Fields) -> None:
-        """Refuse what contradicts itself."""
         if self.decided > self.number:
             header.refuse_value("decided", self.decided)
         is_odd = self.is_decision != (self.decided == self.number) or (self.is_decision and self.continues)

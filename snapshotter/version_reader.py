@@ -303,7 +303,6 @@ class VersionReader:
         return Run(schema, pa.RecordBatch.from_pylist([], schema=schema.columns))
 
     def close(self) -> None:
-        """Remove the local copies."""
         while self._views:
             self._views.popitem()[1][1].close()
 

@@ -190,7 +190,6 @@ class KeyTimers:
 
     @staticmethod
     def tables(key_types: pa.Schema, timeout_conf: TimeoutConf) -> Mapping[str, TableSchema]:
-        """Return the schemas of both tables, for keys of these types and timers of one clock."""
         by_key = TableSchema.of(TIMERS, key_types, pa.schema([(DUE[timeout_conf], pa.int64())]))
         return {TIMERS: by_key, TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
 

@@ -30,7 +30,6 @@ class FolderLock:
         self._descriptor: int | None = descriptor
 
     def close(self) -> None:
-        """Unlock. Closing twice is fine."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)

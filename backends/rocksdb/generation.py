@@ -261,7 +261,6 @@ class CacheShare:
         return self.folder.is_dir()
 
     def close(self) -> None:
-        """Be counted no longer."""
         self._lock.close()
 
 
@@ -325,7 +324,6 @@ class OpenGenerations:
         del unused  # here: closing a database takes a while
 
     def close(self, folder: Path) -> None:
-        """Close a generation that is damaged."""
         with self._lock:
             unused = [self._open.pop(p) for p, opened in list(self._open.items()) if opened.folder == folder]
         del unused

@@ -136,7 +136,6 @@ class GenerationFile:
         return replace(version, stacks={table: files for table, files in stacks.items() if files}, generation=name)
 
     def write(self, staged: StagedFolder) -> None:
-        """Write it into the folder of the database."""
         header = {
             "rows": ROWS_FORMAT,
             "tables": {name: table.header for name, table in self.tables.items()},

@@ -221,7 +221,6 @@ class _Exported:
         )
 
     def write(self, state_dir: str | None, target: str, kind: Kind, options: Mapping[str, str]) -> None:
-        """Write it, one shard after another."""
         with ExitStack() as stack:
             to = stack.enter_context(open_storage(target, parse_storage_options(options)))
             rows = self._rows(stack, state_dir, options)

@@ -76,7 +76,6 @@ class Signs:
 
     @property
     def run(self) -> Run | None:
-        """The newest run."""
         return self.runs[-1] if self.runs else None
 
     @property

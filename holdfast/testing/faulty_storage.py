@@ -170,7 +170,6 @@ class FaultyStorage(ObjectStorage):
 
     @property
     def requests(self) -> dict[str, int]:
-        """Return the requests of the storage underneath."""
         return self.inner.requests
 
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
@@ -178,7 +177,6 @@ class FaultyStorage(ObjectStorage):
         return self.inner.abort_unfinished_uploads(prefix, before_ms)
 
     def close(self) -> None:
-        """Close the storage underneath."""
         self.inner.close()
 
     def assert_all_hit(self) -> None:

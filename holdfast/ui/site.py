@@ -262,7 +262,6 @@ class Site:
         return [one for home in homes if (one := home.awaited)] + awaited
 
     def close(self) -> None:
-        """Close the queries."""
         self._of_ids({})
 
     def _told_apart(self, patience: Patience) -> dict[int, Survey]:

@@ -102,7 +102,6 @@ class Claim(Stored, notice=True):
     runs: tuple[ClaimingRun, ...]  #: Of the query; the last one holds the directory
 
     def require(self, header: Fields) -> None:
-        """Refuse a claim of nobody."""
         if not self.runs:
             header.refuse("names no run")
 

@@ -52,7 +52,6 @@ class QueryOrigin(Stored):
     unnamed: int = 0  #: Operators of the query that had had no rows, so that nobody could tell their names
 
     def require(self, header: Fields) -> None:
-        """Refuse names that no operator and no directory has."""
         wrong = [name for name in self.directories if not _DIRECTORY.fullmatch(name)]
         wrong += [name for name in self.empty if not _NAME.fullmatch(name)]
         if wrong:

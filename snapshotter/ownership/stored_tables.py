@@ -144,7 +144,6 @@ class StoredTables(Stored):
         }
 
     def require(self, header: Fields) -> None:
-        """Refuse names and declarations of what the state does not hold."""
         is_one = self.latest.keys() == self.held.keys() == self.names.keys()
         if not is_one or not self.last | self.left_out <= self.held.keys():
             header.refuse("shows other tables than it holds")

@@ -96,7 +96,6 @@ class Piece(Stored):
     last_hash: _Hash
 
     def require(self, header: Fields) -> None:
-        """Refuse a piece that nothing can be."""
         require_key(self.key, header)
         if self.first_hash > self.last_hash or self.plain_bytes > self.size_bytes * stored_file.EXPANSION_MAX:
             header.refuse("names an invalid piece", piece=self.key)
@@ -131,7 +130,6 @@ class SavedOperator(Stored):
     pieces: tuple[Piece, ...]  #: By table and shard, ascending
 
     def require(self, header: Fields) -> None:
-        """Refuse pieces of no table or shard of the operator, or that do not ascend by table, shard and hash."""
         shards = {times.shard for times in self.times}
         if len(shards) != len(self.times) or max(shards, default=0) >= self.shards:
             header.refuse("names a shard twice, or one that the operator does not have", operator=self.name)
@@ -154,7 +152,6 @@ class SavedOperator(Stored):
 
     @property
     def rows(self) -> dict[str, int]:
-        """Rows by table."""
         counts = dict.fromkeys(self.tables, 0)
         for piece in self.pieces:
             counts[piece.table] += piece.rows
@@ -166,7 +163,6 @@ class SavedOperator(Stored):
         return sum(piece.size_bytes for piece in self.pieces)
 
     def of_table(self, table: str) -> Iterator[Piece]:
-        """Yield the pieces of a table, shard by shard."""
         return (piece for piece in self.pieces if piece.table == table)
 
 
@@ -189,7 +185,6 @@ class SourceLog(Stored):
     digest: Digest  #: XXH3-128 of its bytes
 
     def require(self, header: Fields) -> None:
-        """Refuse what lies elsewhere."""
         if key_problem(self.name):
             header.refuse("names a file of a source outside its folder")
         require_key(self.key, header)
@@ -222,7 +217,6 @@ class PlannedBatch(Stored):
         return plan_of(self.batch, ((source.name, source.offset) for source in self.sources))
 
     def require(self, header: Fields) -> None:
-        """Refuse a micro-batch that is none."""
         _require_batch(self.batch, header)
 
 
@@ -262,7 +256,6 @@ class SavedQuery(Stored):
         return tuple(sink for sink in self.sinks if sink.batch_id > self.batch_id)
 
     def require(self, header: Fields) -> None:
-        """Refuse a micro-batch that is none."""
         _require_batch(self.batch, header)
 
 
@@ -329,7 +322,6 @@ class Savepoint(Stored):
         return stored_file.encode(KIND, self.to_json())[0]
 
     def require(self, header: Fields) -> None:
-        """Refuse what is named twice."""
         logs, pieces = (
             (log.key for log in self.query.logs),
             (piece.key for one in self.operators for piece in one.pieces),

@@ -126,7 +126,6 @@ class Manifest(Stored):
     cleaned: CleanedUp = NEVER_CLEANED_UP
 
     def require(self, header: Fields) -> None:
-        """Refuse what contradicts itself."""
         for file in self.files:
             file.require_parts(self.part_bytes, header)
         require_chain(self.replaced, header)

@@ -259,7 +259,6 @@ class SnapshotNote(Stored):
         return {noted.identity: noted.file for noted in self.files}
 
     def require(self, header: Fields) -> None:
-        """Refuse files that cannot lie in their parts."""
         for noted in self.files:
             noted.file.require_parts(self.part_bytes, header)
 

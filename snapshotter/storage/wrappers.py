@@ -38,7 +38,6 @@ class WrappedStorage(ObjectStorage):
 
     @property
     def requests(self) -> dict[str, int]:
-        """Return the requests of the storage underneath."""
         return self.inner.requests
 
     def put(self, key: str, data: Buffer) -> None:
@@ -63,7 +62,6 @@ class WrappedStorage(ObjectStorage):
         return self.inner.abort_unfinished_uploads(prefix, before_ms)
 
     def close(self) -> None:
-        """Close the storage underneath."""
         self.inner.close()
 
 

@@ -285,7 +285,6 @@ class OutputFrames:
         self._rows += rows
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield what is left."""
         alike, self._alike, self._rows = list(self._alike.values()), {}, 0
         if not alike:
             return

@@ -196,7 +196,6 @@ class ValueState:
         self._expiry = expiry
 
     def get(self, keys: Keys) -> list[tuple[Any, ...] | None]:
-        """Return each key's value, or None."""
         found = open_rows(self._transaction, self._table, self._expiry, keys).get()
         if found.exists.all():
             return list(self._rows.to_tuples(found.values))
@@ -212,7 +211,6 @@ class ValueState:
             open_rows(self._transaction, self._table, self._expiry, keys).put(self._rows.to_arrow(values))
 
     def delete(self, keys: Keys) -> None:
-        """Remove the value of each key."""
         if len(keys):
             self._transaction.delete(self._table, keys)
 
@@ -221,7 +219,6 @@ class NoTimeouts:
     """Stands in for `Timeouts` in an operator without them."""
 
     def get(self, keys: Keys) -> IntArray:
-        """See `Timeouts.get`."""
         return np.full(len(keys), NO_TIMER)
 
     def settle(self, keys: Keys, old_ms: IntArray, set_ms: IntArray, is_written: BoolArray) -> None:
@@ -351,7 +348,6 @@ class _KeyCalls:
             yield from self._call_each(due.keys, shown, chunks, due.due_ms, has_timed_out=True)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield the remaining output."""
         return finished(self._output, self._operator)
 
     def close(self) -> int | None:
@@ -413,7 +409,6 @@ class _Changes:
         self.is_written: BoolArray = np.zeros(len(keys), np.bool_)
 
     def take(self, at: int, state: KeyState, *, existed: bool) -> None:
-        """Record the changes of one call."""
         change, timer_ms = state.changed_value, state.timer_ms
         if change is not None:
             self.is_written[at] = True

@@ -162,7 +162,6 @@ class Slab(Generic[P]):
 
     @property
     def keys(self) -> int:
-        """Number of keys."""
         return self.end_key - self.first_key
 
     def __iter__(self) -> Iterator[Iterator[P]]:

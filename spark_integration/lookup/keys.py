@@ -199,7 +199,6 @@ class Lookup:
         return int(self.keys.hashes[0])
 
     def rows(self, run: Run) -> Run:
-        """Return the rows of the key."""
         return run.slice(self.hash, self.hash).with_prefixes(self.keys)
 
 

@@ -101,7 +101,6 @@ class OutputRows:
                 rows, keys = self._rows, self._keys
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield what is left."""
         rows, keys, self._rows, self._keys = self._rows, self._keys, [], []
         if rows:
             yield self._converted(rows, keys)

@@ -452,7 +452,6 @@ class _Calls:
         self.at_once.learn(len(shown), self._transaction.measures.moved_bytes - self._moved_bytes)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield the remaining output."""
         return finished(self._output, self._operator)
 
     def close(self) -> int | None:

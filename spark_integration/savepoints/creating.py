@@ -180,7 +180,6 @@ class ShardSaver(ShardTask):
     stored: Mapping[str, StoredNames]  #: By directory how its rows are stored
 
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
-        """Yield the pieces of a shard, in order."""
         for piece in self._pieces(row, opened):
             yield {"operator": row["operator"], "shard": row["shard"], "piece": json.dumps(piece)}
 

@@ -211,7 +211,6 @@ class PieceRows:
         self._timers: dict[str, dict[int, list[Run]]] = {}
 
     def close(self) -> None:
-        """Stop reading ahead."""
         self._read.close()
 
     def of_shard(self, shard: int) -> Iterator[tuple[str, Run]]:

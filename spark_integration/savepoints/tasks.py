@@ -244,7 +244,6 @@ class SparkTasks:
         self.settings, self.options = configured(spark)
 
     def versions(self) -> dict[str, str]:
-        """See `Tasks`."""
         return versions_of(self.spark)
 
     def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
@@ -321,13 +320,11 @@ class OwnProcess:
         return found
 
     def require_known(self, location: ObjectStorage) -> None:
-        """See `Tasks`."""
         batch = QueryLocation(location).batch()
         steps = stored_steps(location, batch)
         self.state_maker(batch.conf, {step.host for step in steps if step.is_ours})
 
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
-        """See `Tasks`."""
         state = NewState.of(conf, pinned_partitions(conf), hosts)
 
         def make(new: NewQuery, operators: Sequence[PointerOperator]) -> FirstState:

@@ -283,7 +283,6 @@ class Exposition:
         return problem
 
     def close(self) -> None:
-        """Stop answering."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

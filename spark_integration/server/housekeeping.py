@@ -113,7 +113,6 @@ class Housekeeping:
         self.queue.put(message)
 
     def run(self) -> None:
-        """Work until the queue's end."""
         self.queue.work(self._handle)
 
     def _handle(self, message: Committed) -> None:

@@ -22,7 +22,6 @@ class ShardQueue:
         self._ending = False
 
     def put(self, message: Committed) -> None:
-        """Queue a commit in place of an older one of the same shard."""
         with self._changed:
             self._waiting[message.shard.directory] = message
             self._changed.notify_all()

@@ -105,7 +105,6 @@ class Snapshotting:
         return replace(progress.told[1], age_ms=max(0, self._monotonic_ms() - progress.seen_ms))
 
     def run(self) -> None:
-        """Work until the queue ends."""
         self.queue.work(self._consider)
 
     def forget(self, directory: str) -> None:

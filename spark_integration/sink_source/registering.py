@@ -65,7 +65,6 @@ class PostgresSource(_Source):
 
     @classmethod
     def name(cls) -> str:
-        """Return what ``format`` takes."""
         return "holdfast-postgres"
 
     def sink(self) -> TwoPhaseSink:
@@ -84,7 +83,6 @@ class KafkaSource(_Source):
 
     @classmethod
     def name(cls) -> str:
-        """Return what ``format`` takes."""
         return "holdfast-kafka"
 
     def sink(self) -> TwoPhaseSink:
@@ -102,7 +100,6 @@ class ParquetSource(_Source):
 
     @classmethod
     def name(cls) -> str:
-        """Return what ``format`` takes."""
         return "holdfast-parquet"
 
     def sink(self) -> TwoPhaseSink:
@@ -117,7 +114,6 @@ class DeltaSource(_Source):
 
     @classmethod
     def name(cls) -> str:
-        """Return what ``format`` takes."""
         return "holdfast-delta"
 
     def sink(self) -> TwoPhaseSink:

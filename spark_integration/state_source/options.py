@@ -47,7 +47,6 @@ class Place:
     options: Mapping[str, str] = field(repr=False)
 
     def open(self) -> ObjectStorage:
-        """Return its storage, to be closed."""
         return open_storage(self.url, parse_storage_options(self.options))
 
     def without_credentials(self) -> Place:

@@ -232,18 +232,15 @@ class SavedTable(ReadableTable):
         return cls(place, name, operator.name, operator.tables[table], grouping, tuple(operator.of_table(table)))
 
     def parts(self) -> list[Part]:
-        """Return a part for each piece."""
         return [PiecePart(piece.shard, HashRange(piece.first_hash, piece.last_hash), piece) for piece in self.pieces]
 
     def rows(self, part: Part) -> Iterator[Rows]:
-        """Yield the rows of a piece."""
         assert isinstance(part, PiecePart)
         with self.place.in_task().open() as storage:
             folder = savepoint_folder(storage, self.name)
             yield Rows(read_piece(folder, self.operator, part.piece, self.schema))
 
     def travelling(self) -> SavedTable:
-        """Return the table without pieces and credentials."""
         return replace(self, place=self.place.without_credentials(), pieces=())
 
 
@@ -301,11 +298,9 @@ class QueryTable(ReadableTable):
         )
 
     def parts(self) -> list[Part]:
-        """Return a part for each shard that may have rows."""
         return [part for part in self.shards if self.changes_from is None or _version(part.at) > self.changes_from]
 
     def rows(self, part: Part) -> Iterator[Rows]:
-        """Yield the rows of a shard: live ones, or those of each commit."""
         assert isinstance(part, ShardPart)
         with self.place.in_task().open() as storage:
             yield from self._live(storage, part) if self.changes_from is None else self._changes(storage, part)
@@ -329,7 +324,6 @@ class QueryTable(ReadableTable):
                 yield Rows(under_names(run, self.schema, self.names[part.directory]), commit.pointer.version - 1)
 
     def travelling(self) -> QueryTable:
-        """Return the table without shards and credentials."""
         return replace(self, place=self.place.without_credentials(), shards=())
 
 
@@ -395,7 +389,6 @@ class StateSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what ``format`` takes."""
         return NAME
 
     @cached_property
@@ -456,7 +449,6 @@ class TableReader(DataSourceReader):
         return list(self._parts)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a part."""
         if not isinstance(partition, Part):  # Spark's own, where there is no part
             return
         for run, batch_id in self._table.rows(partition):

@@ -66,7 +66,6 @@ class Ends:
 
     @staticmethod
     def tables(key_types: pa.Schema) -> Mapping[str, TableSchema]:
-        """Return the schema of the index, for rows with keys of these types."""
         return {TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
 
     def add(self, keys: Keys, end_us: IntArray) -> None:
@@ -147,7 +146,6 @@ class Ttl:
         return pc.add(at.fill_null(0), self.length_us).view(UNTIL.type)
 
     def ends(self, transaction: Transaction, times: BatchTimes) -> Ends:
-        """Return the index in one call of a shard."""
         return Ends.by_calls(transaction, times) if self.event_time is None else Ends(transaction, times)
 
     def next_call_ms(self, ends: Ends) -> int | None:

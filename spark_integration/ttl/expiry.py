@@ -64,7 +64,6 @@ class KeyRows:
         return len(self._keys)
 
     def get(self) -> Found:
-        """Return the row of each key."""
         if self._found is None:
             self._found = self._transaction.get(self._table, self._keys)
         return self._found
@@ -75,7 +74,6 @@ class KeyRows:
         self._found = None
 
     def delete(self, rows: IntArray | None = None) -> None:
-        """Remove the row of every key, or of those at `rows`."""
         self._transaction.delete(self._table, self._at(rows))
         self._found = None
 
@@ -194,7 +192,6 @@ class ExpiringKeyRows:
         self._indexed_from[new] = expires_ms[is_new]
 
     def delete(self, rows: IntArray | None = None) -> None:
-        """Remove the row of every key, or of those at `rows`."""
         self._rows.delete(rows)  # what the index has of them is out of date, and goes when its time comes
 
 

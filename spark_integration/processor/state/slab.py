@@ -150,7 +150,6 @@ class SlabEntries:
         self._passed = range(0)
 
     def begin(self) -> None:
-        """Begin another slab."""
         self._passed = range(0)
 
     def fetch_once(self, at: int) -> FetchedKeys | None:

@@ -72,7 +72,6 @@ class AskedEntries:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the last slab."""
         self._asked: dict[State, Asked] = {}
 
     def end(self) -> None:
@@ -175,7 +174,6 @@ class ProcessorMapState(MapState):
         self.begin()
 
     def begin(self) -> None:
-        """Forget the last slab; its changes were written."""
         self._changed: dict[int, dict[State, State | None]] = {}
         self._cleared: set[int] = set()
         # Of a map that is not fetched: what was looked up, with None for an absent entry.
@@ -186,7 +184,6 @@ class ProcessorMapState(MapState):
         self._asked.begin()
 
     def drop(self, name: str) -> None:
-        """Refuse all use from now on: the variable of this name was deleted after it was declared."""
         self._slab = MissingSlab(name)
 
     def exists(self) -> bool:
@@ -367,7 +364,6 @@ class ProcessorListState(ListState):
         self.begin()
 
     def begin(self) -> None:
-        """Forget the last slab; its changes were written."""
         self._appended: dict[int, list[State]] = {}
         self._replaced: set[int] = set()
         self._stored: dict[int, list[State] | None] = {}
@@ -375,7 +371,6 @@ class ProcessorListState(ListState):
         self._windows.begin()
 
     def drop(self, name: str) -> None:
-        """Refuse all use from now on: the variable of this name was deleted after it was declared."""
         self._slab = MissingSlab(name)
 
     def exists(self) -> bool:
@@ -499,13 +494,11 @@ class ProcessorValueState(ValueState):
         self.begin()
 
     def begin(self) -> None:
-        """Forget the last slab; its changes were written."""
         self._changed: dict[int, State | None] = {}
         self._opened: KeyRows | ExpiringKeyRows | None = None
         self._stored: list[State | None] | None = None
 
     def drop(self, name: str) -> None:
-        """Refuse all use from now on: the variable of this name was deleted after it was declared."""
         self._slab = MissingSlab(name)
 
     def exists(self) -> bool:
@@ -588,7 +581,6 @@ class ProcessorStates:
         self._deleted: list[str] = []
 
     def open(self, variable: StateVariable) -> _AnyState:
-        """Return the state of a variable."""
         expiry = expiry_of(self._transaction, variable.table, variable.ttl_ms, self._times)
         if expiry is not None:
             self._expiries.append(expiry)
@@ -623,7 +615,6 @@ class ProcessorStates:
                         self._transaction.delete(part, Keys(run.hashes, run.keys))
 
     def begin(self) -> None:
-        """Begin a slab."""
         for state in self._opened.values():
             state.begin()
 

@@ -49,7 +49,6 @@ class ProcessorTimers:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the last slab; its changes were written."""
         self._changed: dict[int, dict[int, bool]] = {}
         self._stored: dict[int, list[int]] = {}
 

@@ -156,7 +156,6 @@ class _Step:
         return list(self.properties.get("stateVariables", []))
 
     def read(self, **options: object) -> DataFrame:
-        """Return a table of its state."""
         from pyspark.errors import PySparkException
 
         source = self.spark.read.format("statestore").option("operatorId", self.number).option("batchId", self.batch_id)

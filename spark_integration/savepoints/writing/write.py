@@ -243,7 +243,6 @@ class PieceCopier(ShardTask):
     name: str
 
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
-        """Copy a piece."""
         before, after = (savepoint_folder(opened(self.target), name) for name in (self.base, self.name))
         piece = Piece.read(json.loads(row["piece"]), "a piece")
         after.put(piece.key, fetch_piece(before, piece)[0])
