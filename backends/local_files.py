@@ -103,7 +103,7 @@ def map_stored_file(path: Path, kind: str, note: FileNote, *, verify: bool = Fal
 
     Raises `NotFoundError` if it is not there; `CorruptionError` if it is not what was written.
 
-    `note`: what was noted when it was written; `verify`: compute the digest of a file that looks untouched, too.
+    `verify`: compute the digest of a file that looks untouched, too.
     """
     with reading(path):
         found = os.stat(path)

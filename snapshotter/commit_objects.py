@@ -83,8 +83,7 @@ class Commit:
 def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: str) -> Commit:
     """Return the commit that a stored file holds. Raises `CorruptionError`.
 
-    `shard`: the shard that it must belong to: ``totals/shard-0003``; `pointer`: the version that it must be; `source`:
-    what to call it in an error.
+    `shard`: the shard that it must belong to: ``totals/shard-0003``; `pointer`: the version that it must be.
     """
     # Sections are as they are, their buffers compressed by Arrow: so they have no more bytes than the object.
     stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=len(data))
@@ -94,8 +93,7 @@ def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: 
 def read_commit_end(read: stored_file.Read, size_bytes: int, shard: str, pointer: Pointer, source: str) -> Commit:
     """Return a commit without its rows; reads only the end of its object. Raises `CorruptionError`.
 
-    `read`: returns the object's bytes from one place to another; `size_bytes`: of the object; `shard`, `pointer`,
-    `source`: as of `read_commit`.
+    `read`: returns the object's bytes from one place to another.
 
     No checksum proves what the end says. It names each object that it builds on by version, id and digest: if it is
     damaged, it names one that is not there.

@@ -126,8 +126,6 @@ class Entry(Stored):
     def newest_batch(self, decision: Entry | None, query_id: str) -> int | None:
         """Return the newest micro-batch of a query that is decided as of this entry; -1 if there is none.
 
-        `decision`: the newest as of this entry: `SinkLog.decision`.
-
         None if the sink is not the query's, or another query has decided something since.
         """
         if decision is not None and decision.query_id == query_id:
@@ -139,8 +137,6 @@ class Entry(Stored):
 
 class SinkLog:
     """The log of one sink in a state directory.
-
-    `storage`: the state directory.
 
     Threads: one, the driver's.
     """
@@ -209,10 +205,7 @@ class SinkLog:
         self._kept = self._fence.take(entry.number, stored_file.encode(KIND, header)[0])
 
     def prune(self, entry: Entry, retained: int) -> None:
-        """Delete what is older than the newest `retained` entries, now and then. Raises `UnavailableError`.
-
-        `entry`: the newest; what it needs stays.
-        """
+        """Delete what is older than the newest `retained` entries, now and then. Raises `UnavailableError`."""
         surplus = len(self._kept) - max(2, retained)
         if surplus >= _PRUNED_EACH:
             needed = {entry.number, entry.decided}

@@ -54,7 +54,7 @@ def read_tables(log: ObjectCommitLog, pointer: Pointer, tables: Collection[str])
 
     Raises `StateLostError`, `CorruptionError` or `UnavailableError`: see `ObjectCommitLog.restore`.
 
-    `log`: without a backend, so that it returns rows; `tables`: the tables to return.
+    `log`: without a backend, so that it returns rows.
 
     Memory: the rows, twice while they are merged. A long chain of commits is merged step by step.
     """
@@ -171,9 +171,8 @@ class At(NamedTuple):
 class VersionReader:
     """See the module; to be closed. For one thread at a time.
 
-    `shard`: the shard's place in the storage: ``totals/shard-0003``; `tables`: all that the state may hold; `executor`:
-    runs downloads; must not run the caller; `work_folder`: returns a context that gives an empty folder of its own each
-    time, and removes it; `new_id`: returns a new unique name each time.
+    `shard`: the shard's place in the storage: ``totals/shard-0003``; `executor`: runs downloads; must not run the
+    caller; `work_folder`: returns a context that gives an empty folder of its own each time, and removes it.
     """
 
     def __init__(
@@ -199,8 +198,6 @@ class VersionReader:
 
         Raises `StateLostError` if the version's commit is not in the storage; `CorruptionError` if an object is missing
         or damaged; `UnavailableError` if the storage does not answer, or local storage is full.
-
-        `prefixes`: as for `holdfast.backends.base.View.scan_prefix`.
         """
         return self.of_keys(table, prefixes).at(at)
 

@@ -94,7 +94,7 @@ _WHAT_TO_DO = {
 class _Cause:
     """A failure that Spark raises after holdfast's code has ended, or before it begins.
 
-    `pattern`: its words, in which a group ``batch`` may be; `what`, `to_do`: may refer to other groups.
+    `pattern`: its words, in which a group ``batch`` may be.
     """
 
     pattern: re.Pattern[str]

@@ -127,7 +127,7 @@ def parse_struct(schema: StructType | str, what: str) -> StructType:
 def arrow_schema(schema: StructType, what: str, *, keep_not_null: bool = False) -> pa.Schema:
     """Return the Arrow schema in which Spark exchanges these columns with Python.
 
-    `what`: what to call it in an error; `keep_not_null`: whether columns that must not be null say so; else all may be.
+    `keep_not_null`: whether columns that must not be null say so; else all may be.
     """
     types = _arrow_types(schema, what, {})
     return pa.schema([pa.field(f.name, t, f.nullable or not keep_not_null) for f, t in zip(schema, types, strict=True)])
@@ -267,7 +267,7 @@ def require_nulls_allowed(column: pa.Array, field: pa.Field, whose: str, **facts
 
     Raises `SchemaMismatchError` if it has others.
 
-    `column`: with the nested types of `field`; `whose`: what to call the user's code in an error.
+    `whose`: what to call the user's code in an error.
     """
     if column.null_count and not field.nullable:
         raise SchemaMismatchError(

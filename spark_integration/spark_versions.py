@@ -149,10 +149,7 @@ def _number(text: str) -> int | None:
 
 
 def wrong_type(name: str, expected: str, given: object) -> PySparkTypeError:
-    """Return Spark's error for an argument of another type, with the condition that this Spark has for it.
-
-    `expected`: ``str`` or ``StructType or str``.
-    """
+    """Return Spark's error for an argument of another type, with the condition that this Spark has for it."""
     of_argument = {"arg_name": name, "arg_type": type(given).__name__}
     if _SPARK >= (4, 2):
         return PySparkTypeError(

@@ -255,10 +255,7 @@ _FIRST, _GROWTH = 256, 8
 
 
 class KeysAtOnce:
-    """The number of keys that fit into `AT_ONCE_BYTES`, by what the last ones read and wrote.
-
-    `count`: how many come first.
-    """
+    """The number of keys that fit into `AT_ONCE_BYTES`, by what the last ones read and wrote."""
 
     def __init__(self, count: int = _FIRST) -> None:
         self.count = count

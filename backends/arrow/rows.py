@@ -209,10 +209,7 @@ def _normalize_floats(column: pa.Array) -> pa.Array:
 
 
 def rows_equal(left: pa.RecordBatch, right: pa.RecordBatch) -> BoolArray:
-    """Tell for each row i whether row i of `left` and row i of `right` are the same key.
-
-    `left`, `right`: equal schemas and numbers of rows.
-    """
+    """Tell for each row i whether row i of `left` and row i of `right` are the same key."""
     equal = np.ones(left.num_rows, np.bool_)
     for mine, other in zip(left.columns, right.columns, strict=True):
         equal &= _values_equal(mine, other)
@@ -281,8 +278,6 @@ class RowOrder(NamedTuple):
 
 def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
     """Order rows by (hash, key) and mark where each key begins.
-
-    `keys`: normalised (`normalize_keys`).
 
     Cost: one sort of integers (linear where the hashes come as a few sorted stretches) and one
     comparison of neighbours; keys are sorted only among different keys that share a hash.

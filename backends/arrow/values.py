@@ -141,10 +141,7 @@ def _blind_field(field: pa.Field) -> pa.Field:
 
 
 def null_where_none_may_be(column: pa.Array) -> str | None:
-    """Return what inside of a nested column is NOT NULL and has a null: the name of an element or the path of a field.
-
-    `column`: valid.
-    """
+    """Return what inside a nested column is NOT NULL and has a null: the name of an element or the path of a field."""
     t = column.type
     return _forbidden_null(column.view(blind_type(t)), t) if pa.types.is_nested(t) else None
 

@@ -77,8 +77,7 @@ def write_files(
     Raises `ConflictError` if the directory holds something; `NotFoundError` if there is no such column;
     `InvalidArgumentError` if a CSV file cannot hold a column.
 
-    `columns`: only these, in this order; all if there are none; `target`: the directory; `on_rows`: told of rows that
-    are written.
+    `columns`: only these, in this order; all if there are none.
     """
     schema, runs = rows
     shown = ShownTable.of(schema, columns)

@@ -148,8 +148,8 @@ def signs_of(
 ) -> Signs:
     """Return what is known of a query.
 
-    `operators`: at least one; `log`: what Spark's log says; None if the query's location is not known; `live`: what
-    state servers on this machine remember, of whatever query.
+    `log`: what Spark's log says; None if the query's location is not known; `live`: what state servers on this machine
+    remember, of whatever query.
     """
     return Signs(
         runs_of((one.claim for one in operators if one.claim), query_id),
@@ -375,7 +375,7 @@ def health_of(
 ) -> Health:
     """Return a query's health.
 
-    `failures`: the reports of the first of ``signs.failing``; `now_ms`: the time, by a clock close to the store's.
+    `now_ms`: the time, by a clock close to the store's.
     """
     found, pace = judge(signs, now_ms), pace_of(signs)
     told = list(failures)

@@ -17,11 +17,7 @@ from holdfast.spark_integration.shard.operator import BatchTimes, ShardFunction,
 
 
 class EmbeddedShard:
-    """The newest version of a shard, and when to call it next; a failed call leaves no trace.
-
-    `operator`: name of the operator, for error messages; `function`: whose tables it has; `key_types`: of the grouping
-    columns.
-    """
+    """The newest version of a shard, and when to call it next; a failed call leaves no trace."""
 
     def __init__(self, operator: str, function: ShardFunction, key_types: pa.Schema) -> None:
         self._operator = operator
@@ -43,8 +39,7 @@ class EmbeddedShard:
     ) -> list[pa.RecordBatch]:
         """Run one micro-batch, and return its output.
 
-        `function`: with the shard's tables; `shown_keys`: the key of each row; `watermark_ms`: none if the input has
-        none.
+        `shown_keys`: the key of each row.
         """
         batch = ShardInput(
             operator=self._operator,

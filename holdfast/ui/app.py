@@ -56,7 +56,7 @@ def make_app(
 ) -> Flask:
     """Return the application.
 
-    `site`: what it shows; `token`: what paths begin with; `hosts`: under which names it may be asked for.
+    `hosts`: under which names it may be asked for.
     """
     app = Flask(__name__, static_folder=None)
     app.url_map.strict_slashes = False

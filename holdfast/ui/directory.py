@@ -63,8 +63,7 @@ class Progress:
 class NamedQuery:
     """A query, for as long as its location is the one of this query. Safe for many threads.
 
-    `location`: as it was given; `stored`: closed by this; `surveys`: for what is asked now and then; `pointers`: asks
-    the location alone; `progress`: asks the directory that has its state, too.
+    `stored`: closed by this; `progress`: asks the directory that has its state, too.
     """
 
     def __init__(self, location: str, stored: StoredQuery, surveys: Executor) -> None:

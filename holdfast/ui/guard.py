@@ -31,10 +31,7 @@ _EVERYWHERE = {"0.0.0.0", "::", ""}  # noqa: S104  compared, not bound to
 
 
 def trusted_hosts(host: str, also: Collection[str] = ()) -> list[str]:
-    """Return the host names that a request may name.
-
-    `host`: what the server is bound to; `also`: further names, as of a proxy.
-    """
+    """Return the host names that a request may name."""
     names = {host} if host not in _EVERYWHERE else {socket.gethostname(), socket.getfqdn()}
     return sorted({"localhost", "127.0.0.1", "[::1]", *(f"[{n}]" if ":" in n else n for n in names), *also})
 

@@ -67,8 +67,7 @@ class Dated(Generic[_T]):
 class Inquiry(Generic[_T]):
     """Gives the latest answer of a store. Safe for many threads.
 
-    `ask`: asks it; `executor`: where it is asked, once at a time. Must not be one that `ask` waits for; `location`: of
-    the store, for errors.
+    `executor`: where it is asked, once at a time. Must not be one that `ask` waits for.
     """
 
     def __init__(

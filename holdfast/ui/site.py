@@ -43,10 +43,7 @@ _REST = 10
 
 
 class Live:
-    """Recent micro-batches, asked for now and then. Safe for many threads.
-
-    `read`: asks the state servers.
-    """
+    """Recent micro-batches, asked for now and then. Safe for many threads."""
 
     def __init__(
         self, read: Callable[[], list[RecentBatch]], monotonic_ms: Callable[[], int] = clock.monotonic_ms
@@ -81,7 +78,7 @@ Join = Callable[[Directory, Directory], StoredQuery]
 class Assignment:
     """Where the state of a query lies; once known, that stays. Safe for many threads.
 
-    `query`: the query's location; `join`: opens the query of a location with the state in a directory.
+    `join`: opens the query of a location with the state in a directory.
     """
 
     def __init__(self, query: Directory, join: Join) -> None:
@@ -213,8 +210,7 @@ _AT_ONCE = Patience(0)
 class Site:
     """Everything that the page shows; what a location holds may change while the page is open.
 
-    `named`: all locations; `join`: opens the query of a location with the state in a directory; needed where a location
-    is a query's.
+    `join`: opens the query of a location with the state in a directory; needed where a location is a query's.
 
     Threads: any.
     """
@@ -310,9 +306,9 @@ def open_site(
     `urls`: state directories, and checkpoint locations of queries whose state lies there. Either may be empty yet;
     `options`: of the storage of all of them, as a query sets them below ``spark.holdfast.storage``; `requests`,
     `surveys`: for requests side by side, and for what is asked now and then, which may wait for such requests. One that
-    hangs keeps a thread of `surveys`, so it needs `looks_at_once`; `stack`: closes what was opened; `state_dir`: of the
-    queries, where none of the locations is such a directory yet; `local_dir`: where queries on this machine have their
-    local state, if that is set.
+    hangs keeps a thread of `surveys`, so it needs `looks_at_once`; `state_dir`: of the queries, where none of the
+    locations is such a directory yet; `local_dir`: where queries on this machine have their local state, if that is
+    set.
     """
     named: list[Directory] = []
 

@@ -216,7 +216,7 @@ class Claims:
     """The claims on one operator's directory, made by one run.
 
     `me`: as this run would claim; whatever its number; `lives`: tells whether a process lives, and may give one that is
-    ending a moment; None if that cannot be known; `monotonic_ms`, `new_id`: as in `holdfast.clock`.
+    ending a moment; None if that cannot be known.
 
     Threads: any; executors of one run need not know of each other.
     """
@@ -241,8 +241,6 @@ class Claims:
 
         Raises `ConflictError` if another query runs or has state here, or another application runs this query;
         `FencedError` if a newer run of this query has begun; `CorruptionError` if the newest claim cannot be read.
-
-        `record`: of this run's operator; `store_ms`: the time by the store's clock.
         """
 
         def begun(newest: Claim | None, besides: Sequence[Beside]) -> Tenure | None:

@@ -173,10 +173,7 @@ def _holds(held: TableSchema, latest: TableSchema, names: Names) -> bool:
 
 
 def stored_tables(storage: ObjectStorage, record: OperatorRecord) -> StoredTables:
-    """Return the tables that an operator's state may hold. Raises `CorruptionError`.
-
-    `record`: the stored one.
-    """
+    """Return the tables that an operator's state may hold. Raises `CorruptionError`."""
     return _newest(Fence(storage, f"{record.operator}/{FOLDER}"), record)[1]
 
 
@@ -185,8 +182,7 @@ def declare_tables(storage: ObjectStorage, record: OperatorRecord, planned: Stor
 
     Raises `ConflictError` if another run of the query has declared since what cannot be beside it.
 
-    `record`: the stored one; `planned`: what was stored when the run looked, with its changes and what it declares:
-    state is written accordingly.
+    `planned`: what was stored when the run looked, with its changes and what it declares: state is written accordingly.
     """
     fence = Fence(storage, f"{record.operator}/{FOLDER}")
     for _ in looks(storage.url):

@@ -203,8 +203,7 @@ class SavedSource(Stored):
 class PlannedBatch(Stored):
     """The micro-batch after the saved one, as Spark had planned it: what Spark would have run next, and nothing else.
 
-    `offsets_version`, `batch`: as in `SavedQuery`; `sources`: where they are at its end, and what Spark keeps of them
-    besides what the savepoint has anyway.
+    `sources`: where they are at its end, and what Spark keeps of them besides what the savepoint has anyway.
     """
 
     offsets_version: _OffsetsVersion
@@ -334,8 +333,7 @@ class Savepoint(Stored):
 def read_manifest(data: Any, name: str, source: str) -> Savepoint:
     """Return the savepoint that a stored file describes. Raises `CorruptionError`.
 
-    `name`: of the folder that it was found in, which may have been renamed since: the savepoint then has that name;
-    `source`: what to call it in an error.
+    `name`: of the folder that it was found in, which may have been renamed since: the savepoint then has that name.
     """
     return replace(Savepoint.decode(data, KIND, source), name=name)
 
@@ -351,10 +349,7 @@ def _require_batch(text: str, header: Fields) -> None:
 
 
 def sinks_of(storage: ObjectStorage, query_id: str) -> tuple[SavedSink, ...]:
-    """Return the sinks that a query writes to, and what it has decided to show there.
-
-    `storage`: the query's state directory.
-    """
+    """Return the sinks that a query writes to, and what it has decided to show there."""
     return tuple(_sinks_of(storage, query_id))
 
 
@@ -371,8 +366,6 @@ def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:
 
     Raises `InvalidArgumentError` if the query had no sinks, or they are in another state directory; `ConflictError` if
     they show what the savepoint does not hold, or another query writes to them.
-
-    `storage`: the new query's state directory.
     """
     if not query.sinks:
         raise InvalidArgumentError(
@@ -388,8 +381,6 @@ def continue_sinks(storage: ObjectStorage, query: SavedQuery, query_id: str, dri
     """Let a restored query continue the sinks of the one that was saved, which is ended for good.
 
     Raises `InvalidArgumentError` or `ConflictError`: as `require_sinks`: somebody has gone on meanwhile.
-
-    `storage`: the state directory of both; `query_id`: the restored query's; `driver`: a random id.
     """
     for saved in query.sinks:
         _continue(storage, query, saved, query_id, driver)

@@ -59,9 +59,8 @@ def write_pieces(
 ) -> Iterator[Piece]:
     """Store the live rows of a table and shard, and yield the pieces, each when it is stored.
 
-    `savepoint`: its folder; `run`: without deletes; `piece_bytes`: of the rows of one piece, unpacked and on the
-    average; `each`: calls a function for each piece, as `map` does; in an executor,
-    `holdfast.snapshotter.storage.ahead`.
+    `run`: without deletes; `piece_bytes`: of the rows of one piece, unpacked and on the average; `each`: calls a
+    function for each piece, as `map` does; in an executor, `holdfast.snapshotter.storage.ahead`.
     """
 
     def written(numbered: tuple[int, Run]) -> Piece:
@@ -85,10 +84,7 @@ def _write_piece(savepoint: ObjectStorage, operator: str, shard: int, rows: Run,
 
 
 def fetch_piece(savepoint: ObjectStorage, piece: Piece) -> tuple[memoryview, stored_file.StoredFile]:
-    """Return the object of a piece; raises `CorruptionError` if it is missing, damaged, or not the one of the manifest.
-
-    `savepoint`: its folder.
-    """
+    """Return the object of a piece; raises `CorruptionError` if it is missing, damaged, or not the manifest's."""
     source = f"{savepoint.url}/{piece.key}"
     try:
         data = savepoint.get(piece.key, piece.size_bytes)
@@ -103,7 +99,7 @@ def fetch_piece(savepoint: ObjectStorage, piece: Piece) -> tuple[memoryview, sto
 def read_piece(savepoint: ObjectStorage, operator: str, piece: Piece, schema: TableSchema) -> Run:
     """Return the rows of a piece. Raises `CorruptionError`.
 
-    `savepoint`: its folder; `schema`: of its table, as the manifest has it.
+    `schema`: of its table, as the manifest has it.
     """
     stored, source = fetch_piece(savepoint, piece)[1], f"{savepoint.url}/{piece.key}"
     header = _Header.read(stored.header, source)

@@ -148,8 +148,7 @@ class Manifest(Stored):
 def read_manifest(data: Any, shard: str, source: str, key: str) -> tuple[Manifest, ChainEntry]:
     """Return the manifest in a stored file, and its entry in a chain. Raises `CorruptionError`.
 
-    `shard`: that it must belong to; `source`: what to call it in an error; `key`: under which it was found, below the
-    shard.
+    `shard`: that it must belong to; `key`: under which it was found, below the shard.
     """
     stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
     manifest = Manifest.read(stored.header, source)

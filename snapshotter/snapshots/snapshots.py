@@ -91,7 +91,7 @@ def upload_files(
     Raises `UnavailableError`, `NotFoundError` or `InvalidArgumentError` if the storage failed, or a file is gone.
     Stored parts stay; no manifest names them.
 
-    `part_bytes`: bytes of a file in each part but the last; `shard`: receives the parts.
+    `part_bytes`: bytes of a file in each part but the last.
     """
     stats = {}
     # Reused: allocating memory costs more than all other work on a part.
@@ -264,10 +264,7 @@ class SnapshotNote(Stored):
 
 
 class SnapshotNotes:
-    """The notes of one shard.
-
-    `folder`: made when the first note is left; `new_id`: returns a new unique name each time.
-    """
+    """The notes of one shard."""
 
     def __init__(self, folder: Path, new_id: Callable[[], str]) -> None:
         self._folder = folder
@@ -347,8 +344,7 @@ class Frozen:
 class Snapshots:
     """Writes and reads the snapshots of one shard.
 
-    `executor`: each thread transfers one part at a time; `directory`: the shard's local directory; `new_id`: returns a
-    new unique name each time; `now_ms`: returns the time in ms since 1970.
+    `executor`: each thread transfers one part at a time; `now_ms`: returns the time in ms since 1970.
 
     Threads: any, in several processes. Two may snapshot the same version; both snapshots are valid.
     """
@@ -389,9 +385,8 @@ class Snapshots:
     ) -> tuple[ChainEntry, Manifest]:
         """Store a version and leave a note of it for the commits that follow. Raises `UnavailableError`.
 
-        `backend_name`: of the backend that froze it; `cleaned`: what is known of clean-ups, for the next executor;
-        `is_sure`: whether what was stored before is sure to be there. If not, a
-        listing tells, and what is not is sent again.
+        `cleaned`: what is known of clean-ups, for the next executor; `is_sure`: whether what was stored before is sure
+        to be there. If not, a listing tells, and what is not is sent again.
         """
         folder, names, lineage = frozen.folder, frozen.names, frozen.lineage
         # Only what the version itself builds on is sure not to be cleaned up meanwhile.

@@ -135,8 +135,7 @@ _HDFS_RENAME_ONTO_FOLDER = "must both be directories"
 def translated(action: str, url: str, key: str, secrets: AbstractSet[str] = frozenset()) -> Iterator[None]:
     """Raise every exception of the body as an error of holdfast, caused by the original.
 
-    `action`: what was tried: "put", "get", "list" or "delete"; `url`: the root, without credentials; `key`: the key or
-    prefix; `secrets`: strings that no message may show.
+    `action`: what was tried: "put", "get", "list" or "delete"; `url`: the root, without credentials.
     """
     try:
         yield

@@ -74,8 +74,7 @@ _TIME_NAMES = ("mtime", "LastModified", "last_modified", "modified", "updated", 
 class FsspecStorage(ObjectStorage):
     """See the module.
 
-    `scheme`: the URL's scheme in lower case; `url`: the root, without credentials; `options`: parameters of the file
-    system; `new_id`: returns a new unique name each time.
+    `url`: the root, without credentials.
     """
 
     def __init__(

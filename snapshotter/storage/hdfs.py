@@ -223,8 +223,7 @@ class HdfsStorage(ObjectStorage):
     `authority`: ``host:port`` of the NameNode, the name of a name service, or "" for ``fs.defaultFS`` of
     HADOOP_CONF_DIR; `root`: the root's path, without slashes at its ends; "" for all of the file system; `options`:
     Hadoop's own settings by their names (``dfs.…``), the parameters `config_dir` and `kerberos_…` of
-    `hdfs_native.Client`, and of our own: `operation_timeout_seconds`, `retry_seconds`; `new_id`, `monotonic_ms`,
-    `sleep_ms`: as in `holdfast.clock`.
+    `hdfs_native.Client`, and of our own: `operation_timeout_seconds`, `retry_seconds`.
     """
 
     def __init__(

@@ -31,8 +31,7 @@ def probe_storage(
 ) -> int:
     """Put, get, list and delete a small object below a folder, which nobody else can put meanwhile.
 
-    `folder`: whole segments, without a trailing slash; it need not exist; `new_id`: returns a new unique name each
-    time; `checked`: what an error says of it.
+    `folder`: whole segments, without a trailing slash; it need not exist.
 
     Returns when the object was stored: the time by the store's clock, in ms since 1970.
 

@@ -160,8 +160,7 @@ _ACTIONS: dict[str, Action] = {
 def connect(options: Mapping[str, object], profile: str | None, requests: RequestCounts) -> s3fs.S3FileSystem:
     """Return an instance of s3fs, which opens its session with the first request.
 
-    `options`: parameters of `s3fs.S3FileSystem`; `profile`: of the AWS configuration; `requests`: counts each attempt
-    of a request.
+    `options`: parameters of `s3fs.S3FileSystem`; `requests`: counts each attempt of a request.
     """
     session = aiobotocore.session.AioSession(profile=profile)
     session.register_component("data_loader", _loader(session.get_config_variable("data_path")))

@@ -107,7 +107,7 @@ class Bandwidth:
     A token bucket, kept as the moment when it is full again. A caller gets the next free moment, sleeps until then and
     sends. So callers go first come, first served, nobody polls, and the callers after a large part pay for it.
 
-    `bytes_per_second`: at least 1; `monotonic_ms`, `sleep_ms`: as in `holdfast.clock`.
+    `bytes_per_second`: at least 1.
 
     Threads: any. Over any interval, at most ``bytes_per_second`` times its length passes, plus one part.
     """

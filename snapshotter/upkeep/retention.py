@@ -227,11 +227,7 @@ class Plan:
 
 
 def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> Plan:
-    """Decide about each object of a shard. Raises `CorruptionError`, `NotFoundError`, `UnavailableError`.
-
-    `needed`: see `needed_from`; `now_ms`: the time by the store's clock;
-    `grace_ms`: what is younger than this stays.
-    """
+    """Decide about each object of a shard. Raises `CorruptionError`, `NotFoundError`, `UnavailableError`."""
     shard = history.listing
     keep: dict[str, str] = {}
     delete: dict[str, str] = {}
@@ -273,8 +269,6 @@ def carry_out(shard: ObjectStorage, planned: Plan) -> None:
 
     Raises `InvalidArgumentError` or `UnavailableError` if some objects could not be deleted; the error names them.
     Parts are then left alone, since one of those objects may name them. Run it again to delete the rest.
-
-    `shard`: holds the planned keys.
     """
     for last in (False, True):
         keys = [key for key in planned.delete if (key in planned.parts) == last]
@@ -298,9 +292,8 @@ def run_retention(
     damaged or missing, or has vanished meanwhile: another clean-up is running. Raises `InvalidArgumentError` or
     `UnavailableError` if the storage refused, or did not answer; some objects may have been deleted.
 
-    `pointer`: the version that the query has accepted; `chain`: all stored objects that this version is made of, oldest
-    first; `retained`: how many versions before it the query may return to; `grace_ms`: see `plan`; `headers`: of this
-    shard; reused, it saves reading most headers again.
+    `chain`: all stored objects that this version is made of, oldest first; `retained`: how many versions before it the
+    query may return to; `headers`: of this shard; reused, it saves reading most headers again.
 
     Cost: one small put, one listing, one or two deletes; a get for each snapshot since the horizon and for one commit,
     less what `headers` knows.

@@ -90,10 +90,7 @@ def _is_about(key: str, what: str) -> bool:
 
 
 def read_trouble(shard: PrefixedStorage, key: str) -> Trouble:
-    """Return the report in an object. Raises `NotFoundError`, `CorruptionError`, `UnavailableError`.
-
-    `key`: below the shard.
-    """
+    """Return the report in an object. Raises `NotFoundError`, `CorruptionError`, `UnavailableError`."""
     source = f"{shard.url}/{key}"
     found = _Report.decode(shard.get(key), KIND, source)
     match = NAME.fullmatch(key.rpartition("/")[2])

@@ -54,8 +54,6 @@ def over_executors(batches: Iterable[RecentBatch]) -> list[RecentBatch]:
 def recent_batches(local_dir: str | None = None) -> list[RecentBatch]:
     """Return the last micro-batches of this user's running queries on this machine, oldest first.
 
-    `local_dir`: their ``spark.holdfast.local.dir``, where it is set.
-
     Cost: a request to each state server, two seconds for those together that do not answer, and a quarter of a second
     more for each further one. Nothing of a query is changed, or waits.
     """

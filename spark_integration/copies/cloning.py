@@ -88,10 +88,7 @@ _METADATA = re.compile(r"state/[0-9]+/_metadata/v[0-9]+/([0-9]{1,18})")
 
 
 def copy_location(source: ObjectStorage, target: ObjectStorage, query: QueryLocation, batch: LoggedBatch) -> None:
-    """Copy everything but ``metadata``. Raises `UnavailableError`.
-
-    `source`, `target`: their roots are the locations; `query`: reads `source`.
-    """
+    """Copy everything but ``metadata``. Raises `UnavailableError`."""
     folders = ("state/", "offsets/", "commits/", "sources/")
     sizes = {info.key: info.size_bytes for folder in folders for info in source.list(folder)}
     state = [key for key in sizes if key.startswith("state/") and _is_of(key, batch.batch_id)]

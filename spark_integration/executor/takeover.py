@@ -64,11 +64,7 @@ def open_backend(
     options: Mapping[str, str],
     executor_directory: Path,
 ) -> Backend:
-    """Open a shard in this process; if it is absent, first take over a dead executor's files.
-
-    `name`: of the registered backend; `directory`: of the shard; `options`: what the configuration has below
-    ``spark.holdfast.<backend>.``; `executor_directory`: of this executor.
-    """
+    """Open a shard in this process; if it is absent, first take over a dead executor's files."""
     backend = find_backend(name)
 
     def open_at(path: Path) -> Backend:
@@ -81,9 +77,6 @@ def open_backend(
 
 def adopt_shard(directory: Path, executor_directory: Path, open_backend: Callable[[Path], Backend]) -> bool:
     """Take over a dead executor's files of a shard that has no directory here yet.
-
-    `directory`: where the shard belongs, below `executor_directory`; `executor_directory`: of the living executor;
-    `open_backend`: returns the backend of a shard directory.
 
     Returns whether the directory exists now. If so, it was verified, and damaged files were set aside.
 
@@ -152,8 +145,6 @@ def own_directory(local_dir: str | None = None) -> Iterator[Path]:
 
     It is like that of an executor which is this process: so once that is killed, whoever removes what dead executors
     left removes it.
-
-    `local_dir`: as of `choose_root`.
     """
     root = choose_root(local_dir, in_memory=False)
     begun_ms = clock.monotonic_ms()

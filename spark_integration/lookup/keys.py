@@ -43,10 +43,7 @@ _CANONICAL_NAN = {4: b"\x00\x00\xc0\x7f", 8: b"\x00\x00\x00\x00\x00\x00\xf8\x7f"
 
 
 def hash_of_key(key: Iterable[pa.Scalar]) -> int | None:
-    """Return the hash of a key, as unsigned; None if a column has a type that only Spark hashes.
-
-    `key`: the key's columns, in storage types.
-    """
+    """Return the hash of a key, as unsigned; None if a column has a type that only Spark hashes."""
     seed = _SEED
     for value in key:
         hashed = _hash(value, seed)
@@ -188,8 +185,7 @@ class Lookup:
     def of(cls, table: TableSchema, grouping: tuple[str, ...], key: Mapping[str, Any]) -> Self:
         """Return the look-up of a key in a table. Raises `InvalidArgumentError`.
 
-        `grouping`: the key columns that hashes are of; `key`: their values, as JSON has them: times and decimals as
-        text, binaries in base64.
+        `key`: their values, as JSON has them: times and decimals as text, binaries in base64.
         """
         return cls(keys_of(table, grouping, [key]))
 

@@ -106,7 +106,7 @@ class Held:
 class QueryPointers:
     """See the module. Safe for many threads.
 
-    `location`: its root is the query's checkpoint location; `executor`: must not run the caller.
+    `executor`: must not run the caller.
     """
 
     def __init__(self, location: ObjectStorage, executor: Executor) -> None:

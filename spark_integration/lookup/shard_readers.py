@@ -30,7 +30,7 @@ _KNOWN_MS = 3_000
 class ShardReaders:
     """See the module; to be closed. Safe for many threads, which take turns at a shard.
 
-    `storage`: the state directory; `executor`: must not run the caller; `monotonic_ms`: as in `holdfast.clock`.
+    `executor`: must not run the caller.
     """
 
     def __init__(

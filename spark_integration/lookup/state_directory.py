@@ -31,8 +31,6 @@ def find_state_dir(location: str | Path, options: Mapping[str, object]) -> str:
     Raises `InvalidArgumentError` if this is not the checkpoint location of a query with durable state, or Spark's state
     cannot be read without Spark; `NotFoundError` if no micro-batch is committed yet; or the pointers name a directory
     that does not have this query's state.
-
-    `options`: of both storages, as `parse_storage_options` returned them.
     """
     with open_storage(str(location), options) as storage, ThreadPoolExecutor(_THREADS) as executor:
         query_id, newest = _query_of(storage), _newest(QueryPointers(storage, executor))

@@ -107,10 +107,7 @@ def _look(settings: Settings, operator: str, function: ShardFunction) -> StoredS
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """Rows with their keys, and what their shards do with them.
-
-    `first_version`: as `Operator` has it.
-    """
+    """Rows with their keys, and what their shards do with them."""
 
     df: DataFrame
     keys: list[Key]
@@ -132,7 +129,7 @@ class KeyedRows:
 class Definition:
     """One stateful step, as defined on the driver.
 
-    `name`: of the operator; `initial`: of the initial state; the types of the keys are the same.
+    `initial`: of the initial state; the types of the keys are the same.
     """
 
     rows: KeyedRows

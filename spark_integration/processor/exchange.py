@@ -49,10 +49,7 @@ def python_columns(rows: pa.Table, timezone: str) -> list[list[Any]]:
 
 
 class KeyRowObjects(KeySlabs[Row]):
-    """The rows of a shard in one micro-batch, as `Row` objects by key.
-
-    `rows`, `order`, `starts`, `rows_each`: see `KeySlabs`; `timezone`: the session's.
-    """
+    """The rows of a shard in one micro-batch, as `Row` objects by key."""
 
     def __init__(self, rows: pa.Table, order: IntArray, starts: IntArray, rows_each: int, timezone: str) -> None:
         super().__init__(rows, order, starts, rows_each)
@@ -71,7 +68,7 @@ class KeyRowObjects(KeySlabs[Row]):
 class OutputRows:
     """Gathers the rows that a processor returns for many keys, and converts them together.
 
-    `schema`: of the output; `rows_each`: a batch is yielded once it has so many rows.
+    `rows_each`: a batch is yielded once it has so many rows.
 
     After a failed conversion, `failed_key` is the key whose row caused it.
     """

@@ -89,10 +89,7 @@ def require_same_configuration(stored: Mapping[str, str], now: Mapping[str, str]
 
 
 def require_same_grouping(stored: StoredTables, grouping: pa.Schema) -> None:
-    """Check the grouping columns of stored state. Raises `SchemaMismatchError` if they differ.
-
-    `grouping`: in storage types.
-    """
+    """Check the grouping columns of stored state. Raises `SchemaMismatchError` if they differ."""
     for name, table in stored.held.items():
         own = 1 if name.startswith("l.") or name == TIMERS else 0
         width = len(grouping) if name.startswith("m.") else len(table.key) - own
@@ -183,8 +180,6 @@ class AttributeWatch:
 
     What ``init`` makes, such as a cache, may fill. A container that the processor came with may not: whoever fills it
     expects to find it filled.
-
-    `processor`: before its ``init``.
     """
 
     def __init__(self, processor: StatefulProcessor) -> None:

@@ -80,8 +80,6 @@ def state_by_stub(
 
     Raises `UnavailableError` if Spark failed; `ConflictError` if another attempt has taken the location meanwhile;
     `InvalidArgumentError` if this Spark pins other settings.
-
-    `conf`: what the savepoint's query pinned.
     """
     try:
         with session_of_stub(spark, conf) as own:
@@ -120,8 +118,6 @@ def session_of_stub(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[Sp
 
     In Spark Connect it is the user's, whose settings are other ones meanwhile: a new session there would lack the
     packages that were added to it.
-
-    `conf`: what the savepoint's query pinned.
     """
     wanted = {
         **conf,

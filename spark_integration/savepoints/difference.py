@@ -130,10 +130,7 @@ def _compare(found: TableDifference, before: Side, after: Side, schema: TableSch
 
 
 class _Rows:
-    """The rows of a table of one side, asked for range by range, ascending: a piece that ranges share is read once.
-
-    `folder`: the savepoint's; `schema`: of what is returned.
-    """
+    """The rows of a table of one side, asked for range by range, ascending: a piece that ranges share is read once."""
 
     def __init__(self, folder: PrefixedStorage, operator: SavedOperator, schema: TableSchema) -> None:
         self._folder, self._operator, self._schema = folder, operator.name, schema

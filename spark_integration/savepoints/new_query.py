@@ -254,8 +254,6 @@ def begin(location: ObjectStorage, query_id: str) -> set[str]:
 
     Raises `ConflictError` if it holds anything else: nothing of it is touched.
 
-    `query_id`: that the new query will have.
-
     Returns the ids that the queries of stopped restores would have had.
     """
     found = {info.key for info in location.list("")}

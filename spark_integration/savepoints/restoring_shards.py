@@ -192,8 +192,7 @@ class PieceRows:
 
     Pieces are read ahead, in the order in which they are needed.
 
-    `folder`: the savepoint's; `name`: the operator's; `pieces`: all that may have rows of these shards, in order by
-    table.
+    `pieces`: all that may have rows of these shards, in order by table.
     """
 
     def __init__(

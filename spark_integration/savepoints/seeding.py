@@ -74,10 +74,7 @@ def pinned_partitions(conf: Mapping[str, object]) -> int:
 
 
 def state_of_stub(stub: ObjectStorage, location: ObjectStorage, conf: Mapping[str, str]) -> FirstState:
-    """Copy the state that a stub has made, and return how it did. Raises `InvalidArgumentError`.
-
-    `stub`, `location`: their roots are the locations; `conf`: as of `pinned`.
-    """
+    """Copy the state that a stub has made, and return how it did. Raises `InvalidArgumentError`."""
     _, batch = _text(stub, "offsets/0").split("\n")[:2]
     stub_conf: dict[str, str] = json.loads(batch)["conf"]
     differ = sorted(name for name, value in conf.items() if stub_conf.get(name) != value)
@@ -106,7 +103,6 @@ def seed(
 ) -> None:
     """Fill a checkpoint location that has its state, between `begin` and `finish`. Raises `CorruptionError`.
 
-    `location`: its root is the location; `first`: what its logs say of that; `savepoint`: the savepoint's folder;
     `fresh`: let sources begin where their own options say, and the watermark anew; `planned`: the micro-batch that the
     query runs first; by default Spark plans it.
     """
@@ -136,8 +132,6 @@ def moved(key: str, data: memoryview, location: str) -> memoryview | bytes:
 
     Whatever stands before ``/state/`` in such a path is replaced. It need not be the place that the file was read from:
     a symbolic link, a mount, an alias of a name service lead to the same files, and the original may have been moved.
-
-    `key`: below the location; `location`: URL of the new place.
     """
     if not _METADATA.fullmatch(key):
         return data

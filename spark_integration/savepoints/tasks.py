@@ -199,10 +199,7 @@ class Tasks(Protocol):
         ...
 
     def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
-        """Return the operators with state of a query, with their pointers after a micro-batch; see `stored_steps`.
-
-        `location`: its root is the checkpoint location; `checkpoint_location`: as the user named it.
-        """
+        """Return the operators with state of a query, with their pointers after a micro-batch; see `stored_steps`."""
         ...
 
     def run(self, shards: Sequence[tuple[Any, ...]], task: ShardTask) -> Sequence[Any]:
@@ -210,10 +207,7 @@ class Tasks(Protocol):
         ...
 
     def require_known(self, location: ObjectStorage) -> None:
-        """Raise `NotKnownError` if only Spark reads the pointers of a query, or makes such state as it has.
-
-        `location`: its root is the checkpoint location.
-        """
+        """Raise `NotKnownError` if only Spark reads the pointers of a query, or makes such state as it has."""
         ...
 
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:

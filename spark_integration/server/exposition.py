@@ -185,8 +185,7 @@ _log = logging.getLogger(__name__)
 class ServerMetrics:
     """A state server's metrics, as a collector for ``prometheus-client``.
 
-    `counters`: returns the server's counters by name; `snapshot_ages_ms`: returns the age of each shard's last
-    snapshot, by the shard's directory.
+    `snapshot_ages_ms`: returns the age of each shard's last snapshot, by the shard's directory.
     """
 
     def __init__(
@@ -225,8 +224,6 @@ class ServerMetrics:
 
 class Exposition:
     """Answers Prometheus, from the first announcement on that names a port.
-
-    `port`: where it answers; `failures`: how often no port was found.
 
     Threads: any; while one of them looks for a port, the others do not wait.
     """

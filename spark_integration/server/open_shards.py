@@ -68,8 +68,6 @@ class OpenShards:
 
     `executor_directory`: only shards below it are opened.
 
-    `root`: the executor's directory.
-
     Threads: any. A shard that opens, or closes, holds back nobody who uses another.
     """
 

@@ -60,11 +60,7 @@ class StreamingTask:
 
     @classmethod
     def current(cls, definition_id: str, pinned_query_id: str | None, batch_ms: int) -> StreamingTask:
-        """Return the micro-batch of the running task.
-
-        `definition_id`: of the running operator; `pinned_query_id`: from the shard's pointer; `batch_ms`: the
-        micro-batch's processing time.
-        """
+        """Return the micro-batch of the running task."""
         context = TaskContext.get()
 
         def tell(name: str) -> str:

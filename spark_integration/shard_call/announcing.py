@@ -132,7 +132,7 @@ def reported(
     """Report an error of the context, and raise it again.
 
     `log`: of the shard; None without durable storage, which leaves nowhere to report; `batch_id`: the micro-batch; None
-    if Spark does not tell; `now_ms`: as in `holdfast.clock`.
+    if Spark does not tell.
     """
     try:
         yield

@@ -147,8 +147,7 @@ def call_shard(
 ) -> Iterator[pd.DataFrame]:
     """Run one shard of one micro-batch, and yield what the output sends.
 
-    `key`: the group's: the route to the shard; `chunks`: what the transport sent, or nothing; `group`: its pointer is
-    put back when the shard has committed.
+    `group`: its pointer is put back when the shard has committed.
     """
     try:
         yield from _called(step, key, chunks, group)

@@ -80,8 +80,6 @@ from holdfast.spark_integration.shard.pointer_row import directory_of_query
 class ClaimNote:
     """A note of a run's place in an operator's directory; its modification time says when an executor looked last.
 
-    `operator_directory`: the executor's.
-
     Processes: any number; the lock of one is released when it ends. Errors: local storage that is full or failing is an
     UnavailableError.
     """
@@ -229,10 +227,7 @@ def origin_once(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
 
 
 def require_clone_once(storage: ObjectStorage, query_id: str, state_id: str, directory: str) -> None:
-    """Check that a query may continue from another id's state; looked up once per process. Raises `ConflictError`.
-
-    `query_id`: the query's, as Spark tells it; `state_id`, `directory`: what the query's pointer names.
-    """
+    """Check that a query may continue from another id's state; looked up once per process. Raises `ConflictError`."""
 
     def check() -> None:
         origin = origin_once(storage, query_id)
@@ -270,7 +265,7 @@ def require_stored_once(log: ObjectCommitLog, record: OperatorRecord, pointer: P
     Raises `StateLostError` if it has no version of the shard at all, or only such as are older than all that the
     pointer names.
 
-    `record`: the one that this run would write; `pointer`, `lineage`: of the version that the shard goes on from.
+    `pointer`, `lineage`: of the version that the shard goes on from.
     """
 
     def check() -> None:
@@ -342,10 +337,7 @@ def require_one_definition(operator_directory: Path, run_id: str, definition_id:
 
 
 def require_restored(origin: QueryOrigin, operator: str, allowed: Collection[str]) -> None:
-    """Check that an operator which begins without state in a restored query is one that should.
-
-    `allowed`: operators that may, as the session says.
-    """
+    """Check that an operator which begins without state in a restored query is one that should."""
     if operator in origin.operators or operator in origin.empty or origin.unnamed:
         return
     restored = ", ".join(sorted(origin.operators)) or "none"

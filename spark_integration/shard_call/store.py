@@ -105,10 +105,7 @@ class ShardStore:
 
 
 def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembered: PointerRow | None) -> ShardStore:
-    """Open the store of one shard in the running task. Raises `InvalidArgumentError`, `HoldfastError`.
-
-    `remembered`: the shard's row in Spark's state.
-    """
+    """Open the store of one shard in the running task. Raises `InvalidArgumentError`, `HoldfastError`."""
     settings = operator.settings
     if remembered is not None:
         require_directory_set(settings, remembered)

@@ -67,10 +67,7 @@ class StateOperator:
 
 
 class StateOperators:
-    """The operators with state of a query, by micro-batch; what was read is kept.
-
-    `location`: its root is the checkpoint location.
-    """
+    """The operators with state of a query, by micro-batch; what was read is kept."""
 
     def __init__(self, location: ObjectStorage) -> None:
         self._location = location

@@ -176,8 +176,7 @@ def read_pointers(
     Raises `NotKnownError` if Spark's state has a form that is not read here; `NotFoundError` if Spark has purged it;
     `CorruptionError` if it is damaged, or its pointers are of another release.
 
-    `location`: its root is the checkpoint location; `executor`: reads partitions side by side; must not run the caller;
-    `partitions`: read these only.
+    `executor`: reads partitions side by side; must not run the caller; `partitions`: read these only.
     """
     family = None
     if operator.host == GROUP_STATE:
@@ -251,8 +250,6 @@ def stored_steps(location: ObjectStorage, batch: LoggedBatch) -> list[StatefulSt
     Raises `InvalidArgumentError` if this is not the checkpoint location of a query with state; `NotKnownError` if its
     state has a form that is not read here; `NotFoundError` if the micro-batch was purged; `CorruptionError` if
     something of Spark's state is damaged, or missing.
-
-    `location`: its root is the checkpoint location.
     """
     with ThreadPoolExecutor(_THREADS) as executor:
         operators, stores = StateOperators(location), StateStores.of(batch)

@@ -82,7 +82,7 @@ def names_up_to(end: int, compact_numbers: list[int]) -> list[str]:
 def cut(data: bytes | memoryview, name: str, source: str) -> bytes:
     """Return a log file, cut from a later compacted one. Raises `CorruptionError`.
 
-    `data`: the later one; `name`: of the file to make; `source`: what to call the later one in an error.
+    `source`: what to call the later one in an error.
     """
     is_compact, end = name.endswith(COMPACT), number_of(name)
     assert end is not None
@@ -157,10 +157,7 @@ class PlannedOffsets:
 
     @classmethod
     def parse(cls, text: str, source: str) -> PlannedOffsets:
-        """Parse a file of ``offsets/``. Raises `CorruptionError` if it cannot be read.
-
-        `source`: what to call it in an error.
-        """
+        """Parse a file of ``offsets/``. Raises `CorruptionError` if it cannot be read."""
         version, batch, *lines = _lines(text, source, 2)
         if not isinstance(_json(batch, source).get("conf"), dict):
             raise _damaged(source, "pins no settings")
@@ -267,8 +264,6 @@ class QueryLocation:
         each time, and one folder; the folders of those after it have lower numbers than their lines then. Which line is
         a repetition is not logged: so the files of each folder count up to the latest offset of all. Spark reads what
         is later than a folder's own offset next, as after a driver that died when it had found files.
-
-        `sources`: as in `LoggedBatch`.
 
         Cost: 1 list, if two sources are at the same offset.
         """

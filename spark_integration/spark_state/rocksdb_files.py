@@ -76,10 +76,10 @@ def read_rows(
 ) -> Rows:
     """Return the rows of a version. Raises `NotFoundError`, `CorruptionError`, `UnavailableError`.
 
-    `partition`: its root is the folder of the partition; `codec`: of changelogs; `family`: the family of columns whose
-    rows are wanted, under their keys without its number; None: all rows, of a store that has no families;
-    `limit_bytes`: how large a database may be, each changelog, what they hold, and all rows; `has_checksums`: whether
-    rows have checksums, which are verified.
+    `partition`: its root is the folder of the partition; `family`: the family of columns whose rows are wanted, under
+    their keys without its number; None: all rows, of a store that has no families; `limit_bytes`: how large a database
+    may be, each changelog, what they hold, and all rows; `has_checksums`: whether rows have checksums, which are
+    verified.
     """
     found = {info.key for info in partition.list("")}
     base, changes = _begin(partition, at, codec, found, limit_bytes, has_families=family is not None)

@@ -82,7 +82,7 @@ _WORD = 8
 class UnsafeRow:
     """One row. Raises `CorruptionError` if it is too short.
 
-    `columns`: how many it has; `source`: what to call the file in an error.
+    `source`: what to call the file in an error.
     """
 
     def __init__(self, data: memoryview, columns: int, source: str) -> None:
@@ -135,8 +135,8 @@ def read_rows(
 ) -> Rows:
     """Return the rows of a version. Raises `NotFoundError`, `CorruptionError`.
 
-    `partition`: its root is the folder of the partition; `at`: this store has no ids; `limit_bytes`: how large each
-    file may be, what it holds, and all rows; `has_checksums`: whether rows have checksums, which are verified.
+    `partition`: its root is the folder of the partition; `limit_bytes`: how large each file may be, what it holds, and
+    all rows; `has_checksums`: whether rows have checksums, which are verified.
     """
     found = {info.key for info in partition.list("")}
     first = at.version
@@ -180,7 +180,7 @@ _PIECE_BYTES = 1 << 20
 def decompressed(data: memoryview, codec: str, limit_bytes: int, source: str) -> bytes:
     """Return the plain bytes of a stream. Raises `CorruptionError`.
 
-    `codec`: one of `CODECS`; `limit_bytes`: how many it may have; `source`: what to call the file in an error.
+    `source`: what to call the file in an error.
     """
     found = bytearray()
     for piece in _PIECES[codec](data, source):
@@ -364,7 +364,7 @@ def crc_32c(data: bytes) -> int:
 def verified(rows: Rows, before: struct.Struct, source: str) -> Rows:
     """Return rows without their checksums; raises `CorruptionError` if one does not match.
 
-    `before`: `CHECKSUM` or `SIZED_CHECKSUM`; `source`: what to call the files in an error.
+    `source`: what to call the files in an error.
     """
     return {key: _verified(value, before, key, source) for key, value in rows.items()}
 
@@ -411,8 +411,8 @@ def stream_of_rows(rows: Rows) -> bytes:
 class RowStream:
     """The plain bytes of a file, read from their begin.
 
-    `source`: what to call the file in an error; `limit_bytes`: see `require_few`; `has_checksums`: whether rows have
-    checksums, of which those of deleted rows are verified here, the others by `verified`.
+    `source`: what to call the file in an error; `has_checksums`: whether rows have checksums, of which those of deleted
+    rows are verified here, the others by `verified`.
     """
 
     def __init__(self, data: bytes, source: str, limit_bytes: int, *, has_checksums: bool = False) -> None:

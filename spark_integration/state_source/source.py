@@ -93,10 +93,7 @@ class ShownTable:
 
     @classmethod
     def of(cls, table: TableSchema, wanted: Sequence[str] = (), *, changes: bool = False) -> Self:
-        """Return the columns of a table. Raises `NotFoundError`, `InvalidArgumentError`.
-
-        `wanted`: their names; all if there are none; `changes`: whether it is a change feed.
-        """
+        """Return the columns of a table. Raises `NotFoundError`, `InvalidArgumentError`."""
         shown = shown_columns(table)
         taken = list(shown.names)
         own = []

@@ -100,8 +100,7 @@ def of_each_shard_once(values: Mapping[str, Any]) -> dict[str, Any]:
 class ObservedOutput(Output):
     """An output, and a row of measures for each call.
 
-    `observation`: its name in the query's progress; `empty`: one row of the inner output's columns, to stand beside
-    measures.
+    `empty`: one row of the inner output's columns, to stand beside measures.
     """
 
     inner: Output

@@ -128,8 +128,8 @@ def _last_ms(times_us: _Longs) -> _Longs:
 class PackedTransport:
     """Rows as Arrow blobs.
 
-    `arrow_schema`: of the table to receive; `rows_each`: maximum rows of a batch in which Spark hands over what
-    arrives; None if its bytes are not to be bounded.
+    `rows_each`: maximum rows of a batch in which Spark hands over what arrives; None if its bytes are not to be
+    bounded.
     """
 
     shards: int
@@ -140,8 +140,7 @@ class PackedTransport:
     def send(self, frame: DataFrame, hashed: Column) -> DataFrame:
         """Return the frame to group by `ROUTE`; runs on the driver.
 
-        `frame`: the columns to carry; `hashed`: the hash of the keys, over columns of `frame`; carried as the last
-        column, `HASH`.
+        `hashed`: the hash of the keys, over columns of `frame`; carried as the last column, `HASH`.
 
         Expressions over the keys must come last. Spark infers constraints from aliases: it repeats an expression for
         each of its columns that is renamed after it, which doubles the number of constraints with each key.
@@ -176,8 +175,7 @@ def pack_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Split batches by shard and yield them as rows of (route, blob, event time).
 
-    `routes`: by shard; `marked`: by which late rows are dropped: blobs come with its marks; `rows_each`: as of
-    `PackedTransport`.
+    `marked`: by which late rows are dropped: blobs come with its marks.
     """
     padding_each = 0.0 if rows_each is None or rows_each >= PADDED_ROWS_MAX else rows_each / BATCH_BYTES
     waiting: list[list[pa.RecordBatch]] = [[] for _ in routes]

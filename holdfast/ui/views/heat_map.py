@@ -251,10 +251,7 @@ class RowCounter:
         self._known: dict[tuple[str, int, str], int] = {}
 
     def measured(self, query: StoredQuery, name: str, objects: StoredObjects) -> Measured:
-        """Return the rows of each shard with state. Raises `StateLostError`, `CorruptionError`, `UnavailableError`.
-
-        `name`: what the query calls the operator; `objects`: of the operator.
-        """
+        """Return the rows of each shard with state. Raises `StateLostError`, `CorruptionError`, `UnavailableError`."""
         operator = query.operator(name)
         at = sorted(
             (row.shard, f"{directory} {row.pointer}")

@@ -192,10 +192,7 @@ class Growth:
 
 
 class GrowthReader:
-    """Reads how operators of one directory have grown. Safe for many threads.
-
-    `executor`: for requests side by side; `sizes`: of the same directory.
-    """
+    """Reads how operators of one directory have grown. Safe for many threads."""
 
     def __init__(self, storage: ObjectStorage, executor: Executor, sizes: StateSizes) -> None:
         self._storage = storage

@@ -100,7 +100,7 @@ def upkeep(
 ) -> Upkeep:
     """Return the result of a command for the shards from `first` on.
 
-    `now_ms`: the time of the day, for the age of objects; `monotonic_ms`: as in `holdfast.clock`.
+    `now_ms`: the time of the day, for the age of objects.
     """
     if isinstance(operator.record, HoldfastError):
         raise operator.record

@@ -99,8 +99,6 @@ class CalledSlab:
 
         Raises `PySparkRuntimeError` if none is: the processor's ``init`` or ``close`` runs; `InvalidArgumentError` if
         another thread asks, which could not know whose state it gets.
-
-        `doing`: what for, in Spark's words.
         """
         if self._thread != get_ident():
             raise InvalidArgumentError(

@@ -62,10 +62,7 @@ class StateRows:
         self._copied = copier(schema)
 
     def given(self, row: Any, doing: str = "updating value state") -> State:
-        """Return a row that the processor writes, safe from later changes of what it holds.
-
-        `doing`: what for, in Spark's words.
-        """
+        """Return a row that the processor writes, safe from later changes of what it holds."""
         if type(row) is not tuple:
             row = _values(row, self._names, self._what)
         if len(row) != self._width:

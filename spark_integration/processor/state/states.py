@@ -148,10 +148,7 @@ class _FetchedMap:
 
 
 class ProcessorMapState(MapState):
-    """One variable in one call of a shard; methods as Spark documents them.
-
-    `rows`: of the values; `value_names`: columns of the values.
-    """
+    """One variable in one call of a shard; methods as Spark documents them."""
 
     def __init__(
         self,
@@ -348,10 +345,7 @@ _READ_AT_ONCE = 10_000
 
 
 class ProcessorListState(ListState):
-    """One variable in one call of a shard; methods as Spark documents them.
-
-    `rows`: of the elements; `version`: what the micro-batch commits.
-    """
+    """One variable in one call of a shard; methods as Spark documents them."""
 
     def __init__(self, name: str, entries: EntryRows, rows: StateRows, slab: CalledSlab, version: int) -> None:
         # Not Spark's __init__, which takes a client of Spark's state server.
@@ -558,10 +552,7 @@ _AnyState = ProcessorValueState | ProcessorListState | ProcessorMapState
 
 
 class ProcessorStates:
-    """Opens variables as they are declared, and writes and evicts all of them.
-
-    `tables`: the operator's; `grouping`: number of columns of the grouping key.
-    """
+    """Opens variables as they are declared, and writes and evicts all of them."""
 
     def __init__(
         self,

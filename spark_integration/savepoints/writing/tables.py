@@ -65,8 +65,8 @@ def tables_of_frames(
     """Return the tables of a new operator, whose functions declare their state as these frames have it.
 
     `frames`: by table: the key columns, and those of the state. In the table "timers" the only other column says when
-    the key's timer is due, in ms since 1970; `keys`: as for ``groupBy``; `time_mode`: the clock of the timers;
-    `expiring`: tables with a column `EXPIRES`, a bigint: when a row expires, in ms since 1970; null for never.
+    the key's timer is due, in ms since 1970; `expiring`: tables with a column `EXPIRES`, a bigint: when a row expires,
+    in ms since 1970; null for never.
     """
     found: list[TableRows] = []
     key_types: pa.Schema | None = None
@@ -139,8 +139,7 @@ def edited_tables(frames: Mapping[str, DataFrame], tables: Mapping[str, TableSch
 
     Raises `InvalidArgumentError` if a table has other columns; `NotFoundError` if the operator has no such table.
 
-    `frames`: by table, with the columns that `holdfast.savepoints.load` shows, in any order; ``shard`` may be left out;
-    `tables`: all of the operator's.
+    `frames`: by table, with the columns that `holdfast.savepoints.load` shows, in any order; ``shard`` may be left out.
     """
     found = []
     for name, frame in frames.items():

@@ -179,8 +179,7 @@ class TableWriter:
 def run_of(schema: TableSchema, hashes: HashArray, rows: pa.Table) -> Run:
     """Return rows as a run. Raises `InvalidArgumentError`, `SchemaMismatchError`.
 
-    `hashes`: of the rows' keys; `rows`: the key columns and the value columns in the order of the schema, whatever
-    their names.
+    `rows`: the key columns and the value columns in the order of the schema, whatever their names.
     """
     width = len(schema.key)
     named = [rows.select(range(width)), rows.select(range(width, rows.num_columns))]
@@ -224,8 +223,7 @@ def copy_pieces(
 ) -> None:
     """Copy pieces of a savepoint, each under its key. Raises `CorruptionError` if one is missing or damaged.
 
-    `settings`: of the session, without credentials; `target`: URL of the directory of both savepoints; `base`, `name`:
-    from which, to which; `pieces`: with the operators that they are of.
+    `settings`: of the session, without credentials.
     """
     rows = [(operator, piece.shard, json.dumps(piece.to_json())) for operator, piece in pieces]
     copier = PieceCopier(settings, target, base, name)
