@@ -20,7 +20,7 @@ from holdfast.errors import HoldfastError, InvalidArgumentError
 # Command: the module and the click command in it.
 _COMMANDS = {
     "bench": "holdfast.benches.command:bench",
-    "clone": "holdfast.commands.copies:clone",
+    "clone": "holdfast.commands.savepoint:clone",
     "demo": "holdfast.examples.flights.command:demo",
     "diff": "holdfast.commands.lookup:diff",
     "export": "holdfast.commands.export:export",
@@ -29,7 +29,7 @@ _COMMANDS = {
     "history": "holdfast.commands.lookup:history",
     "inspect": "holdfast.commands.inspect:inspect",
     "log": "holdfast.commands.log:log",
-    "rescale": "holdfast.commands.copies:rescale",
+    "rescale": "holdfast.commands.savepoint:rescale",
     "savepoint": "holdfast.commands.savepoint:savepoint",
     "ui": "holdfast.ui.command:ui",
     "verify": "holdfast.commands.verify:verify",

@@ -182,7 +182,7 @@ MAY_START_THREADS = (
     "holdfast/testing/*",
     "holdfast/ui/command.py",
     "snapshotter/storage/*",
-    "spark_integration/lookup/state_directory.py",
+    "spark_integration/lookup/query_pointers.py",
     "spark_integration/lookup/stored_query.py",
     "spark_integration/spark_state/pointers.py",
     "spark_integration/server/state_server.py",

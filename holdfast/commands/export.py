@@ -38,7 +38,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.lookup.state_directory import query_at, require_no_state_directory
+from holdfast.spark_integration.lookup.query_pointers import query_at, require_no_state_directory
 from holdfast.spark_integration.lookup.stored_query import open_query
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
 from holdfast.spark_integration.sinks.extras import needs_extra

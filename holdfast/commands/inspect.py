@@ -14,14 +14,12 @@ from holdfast import clock
 from holdfast.commands.target import SMALL_COMMITS, Target, moment, on_state_dir, opened, plain, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.health.failures import counted, read_failures, reports
-from holdfast.health.health import Health, OperatorSigns, health_of, signs_of
-from holdfast.health.records import SparkTables, record_of, tables_of
+from holdfast.health.health import Health, OperatorSigns, SparkTables, health_of, record_of, signs_of, tables_of
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.ownership.query_origin import find_origin
 from holdfast.snapshotter.sink_log import SinkLog, StoredSink
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing
-from holdfast.snapshotter.upkeep.state_size import StateSizes
+from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, StateSizes
 from holdfast.spark_integration.client.recent import recent_batches
 from holdfast.spark_integration.lookup.stored_query import opened_query
 from holdfast.spark_integration.spark_state.query_location import BatchTimes

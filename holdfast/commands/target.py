@@ -147,7 +147,7 @@ def state_dir_option(
 
 def state_dir_of(location: str, given: str | None, options: Mapping[str, str]) -> str:
     """Return the state directory of the query at a checkpoint location, which need not be given."""
-    from holdfast.spark_integration.lookup.state_directory import find_state_dir, require_query
+    from holdfast.spark_integration.lookup.query_pointers import find_state_dir, require_query
 
     parsed = parse_storage_options(options)
     if given is None:
@@ -185,7 +185,7 @@ def opened(url: str, options: Mapping[str, str], operator: str | None) -> Iterat
 
 def _require_no_location(url: str, options: Mapping[str, str]) -> None:
     """Raise InvalidArgumentError if the URL is a query's checkpoint location instead of its state directory."""
-    from holdfast.spark_integration.lookup.state_directory import query_at
+    from holdfast.spark_integration.lookup.query_pointers import query_at
 
     query_id = query_at(url, parse_storage_options(options))
     if query_id is None:

@@ -31,14 +31,19 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal
 
-from holdfast.errors import CorruptionError, NotFoundError
+import pyarrow as pa
+
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.health.failures import Failure, Report, ago, count, duration, reports, still
 from holdfast.snapshotter.ownership.claims import ALIVE_MS, Claim, ClaimingRun, claims_of, read_claim
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing
 from holdfast.spark_integration.client.recent import RecentBatch, over_executors
 from holdfast.spark_integration.executor.processes import lives
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
+from holdfast.spark_integration.spark_types import spark_type
 
 #: What shows a query at work where nothing newer than its claim does.
 BY_CLAIM = "its claim in the state directory"
@@ -48,6 +53,8 @@ RECENT = 20
 #: So many starts without a commit are a failure: the first may have been killed, the second be at work.
 STARTS_IN_VAIN = 3
 _NAME_IT = "pass the query's checkpointLocation as well"
+#: By table, its ``key`` and ``value`` columns as name and type.
+SparkTables = dict[str, dict[str, list[tuple[str, str]]]]
 
 
 @dataclass(frozen=True)
@@ -437,3 +444,36 @@ def _left(signs: Signs) -> Figure:
     if signs.planned:
         return Figure(name, f"micro-batch {signs.planned.batch_id:,}", "planned and not committed, in Spark's log")
     return Figure(name, "unknown", "only the program knows: query.lastProgress")
+
+
+def record_of(storage: ObjectStorage, operator: str) -> OperatorRecord | HoldfastError:
+    """Return an operator's record, or the error if it is damaged, or deleted since it was listed."""
+    try:
+        return read_operator(storage, operator)
+    except (CorruptionError, NotFoundError) as exc:
+        return exc
+
+
+def tables_of(storage: ObjectStorage, record: OperatorRecord | HoldfastError) -> SparkTables | HoldfastError:
+    """Return the tables that an operator's state holds by now, or the error of its record or tables."""
+    if isinstance(record, HoldfastError):
+        return record
+    try:
+        schemas = stored_tables(storage, record).live
+    except (CorruptionError, NotFoundError) as exc:
+        return exc
+    return {
+        name: {
+            side: [(field.name, _type_name(field.type)) for field in columns]
+            for side, columns in (("key", schema.key), ("value", schema.value))
+        }
+        for name, schema in schemas.items()
+    }
+
+
+def _type_name(stored: pa.DataType) -> str:
+    """Return Spark's name of a stored type, or Arrow's if Spark has none."""
+    try:
+        return str(spark_type(stored).simpleString())
+    except InvalidArgumentError:
+        return str(stored)

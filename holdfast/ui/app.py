@@ -26,7 +26,7 @@ from werkzeug.exceptions import HTTPException
 from holdfast import __version__, clock
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.health.failures import read_failures, still
-from holdfast.health.records import tables_of
+from holdfast.health.health import tables_of
 from holdfast.ui import words
 from holdfast.ui.directory import Directory
 from holdfast.ui.guard import guard

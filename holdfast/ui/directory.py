@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from holdfast.errors import HoldfastError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.upkeep.state_size import StateSizes
+from holdfast.snapshotter.upkeep.catalogue import StateSizes
 from holdfast.spark_integration.lookup.stored_query import StoredQuery
 from holdfast.spark_integration.shard.pointer_row import operator_of
 from holdfast.spark_integration.spark_state.query_location import BatchTimes

@@ -30,7 +30,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.client.recent import RecentBatch, over_executors, recent_batches
-from holdfast.spark_integration.lookup.state_directory import find_state_dir
+from holdfast.spark_integration.lookup.query_pointers import find_state_dir
 from holdfast.spark_integration.lookup.stored_query import StoredQuery, open_query
 from holdfast.ui.directory import Awaited, Directory, NamedQuery, Pointers
 from holdfast.ui.inquiry import Dated, Inquiry, Patience, answers

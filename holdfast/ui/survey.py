@@ -15,13 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
-from holdfast.health.health import OperatorSigns
-from holdfast.health.records import record_of
+from holdfast.health.health import OperatorSigns, record_of
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.sink_log import Entry, SinkLog, StoredSink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, StateDirListing, list_begun
-from holdfast.snapshotter.upkeep.state_size import StateSizes
+from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, StateDirListing, StateSizes, list_begun
 
 Column = NDArray[np.int64]
 KINDS = ("commit", "snapshot", "part", "trouble", "probe", "unknown")

@@ -3,17 +3,21 @@
 A shard's pointer is in one partition of Spark's state (`holdfast.spark_integration.transport.routes`), so the pointer
 of one shard of many costs one partition.
 
-An operator as it was after a micro-batch, and what was found of it: what `StoredQuery` returns.
+The newest pointer names the query's state directory: the one that its micro-batch wrote to, so a state directory that
+was moved is found again after the query's next micro-batch. What is found must have the state of this query: a location
+may have been copied.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,8 +25,11 @@ import pyarrow as pa
 from holdfast.backends.evolution import evolved_tables
 from holdfast.backends.options import did_you_mean
 from holdfast.backends.run import TableSchema
-from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.ownership.operator_record import find_operator
+from holdfast.snapshotter.ownership.query_origin import find_origin
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.lookup.keys import keys_of
 from holdfast.spark_integration.lookup.shard_readers import ShardReaders
 from holdfast.spark_integration.processor.state.variable_tables import grouping_columns, is_of_entry
@@ -34,6 +41,12 @@ from holdfast.spark_integration.timers import TIMERS, is_by_time
 from holdfast.spark_integration.transport.routes import shards_of
 
 Key = Mapping[str, Any]
+_KEPT_BATCHES = 128
+_THREADS = 16
+_IS_RECORD = re.compile(r"[^/]+/operator")
+_NAME_IT = "name the state directory with --state-dir, or as the argument state_dir"
+
+
 """A value for each column that the operator is grouped by: ``{"user": "ann"}``."""
 
 
@@ -90,9 +103,6 @@ class Page:
 
     rows: pa.Table  #: The key columns, then the value columns
     after: str | None  #: What gives the next page; None on the last one
-
-
-_KEPT_BATCHES = 128
 
 
 @dataclass(frozen=True)
@@ -268,4 +278,101 @@ class QueryOperators:
             operator=name,
             operators=", ".join(known) or "none",
             location=self._pointers.url,
+        )
+
+
+def find_state_dir(location: str | Path, options: Mapping[str, object]) -> str:
+    """Return the state directory of the query that has this checkpoint location.
+
+    Raises `InvalidArgumentError` if this is not the checkpoint location of a query with durable state, or Spark's state
+    cannot be read without Spark; `NotFoundError` if no micro-batch is committed yet; or the pointers name a directory
+    that does not have this query's state.
+    """
+    with open_storage(str(location), options) as storage, ThreadPoolExecutor(_THREADS) as executor:
+        query_id, newest = _query_of(storage), _newest(QueryPointers(storage, executor))
+    assert newest.state_dir is not None
+    with open_storage(newest.state_dir, options) as states:
+        _require_state_of(states, query_id, newest)
+    return newest.state_dir
+
+
+def require_query(location: str | Path, options: Mapping[str, object]) -> None:
+    """Raise `InvalidArgumentError` if this is not the checkpoint location of a query."""
+    with open_storage(str(location), options) as storage:
+        _query_of(storage)
+
+
+def _query_of(location: ObjectStorage) -> str:
+    try:
+        return QueryLocation(location).query_id()
+    except InvalidArgumentError:
+        require_no_state_directory(location)
+        raise
+
+
+def query_at(location: str | Path, options: Mapping[str, object]) -> str | None:
+    """Return the id of the query at a checkpoint location; None for other locations."""
+    with open_storage(str(location), options) as storage:
+        try:
+            return QueryLocation(storage).query_id()
+        except (InvalidArgumentError, CorruptionError):
+            return None
+
+
+def _newest(pointers: QueryPointers) -> PointerRow:
+    try:
+        batch_id = pointers.batch(None).batch_id
+    except NotFoundError as exc:
+        raise NotFoundError(f"{exc.message}, so nothing tells its state directory: {_NAME_IT}", **exc.facts) from exc
+    try:
+        rows = [row for held in pointers.held(batch_id) for row in held.rows]
+    except InvalidArgumentError as exc:
+        message = f"without Spark, this query's pointers do not tell its state directory: {_NAME_IT} ({exc.message})"
+        raise InvalidArgumentError(message, **exc.facts) from exc
+    named = [row for row in rows if row.state_dir is not None]
+    if not named:
+        why = (
+            "has state that is not durable, because it runs without spark.holdfast.state.dir"
+            if rows
+            else f"has no holdfast state yet, so nothing says where that will be: {_NAME_IT}"
+        )
+        raise InvalidArgumentError(f"the query {why}", location=pointers.url)
+    return max(named, key=lambda row: row.batch_ms)
+
+
+def _require_state_of(storage: ObjectStorage, query_id: str, row: PointerRow) -> None:
+    assert row.directory is not None
+    record = find_operator(storage, row.directory)
+    if record is None or record.query_id != row.query:
+        raise NotFoundError(
+            f"the state directory that the query's pointers name does not have its state: if it was moved, {_NAME_IT}",
+            state_dir=row.state_dir,
+            operator_directory=row.directory,
+            owner=None if record is None else record.query_id,
+            query=row.query,
+        )
+    # State that began in a task which Spark told no query bears an id made of the run's.
+    is_substitute = row.query.startswith(record.run_id)
+    if query_id != row.query and not is_substitute and find_origin(storage, query_id) is None:
+        raise NotFoundError(
+            "this query is a clone that has not run yet, so its pointers name the original's state directory: "
+            f"{_NAME_IT}",
+            query=query_id,
+            original=row.query,
+        )
+
+
+def require_no_state_directory(location: ObjectStorage) -> None:
+    """Raise InvalidArgumentError if the location is a state directory, not a checkpoint location."""
+    try:
+        records = [info.key for info in location.list("") if _IS_RECORD.fullmatch(info.key)]
+        found = [find_operator(location, key.removesuffix("/operator")) for key in sorted(records)]
+    except HoldfastError:  # as of a folder that is not ours to list: what is known of it already says more
+        return
+    if found:
+        raise InvalidArgumentError(
+            "this is a state directory: name the checkpointLocation of a query instead, which is enough to find its "
+            "state directory",
+            given=location.url,
+            queries=", ".join(sorted({one.query_id for one in found if one is not None})),
         )

@@ -46,10 +46,10 @@ from holdfast.spark_integration.lookup.query_pointers import (
     QueryOperators,
     QueryPointers,
     StoredOperator,
+    find_state_dir,
 )
 from holdfast.spark_integration.lookup.shard_readers import ShardReaders, no_rows
 from holdfast.spark_integration.lookup.shown import as_table, same_rows
-from holdfast.spark_integration.lookup.state_directory import find_state_dir
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.spark_state.query_location import BatchTimes, LoggedBatch

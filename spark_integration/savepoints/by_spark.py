@@ -50,8 +50,7 @@ from holdfast.spark_integration.shard.pointer_row import (
     STATE_VARIABLES,
     PointerRow,
 )
-from holdfast.spark_integration.spark_state.new_state import PointerOperator
-from holdfast.spark_integration.spark_state.pointers import StatefulStep, by_directory, no_query
+from holdfast.spark_integration.spark_state.pointers import PointerOperator, StatefulStep, by_directory, no_query
 from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES_SETTING
 from holdfast.spark_integration.spark_versions import is_classic, is_on
 from holdfast.spark_integration.transport.routes import ROUTE, route_of_hash

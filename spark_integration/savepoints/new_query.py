@@ -39,7 +39,7 @@ from holdfast.snapshotter.ownership.query_origin import (
 )
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.lookup.state_directory import require_no_state_directory
+from holdfast.spark_integration.lookup.query_pointers import require_no_state_directory
 from holdfast.spark_integration.shard.pointer_row import operator_of
 
 # What a query's making writes below the location, besides ``metadata``.

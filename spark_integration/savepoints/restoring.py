@@ -47,7 +47,7 @@ from holdfast.spark_integration.savepoints.restoring_shards import (
 from holdfast.spark_integration.savepoints.tasks import SparkTasks, StateMaker, Tasks
 from holdfast.spark_integration.shard.pointer_row import PointerRow, directory_of_query
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode, TimeoutConf
-from holdfast.spark_integration.spark_state.new_state import PointerOperator
+from holdfast.spark_integration.spark_state.pointers import PointerOperator
 from holdfast.spark_integration.timers import DUE, TIMERS
 
 if TYPE_CHECKING:

@@ -28,9 +28,14 @@ from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.savepoints.new_query import NewQuery
 from holdfast.spark_integration.savepoints.seeding import FirstState, pinned_partitions
 from holdfast.spark_integration.shard.task import io_executor, storage_at
-from holdfast.spark_integration.spark_state.new_state import PLAIN_ROWS, NewState, PointerOperator
 from holdfast.spark_integration.spark_state.operators import NotKnownError
-from holdfast.spark_integration.spark_state.pointers import StatefulStep, stored_steps
+from holdfast.spark_integration.spark_state.pointers import (
+    PLAIN_ROWS,
+    NewState,
+    PointerOperator,
+    StatefulStep,
+    stored_steps,
+)
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.transport.routes import routes_of
 from holdfast.spark_integration.worker_python import require_worker_python

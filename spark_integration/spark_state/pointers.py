@@ -1,4 +1,4 @@
-"""The pointers of a query to its state, read from the files of Spark's state stores.
+"""The pointers of a query to its state, in the files of Spark's state stores: read, and made for a new query.
 
 ::
 
@@ -19,14 +19,24 @@ Keys and values are rows of Spark's (`holdfast.spark_integration.spark_state.row
 each, the version of their encoding, 0, and may have them as Avro. The value is the struct ``groupState``, beside a
 timeout, or the pointer itself.
 
-Source: Spark 4.3, and locations that 4.0 to 4.3 wrote.
+What is made for a query that begins with pointers::
+
+    state/0/_metadata/metadata      the operator, and how many partitions it has
+    state/0/0/_metadata/schema      the columns of its keys and values
+    state/0/<partition>/1.delta     version 1, that after micro-batch 0: the pointers of the shards that run there
+
+These are the files of ``applyInPandasWithState`` on Spark's default state store; those of RocksDB only Spark makes.
+`tests/spark/savepoints/test_new_state.py` compares each byte of them, decompressed, with what each Spark makes.
+
+Source: Spark 4.3's ``FlatMapGroupsWithStateExecHelper``, ``OffsetSeqMetadata`` and ``HDFSBackedStateStoreProvider``,
+and locations that 4.0 to 4.3 wrote.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -38,23 +48,30 @@ from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_VARIABLE, STATE_VARIABLES, PointerRow
-from holdfast.spark_integration.shard.timeout import TIME_MODES
+from holdfast.spark_integration.shard.timeout import TIME_MODES, TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_state import row_streams
 from holdfast.spark_integration.spark_state.operators import (
     NotKnownError,
     StateOperator,
     StateOperators,
+    metadata_of_groups,
+    schema_of_groups,
 )
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
 from holdfast.spark_integration.spark_state.row_streams import (
     CODECS,
     LZ4,
+    WRITTEN_CODECS,
     Named,
     Rows,
     UnsafeRow,
     avro_binary,
     checked_unique_id,
+    compressed,
+    stream_of_rows,
+    unsafe_row,
 )
+from holdfast.spark_integration.transport.routes import route_of_hash
 
 _PREFIX = "spark.sql.streaming.stateStore."
 #: The setting that names the class of state stores.
@@ -75,6 +92,11 @@ _AT_ONCE = 16
 KEPT_BYTES_MAX = 4 << 30
 #: Whoever reads a large one.
 _ALONE = threading.Lock()
+_THREADS = 16
+_FORMAT, _KNOWN_FORMAT = "spark.sql.streaming.flatMapGroupsWithState.stateFormatVersion", "2"
+#: How rows stand in files that are written here.
+PLAIN_ROWS: Mapping[str, str] = {ROW_CHECKSUM: "false", ENCODING: "unsaferow"}
+_NO_TIMEOUT = -1
 
 
 @dataclass(frozen=True)
@@ -220,9 +242,6 @@ def _each(read: Callable[..., Rows], partitions: Collection[int], executor: Exec
                 yield large
 
 
-_THREADS = 16
-
-
 @dataclass(frozen=True)
 class StatefulStep:
     """One of Spark's operators with state in a query."""
@@ -286,3 +305,68 @@ def no_query(checkpoint_location: str) -> InvalidArgumentError:
         "this is not the checkpoint location of a query with state that has committed a micro-batch",
         checkpoint_location=checkpoint_location,
     )
+
+
+@dataclass(frozen=True)
+class PointerOperator:
+    """One of Spark's operators with state, as a query begins with it."""
+
+    host: str  #: Spark's name of it, as `stored_steps` returns it
+    timeout_conf: TimeoutConf  #: Of ``applyInPandasWithState``
+    time_mode: TimeMode  #: Of ``transformWithStateInPandas``
+    output_mode: str  #: ``transformWithStateInPandas`` keeps it
+    pointers: tuple[PointerRow, ...]
+
+
+@dataclass(frozen=True)
+class NewState:
+    """How the state of a query is written."""
+
+    partitions: int
+    codec: str
+
+    @classmethod
+    def of(cls, pinned: Mapping[str, str], partitions: int, hosts: Iterable[str]) -> NewState:
+        """Return how the state of a query is written that pins such settings and has operators of such names.
+
+        Raises `NotKnownError` if only Spark writes such state.
+        """
+        provider, codec = store_of(pinned)
+        if PROVIDER not in pinned:
+            raise NotKnownError("a state store that its session chooses")
+        if provider != FILES:
+            raise NotKnownError(f"the state store {provider}")
+        if codec not in WRITTEN_CODECS:
+            raise NotKnownError(f"state compressed by {codec}")
+        for name, known in PLAIN_ROWS.items():
+            if (given := str(pinned.get(name, known))).lower() != known:
+                raise NotKnownError(f"state written with {name}={given[:80]}")
+        if (version := pinned.get(_FORMAT)) != _KNOWN_FORMAT:
+            raise NotKnownError(f"state written with {_FORMAT}={version}")
+        for host in hosts:
+            if host != GROUP_STATE:
+                raise NotKnownError(f"the operator {host}")
+        return cls(partitions, codec)
+
+    def files(self, operators: Sequence[PointerOperator]) -> Iterator[tuple[str, bytes]]:
+        """Yield the files of operators, by number from 0, and their keys below the checkpoint location."""
+        for number, operator in enumerate(operators):
+            has_timeout = operator.timeout_conf != "NoTimeout"
+            yield f"state/{number}/_metadata/metadata", metadata_of_groups(number, self.partitions)
+            yield f"state/{number}/0/_metadata/schema", schema_of_groups(has_timeout=has_timeout)
+            rows: list[Rows] = [{} for _ in range(self.partitions)]
+            for route, pointer in sorted((route_of_hash(row.shard), row) for row in operator.pointers):
+                rows[pointer.shard % self.partitions][unsafe_row(route & 0xFFFFFFFF)] = _value(pointer, has_timeout)
+            for partition, mine in enumerate(rows):
+                yield f"state/{number}/{partition}/1.delta", compressed(stream_of_rows(mine), self.codec)
+
+
+def _value(pointer: PointerRow, has_timeout: bool) -> bytes:
+    """Return a group's row: its state, and when Spark calls it without data."""
+    state = unsafe_row(*pointer.columns())
+    if not has_timeout:
+        return unsafe_row(state)
+    due_ms = pointer.earliest_timer_ms
+    if due_ms is None:
+        return unsafe_row(state, _NO_TIMEOUT)
+    return unsafe_row(state, due_ms - 1 if due_ms == _NO_TIMEOUT else due_ms)  # as overdue, and not the number for none

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.catalogue import list_shard
-from holdfast.snapshotter.upkeep.state_size import StateSizes
+from holdfast.snapshotter.upkeep.catalogue import StateSizes, list_shard
 from holdfast.ui.survey import COMMIT, HOUR_MS, PART, SNAPSHOT, Column, OperatorSurvey, StoredObjects
 from holdfast.ui.words import clock_time, count, moment, size
 

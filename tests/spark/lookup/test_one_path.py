@@ -16,7 +16,7 @@ import holdfast
 from holdfast import savepoints
 from holdfast.cli import group
 from holdfast.errors import InvalidArgumentError, NotFoundError
-from holdfast.spark_integration.lookup.state_directory import find_state_dir
+from holdfast.spark_integration.lookup.query_pointers import find_state_dir
 from tests.spark.conftest import Lab
 
 pytestmark = pytest.mark.spark

@@ -11,7 +11,7 @@ from holdfast.backends.base import Pointer
 from holdfast.spark_integration.savepoints.by_spark import run_stub, session_of_stub
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, PointerRow
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
-from holdfast.spark_integration.spark_state.new_state import NewState, PointerOperator
+from holdfast.spark_integration.spark_state.pointers import NewState, PointerOperator
 from holdfast.spark_integration.spark_state.row_streams import decompressed
 from tests.spark.conftest import Lab
 from tests.tiers import cases

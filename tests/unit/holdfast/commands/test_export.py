@@ -22,7 +22,7 @@ from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.lookup.state_directory import require_no_state_directory
+from holdfast.spark_integration.lookup.query_pointers import require_no_state_directory
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.unit.holdfast.commands.state_dir import put_record
 from tests.unit.snapshotter.savepoints.sample import a_savepoint

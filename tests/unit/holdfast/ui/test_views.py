@@ -13,7 +13,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.upkeep.state_size import StateSizes
+from holdfast.snapshotter.upkeep.catalogue import StateSizes
 from holdfast.ui.survey import survey
 from holdfast.ui.views.upkeep import VERIFY_MS, upkeep
 from tests.unit.holdfast.commands.state_dir import put_record

@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from holdfast.snapshotter.upkeep.catalogue import OperatorListing, list_state_dir
-from holdfast.snapshotter.upkeep.state_size import SHARDS_READ_MAX, StateSizes
+from holdfast.snapshotter.upkeep.catalogue import SHARDS_READ_MAX, OperatorListing, StateSizes, list_state_dir
 from tests.model.shard_history import ShardHistory, TimedStorage
 from tests.unit.holdfast.commands.state_dir import put_record
 

@@ -12,9 +12,8 @@ from holdfast.backends.base import Pointer
 from holdfast.snapshotter.storage.local import LocalStorage
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, STATE_VARIABLES, PointerRow
 from holdfast.spark_integration.spark_state import row_streams
-from holdfast.spark_integration.spark_state.new_state import NewState, PointerOperator
 from holdfast.spark_integration.spark_state.operators import NotKnownError
-from holdfast.spark_integration.spark_state.pointers import stored_steps
+from holdfast.spark_integration.spark_state.pointers import NewState, PointerOperator, stored_steps
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
 from holdfast.spark_integration.spark_state.row_streams import Named
 
