@@ -37,6 +37,10 @@ from holdfast.backends.stored_file import SectionWriter
 from holdfast.errors import ConflictError, CorruptionError, NotFoundError
 
 _SEALED_BEFORE_NS = 1_000_000_000
+#: The file that marks a shard's directory: commits are durable elsewhere, so nothing of the shard exists here alone.
+DURABLE = "durable"
+# Each try is lost only where somebody takes the folder away between two of its steps.
+_TRIES = 20
 
 
 class FileNote(NamedTuple):
@@ -152,11 +156,6 @@ __all__ = [
     "taken_folder",
     "writing",
 ]
-
-#: The file that marks a shard's directory: commits are durable elsewhere, so nothing of the shard exists here alone.
-DURABLE = "durable"
-# Each try is lost only where somebody takes the folder away between two of its steps.
-_TRIES = 20
 
 
 class StagedFolder:

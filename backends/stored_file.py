@@ -62,6 +62,13 @@ _SEAL_BYTES = DIGEST_BYTES + len(MAGIC)
 BLOCK_BYTES = 16 << 20
 
 _LZ4 = pa.Codec("lz4")
+#: LZ4 makes at most 255 bytes of one.
+EXPANSION_MAX = 256
+#: Returns the bytes of a file from one place to another.
+Read = Callable[[int, int], memoryview]
+# From so many bytes on, a file is made in one piece of memory.
+_LARGE_BYTES = 1 << 20
+SectionWriter = Callable[[pa.NativeFile], None]
 
 
 def _out_of_a_frame(section: pa.Buffer, plain_bytes: int) -> pa.Buffer:
@@ -81,8 +88,6 @@ def _as_it_is(section: pa.Buffer, _plain_bytes: int) -> pa.Buffer:
 
 
 _DECODERS: dict[str, Callable[[pa.Buffer, int], pa.Buffer]] = {"plain": _as_it_is, "lz4": _out_of_a_frame}
-#: LZ4 makes at most 255 bytes of one.
-EXPANSION_MAX = 256
 
 
 @dataclass(frozen=True)
@@ -110,10 +115,6 @@ class StoredEnd:
     sections: Mapping[str, int]  #: How many bytes each has when it is decoded
     size_bytes: int
     digest: str  #: That the whole file should have; see `require_digest`
-
-
-#: Returns the bytes of a file from one place to another.
-Read = Callable[[int, int], memoryview]
 
 
 def decode(
@@ -308,15 +309,8 @@ def _short(text: str) -> str:
     return text[:80]
 
 
-# From so many bytes on, a file is made in one piece of memory.
-_LARGE_BYTES = 1 << 20
-
-
 class _Sink(Protocol):
     def write(self, data: Any, /) -> Any: ...
-
-
-SectionWriter = Callable[[pa.NativeFile], None]
 
 
 class _DigestingSink:

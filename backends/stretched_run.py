@@ -31,6 +31,9 @@ from holdfast.backends.run import Run
 from holdfast.backends.schema import Keys
 
 _WORD_BYTES = 8
+#: So many rows tell whether all are in memory.
+_SAMPLE = 16
+_HASH_BYTES = 8
 
 
 class Places(NamedTuple):
@@ -229,11 +232,6 @@ def _start(buffer: pa.Buffer | None, memory: pa.Buffer) -> int:
     if buffer is None or not 0 <= start <= start + buffer.size <= memory.size:
         raise _ElsewhereError
     return int(start)
-
-
-#: So many rows tell whether all are in memory.
-_SAMPLE = 16
-_HASH_BYTES = 8
 
 
 class StretchedRun:

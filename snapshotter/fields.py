@@ -43,6 +43,9 @@ SignedInt = Annotated[int, range(1 - NUMBER_LIMIT, NUMBER_LIMIT)]
 #: Of a field that has a default, and is not stored.
 NOT_STORED = "not stored"
 _SHOWN_MAX = 80
+_Read = Callable[[Any, str], Any]
+#: By class what reads and writes its fields.
+_KNOWN: dict[type[Any], tuple[_Reader, ...]] = {}
 
 
 class Stored:
@@ -98,7 +101,6 @@ class _Unfit(Exception):  # noqa: N818
         self.value = value
 
 
-_Read = Callable[[Any, str], Any]
 """Returns a field's value from decoded JSON, and what to call the object in an error."""
 
 
@@ -116,10 +118,6 @@ def _readers(cls: type[Any]) -> tuple[_Reader, ...]:
     if cls not in _KNOWN:
         _KNOWN[cls] = tuple(_made_readers(cls))
     return _KNOWN[cls]
-
-
-#: By class what reads and writes its fields.
-_KNOWN: dict[type[Any], tuple[_Reader, ...]] = {}
 
 
 def _made_readers(cls: type[Any]) -> Iterator[_Reader]:

@@ -48,6 +48,12 @@ from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
+#: Bytes of commits that a reader keeps.
+_KEPT_BYTES = 64 << 20
+#: Snapshots that it keeps open.
+_KEPT_SNAPSHOTS = 2
+_log = logging.getLogger(__name__)
+
 
 def read_tables(log: ObjectCommitLog, pointer: Pointer, tables: Collection[str]) -> dict[str, Run]:
     """Return the live rows by table, one run each; a table without rows may be absent.
@@ -151,14 +157,6 @@ class StoredFiles(FrozenFiles):
                 yield out.fileno()
             finally:
                 os.utime(out.fileno(), ns=(file.modified_ns, file.modified_ns))
-
-
-#: Bytes of commits that a reader keeps.
-_KEPT_BYTES = 64 << 20
-#: Snapshots that it keeps open.
-_KEPT_SNAPSHOTS = 2
-
-_log = logging.getLogger(__name__)
 
 
 class At(NamedTuple):

@@ -37,6 +37,7 @@ _SCHEMA = StructType(
         *FIELDS,
     ]
 )
+_Rows = dict[tuple[int, str], tuple[Any, ...]]
 
 
 def metrics(query: StreamingQuery) -> DataFrame:
@@ -92,9 +93,6 @@ def metrics(query: StreamingQuery) -> DataFrame:
                     rows[progress["batchId"], operator] = _row(operator, progress["batchId"], began, values)
     ordered = sorted(rows.values(), key=lambda row: (row[1], row[0]))
     return session.createDataFrame(ordered, _SCHEMA)
-
-
-_Rows = dict[tuple[int, str], tuple[Any, ...]]
 
 
 def _remembered(query_id: str, local_dir: str | None) -> _Rows:

@@ -42,6 +42,15 @@ _KEY_HASH = "key_hash"
 _FIRST_RANGE_MS, _RANGE_GROWTH = 1_000, 256
 
 _VALUES = pa.schema([(_KEY_HASH, pa.uint64())])
+TIMERS, TIMERS_BY_DUE = TIMERS_TABLE, "timers_by_due"
+#: The column of `timers` that says when one is due, by clock.
+DUE: Mapping[TimeoutConf, str] = {"EventTimeTimeout": "due_ms", "ProcessingTimeTimeout": "due_processing_ms"}
+#: No timer, in arrays of due times; times that can be set are not negative.
+NO_TIMER = -1
+_TAKEN_AT_ONCE = 65_536
+AT_ONCE_BYTES = 32 << 20
+#: Until the size of the state is known; and how many times as many as before come later, since rows may be absent.
+_FIRST, _GROWTH = 256, 8
 
 
 def timers_schema(table: str, key_types: pa.Schema) -> TableSchema:
@@ -156,14 +165,6 @@ def _to_ms(hashes: HashArray) -> IntArray:
     return (hashes ^ _ZERO).view(np.int64)
 
 
-TIMERS, TIMERS_BY_DUE = TIMERS_TABLE, "timers_by_due"
-#: The column of `timers` that says when one is due, by clock.
-DUE: Mapping[TimeoutConf, str] = {"EventTimeTimeout": "due_ms", "ProcessingTimeTimeout": "due_processing_ms"}
-#: No timer, in arrays of due times; times that can be set are not negative.
-NO_TIMER = -1
-_TAKEN_AT_ONCE = 65_536
-
-
 def due_before_ms(timeout_conf: TimeoutConf, times: BatchTimes) -> int:
     """Return the time before which timers are due in a micro-batch."""
     if timeout_conf == "ProcessingTimeTimeout":
@@ -247,11 +248,6 @@ class KeyTimers:
         if self._earliest_ms is None or self._is_exact:
             return self._earliest_ms
         return self._by_due.earliest(max(self._earliest_ms, none_before_ms))
-
-
-AT_ONCE_BYTES = 32 << 20
-#: Until the size of the state is known; and how many times as many as before come later, since rows may be absent.
-_FIRST, _GROWTH = 256, 8
 
 
 class KeysAtOnce:

@@ -62,6 +62,10 @@ _SPARSE_KEYS = 64
 SETTINGS = "rocksdict-config.json"
 NOT_WHOLE = "it is missing, or its bytes are not those that were written"
 _T = TypeVar("_T")
+READERS = "rocksdb-readers"
+#: RocksDB's own objects take half a MiB for each.
+MOST_OPEN = 64
+_CACHE_BYTES_MIN = 4 << 20
 
 
 class GenerationView(View):
@@ -209,12 +213,6 @@ def require_whole(folder: Path, files: Mapping[str, DatabaseFile]) -> None:
     broken = broken_file(folder, files)
     if broken is not None:
         raise damaged(broken, NOT_WHOLE)
-
-
-READERS = "rocksdb-readers"
-#: RocksDB's own objects take half a MiB for each.
-MOST_OPEN = 64
-_CACHE_BYTES_MIN = 4 << 20
 
 
 class OpenGeneration(NamedTuple):

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 Kind = Literal["parquet", "csv"]
 #: A table's schema, and its rows by shard.
 ShardRows = tuple[TableSchema, Iterator[tuple[int, Run]]]
+# Types that a line of text cannot hold, as Spark's JSON names them.
+_NOT_IN_CSV = {"array", "map", "struct", "binary"}
 
 
 def saved_rows(target: ObjectStorage, name: str, operator: str | None, table: str) -> ShardRows:
@@ -136,10 +138,6 @@ def _as_csv(rows: pa.Table) -> bytes:
 
 
 _WRITERS: Mapping[str, Callable[[pa.Table], pa.Buffer | bytes]] = {"parquet": _as_parquet, "csv": _as_csv}
-
-
-# Types that a line of text cannot hold, as Spark's JSON names them.
-_NOT_IN_CSV = {"array", "map", "struct", "binary"}
 
 
 @click.command()

@@ -25,6 +25,7 @@ from holdfast.spark_integration.lookup.stored_query import opened_query
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
 
 _KINDS = ("commit", "snapshot", "part", "probe", "trouble", "unknown")
+_COLOURS = {"running": "green", "stopped": "", "stale": "yellow", "failing": "red"}
 
 
 @click.command()
@@ -198,9 +199,6 @@ def _show_tables(target: Target, tables: SparkTables | HoldfastError) -> None:
             for column, kind in columns:
                 shown.add_row(plain(name), plain(column), "key" if side == "key" else "", plain(kind))
     target.console.print(shown)
-
-
-_COLOURS = {"running": "green", "stopped": "", "stale": "yellow", "failing": "red"}
 
 
 def _show_health(target: Target, health: Health) -> None:

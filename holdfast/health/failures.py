@@ -12,6 +12,7 @@ from holdfast.snapshotter.upkeep.catalogue import ShardListing
 from holdfast.snapshotter.upkeep.troubles import batch_of, read_trouble
 
 _UNITS = ((24 * 60 * 60_000, "d"), (60 * 60_000, "h"), (60_000, "min"), (1_000, "s"))
+SHOWN_MAX = 20
 
 
 def count(value: float) -> str:
@@ -43,9 +44,6 @@ def _finer(place: int) -> tuple[int, str] | None:
 def ago(at_ms: int, now_ms: int) -> str:
     """Return how long ago a moment was; a future one is now, since clocks differ a little."""
     return "now" if now_ms - at_ms < 1_000 else f"{duration(now_ms - at_ms)} ago"
-
-
-SHOWN_MAX = 20
 
 
 @dataclass(frozen=True, order=True)

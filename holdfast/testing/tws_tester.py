@@ -73,6 +73,8 @@ _TYPES: Sequence[tuple[tuple[type, ...], DataType]] = (
     ((dt.date,), DateType()),
     ((Decimal,), DecimalType(38, 18)),
 )
+_NO_COLUMNS = StructType([])
+_ANY_KEY = pa.schema([("key", pa.string())])
 
 
 class GroupingColumns:
@@ -236,10 +238,6 @@ class _GivenPieces(KeySlabs[Any]):
 
     def convert(self, rows: pa.Table) -> Iterator[Any]:
         return iter([self._pieces[at] for at in rows.column(0).to_pylist()])
-
-
-_NO_COLUMNS = StructType([])
-_ANY_KEY = pa.schema([("key", pa.string())])
 
 
 class TwsTester:

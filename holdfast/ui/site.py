@@ -40,6 +40,13 @@ SHOWN_MS = 1_000
 BATCHES_MAX = 12
 #: A server that hangs delays pages for at most one part in so many of the time.
 _REST = 10
+_POINTERS_ONLY = (
+    "This is the checkpoint location of a query, which holds only pointers: start the page with the state "
+    "directory, too (spark.holdfast.state.dir)."
+)
+Join = Callable[[Directory, Directory], StoredQuery]
+_UNLIMITED = Patience(None)
+_AT_ONCE = Patience(0)
 
 
 class Live:
@@ -66,13 +73,6 @@ class Live:
                 now_ms = self._monotonic_ms()
                 self._due_ms = now_ms + max(SHOWN_MS, _REST * (now_ms - begun_ms))
             return self._latest
-
-
-_POINTERS_ONLY = (
-    "This is the checkpoint location of a query, which holds only pointers: start the page with the state "
-    "directory, too (spark.holdfast.state.dir)."
-)
-Join = Callable[[Directory, Directory], StoredQuery]
 
 
 class Assignment:
@@ -201,10 +201,6 @@ def _elsewhere(named: Iterable[str]) -> str:
         "no state directory that was named holds the state of this query: name the one that it uses "
         f"(spark.holdfast.state.dir), which has the operator {', '.join(sorted(named))}"
     )
-
-
-_UNLIMITED = Patience(None)
-_AT_ONCE = Patience(0)
 
 
 class Site:

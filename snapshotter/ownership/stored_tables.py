@@ -38,6 +38,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 KIND = "schemas"
 FOLDER = "schemas"
+_TableNames = Annotated[frozenset[str], Coding(list[str], frozenset, sorted)]
 
 
 def _sorted(by_table: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +50,6 @@ _Tables = Annotated[
     Mapping[str, TableSchema],
     Coding(Mapping[str, Annotated[list[str], 2]], decode_schemas, lambda tables: encode_schemas(_sorted(tables))),
 ]
-_TableNames = Annotated[frozenset[str], Coding(list[str], frozenset, sorted)]
 
 
 @dataclass(frozen=True)

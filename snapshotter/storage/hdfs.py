@@ -81,6 +81,20 @@ if TYPE_CHECKING:
 PRIVATE = {hdfs_native.Client: ("inner",)}
 PIECE_BYTES = 8 << 20
 MIN_RATE_BYTES_PER_SECOND = 1 << 20
+_LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_OURS = {"operation_timeout_seconds": 120.0, "retry_seconds": 30.0}
+_CLIENT = ("config_dir", "kerberos_principal", "kerberos_keytab", "kerberos_cache")
+_HADOOP = ("dfs.", "fs.", "hadoop.")
+# So that a NameNode that is gone is told within 4 s, and a DataNode that hangs within 20 s; retries are ours.
+_DEFAULTS = {
+    "dfs.client.failover.max.attempts": "5",
+    "dfs.client.failover.sleep.base.millis": "100",
+    "dfs.client.failover.sleep.max.millis": "1000",
+    "dfs.client.socket-timeout": "20000",
+}
+_DELETES_PER_SECOND = 50
+_FIRST_PAUSE_MS, _LAST_PAUSE_MS = 250, 4_000
 
 
 class Attempt:
@@ -199,22 +213,6 @@ def delete_file(client: hdfs_native.Client, path: str) -> None:
 def _says_absent(exc: Exception) -> bool:
     """Tell whether there is nothing at a path; HDFS calls a path below a file a failed access check."""
     return isinstance(exc, FileNotFoundError) or "(is not a directory)" in str(exc)
-
-
-_LOG = logging.getLogger(__name__)
-_T = TypeVar("_T")
-_OURS = {"operation_timeout_seconds": 120.0, "retry_seconds": 30.0}
-_CLIENT = ("config_dir", "kerberos_principal", "kerberos_keytab", "kerberos_cache")
-_HADOOP = ("dfs.", "fs.", "hadoop.")
-# So that a NameNode that is gone is told within 4 s, and a DataNode that hangs within 20 s; retries are ours.
-_DEFAULTS = {
-    "dfs.client.failover.max.attempts": "5",
-    "dfs.client.failover.sleep.base.millis": "100",
-    "dfs.client.failover.sleep.max.millis": "1000",
-    "dfs.client.socket-timeout": "20000",
-}
-_DELETES_PER_SECOND = 50
-_FIRST_PAUSE_MS, _LAST_PAUSE_MS = 250, 4_000
 
 
 class HdfsStorage(ObjectStorage):

@@ -89,6 +89,32 @@ _NOT_PLAIN = {"self", "kwargs", "session", "asynchronous", "loop"}
 #: average and less than 20 s once in a hundred times, so a store may be away for half a minute.
 TOTAL_MAX_ATTEMPTS = 9
 _OURS = {"operation_timeout_seconds": 120.0, "part_size_bytes": 16 << 20, "max_concurrency": 4}
+PRIVATE = {s3fs.S3FileSystem: ("_call_s3", "_s3", "_s3creator"), fsspec.asyn: ("iothread",)}
+_CLOSE_TIMEOUT_SECONDS = 5
+_CONFLICT = 409
+_CONFLICT_ATTEMPTS = 5
+_FIRST_PAUSE_SECONDS = 0.05
+# What a request counts as; all others are puts.
+_ACTIONS: dict[str, Action] = {
+    "GetObject": "get",
+    "HeadObject": "get",
+    "ListObjectsV2": "list",
+    "ListMultipartUploads": "list",
+    "DeleteObjects": "delete",
+    "AbortMultipartUpload": "delete",
+}
+_LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_Entries: TypeAlias = "list[dict[str, Any]]"
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_MIN_RATE_BYTES_PER_SECOND = 1 << 20
+_MIN_PART_BYTES = 5 << 20
+_MAX_PARTS = 10_000
+_BODY_ATTEMPTS = 3
+_ABORT_TIMEOUT_SECONDS = 30
+_DELETE_BATCH = 1_000
+# Answers to a conditional put: the key has an object; there are no conditions here. Some stores give no code with them.
+_TAKEN, _NO_CONDITIONS = 412, 501
 
 
 def check_options(options: Mapping[str, object]) -> None:
@@ -139,22 +165,6 @@ def with_defaults(options: Mapping[str, object]) -> dict[str, object]:
     plain = {name: value for name, value in options.items() if name not in {*_OURS, "profile"}}
     concurrency = options.get("max_concurrency", _OURS["max_concurrency"])
     return {**plain, "config_kwargs": config, "max_concurrency": concurrency, "use_listings_cache": False}
-
-
-PRIVATE = {s3fs.S3FileSystem: ("_call_s3", "_s3", "_s3creator"), fsspec.asyn: ("iothread",)}
-_CLOSE_TIMEOUT_SECONDS = 5
-_CONFLICT = 409
-_CONFLICT_ATTEMPTS = 5
-_FIRST_PAUSE_SECONDS = 0.05
-# What a request counts as; all others are puts.
-_ACTIONS: dict[str, Action] = {
-    "GetObject": "get",
-    "HeadObject": "get",
-    "ListObjectsV2": "list",
-    "ListMultipartUploads": "list",
-    "DeleteObjects": "delete",
-    "AbortMultipartUpload": "delete",
-}
 
 
 def connect(options: Mapping[str, object], profile: str | None, requests: RequestCounts) -> s3fs.S3FileSystem:
@@ -218,20 +228,6 @@ def close(client: s3fs.S3FileSystem) -> None:
     closing = asyncio.run_coroutine_threadsafe(client._s3creator.__aexit__(None, None, None), loop)  # noqa: SLF001
     if threading.current_thread() is not fsspec.asyn.iothread[0]:
         closing.result(_CLOSE_TIMEOUT_SECONDS)
-
-
-_LOG = logging.getLogger(__name__)
-_T = TypeVar("_T")
-_Entries: TypeAlias = "list[dict[str, Any]]"
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
-_MIN_RATE_BYTES_PER_SECOND = 1 << 20
-_MIN_PART_BYTES = 5 << 20
-_MAX_PARTS = 10_000
-_BODY_ATTEMPTS = 3
-_ABORT_TIMEOUT_SECONDS = 30
-_DELETE_BATCH = 1_000
-# Answers to a conditional put: the key has an object; there are no conditions here. Some stores give no code with them.
-_TAKEN, _NO_CONDITIONS = 412, 501
 
 
 class S3Storage(ObjectStorage):

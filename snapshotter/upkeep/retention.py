@@ -49,6 +49,12 @@ RETAINED_VERSIONS = 100
 """The default of ``spark.sql.streaming.minBatchesToRetain``."""
 GRACE_MS = 60 * 60_000
 _OF_CLEAN_UP = "troubles/clean-up-"
+_LEFT = {
+    "part": "no snapshot that stays names it",
+    "probe": "left by a test of the storage",
+    "trouble": "reported a failure",
+    "unknown": "not written by holdfast",
+}
 
 
 class Link(NamedTuple):
@@ -254,14 +260,6 @@ def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> Plan:
         frozenset(key for key in delete if shard.objects[key].kind == "part"),
         sum(shard.objects[key].size_bytes for key in delete),
     )
-
-
-_LEFT = {
-    "part": "no snapshot that stays names it",
-    "probe": "left by a test of the storage",
-    "trouble": "reported a failure",
-    "unknown": "not written by holdfast",
-}
 
 
 def carry_out(shard: ObjectStorage, planned: Plan) -> None:

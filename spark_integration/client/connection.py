@@ -42,6 +42,28 @@ _SERVER_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 20),
 }
+CALL_TIMEOUT_SECONDS = 5.0
+#: What a server answers at once unless it hangs; others, such as "snapshot", take as long as the storage does.
+_ANSWERED_AT_ONCE = frozenset({"ping", "committed"})
+_CHANNEL = {
+    # Errors come in the trailer of a call, which gRPC limits to 8 KB by default.
+    "grpc.max_metadata_size": 1 << 20,
+    # Each client has its own channel: those to one address would share the back-off after a failed connection.
+    "grpc.use_local_subchannel_pool": 1,
+    # A scan has no time limit, as none fits all states; a server that is stopped or hangs answers no pings, and what
+    # waits for it fails. Flight's servers end connections that ping more often than every 300 s.
+    "grpc.keepalive_time_ms": 330_000,
+    "grpc.keepalive_timeout_ms": 20_000,
+    "grpc.http2.ping_timeout_ms": 20_000,
+    "grpc.http2.max_pings_without_data": 0,
+}
+_LOST = (
+    flight.FlightUnavailableError,
+    flight.FlightTimedOutError,
+    flight.FlightCancelledError,
+    flight.FlightInternalError,
+    OSError,
+)
 
 
 class ServerLaunch:
@@ -132,30 +154,6 @@ class ServerLaunch:
                 start_new_session=True,
                 pass_fds=[lock],
             )
-
-
-CALL_TIMEOUT_SECONDS = 5.0
-#: What a server answers at once unless it hangs; others, such as "snapshot", take as long as the storage does.
-_ANSWERED_AT_ONCE = frozenset({"ping", "committed"})
-_CHANNEL = {
-    # Errors come in the trailer of a call, which gRPC limits to 8 KB by default.
-    "grpc.max_metadata_size": 1 << 20,
-    # Each client has its own channel: those to one address would share the back-off after a failed connection.
-    "grpc.use_local_subchannel_pool": 1,
-    # A scan has no time limit, as none fits all states; a server that is stopped or hangs answers no pings, and what
-    # waits for it fails. Flight's servers end connections that ping more often than every 300 s.
-    "grpc.keepalive_time_ms": 330_000,
-    "grpc.keepalive_timeout_ms": 20_000,
-    "grpc.http2.ping_timeout_ms": 20_000,
-    "grpc.http2.max_pings_without_data": 0,
-}
-_LOST = (
-    flight.FlightUnavailableError,
-    flight.FlightTimedOutError,
-    flight.FlightCancelledError,
-    flight.FlightInternalError,
-    OSError,
-)
 
 
 class StateClient:

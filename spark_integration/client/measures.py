@@ -13,6 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from typing import Literal
 
+_NOT_ANNOUNCED = {"shard", "snapshot_lag_ms", "snapshot_bytes", "snapshot_failures", "unanswered"}
+#: How a metric comes from the calls of a micro-batch: the shards called; the calls; the sum of a measure; the sum of
+#: what shards hold after it, of which only the newest counts; the largest value; the shard that has it.
+Kind = Literal["shards", "calls", "total", "level", "largest", "where"]
+_US, _MS = 1_000_000, 1_000
+
 
 @dataclass(frozen=True)
 class CallMeasures:
@@ -64,11 +70,6 @@ class CallMeasures:
 
 #: Names of `CallMeasures`, in the order of their values in a row.
 MEASURES = tuple(found.name for found in fields(CallMeasures))
-_NOT_ANNOUNCED = {"shard", "snapshot_lag_ms", "snapshot_bytes", "snapshot_failures", "unanswered"}
-
-#: How a metric comes from the calls of a micro-batch: the shards called; the calls; the sum of a measure; the sum of
-#: what shards hold after it, of which only the newest counts; the largest value; the shard that has it.
-Kind = Literal["shards", "calls", "total", "level", "largest", "where"]
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,6 @@ class Metric:
         return self.kind in ("total", "level")
 
 
-_US, _MS = 1_000_000, 1_000
 #: All metrics, in the order in which users see them.
 METRICS: Sequence[Metric] = (
     Metric("shards", "shards", "shard"),

@@ -85,6 +85,7 @@ _LOG = re.compile(r"(offsets|commits)/(0|[1-9][0-9]{0,17})")
 # A version of a state store, perhaps with an id of its own, and who writes what names which files it has.
 _VERSION = re.compile(r"([0-9]{1,18})(_[0-9A-Za-z-]+)?\.(zip|delta|snapshot|changelog)")
 _METADATA = re.compile(r"state/[0-9]+/_metadata/v[0-9]+/([0-9]{1,18})")
+_log = logging.getLogger(__name__)
 
 
 def copy_location(source: ObjectStorage, target: ObjectStorage, query: QueryLocation, batch: LoggedBatch) -> None:
@@ -251,9 +252,6 @@ def _copy(source: PrefixedStorage, target: PrefixedStorage, key: str) -> _Object
         return None
     target.put(key, data)
     return _Object(len(data), stored_file.digest_of(data))
-
-
-_log = logging.getLogger(__name__)
 
 
 def clone(

@@ -65,6 +65,16 @@ _KINDS: dict[type, str] = {
 _KINDS_OF_ARRAYS = frozenset("bhilBHILfd?")
 #: What stands for as many as the other columns have.
 _SCALARS = frozenset((int, float, bool, str))
+Functions = dict[str, Callable[..., Any]]
+# Of two threads that begin together, one would take the other's functions for pandas'.
+_COMPARING = threading.Lock()
+# What a worker compares before its first frame: each form, and each kind of block.
+_SAMPLES: tuple[Callable[[], pd.DataFrame], ...] = (
+    lambda: pd.DataFrame({"key": ["a"], "n": [1], "x": [0.5], "is": [True], "m": [2]}),
+    lambda: pd.DataFrame({"key": ("a", None), "v": np.array([1, 2], np.int16), "n": 3}),
+    lambda: pd.DataFrame([("a", 1, 2.5), ("b", 2, 3.5)], columns=["key", "n", "x"]),
+    lambda: pd.DataFrame([{"key": "a", "n": 1}]),
+)
 
 
 class _Rows(list[Any]):
@@ -186,9 +196,6 @@ def _kept(kept: dict[Signature, Any], signature: Signature, what: Any) -> Any:
     return what
 
 
-Functions = dict[str, Callable[..., Any]]
-
-
 def _of_dicts(templates: Templates, theirs: Functions) -> list[Any]:
     """Return the replacements of pandas' functions for dicts and labels."""
     by_pandas, to_labels = theirs["dict_to_mgr"], theirs["ensure_index"]
@@ -294,17 +301,6 @@ def by_templates(steps: Generator[Y, None, R]) -> Generator[Y, None, R]:
             yield one
     finally:
         steps.close()
-
-
-# Of two threads that begin together, one would take the other's functions for pandas'.
-_COMPARING = threading.Lock()
-# What a worker compares before its first frame: each form, and each kind of block.
-_SAMPLES: tuple[Callable[[], pd.DataFrame], ...] = (
-    lambda: pd.DataFrame({"key": ["a"], "n": [1], "x": [0.5], "is": [True], "m": [2]}),
-    lambda: pd.DataFrame({"key": ("a", None), "v": np.array([1, 2], np.int16), "n": 3}),
-    lambda: pd.DataFrame([("a", 1, 2.5), ("b", 2, 3.5)], columns=["key", "n", "x"]),
-    lambda: pd.DataFrame([{"key": "a", "n": 1}]),
-)
 
 
 def _exchange() -> _Exchange | None:

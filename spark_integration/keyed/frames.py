@@ -45,6 +45,9 @@ from holdfast.spark_integration.spark_types import arrow_schema, require_nulls_a
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# Frames are released after this many: the next ones reuse their memory while it is still in the CPU's cache.
+GATHERED_FRAMES = 256
+
 
 @dataclass(frozen=True)
 class FrameFormat:
@@ -226,10 +229,6 @@ def in_zone(data_type: pa.DataType, timezone: str) -> pa.DataType:
     if pa.types.is_struct(t):
         return pa.struct([f.with_type(in_zone(f.type, timezone)) for f in t])
     return t
-
-
-# Frames are released after this many: the next ones reuse their memory while it is still in the CPU's cache.
-GATHERED_FRAMES = 256
 
 
 class OutputFrames:

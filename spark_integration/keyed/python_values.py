@@ -64,6 +64,14 @@ _NAT = -(1 << 63)
 
 #: Makes a row of the values of its columns.
 RowMaker = Callable[[Iterable[Any]], Row]
+_AS_SPARKS = {"__module__": Row.__module__, "__doc__": Row.__doc__}
+_set_class = object.__dict__["__class__"].__set__
+_log = logging.getLogger(__name__)
+# The JVM's decimals have at most 38 digits and round half up.
+_DECIMALS = Context(prec=38, rounding=ROUND_HALF_UP)
+# What conversions by Spark, Arrow and Python raise for a value of the wrong type.
+_MISFITS = (ArithmeticError, AttributeError, TypeError, ValueError, pa.ArrowException)
+_NONE = type(None)
 
 
 @cache
@@ -94,10 +102,6 @@ class _ShownRow(Row):
 
     def __delattr__(self, name: str) -> None:
         delattr(_become_sparks(self), name)
-
-
-_AS_SPARKS = {"__module__": Row.__module__, "__doc__": Row.__doc__}
-_set_class = object.__dict__["__class__"].__set__
 
 
 def _become_sparks(row: Row) -> Row:
@@ -221,14 +225,6 @@ def _local_time(micros: Any, data_type: TimestampType) -> Any:
         # It looks for a change of clocks on the day before, which Python does not have. They did not change in those
         # days, so two days later they show the same.
         return data_type.fromInternal(micros + 2 * _DAY) - _TWO_DAYS
-
-
-_log = logging.getLogger(__name__)
-
-# The JVM's decimals have at most 38 digits and round half up.
-_DECIMALS = Context(prec=38, rounding=ROUND_HALF_UP)
-# What conversions by Spark, Arrow and Python raise for a value of the wrong type.
-_MISFITS = (ArithmeticError, AttributeError, TypeError, ValueError, pa.ArrowException)
 
 
 class StateValueError(SchemaMismatchError):
@@ -507,7 +503,6 @@ def _other(value: Any) -> Any:
     return None if _is_nan(value) else value
 
 
-_NONE = type(None)
 # By type: the usual classes, which Arrow converts the way Spark does, and a function that converts others to them.
 _CONVERTERS: dict[type[DataType], tuple[frozenset[type], Callable[[Any], Any]]] = {
     ArrayType: (frozenset({list, tuple, _NONE}), _sequence),

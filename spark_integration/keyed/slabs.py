@@ -23,6 +23,12 @@ from holdfast.backends.run import Keys
 from holdfast.spark_integration.timers import AT_ONCE_BYTES, KeysAtOnce
 
 _LARGEST = np.int64(np.iinfo(np.int64).max)
+# A slab is in memory three times: as Arrow, as Python's or pandas' objects, and among the received rows.
+SLAB_KEYS = 20_000
+SLAB_ROWS = 65_536
+SLAB_BYTES = AT_ONCE_BYTES
+_MAY_BE_LARGE = (ArrayType, BinaryType, MapType, StringType, StructType)
+P = TypeVar("P")
 
 
 class KeyOrder(NamedTuple):
@@ -83,15 +89,6 @@ def _sortable_floats(column: pa.Array) -> pa.Array:
     bits = column.cast(pa.float64()).fill_null(0.0).to_numpy().view(np.int64)
     ordered = np.where(bits < 0, bits ^ _LARGEST, bits)
     return pa.array(ordered, mask=column.is_null().to_numpy(zero_copy_only=False))
-
-
-# A slab is in memory three times: as Arrow, as Python's or pandas' objects, and among the received rows.
-SLAB_KEYS = 20_000
-SLAB_ROWS = 65_536
-SLAB_BYTES = AT_ONCE_BYTES
-_MAY_BE_LARGE = (ArrayType, BinaryType, MapType, StringType, StructType)
-
-P = TypeVar("P")
 
 
 @cache

@@ -40,6 +40,7 @@ _LONG_DIGITS = 18
 # Of Python's own, 28, a decimal of Spark's may have more.
 _ALL_DIGITS = Context(prec=38)
 _CANONICAL_NAN = {4: b"\x00\x00\xc0\x7f", 8: b"\x00\x00\x00\x00\x00\x00\xf8\x7f"}
+_STRETCH = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 def hash_of_key(key: Iterable[pa.Scalar]) -> int | None:
@@ -106,9 +107,6 @@ def _decimal_bytes(value: pa.Scalar) -> bytes:
     # As Java's BigInteger.toByteArray: a bit more than the number has, for its sign.
     bits = (unscaled if unscaled >= 0 else ~unscaled).bit_length()
     return unscaled.to_bytes(bits // 8 + 1, "big", signed=True)
-
-
-_STRETCH = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from holdfast.spark_integration.spark_types import require_key_types
 from holdfast.spark_integration.transport.transport import quoted
 
 _KEY_EXPRESSION = "__holdfast_key_"
+_REMEDY = "pass initialState=frame.groupBy(…) with columns of the types that the stream is grouped by"
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,6 @@ def _require_names(keys: list[Key]) -> None:
         raise InvalidArgumentError(
             "two different keys have the same name: rename one, as in F.col('a.b').alias('b2')", repeated=repeated
         )
-
-
-_REMEDY = "pass initialState=frame.groupBy(…) with columns of the types that the stream is grouped by"
 
 
 def initial_rows(given: GroupedData, df: DataFrame, grouping: Grouping) -> tuple[DataFrame, Grouping]:

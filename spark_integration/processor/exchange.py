@@ -33,6 +33,8 @@ from holdfast.spark_integration.keyed.python_values import plain, row_maker
 from holdfast.spark_integration.keyed.slabs import KeyOrder, KeySlabs
 from holdfast.spark_integration.spark_types import arrow_schema, require_nulls_allowed, require_utf8
 
+KeyTuple = tuple[Any, ...]
+
 
 def python_columns(rows: pa.Table, timezone: str) -> list[list[Any]]:
     """Return each column as Arrow's Python values, with timestamps in the session's time zone."""
@@ -131,9 +133,6 @@ class OutputRows:
             require_nulls_allowed(column, column_type, "the processor")
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow)
-
-
-KeyTuple = tuple[Any, ...]
 
 
 class ProcessorOutput(GatheredOutput, Protocol):

@@ -75,6 +75,12 @@ from holdfast.spark_integration.timers import TIMERS, DueTimers, KeysAtOnce, tim
 from holdfast.spark_integration.transport.python_stage import seldom_collecting_old
 from holdfast.spark_integration.ttl.expiry import EXPIRES, index_of
 
+_CONTAINERS = (dict, list, set, bytearray)
+_ABSENT = object()
+#: The classes of which this process has warned.
+_warned: set[str] = set()
+_NO_TIME = -1
+
 
 def require_same_configuration(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Check what no run may change: time mode and output mode. Raises `SchemaMismatchError` if it was changed."""
@@ -169,12 +175,6 @@ def _refuse(condition: str, message: str, **facts: object) -> NoReturn:
     raise SchemaMismatchError(f"[{condition}] {message}", **facts)
 
 
-_CONTAINERS = (dict, list, set, bytearray)
-_ABSENT = object()
-#: The classes of which this process has warned.
-_warned: set[str] = set()
-
-
 class AttributeWatch:
     """Compares a processor's attributes before and after its calls.
 
@@ -224,9 +224,6 @@ class AttributeWatch:
 
     def _attributes(self) -> dict[str, Any]:
         return dict(vars(self._processor))
-
-
-_NO_TIME = -1
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ _ARROW = pa.schema(
 
 # Of restores in one session of Spark Connect.
 _ONE_AT_A_TIME = threading.Lock()
+#: What stands in a URL as it is, below 128: Spark's source of state takes a location with others for another one.
+_AS_IT_IS = frozenset(string.ascii_letters + string.digits + "/-_.!~'()*:@&=+$,;")
 
 
 def state_by_stub(
@@ -225,10 +227,6 @@ def _split(chunks: Iterable[pd.DataFrame], number: int) -> Iterator[tuple[Pointe
         mine = frame[_OPERATOR] == number
         found = frame.loc[mine, _ROW].tolist()
         yield PointerRow.read((found[0].encode(),)) if found else None, frame.loc[~mine]
-
-
-#: What stands in a URL as it is, below 128: Spark's source of state takes a location with others for another one.
-_AS_IT_IS = frozenset(string.ascii_letters + string.digits + "/-_.!~'()*:@&=+$,;")
 
 
 def steps_by_spark(spark: SparkSession, location: str, batch_id: int) -> list[StatefulStep]:

@@ -82,6 +82,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+#: What a task is given of each shard.
+SHARD = "operator string, directory string, shard int, version long, commit string, carried binary"
+_log = logging.getLogger(__name__)
+_Found = TypeVar("_Found")
+_WAIT_EACH_MS = 100
+
 
 def saved_query(
     location: QueryLocation, query_id: str, batch: LoggedBatch, folder: ObjectStorage, sinks: Iterable[SavedSink]
@@ -149,10 +155,6 @@ def _logs(
     return tuple(logs)
 
 
-#: What a task is given of each shard.
-SHARD = "operator string, directory string, shard int, version long, commit string, carried binary"
-
-
 def shard_row(operator: str, row: PointerRow) -> tuple[Any, ...]:
     """Return what a task is given of a shard with state, as `SHARD` has it."""
     assert row.pointer is not None
@@ -199,11 +201,6 @@ class ShardSaver(ShardTask):
                 run = under_names(rows.pop(table), schema, stored.names[table])
                 for piece in write_pieces(savepoint, row["operator"], row["shard"], run, each=each_ahead):
                     yield piece.to_json()
-
-
-_log = logging.getLogger(__name__)
-_Found = TypeVar("_Found")
-_WAIT_EACH_MS = 100
 
 
 def create(

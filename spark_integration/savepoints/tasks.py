@@ -48,6 +48,9 @@ _PUTS_AT_ONCE = 16
 _TYPES = {"string": pa.string(), "int": pa.int32(), "long": pa.int64(), "binary": pa.binary()}
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+_UNAVAILABLE = f"{UnavailableError.__module__}.{UnavailableError.__qualname__}"
+#: Puts the pointers of a new query's operators, by Spark's number of each, into Spark's state of it.
+StateMaker = Callable[[NewQuery, Sequence[PointerOperator]], FirstState]
 
 
 @dataclass(frozen=True)
@@ -132,9 +135,6 @@ def require_no_error(found: Iterable[Any]) -> None:
             raise _error_of(row["error"], row["operator"], row["shard"])
 
 
-_UNAVAILABLE = f"{UnavailableError.__module__}.{UnavailableError.__qualname__}"
-
-
 def each_ahead(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Generator[_Result, None, None]:
     """Call a function for each item as `map` does, several at once by this process's threads for storage requests."""
     return ahead(io_executor(), work, items)
@@ -180,10 +180,6 @@ def _error_of(text: str, operator: str, shard: int) -> HoldfastError:
     assert issubclass(found, HoldfastError)
     error: HoldfastError = found(f"{operator}, shard {shard}: {message}")
     return error
-
-
-#: Puts the pointers of a new query's operators, by Spark's number of each, into Spark's state of it.
-StateMaker = Callable[[NewQuery, Sequence[PointerOperator]], FirstState]
 
 
 class Tasks(Protocol):

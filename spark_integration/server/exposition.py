@@ -34,6 +34,32 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 BATCHES_KEPT = 128
+#: How many ports there are to try.
+PORTS = 32
+RETRY_AFTER_MS = 60_000
+_LABELS = ("query", "operator")
+_US = 1_000_000
+# Counters of an operator: name, text, measure, and how many of its units make one of the counter's.
+_COUNTERS: Sequence[tuple[str, str, str, int]] = (
+    ("batches", "Micro-batches in which a shard was called here.", "batches", 1),
+    ("calls", "Calls of shards.", "calls", 1),
+    ("repeated_calls", "Calls of a shard for a micro-batch that it was called for before.", "repeated_calls", 1),
+    *((one.name, one.text, one.measure, one.unit) for one in METRICS if one.kind == "total" and one.text),
+)
+# Counters of the server: name, text, counter.
+_OF_SERVER: Sequence[tuple[str, str, str]] = (
+    ("snapshots", "Snapshots written.", "snapshots"),
+    ("snapshot_bytes", "Bytes uploaded for snapshots.", "snapshot_new_bytes"),
+    ("snapshot_failures", "Snapshots that failed.", "snapshot_errors"),
+    ("snapshots_missed", "Versions that were gone before their snapshot began.", "snapshots_missed"),
+    ("clean_ups", "Clean-ups of durable storage.", "clean_ups"),
+    ("clean_up_failures", "Clean-ups that failed.", "clean_up_errors"),
+    ("deleted_objects", "Objects that clean-ups have deleted.", "deleted_objects"),
+    ("merges", "Merges in the background.", "merged"),
+    ("versions_dropped", "Local versions dropped.", "dropped"),
+    ("housekeeping_failures", "Failures of the work in the background.", "errors"),
+)
+_log = logging.getLogger(__name__)
 
 
 class OperatorName(NamedTuple):
@@ -136,21 +162,6 @@ class MeasuredBatches:
             return [batch | name._asdict() for name, o in self._operators.items() for batch in o.recent()]
 
 
-#: How many ports there are to try.
-PORTS = 32
-RETRY_AFTER_MS = 60_000
-_LABELS = ("query", "operator")
-_US = 1_000_000
-
-# Counters of an operator: name, text, measure, and how many of its units make one of the counter's.
-_COUNTERS: Sequence[tuple[str, str, str, int]] = (
-    ("batches", "Micro-batches in which a shard was called here.", "batches", 1),
-    ("calls", "Calls of shards.", "calls", 1),
-    ("repeated_calls", "Calls of a shard for a micro-batch that it was called for before.", "repeated_calls", 1),
-    *((one.name, one.text, one.measure, one.unit) for one in METRICS if one.kind == "total" and one.text),
-)
-
-
 def _largest(values: Sequence[int]) -> int:
     return max(values, default=0)
 
@@ -165,21 +176,6 @@ _GAUGES: Sequence[tuple[str, str, Callable[[Sequence[int]], int], str, int]] = (
     ("shard_call_seconds_max", "Time of the longest of the shards' last calls.", _largest, "call_us", _US),
     *((one.name, one.text, _largest, one.measure, one.unit) for one in METRICS if one.kind == "largest" and one.text),
 )
-# Counters of the server: name, text, counter.
-_OF_SERVER: Sequence[tuple[str, str, str]] = (
-    ("snapshots", "Snapshots written.", "snapshots"),
-    ("snapshot_bytes", "Bytes uploaded for snapshots.", "snapshot_new_bytes"),
-    ("snapshot_failures", "Snapshots that failed.", "snapshot_errors"),
-    ("snapshots_missed", "Versions that were gone before their snapshot began.", "snapshots_missed"),
-    ("clean_ups", "Clean-ups of durable storage.", "clean_ups"),
-    ("clean_up_failures", "Clean-ups that failed.", "clean_up_errors"),
-    ("deleted_objects", "Objects that clean-ups have deleted.", "deleted_objects"),
-    ("merges", "Merges in the background.", "merged"),
-    ("versions_dropped", "Local versions dropped.", "dropped"),
-    ("housekeeping_failures", "Failures of the work in the background.", "errors"),
-)
-
-_log = logging.getLogger(__name__)
 
 
 class ServerMetrics:

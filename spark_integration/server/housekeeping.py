@@ -32,6 +32,10 @@ from holdfast.spark_integration.server.shard_use import ShardUse
 
 #: The current run, and one that may still be ending.
 RUNS_KEPT = 2
+#: How long leftovers of ended processes, and files that were set aside, can be inspected. Nothing of it is in use.
+LEFTOVER_KEPT_MS = 10 * 60_000
+LEFTOVER_EVERY_MS = 60_000
+_log = logging.getLogger(__name__)
 
 
 def remove_if_empty(operator_directory: Path) -> None:
@@ -71,13 +75,6 @@ def _remove_old_notes(runs: Path) -> None:
         if note.name.removesuffix(CLAIM_SUFFIX) in old:
             with suppress(OSError):
                 note.unlink()
-
-
-#: How long leftovers of ended processes, and files that were set aside, can be inspected. Nothing of it is in use.
-LEFTOVER_KEPT_MS = 10 * 60_000
-LEFTOVER_EVERY_MS = 60_000
-
-_log = logging.getLogger(__name__)
 
 
 class Housekeeping:

@@ -51,6 +51,14 @@ from holdfast.spark_integration.server.open_shards import OpenShards
 from holdfast.spark_integration.server.shard_use import ShardUse
 from holdfast.spark_integration.server.snapshotting import Snapshotting
 
+CLEAN_EVERY_SECONDS = 300.0
+#: Of each storage. Each thread holds a part of a file, so they bound the memory that uploads take.
+UPLOAD_THREADS = 4
+END_WITHIN_SECONDS = 20.0
+_FILES_WHERE_UNLIMITED = 1 << 16
+LOG_BYTES_MAX = 16 << 20
+_log = logging.getLogger("holdfast.state_server")
+
 
 @contextmanager
 def _answering(what: str) -> Iterator[None]:
@@ -126,16 +134,6 @@ class StateService(flight.FlightServerBase):
         queues = (self._housekeeping.queue, self._snapshotting.queue)
         drained = [queue.drain(max(0, end_ms - clock.monotonic_ms()) / 1000) for queue in queues]
         return all(drained)
-
-
-CLEAN_EVERY_SECONDS = 300.0
-#: Of each storage. Each thread holds a part of a file, so they bound the memory that uploads take.
-UPLOAD_THREADS = 4
-END_WITHIN_SECONDS = 20.0
-_FILES_WHERE_UNLIMITED = 1 << 16
-LOG_BYTES_MAX = 16 << 20
-
-_log = logging.getLogger("holdfast.state_server")
 
 
 def serve(executor_directory: Path, executor: ProcessId, socket: Path, lock: int) -> None:

@@ -64,6 +64,9 @@ from holdfast.spark_integration.transport.routes import hash_of_route, shard_of_
 from holdfast.spark_integration.transport.transport import Received
 
 MEMORY_BYTES = 128 << 20
+_log = logging.getLogger(__name__)
+#: Output up to this size is kept until the commit, so that the whole call can begin again.
+HELD_BACK_BYTES = 32 << 20
 
 
 def gather_rows(tables: Iterable[pa.Table], schema: pa.Schema, root: Path) -> pa.Table:
@@ -116,12 +119,6 @@ class ShardGroup(Protocol):
 
     def remember(self, row: PointerRow) -> None:
         """Keep a row for the next call, and make the host call the shard when its earliest timer is due."""
-
-
-_log = logging.getLogger(__name__)
-
-#: Output up to this size is kept until the commit, so that the whole call can begin again.
-HELD_BACK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)

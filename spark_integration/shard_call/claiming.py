@@ -76,6 +76,13 @@ from holdfast.spark_integration.executor.processes import executor_process, kept
 from holdfast.spark_integration.shard.operator import ShardFunction
 from holdfast.spark_integration.shard.pointer_row import directory_of_query
 
+_log = logging.getLogger(__name__)
+_BRING_IT_BACK = (
+    "Set spark.holdfast.state.dir to the directory that has it, or bring its objects back: what is missing is left in "
+    "this executor's copy alone"
+)
+_Result = TypeVar("_Result")
+
 
 class ClaimNote:
     """A note of a run's place in an operator's directory; its modification time says when an executor looked last.
@@ -124,14 +131,6 @@ class ClaimNote:
 def _parsed(data: bytes) -> Tenure:
     noted = json.loads(data)
     return Tenure(**noted | {"claim": Claim.read(noted["claim"], "a run's note")})
-
-
-_log = logging.getLogger(__name__)
-_BRING_IT_BACK = (
-    "Set spark.holdfast.state.dir to the directory that has it, or bring its objects back: what is missing is left in "
-    "this executor's copy alone"
-)
-_Result = TypeVar("_Result")
 
 
 @kept_per_process(1)

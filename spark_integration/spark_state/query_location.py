@@ -47,6 +47,16 @@ COMPACT = ".compact"
 _NAME = re.compile(rf"([0-9]{{1,18}})({re.escape(COMPACT)})?")
 # Each is cut from the same file of all.
 _SINGLE_FILES_MAX = 1000
+_LOG_BYTES_MAX = 256 << 20
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+_VERSION = re.compile(r"v[0-9]{1,3}")
+#: Names of checksums, and of files that were being written.
+LEFTOVER = re.compile(r"(^|/)\.[^/]*$|\.(crc|tmp)$")
+_NAMED = re.compile(r"([A-Za-z0-9_]+):(.*)", re.DOTALL)
+# What others put there, as a mark of Hadoop's or a file manager's note, is in no folder of a source.
+_IN_SOURCE = re.compile(r"sources/([A-Za-z0-9_]+)/")
+#: The version of an offset log whose sources have names, and the setting with which they have.
+NAMED_SOURCES, NAMED_SOURCES_SETTING = "v2", "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
 
 def number_of(name: str) -> int | None:
@@ -113,18 +123,6 @@ def _number_of_line(line: str, source: str) -> int:
     if type(number) is not int:
         raise CorruptionError(f"{source} has a line that is not a file of the source: it is damaged")
     return number
-
-
-_LOG_BYTES_MAX = 256 << 20
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
-_VERSION = re.compile(r"v[0-9]{1,3}")
-#: Names of checksums, and of files that were being written.
-LEFTOVER = re.compile(r"(^|/)\.[^/]*$|\.(crc|tmp)$")
-_NAMED = re.compile(r"([A-Za-z0-9_]+):(.*)", re.DOTALL)
-# What others put there, as a mark of Hadoop's or a file manager's note, is in no folder of a source.
-_IN_SOURCE = re.compile(r"sources/([A-Za-z0-9_]+)/")
-#: The version of an offset log whose sources have names, and the setting with which they have.
-NAMED_SOURCES, NAMED_SOURCES_SETTING = "v2", "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,33 @@ from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 _WORD = 8
+LZ4, ZSTD, SNAPPY, LZF = "lz4", "zstd", "snappy", "lzf"
+#: Those that are read, and those that are also written.
+CODECS, WRITTEN_CODECS = frozenset({LZ4, ZSTD, SNAPPY, LZF}), frozenset({LZ4, ZSTD})
+_MAGIC = b"LZ4Block"
+_HEADER = struct.Struct("<8sBiii")
+_PLAIN_METHOD, _LZ4_METHOD = 0x10, 0x20
+_SEED, _CHECKSUM_BITS = 0x9747B28C, 0x0FFFFFFF
+#: lz4-java makes no larger ones.
+_BLOCK_BYTES_MAX = 32 << 20
+# Those of Spark, unless spark.io.compression.lz4.blockSize says otherwise; the level tells a reader how large they are.
+_BLOCK_BYTES, _LEVEL = 32 << 10, 5
+_PIECE_BYTES = 1 << 20
+_SNAPPY_BEGIN, _SNAPPY_VERSIONS_BYTES = b"\x82SNAPPY\0", 8
+_LZF_BEGIN, _LZF_PLAIN, _LZF_LITERALS, _LZF_LONG = b"ZV", 0, 32, 7
+_VARINT_BYTES_MAX, _VARINT_GOES_ON = 5, 0x80
+_SCHEMA_ID_BYTES = 2
+_AVRO_THERE = 2  # 1, as Avro writes numbers
+#: What stands before a value that has a checksum: in files, and on RocksDB, with its size.
+CHECKSUM, SIZED_CHECKSUM = struct.Struct("<I"), struct.Struct("<Ii")
+_CRC_32C = 0x82F63B78
+Rows = dict[bytes, bytes]
+_SIZE, _TEXT_SIZE = struct.Struct(">i"), struct.Struct(">H")
+#: A pointer and its key have about 200; a row of Python's takes as much, however small it is.
+ROW_BYTES = 200
+_NONE = -1
+_END, _PUT, _DELETE = 0x00, 0x01, 0x10
+_UNIQUE_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
 class UnsafeRow:
@@ -163,20 +190,6 @@ def stream_of(
     return RowStream(plain, source, limit_bytes, has_checksums=has_checksums)
 
 
-LZ4, ZSTD, SNAPPY, LZF = "lz4", "zstd", "snappy", "lzf"
-#: Those that are read, and those that are also written.
-CODECS, WRITTEN_CODECS = frozenset({LZ4, ZSTD, SNAPPY, LZF}), frozenset({LZ4, ZSTD})
-_MAGIC = b"LZ4Block"
-_HEADER = struct.Struct("<8sBiii")
-_PLAIN_METHOD, _LZ4_METHOD = 0x10, 0x20
-_SEED, _CHECKSUM_BITS = 0x9747B28C, 0x0FFFFFFF
-#: lz4-java makes no larger ones.
-_BLOCK_BYTES_MAX = 32 << 20
-# Those of Spark, unless spark.io.compression.lz4.blockSize says otherwise; the level tells a reader how large they are.
-_BLOCK_BYTES, _LEVEL = 32 << 10, 5
-_PIECE_BYTES = 1 << 20
-
-
 def decompressed(data: memoryview, codec: str, limit_bytes: int, source: str) -> bytes:
     """Return the plain bytes of a stream. Raises `CorruptionError`.
 
@@ -238,9 +251,6 @@ def _zstd_pieces(data: memoryview, source: str) -> Iterator[bytes]:
         raise CorruptionError(f"{source} is not a zstd stream, or is cut off: {exc}") from exc
 
 
-_SNAPPY_BEGIN, _SNAPPY_VERSIONS_BYTES = b"\x82SNAPPY\0", 8
-
-
 def _snappy_blocks(data: memoryview, source: str) -> Iterator[bytes]:
     if bytes(data[: len(_SNAPPY_BEGIN)]) != _SNAPPY_BEGIN:
         raise CorruptionError(f"{source} is not a stream of snappy-java's", size_bytes=len(data))
@@ -254,9 +264,6 @@ def _snappy_blocks(data: memoryview, source: str) -> Iterator[bytes]:
             yield pa.decompress(block, plain_size, SNAPPY, asbytes=True)
         except (OSError, pa.ArrowException) as exc:
             raise CorruptionError(f"{source} has a damaged block: {exc}") from exc
-
-
-_LZF_BEGIN, _LZF_PLAIN, _LZF_LITERALS, _LZF_LONG = b"ZV", 0, 32, 7
 
 
 def _lzf_chunks(data: memoryview, source: str) -> Iterator[bytes]:
@@ -319,10 +326,6 @@ def _varint(data: bytes, at: int, source: str) -> tuple[int, int]:
     raise CorruptionError(f"{source} is cut off, or damaged", offset=at)
 
 
-_VARINT_BYTES_MAX, _VARINT_GOES_ON = 5, 0x80
-_SCHEMA_ID_BYTES = 2
-
-
 def avro_binary(row: bytes, source: str) -> bytes | None:
     """Return the first column, a binary, of a row as Avro has it: the number of a schema, null or not, size and bytes.
 
@@ -336,13 +339,6 @@ def avro_binary(row: bytes, source: str) -> bytes | None:
     if branch != _AVRO_THERE or twice_size & 1 or size > len(row) - at:
         raise CorruptionError(f"{source} holds a row that is not Avro's", size_bytes=len(row))
     return row[at : at + size]
-
-
-_AVRO_THERE = 2  # 1, as Avro writes numbers
-
-#: What stands before a value that has a checksum: in files, and on RocksDB, with its size.
-CHECKSUM, SIZED_CHECKSUM = struct.Struct("<I"), struct.Struct("<Ii")
-_CRC_32C = 0x82F63B78
 
 
 @cache
@@ -378,15 +374,7 @@ def _verified(data: bytes, before: struct.Struct, key: bytes, source: str) -> by
     raise CorruptionError(f"{source} has a damaged row: its checksum does not match", size_bytes=len(data))
 
 
-Rows = dict[bytes, bytes]
 """Keys and values of a store, as it has them."""
-
-_SIZE, _TEXT_SIZE = struct.Struct(">i"), struct.Struct(">H")
-#: A pointer and its key have about 200; a row of Python's takes as much, however small it is.
-ROW_BYTES = 200
-_NONE = -1
-_END, _PUT, _DELETE = 0x00, 0x01, 0x10
-_UNIQUE_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
 class Named(NamedTuple):

@@ -22,15 +22,13 @@ from holdfast.spark_integration.spark_types import Watermark
 
 HASH = "__holdfast_hash"
 EVENT_TIME = "__holdfast_event_time"
+#: Puts tables of rows together, in memory or in a file.
+Gather = Callable[[Iterable[pa.Table]], pa.Table]
 
 
 def quoted(name: str) -> Column:
     """Return a column by its bare name, whatever characters it contains."""
     return F.col("`" + name.replace("`", "``") + "`")
-
-
-#: Puts tables of rows together, in memory or in a file.
-Gather = Callable[[Iterable[pa.Table]], pa.Table]
 
 
 class Received(NamedTuple):

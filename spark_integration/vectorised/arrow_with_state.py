@@ -49,6 +49,8 @@ from holdfast.spark_integration.vectorised.state import ShardState, ShardTimers
 _NO_COLUMN = re.compile(r'Field "(.*)" does not exist in schema')
 
 ArrowFunction = Callable[[ShardBatch], "pa.Table | pa.RecordBatch | Mapping[str, Any] | None"]
+_CLOCKS: Mapping[str, TimeMode] = {"processing time": "ProcessingTime", "event time": "EventTime"}
+_TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -223,10 +225,6 @@ class _Call:
         found = [] if self._timers is None else [self._timers.earliest(NO_TIMER)]
         found += [expiry.earliest(self._transaction) for expiry in self._waking]
         return min((at for at in found if at is not None), default=None)
-
-
-_CLOCKS: Mapping[str, TimeMode] = {"processing time": "ProcessingTime", "event time": "EventTime"}
-_TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,10 @@ from holdfast.spark_integration.timers import NO_TIMER, KeyTimers
 from holdfast.spark_integration.ttl.expiry import ExpiringKeyRows, KeyRows
 from holdfast.spark_integration.vectorised.arrays import array_of, rows_where, seen, without_views
 
+_LATEST = np.iinfo(np.int64).max
+#: By what a number in each unit of time is multiplied and divided.
+_TO_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
+
 
 class ShardState:
     """State of the micro-batch's keys, read and written for all of them at once.
@@ -126,11 +130,6 @@ def _filled(values: pa.Table, default: object) -> pa.Table:
             ) from exc
         values = values.set_column(names.index(name), values.schema.field(name), filled)
     return values
-
-
-_LATEST = np.iinfo(np.int64).max
-#: By what a number in each unit of time is multiplied and divided.
-_TO_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
 
 
 class ShardTimers:

@@ -32,6 +32,9 @@ from holdfast.backends.rocksdb.codec.binaries import ByteArray
 from holdfast.backends.rocksdb.codec.rows import Leaf, Slot, assemble, corrupt, equal_rows, leaves_of, slots_of
 from holdfast.errors import CorruptionError, InvalidArgumentError
 
+#: Bytes before the key columns: table id and hash.
+KEY_HEADER_BYTES = 9
+
 
 def to_sortable(t: pa.DataType, fixed: ByteArray) -> ByteArray:
     """Return fixed bytes of a type in the order of a key."""
@@ -78,10 +81,6 @@ def unescape(segment: pa.Array) -> pa.Array:
     if not escape(plain).equals(segment):
         raise CorruptionError("a key in RocksDB is not escaped as it must be; restore the state")
     return plain
-
-
-#: Bytes before the key columns: table id and hash.
-KEY_HEADER_BYTES = 9
 
 
 def encode_keys(table_id: int, hashes: HashArray, columns: pa.RecordBatch) -> pa.Array:

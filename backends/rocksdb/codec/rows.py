@@ -48,6 +48,7 @@ from holdfast.errors import CorruptionError, InvalidArgumentError
 
 _LENGTH_BYTES = 4
 _SEGMENT_BYTES_MAX = 2**32 - 1
+_HEAD = 1
 
 
 class Slot(NamedTuple):
@@ -315,9 +316,6 @@ def _lengths(offsets: IntArray) -> npt.NDArray[np.uint32]:
 def corrupt(problem: str) -> CorruptionError:
     """Return the error for bytes that are no row, or no key, of their table."""
     return CorruptionError(f"the bytes of a row in RocksDB do not fit its table: {problem}; restore the state")
-
-
-_HEAD = 1
 
 
 def decode_numbered(rows: pa.Array, schemas: Sequence[pa.Schema], wanted: pa.Schema) -> pa.RecordBatch:

@@ -25,6 +25,13 @@ from holdfast.spark_integration.lookup.stored_query import StoredQuery
 from holdfast.ui.words import printable
 
 TEXT_MAX = 300
+ROWS_MAX = 50
+SEARCHED_MAX = 20_000
+_READ_AT_ONCE = 2_000
+#: With a filter a page ends after this long, with what it has.
+_PATIENCE_MS = 3_000
+HISTORY_MAX = 20
+_ROWS_OF_KEY_MAX = 20
 
 
 @dataclass(frozen=True)
@@ -71,15 +78,6 @@ def cut(found: str) -> str:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
-
-
-ROWS_MAX = 50
-SEARCHED_MAX = 20_000
-_READ_AT_ONCE = 2_000
-#: With a filter a page ends after this long, with what it has.
-_PATIENCE_MS = 3_000
-HISTORY_MAX = 20
-_ROWS_OF_KEY_MAX = 20
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
 
 INVALID_HANDLE_STATE = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE"
 INVALID_TIME_MODE = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE"
+_NONE = -1
+# A window that holds too much is followed by one of a fraction of its keys; one that does not, by one of more.
+_STEP = 4
 
 
 def state_error(doing: str, condition: str, message: str) -> PySparkRuntimeError:
@@ -59,9 +62,6 @@ def missing_variable(doing: str, name: str) -> PySparkRuntimeError:
         f"init has declared the variable {name} and then deleted it: call deleteIfExists before the declaration, which "
         "then finds it empty, or leave the declaration out.",
     )
-
-
-_NONE = -1
 
 
 class CalledSlab:
@@ -120,10 +120,6 @@ class MissingSlab(CalledSlab):
     def current(self, doing: str) -> int:
         """Raise `PySparkRuntimeError`, whoever asks."""
         raise missing_variable(doing, self._name)
-
-
-# A window that holds too much is followed by one of a fraction of its keys; one that does not, by one of more.
-_STEP = 4
 
 
 @dataclass(frozen=True)

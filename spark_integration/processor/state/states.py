@@ -40,6 +40,8 @@ from holdfast.spark_integration.ttl.expiry import ExpiringKeyRows, Expiry, KeyRo
 
 _ENTRIES_MAX = 4
 _FIRST_KEYS, _GROWTH = 16, 8
+#: How many elements of a list that is too large to fetch are read at once.
+_READ_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True)
@@ -338,10 +340,6 @@ class ProcessorMapState(MapState):
             with self._rows.placed(places):
                 columns = self._rows.values.to_arrow(values)
             self._entries.at(keys).put(columns)
-
-
-#: How many elements of a list that is too large to fetch are read at once.
-_READ_AT_ONCE = 10_000
 
 
 class ProcessorListState(ListState):
