@@ -8,8 +8,6 @@ Subclass it in your own tests and say how to make a backend::
             return lambda directory, tables: MyBackend(directory, tables, clock.new_id)
 
 The tests use nothing but the methods of `Backend`, so they hold for any kind of working state.
-
-What a backend promises of a version as files: freeze, thaw, refuse what is not it; part of `BackendContract`.
 """
 
 from __future__ import annotations

@@ -29,25 +29,14 @@ from pyspark.sql.types import (
 from holdfast.errors import InvalidArgumentError
 
 _TOKEN = re.compile(r"\s*(`[^`]+`|\w+|[<>(),:])")
-_TYPES: dict[str, DataType] = {
-    "bigint": LongType(),
-    "binary": BinaryType(),
-    "boolean": BooleanType(),
-    "byte": ByteType(),
-    "date": DateType(),
-    "double": DoubleType(),
-    "float": FloatType(),
-    "int": IntegerType(),
-    "integer": IntegerType(),
-    "long": LongType(),
+_KINDS: tuple[type[DataType], ...] = (
+    *(BinaryType, BooleanType, ByteType, DateType, DoubleType, FloatType, IntegerType, LongType, ShortType, StringType),
+    *(TimestampType, TimestampNTZType),
+)
+#: By each of a type's names: ``long`` and ``bigint`` are one.
+_TYPES = {name: kind() for kind in _KINDS for name in (kind.typeName(), kind().simpleString())} | {
     "real": FloatType(),
-    "short": ShortType(),
-    "smallint": ShortType(),
-    "string": StringType(),
-    "timestamp": TimestampType(),
     "timestamp_ltz": TimestampType(),
-    "timestamp_ntz": TimestampNTZType(),
-    "tinyint": ByteType(),
 }
 
 

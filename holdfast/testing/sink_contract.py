@@ -26,7 +26,7 @@ be overridden where the target takes no such rows. Tests are named after the inv
 `holdfast.spark_integration.sinks.two_phase_sink`. Workers and drivers are processes, which are really killed; nothing
 is skipped for a sink that cannot do it.
 
-The part of a sink's contract in which processes are killed: before, after and in the middle of each step.
+`SinkKills` is the part in which processes are killed: before, after and in the middle of each step.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ import pytest
 from holdfast.errors import ConflictError, HoldfastError, SchemaMismatchError, StateLostError, UnavailableError
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, TwoPhaseSink
 from holdfast.testing.sink_scenario import ROWS, SECRET, SinkScenario, SinkWorker, kill_after
+
+__all__ = ["SECRET", "SinkContract"]
 
 #: Milliseconds from the begin of a step to the kill, so that some kills come in its middle.
 DELAYS_MS = (0, 1, 3, 10, 30)
@@ -145,9 +147,6 @@ class SinkKills(SinkScenario):
             if moment == "in prepare":
                 kill_after(worker, delay_ms, "prepare")
             return [self.carried(worker.prepare())] if moment == "after prepare" else []
-
-
-__all__ = ["SECRET", "SinkContract"]
 
 
 class SinkContract(SinkKills):

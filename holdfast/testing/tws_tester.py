@@ -78,17 +78,7 @@ _ANY_KEY = pa.schema([("key", pa.string())])
 
 
 class GroupingColumns:
-    """The grouping columns of a test.
-
-    Parameters
-    ----------
-    schema : StructType
-
-    Raises
-    ------
-    InvalidArgumentError
-        A type cannot be grouped by.
-    """
+    """The grouping columns of a test. Raises `InvalidArgumentError` if a type cannot be grouped by."""
 
     def __init__(self, schema: StructType) -> None:
         require_key_types(schema.fields)
@@ -97,23 +87,11 @@ class GroupingColumns:
 
     @classmethod
     def of_key(cls, key: Any) -> GroupingColumns:
-        """Return the columns of a key with these values; None counts as a string.
-
-        Raises
-        ------
-        InvalidArgumentError
-            A value tells no type.
-        """
+        """Return the columns of a key with these values; None counts as a string. Raises `InvalidArgumentError`."""
         return cls(StructType([StructField(f"_{at}", _type_of(value)) for at, value in enumerate(_values(key), 1)]))
 
     def rows(self, key: Any, n: int) -> pa.Table:
-        """Return `n` rows with this key.
-
-        Raises
-        ------
-        InvalidArgumentError
-            It does not fit the columns.
-        """
+        """Return `n` rows with this key. Raises `InvalidArgumentError` if it does not fit the columns."""
         values = _values(key)
         facts = {"key": repr(key), "columns": self.schema.simpleString()}
         if len(values) != len(self.schema):
@@ -144,21 +122,11 @@ def _type_of(value: Any) -> DataType:
 
 @dataclass(frozen=True)
 class GivenExchange:
-    """An `Exchange` that takes the pieces that a test gives, and keeps what the processor returns.
+    """An `Exchange` that takes the pieces that a test gives, and keeps what the processor returns."""
 
-    Attributes
-    ----------
-    typed : Exchange
-        For keys, and for what the test does declare.
-    pieces : sequence or None
-        What ``handleInputRows`` iterates over, one for each row of the micro-batch; None if rows are typed.
-    kept : KeptOutput or None
-        None if output is typed.
-    """
-
-    typed: Exchange
-    pieces: Sequence[Any] | None
-    kept: KeptOutput | None
+    typed: Exchange  #: For keys, and for what the test does declare
+    pieces: Sequence[Any] | None  #: For ``handleInputRows``, one for each row; None if rows are typed
+    kept: KeptOutput | None  #: None if output is typed
 
     def slabs(self, rows: pa.Table, order: KeyOrder) -> KeySlabs[Any]:
         if self.pieces is None:
@@ -173,17 +141,7 @@ class GivenExchange:
 
 
 class KeptOutput:
-    """What a processor returned; nothing leaves the shard.
-
-    Parameters
-    ----------
-    checked : callable
-        Iterates over what was returned for a key, and fails where a query would.
-
-    Attributes
-    ----------
-    elements : list of Row or of pandas.DataFrame
-    """
+    """What a processor returned; nothing leaves the shard. `checked` fails where a query would."""
 
     failed_key: KeyTuple | None = None
 
@@ -192,23 +150,11 @@ class KeptOutput:
         self.elements: list[Any] = []
 
     def add_all(self, returned: Any, key: KeyTuple) -> Iterator[pa.RecordBatch]:
-        """Keep what was returned for a key."""
         self.elements.extend(self._checked(returned))
         yield from ()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield nothing."""
         yield from ()
-
-
-def kept_rows() -> KeptOutput:
-    """Return where the output of a processor by `Row` goes."""
-    return KeptOutput(_rows_of)
-
-
-def kept_frames() -> KeptOutput:
-    """Return where the output of a processor by frames goes."""
-    return KeptOutput(frames_of)
 
 
 def _rows_of(returned: Any) -> Iterator[Row]:
@@ -511,7 +457,7 @@ class TwsTester:
         assert self._shard is not None
         kept = None
         if self._output is None:
-            kept = kept_frames() if self._in_pandas else kept_rows()
+            kept = KeptOutput(frames_of if self._in_pandas else _rows_of)
         typed = self._by_frame if self._in_pandas else self._by_row
         step = replace(
             self._step,
