@@ -43,6 +43,7 @@ SignedInt = Annotated[int, range(1 - NUMBER_LIMIT, NUMBER_LIMIT)]
 #: Of a field that has a default, and is not stored.
 NOT_STORED = "not stored"
 _SHOWN_MAX = 80
+#: Returns a field's value from decoded JSON; is told what to call the object in an error.
 _Read = Callable[[Any, str], Any]
 #: By class what reads and writes its fields.
 _KNOWN: dict[type[Any], tuple[_Reader, ...]] = {}
@@ -99,9 +100,6 @@ class _Unfit(Exception):  # noqa: N818
 
     def __init__(self, value: object) -> None:
         self.value = value
-
-
-"""Returns a field's value from decoded JSON, and what to call the object in an error."""
 
 
 @dataclass(frozen=True)

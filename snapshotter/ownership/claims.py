@@ -58,19 +58,21 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 KIND = "claim"
 FOLDER = "claims"
+#: An older claim belongs to a run that ended, was killed, or was idle.
 ALIVE_MS = 5 * 60_000
 _BESIDE = re.compile(r"beside@([0-9]{17})@([^@/]+)@([0-9a-f]{16}|)@([^@/]*)@([0-9a-f]{16})")
 RENEW_EVERY_MS = 2 * 60_000
+#: How long executors may outlive their driver: claims from that time are no sign of life.
 ENDING_MS = 60_000
+#: How long a claim tells of earlier runs: an executor that joins one late must see what came after it.
 KEPT_MS = 24 * 3600_000
+#: After so long without a new claim nobody waits for others: one after the other of them has died. Else runs that are
+#: short, and each on a machine of its own, would wait for the one before for ever, and none would clean up.
 WAITED_MS = 6 * ALIVE_MS
 _RUNS_MAX = 20
 #: So many runs that said they were beside a living one are listed at each look; then they go, all in one request.
 _BESIDES_KEPT = 16
 _log = logging.getLogger(__name__)
-
-
-"""An older claim belongs to a run that ended, was killed, or was idle."""
 
 
 @dataclass(frozen=True)
@@ -185,16 +187,6 @@ def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
     runs = claim.runs if claim is not None and claim.query_id == record.query_id else ()
     latest = [run.retained_versions for run in runs if runs[-1].seen_ms - run.seen_ms < ALIVE_MS]
     return max([record.retained_versions, *latest])
-
-
-"""How long executors may outlive their driver: claims from that time are no sign of life."""
-
-
-"""How long a claim tells of earlier runs: an executor that joins one late must see what came after it."""
-
-
-"""After so long without a new claim nobody waits for others: one after the other of them has died. Else runs that are
-short, and each on a machine of its own, would wait for the one before for ever, and none would clean up."""
 
 
 @dataclass(frozen=True)

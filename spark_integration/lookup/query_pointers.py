@@ -40,14 +40,12 @@ from holdfast.spark_integration.spark_state.query_location import LoggedBatch, Q
 from holdfast.spark_integration.timers import TIMERS, is_by_time
 from holdfast.spark_integration.transport.routes import shards_of
 
+#: A value for each column that the operator is grouped by: ``{"user": "ann"}``.
 Key = Mapping[str, Any]
 _KEPT_BATCHES = 128
 _THREADS = 16
 _IS_RECORD = re.compile(r"[^/]+/operator")
 _NAME_IT = "name the state directory with --state-dir, or as the argument state_dir"
-
-
-"""A value for each column that the operator is grouped by: ``{"user": "ann"}``."""
 
 
 @dataclass(frozen=True)

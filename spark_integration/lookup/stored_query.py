@@ -56,6 +56,7 @@ from holdfast.spark_integration.spark_state.query_location import BatchTimes, Lo
 from holdfast.spark_integration.transport.routes import shards_of
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
+#: The directory and the pointer of a shard; None if it was never called.
 Side = tuple[str, PointerRow] | None
 #: Keys of one look-up.
 KEYS_MAX = 10_000
@@ -66,9 +67,6 @@ _THREADS = 16
 _ATTEMPTS = 4
 _T = TypeVar("_T")
 _Gone = (NotFoundError, StateLostError, CorruptionError)
-
-
-"""The directory and the pointer of a shard; None if it was never called."""
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,7 @@ _AVRO_THERE = 2  # 1, as Avro writes numbers
 #: What stands before a value that has a checksum: in files, and on RocksDB, with its size.
 CHECKSUM, SIZED_CHECKSUM = struct.Struct("<I"), struct.Struct("<Ii")
 _CRC_32C = 0x82F63B78
+#: Keys and values of a store, as it has them.
 Rows = dict[bytes, bytes]
 _SIZE, _TEXT_SIZE = struct.Struct(">i"), struct.Struct(">H")
 #: A pointer and its key have about 200; a row of Python's takes as much, however small it is.
@@ -372,9 +373,6 @@ def _verified(data: bytes, before: struct.Struct, key: bytes, source: str) -> by
         if size in ([], [len(plain)]) and crc_32c(key + plain) == checksum:
             return plain
     raise CorruptionError(f"{source} has a damaged row: its checksum does not match", size_bytes=len(data))
-
-
-"""Keys and values of a store, as it has them."""
 
 
 class Named(NamedTuple):
