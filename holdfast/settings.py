@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from holdfast.backends.options import nearest_name, parse_size
 from holdfast.errors import InvalidArgumentError
-from holdfast.snapshotter.storage.url import parse_url
+from holdfast.snapshotter.storage.options import parse_url
 
 PREFIX = "spark.holdfast."
 STORAGE_PREFIX = PREFIX + "storage."

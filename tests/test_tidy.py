@@ -110,7 +110,7 @@ PLUG_INS_MAY_IMPORT = {
 EVERYONE = {"holdfast.errors", "holdfast.clock", "holdfast.distribution"}
 ALSO = {
     "spark_integration": {"holdfast.settings"},
-    "holdfast": {"holdfast.settings", "holdfast.backends.options", "holdfast.snapshotter.storage.url"},
+    "holdfast": {"holdfast.settings", "holdfast.backends.options", "holdfast.snapshotter.storage.options"},
 }
 # These stand above all layers, and may import anything.
 ABOVE = (
@@ -136,7 +136,7 @@ PLACES = {
     "confluent_kafka": ("spark_integration/sinks/kafka/*", "benches/*", "examples/*"),
     "click": ("holdfast/cli*.py", "holdfast/commands/*", "holdfast/ui/command.py", "benches/*", "examples/*"),
     "deltalake": ("spark_integration/sinks/delta/*", "benches/*", "examples/*"),
-    "flask": ("holdfast/ui/app.py", "holdfast/ui/guard.py"),
+    "flask": ("holdfast/ui/app.py",),
     "fsspec": ("snapshotter/storage/*",),
     "hdfs_native": ("snapshotter/storage/*",),
     "jinja2": ("benches/report/html.py", "holdfast/ui/app.py"),
@@ -161,7 +161,7 @@ PLACES = {
     "s3fs": ("snapshotter/storage/*",),
     "scipy": ("benches/comparing/noise.py",),
     "waitress": ("holdfast/ui/command.py",),
-    "werkzeug": ("holdfast/ui/app.py", "holdfast/ui/guard.py"),
+    "werkzeug": ("holdfast/ui/app.py",),
 }
 
 # Time, chance and threads are handed in: where they may be asked of the machine, one file per layer.

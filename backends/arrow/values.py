@@ -9,11 +9,15 @@ casts                   none that loses: a floating-point number may be rounded 
                         which is what such a type means; nothing else changes
 structure               offsets ascend and stay inside; children are as long as they must be
 ======================  ==============================================================================================
+
+Spark stores strings of any bytes and times far beyond Python's calendar, of which pyarrow makes errors. Whoever shows
+rows as Python's values shows text instead, and all that stands beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +26,9 @@ import pyarrow.compute as pc
 
 from holdfast.backends.arrow.rows import is_same_kind, nullable_type
 from holdfast.errors import SchemaMismatchError
+
+#: What pyarrow raises for a text that is none, and for a time that Python does not have.
+_BEYOND_PYTHON = (ValueError, OverflowError)
 
 
 def storable(column: pa.Array, field: pa.Field, table: str, shown_key: Callable[[int], str] | None = None) -> pa.Array:
@@ -230,3 +237,31 @@ def _require_rounded(wide: npt.NDArray[np.floating], narrow: npt.NDArray[np.floa
 def _numbers(column: pa.Array) -> npt.NDArray[np.floating]:
     numbers: npt.NDArray[np.floating] = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False)
     return numbers
+
+
+def python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as dicts; in place of a value that Python does not have, its text."""
+    try:
+        found: list[dict[str, Any]] = rows.to_pylist()
+    except _BEYOND_PYTHON:
+        columns = [[python_value(value) for value in column] for column in rows.columns]
+        found = [dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+    return found
+
+
+def python_value(value: pa.Scalar) -> Any:
+    """Return a value or, if Python does not have it, its text: bytes as escapes, a time as its number."""
+    try:
+        return value.as_py()
+    except _BEYOND_PYTHON:
+        pass
+    t = value.type
+    if pa.types.is_string(t) or pa.types.is_large_string(t):
+        return value.as_buffer().to_pybytes().decode("utf-8", "backslashreplace")
+    if pa.types.is_struct(t):
+        return {field.name: python_value(part) for field, part in zip(t, value.values(), strict=True)}
+    if pa.types.is_map(t):
+        return [tuple(map(python_value, pair.values())) for pair in value.values]
+    if pa.types.is_nested(t):
+        return [python_value(element) for element in value.values]
+    return f"{value.value} {t}"

@@ -41,8 +41,7 @@ from holdfast.backends.frozen_files import FrozenFiles
 from holdfast.backends.local.folder_locks import lock_shared
 from holdfast.backends.local_files import DURABLE, StagedFolder, list_folder
 from holdfast.backends.run import Run, merge_runs
-from holdfast.backends.run_files.damage import DamagedRuns
-from holdfast.backends.run_files.run_reader import KEPT, RunReader
+from holdfast.backends.run_files.run_reader import KEPT, DamagedRuns, RunReader
 from holdfast.backends.run_files.version_file import VERSION, MergeFile, RunFile, VersionFile
 from holdfast.backends.run_files.view import FrozenRuns, RunFilesView
 from holdfast.backends.run_files.written_run import WrittenRun

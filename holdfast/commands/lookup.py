@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from holdfast.backends.arrow.python_rows import python_rows
+from holdfast.backends.arrow.values import python_rows
 from holdfast.commands.target import (
     a_console,
     batch_option,

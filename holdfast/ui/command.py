@@ -97,8 +97,7 @@ def make_server(site: Site, token: str, host: str, port: int, also: tuple[str, .
     try:
         from waitress import create_server
 
-        from holdfast.ui.app import make_app
-        from holdfast.ui.guard import trusted_hosts
+        from holdfast.ui.app import make_app, trusted_hosts
     except ModuleNotFoundError as exc:
         raise InvalidArgumentError(
             f"the page needs packages that are not installed: {pip_install('ui')}", missing=exc.name

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.distribution import pip_install
 from holdfast.errors import InvalidArgumentError
-from holdfast.snapshotter.storage.url import parse_url
+from holdfast.snapshotter.storage.options import parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ def open_storage(url: str, options: Mapping[str, object] = _NO_OPTIONS) -> Objec
     Parameters
     ----------
     url : str
-        As `holdfast.snapshotter.storage.url` draws it. Never credentials.
+        As `holdfast.snapshotter.storage.options` draws it. Never credentials.
     options : Mapping[str, object], optional
         What `parse_storage_options` returns: parameters of the file system, such as `key`, `secret` or
         `client_kwargs`. Local and memory storage need none and ignore them.

@@ -29,8 +29,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow.python_rows import python_rows
 from holdfast.backends.arrow.rows import HashArray, IntArray, take, to_bools
+from holdfast.backends.arrow.values import python_rows
 from holdfast.backends.rocksdb.codec.rows import encode_values
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, StateLostError

@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.backends.arrow.python_rows import python_rows
 from holdfast.backends.arrow.rows import IntArray, take
+from holdfast.backends.arrow.values import python_rows
 from holdfast.backends.evolution import evolved
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import SchemaMismatchError

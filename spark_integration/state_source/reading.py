@@ -12,7 +12,7 @@ import pyarrow as pa
 from holdfast import errors
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.settings import STORAGE_PREFIX
-from holdfast.snapshotter.storage.url import parse_url
+from holdfast.snapshotter.storage.options import parse_url
 from holdfast.spark_integration.lookup.keys import key_option, shards_option
 from holdfast.spark_integration.lookup.query_pointers import Key
 from holdfast.spark_integration.lookup.shown import as_table

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.backends.arrow.python_rows import python_value
+from holdfast.backends.arrow.values import python_value
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.lookup.query_pointers import KeyVersion, StoredOperator
 from holdfast.spark_integration.lookup.stored_query import StoredQuery

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
-from holdfast.snapshotter.storage.url import StorageUrl
+from holdfast.snapshotter.storage.options import StorageUrl
 from holdfast.spark_integration.sinks.files.location import columns_of
 
 #: As many columns as other writers of Delta describe.

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.snapshotter.storage.options import CREDENTIALS
-from holdfast.snapshotter.storage.url import parse_url
+from holdfast.snapshotter.storage.options import CREDENTIALS, parse_url
 from holdfast.spark_integration.sinks.delta.partitions import check_partitions, described
 from holdfast.spark_integration.sinks.extras import needs_extra
 from holdfast.spark_integration.sinks.files.location import check_columns, claim

@@ -44,8 +44,7 @@ from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.fields import DIGEST, Fields
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.snapshotter.storage.url import parse_url
+from holdfast.snapshotter.storage.options import parse_storage_options, parse_url
 from holdfast.spark_integration.shard.task import io_executor
 from holdfast.spark_integration.sinks.files.location import FOLDER, check_columns, claim, read_file, writers_at
 from holdfast.spark_integration.sinks.files.sink import (

@@ -54,8 +54,7 @@ from holdfast.snapshotter.fields import DIGEST, Fields
 from holdfast.snapshotter.sink_log import checked_sink
 from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
-from holdfast.snapshotter.storage.options import CREDENTIALS
-from holdfast.snapshotter.storage.url import parse_url
+from holdfast.snapshotter.storage.options import CREDENTIALS, parse_url
 from holdfast.spark_integration.shard.task import io_executor
 from holdfast.spark_integration.sinks.files.location import FOLDER, read_file, sizes_of, storage_of
 from holdfast.spark_integration.sinks.two_phase_sink import (

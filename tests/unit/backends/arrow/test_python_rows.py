@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from holdfast.backends.arrow.python_rows import python_rows
+from holdfast.backends.arrow.values import python_rows
 
 TEXT = pa.array([b"\xffa", b"b", None], pa.large_binary()).view(pa.large_string())
 FAR = pa.array([2**62, 0, None], pa.int64()).cast(pa.timestamp("us", "UTC"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from flask.testing import FlaskClient
 
-from holdfast.ui.guard import trusted_hosts
+from holdfast.ui.app import trusted_hosts
 from tests.unit.holdfast.ui.conftest import TOKEN
 
 PATHS = ("", "0/totals/", "0/totals/shard/3", "0/totals/upkeep", "static/page.css", "nowhere")

@@ -10,7 +10,7 @@ import pytest
 from holdfast import sinks
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import Settings
-from holdfast.snapshotter.storage.url import parse_url
+from holdfast.snapshotter.storage.options import parse_url
 
 _AS_WRITTEN = {
     "/data/app": "/data/app",

@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from holdfast import clock
 from holdfast.errors import HoldfastError, InvalidArgumentError, SchemaMismatchError, UnavailableError
-from holdfast.snapshotter.storage.url import parse_url
+from holdfast.snapshotter.storage.options import parse_url
 from holdfast.spark_integration.sinks.delta import commits
 from holdfast.spark_integration.sinks.delta.partitions import described
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
