@@ -66,8 +66,8 @@ from holdfast.snapshotter.savepoints.pieces import write_pieces
 from holdfast.snapshotter.savepoints.savepoints import Making, making, require_free, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_url
 from holdfast.snapshotter.storage.probe import probe_storage
-from holdfast.snapshotter.storage.url import parse_url
 from holdfast.snapshotter.version_reader import read_tables
 from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.savepoints.changes import require_comment
