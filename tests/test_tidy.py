@@ -49,7 +49,7 @@ ROOMS = {
         "run_files",
         "rocksdb",
     ),
-    "mvcc": ("measures", "transaction", "store"),
+    "mvcc": ("transaction", "store"),
     "snapshotter": (
         "fields storage",
         "fence lineage",
