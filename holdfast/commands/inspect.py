@@ -102,7 +102,7 @@ def _healths(
     """Return how the queries are. Raises `InvalidArgumentError` if a log is that of another query."""
     by_query: dict[str, list[OperatorSigns]] = {}
     for listing, record in found:
-        signs = OperatorSigns.of(target.storage, listing, is_lost=isinstance(record, HoldfastError))
+        signs = OperatorSigns.of(target.storage, listing, record)
         query_id = record.query_id if isinstance(record, OperatorRecord) else signs.claimed_by
         by_query.setdefault(query_id, []).append(signs)
     if elsewhere := logs.keys() - by_query.keys():

@@ -5,6 +5,7 @@
     a failure that is not over, lost state, starts that commit nothing   ─▶  failing
     seen within its pace, and its processes have not ended               ─▶  running
     its processes have ended; or it pauses no longer than it does        ─▶  stopped
+    restored, rescaled or cloned, and not started yet                    ─▶  stopped
     anything else: silent longer than its pace, and nothing says why     ─▶  stale
 
 The **pace** is five minutes, or twice the usual time between micro-batches, or four times what one usually takes,
@@ -114,6 +115,8 @@ def judge(signs: Signs, now_ms: int) -> Verdict:
         since = "has not been committed since" if signs.log else "is not known to have been committed since"
         why = f"Micro-batch {of_batch.batch_id:,} failed and {since}."
         return Verdict("failing", of_batch.stored_ms, why, of_batch)
+    if signs.awaits_start and not signs.measured:
+        return Verdict("stopped", signs.stored_ms, "It was made from another query, and has not been started yet.")
     if vain := _starts_in_vain(signs):
         return vain
     resting = _at_rest(signs, pace, now_ms)

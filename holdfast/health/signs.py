@@ -17,8 +17,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.health.failures import Report, reports, still
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord
+from holdfast.snapshotter.ownership.query_origin import find_origin
 from holdfast.snapshotter.ownership.stored_claims import Claim, ClaimingRun, claims_of, read_claim
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing
@@ -53,6 +55,7 @@ class Signs:
     measured: tuple[RecentBatch, ...] = ()
     reports: tuple[Report, ...] = ()  #: Failures, the newest first, whether they are over or not
     lost: str = ""  #: Why state of the query cannot be used; empty where it can, as far as is known
+    awaits_start: bool = False  #: Whether it was restored, rescaled or cloned, and no run has claimed it yet
 
     @property
     def run(self) -> Run | None:
@@ -103,22 +106,34 @@ class OperatorSigns:
     reports: tuple[Report, ...]
     claim: Claim | None  #: The newest; None where there is none, or it cannot be read
     is_lost: bool  #: Whether its record cannot be read
+    awaits_start: bool  #: As in `Signs`
 
     @classmethod
-    def of(cls, storage: ObjectStorage, listing: OperatorListing, *, is_lost: bool) -> OperatorSigns:
-        """Return the signs in a listing and its newest claim."""
+    def of(
+        cls, storage: ObjectStorage, listing: OperatorListing, record: OperatorRecord | HoldfastError
+    ) -> OperatorSigns:
+        """Return the signs in a listing, its newest claim, and its record or why that cannot be read."""
         newest, claim = listing.claim(), None
         if newest is not None:
             with suppress(CorruptionError, NotFoundError):  # of which verify tells; deleted as an old one since
                 claim = read_claim(claims_of(storage, listing.name), newest)
         stored = (o.modified_ms for shard in listing.shards.values() for o in shard.versions)
         found = tuple(reports(listing.shards.values()))
-        return cls(listing.name, max(stored, default=0), found, claim, is_lost)
+        is_lost = isinstance(record, HoldfastError)
+        awaits_start = newest is None and not is_lost and _is_made_of_another(storage, record.query_id)
+        return cls(listing.name, max(stored, default=0), found, claim, is_lost, awaits_start)
 
     @property
     def claimed_by(self) -> str:
         """The query of the newest claim; empty without one."""
         return self.claim.query_id if self.claim else ""
+
+
+def _is_made_of_another(storage: ObjectStorage, query_id: str) -> bool:
+    try:
+        return find_origin(storage, query_id) is not None
+    except CorruptionError:  # of which the start tells
+        return False
 
 
 def signs_of(
@@ -145,6 +160,7 @@ def signs_of(
         _busiest(live, query_id),
         tuple(sorted((report for one in operators for report in one.reports), reverse=True)),
         next((f"The record of {one.name} cannot be read." for one in operators if one.is_lost), ""),
+        all(one.awaits_start for one in operators),
     )
 
 
