@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from holdfast import errors
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.spark_integration.spark_versions import java_stack
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -242,14 +242,14 @@ class _Raised:
         return None
 
 
-def explain(error: BaseException) -> str:
+def explain(error: BaseException | None) -> str:
     """Say in at most five lines why a query failed, and what to do about it.
 
     Parameters
     ----------
-    error : BaseException
+    error : BaseException or None
         What Spark, `holdfast` or a function of the query has raised: of ``awaitTermination``, ``query.exception()``,
-        a definition; in classic Spark and over Spark Connect.
+        a definition; in classic Spark and over Spark Connect. None, as of a query that has not failed, is nothing.
 
     Returns
     -------
@@ -269,6 +269,10 @@ def explain(error: BaseException) -> str:
     micro-batch: 7
     to do:       correct add_up (app.py, line 12), and start the query again: nothing of this micro-batch was kept
     """
+    if error is None:
+        return _lines(what="nothing has failed")
+    if not isinstance(error, BaseException):
+        raise InvalidArgumentError("explain takes the error itself, not its text", given=type(error).__name__)
     text = _text(error)
     all_raised = list(_raised(text))
     raised = _chosen(all_raised)
