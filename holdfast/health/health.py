@@ -234,7 +234,7 @@ def health_of(
         next(iter(told), None),
     )
     rows, left = _rows(signs), _left(signs)
-    figures = (_often(pace, signs), rows, _takes(pace, signs), left)
+    figures: tuple[Figure, ...] = (_often(pace, signs), rows, _takes(pace, signs), left)
     if found.state == "stopped":  # no program is there that could tell them
         figures = tuple(one for one in figures if one.value != "unknown" or one not in (rows, left))
     return Health(

@@ -119,9 +119,11 @@ class OperatorSigns:
                 claim = read_claim(claims_of(storage, listing.name), newest)
         stored = (o.modified_ms for shard in listing.shards.values() for o in shard.versions)
         found = tuple(reports(listing.shards.values()))
-        is_lost = isinstance(record, HoldfastError)
-        awaits_start = newest is None and not is_lost and _is_made_of_another(storage, record.query_id)
-        return cls(listing.name, max(stored, default=0), found, claim, is_lost, awaits_start)
+        stored_ms = max(stored, default=0)
+        if isinstance(record, HoldfastError):
+            return cls(listing.name, stored_ms, found, claim, is_lost=True, awaits_start=False)
+        awaits_start = newest is None and _is_made_of_another(storage, record.query_id)
+        return cls(listing.name, stored_ms, found, claim, is_lost=False, awaits_start=awaits_start)
 
     @property
     def claimed_by(self) -> str:
