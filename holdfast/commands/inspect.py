@@ -16,7 +16,7 @@ from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.health.failures import counted, read_failures, reports
 from holdfast.health.health import Health, health_of
 from holdfast.health.records import SparkTables, record_of, tables_of
-from holdfast.health.signs import OperatorSigns, signs_of
+from holdfast.health.signs import OperatorSigns, of_its_own, signs_of
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.ownership.query_origin import find_origin
 from holdfast.snapshotter.sink_log import SinkLog, StoredSink
@@ -82,7 +82,7 @@ def _logs(
     Raises `InvalidArgumentError` if it is not the checkpoint location of a query.
     """
     with opened_query(location, target.storage.url, parse_storage_options(options)) as query:
-        times = query.times()
+        times = of_its_own(query.times(), target.storage, query.query_id)
         origin = find_origin(target.storage, query.query_id)
         owner = origin.state_id if origin else query.query_id
         if owner in known:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.health.failures import Report, reports, still
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
-from holdfast.snapshotter.ownership.query_origin import find_origin
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
 from holdfast.snapshotter.ownership.stored_claims import Claim, ClaimingRun, claims_of, read_claim
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing
@@ -49,7 +49,7 @@ class Signs:
 
     runs: tuple[Run, ...] = ()  #: The last ones of a day, as far as claims tell; the newest last
     stored_ms: int = 0  #: When an operator stored a commit or snapshot last; 0 where none has
-    #: The micro-batches that Spark retains, ascending; None where the query's location is not known
+    #: The query's own micro-batches that Spark retains, ascending; None where its location is not known
     log: tuple[BatchTimes, ...] | None = None
     #: The last micro-batches that state servers on this machine remember, newest first
     measured: tuple[RecentBatch, ...] = ()
@@ -122,7 +122,7 @@ class OperatorSigns:
         stored_ms = max(stored, default=0)
         if isinstance(record, HoldfastError):
             return cls(listing.name, stored_ms, found, claim, is_lost=True, awaits_start=False)
-        awaits_start = newest is None and _is_made_of_another(storage, record.query_id)
+        awaits_start = newest is None and _origin(storage, record.query_id) is not None
         return cls(listing.name, stored_ms, found, claim, is_lost=False, awaits_start=awaits_start)
 
     @property
@@ -131,11 +131,23 @@ class OperatorSigns:
         return self.claim.query_id if self.claim else ""
 
 
-def _is_made_of_another(storage: ObjectStorage, query_id: str) -> bool:
+def _origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
     try:
-        return find_origin(storage, query_id) is not None
+        return find_origin(storage, query_id)
     except CorruptionError:  # of which the start tells
-        return False
+        return None
+
+
+def of_its_own(log: Iterable[BatchTimes], storage: ObjectStorage, query_id: str) -> list[BatchTimes]:
+    """Return the micro-batches that a query ran itself, not those with which a restore or a clone began.
+
+    Those have the time of restoring. Raises `UnavailableError` if the storage does not answer.
+
+    `storage`: the state directory; `query_id`: as the checkpoint location has it.
+    """
+    origin = _origin(storage, query_id)
+    first = origin.first_batch if origin else 0
+    return [one for one in log if one.batch_id >= first]
 
 
 def signs_of(
@@ -151,7 +163,7 @@ def signs_of(
     operators : sequence of OperatorSigns
         At least one.
     log : sequence of BatchTimes or None
-        What Spark's log says; None if the query's location is not known.
+        What Spark's log says, as `of_its_own` returns it; None if the query's location is not known.
     live : iterable of RecentBatch
         What state servers on this machine remember, of whatever query.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from holdfast.health.failures import read_failures
 from holdfast.health.health import Health, health_of
-from holdfast.health.signs import signs_of
+from holdfast.health.signs import of_its_own, signs_of
 from holdfast.spark_integration.client.recent import RecentBatch
 from holdfast.ui.directory import Directory
 from holdfast.ui.inquiry import Dated, Patience, answers
@@ -68,7 +68,8 @@ def _card(
     now_ms: int,
 ) -> Card:
     names = {one.name for one in operators}
-    log = next((one.found.log for one in logs if names & one.found.named.keys()), None)
+    pointers = next((one.found for one in logs if names & one.found.named.keys()), None)
+    log = of_its_own(pointers.log, directory.storage, pointers.query_id) if pointers else None
     signs = signs_of(query_id, [one.signs for one in operators], log, live)
     persist = signs.failing
     failures = read_failures(directory.storage, persist[:1])
