@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -165,7 +165,14 @@ def _row(place: int, operator: OperatorSurvey, whole: int, failing: Mapping[str,
 
 
 def _answers(found: list[tuple[int, OperatorSurvey]], lost: list[str], queries: list[Card]) -> list[Answer]:
-    return [_biggest(found), _hottest(found), _behind(found), _failing(found, lost, queries)]
+    told = [_biggest(found), _hottest(found), _behind(found), _failing(found, lost, queries)]
+    is_any_running = any(card.health.state == "running" for card in queries)
+    return told if is_any_running else [_past(one) for one in told]
+
+
+def _past(answer: Answer) -> Answer:
+    """Return an answer where no query is known to run: that all was well says nothing of now."""
+    return replace(answer, answer="Not when last seen", verdict="plain") if answer.verdict == "good" else answer
 
 
 def _biggest(found: list[tuple[int, OperatorSurvey]]) -> Answer:
@@ -227,5 +234,8 @@ def _failing(found: list[tuple[int, OperatorSurvey]], lost: list[str], queries: 
         number = sum(number for number, _, _ in troubled)
         detail = f"{counted(number, 'report')} of failed micro-batches, snapshots or clean-ups"
         return Answer(question, "Yes", detail, "bad", Place(place, name))
+    stuck = [card for card in queries if card.health.state == "failing"]
+    if stuck:
+        return Answer(question, "Yes", stuck[0].health.why, "bad")
     nothing = "No micro-batch, snapshot or clean-up has failed."
     return Answer(question, "No", nothing, "good")
