@@ -72,6 +72,7 @@ _PASSING_WORDS = re.compile(
     r"ExecutorLostFailure|FetchFailedException|MetadataFetchFailed"
     r"|Python worker (?:exited unexpectedly|failed to connect)"
     r"|java\.net\.(?:Connect|Socket|SocketTimeout|UnknownHost|NoRouteToHost)Exception"
+    r"|java\.nio\.channels\.CancelledKeyException"
     r"|java\.util\.concurrent\.TimeoutException|RpcTimeoutException|SdkClientException|StatusCode\.UNAVAILABLE"
     r"|org\.apache\.kafka\.common\.errors\.(?:Timeout|Disconnect|Network|NotLeaderOrFollower|LeaderNotAvailable"
     r"|BrokerNotAvailable|CoordinatorNotAvailable|CoordinatorLoadInProgress)Exception"
@@ -184,6 +185,13 @@ _CAUSES = (
         re.compile(r"'DataStreamWriter' object has no attribute '(?P<method>awaitTermination|stop|process\w+)'"),
         r"\g<method> was called on a query that was not started",
         r"start it first: df.writeStream.….start().\g<method>(…)",
+    ),
+    _Cause(
+        # ReaderInputStream of Spark 4.0 to 4.3 asks a key of a selector that another task's refresh() has cancelled.
+        re.compile(r"java\.nio\.channels\.CancelledKeyException"),
+        "Spark has lost the connection to a Python worker, as it passed that from one task to the next: a fault of "
+        "Spark's that passes",
+        "run it again: nothing is lost. A master of local[*,4] instead of local[*] lets Spark repeat such tasks itself",
     ),
     _Cause(
         re.compile(r"PYTHON_VERSION_MISMATCH"),
