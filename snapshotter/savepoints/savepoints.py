@@ -25,7 +25,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import xxhash
@@ -122,8 +122,10 @@ class Listed:
     Attributes
     ----------
     name : str
-    objects, size_bytes : int
+    objects : int
         That lie there.
+    size_bytes : int
+        As `Savepoint.size_bytes`; of one that is unfinished or damaged, of all that lies there.
     savepoint : Savepoint or None
         None if it is unfinished, or damaged.
     damage : str
@@ -156,9 +158,10 @@ def list_savepoints(target: ObjectStorage, executor: Executor) -> list[Listed]:
         if name not in manifests:
             return found
         try:
-            return Listed(name, found.objects, found.size_bytes, find_savepoint(target, name))
+            whole = find_savepoint(target, name)
         except CorruptionError as exc:
-            return Listed(name, found.objects, found.size_bytes, damage=str(exc))
+            return replace(found, damage=str(exc))
+        return replace(found, savepoint=whole, size_bytes=whole.size_bytes) if whole else found
 
     return list(executor.map(listed, sorted(sizes)))
 

@@ -17,7 +17,8 @@ from click.testing import CliRunner
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.cli import group
 from holdfast.commands.savepoint import savepoint, say_new_query
-from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.commands.target import size
+from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -52,6 +53,20 @@ def test_what_is_there(target: ObjectStorage, tmp_path: Path) -> None:
         ("one", True, 7),
         ("two", False, None),
     ]
+
+
+def test_a_savepoint_has_one_size(target: ObjectStorage, tmp_path: Path) -> None:
+    """That of what it holds, wherever it is shown: its manifest counts nowhere, nor does what others have left."""
+    made = a_savepoint(target, "one")
+    target.put(f"one/operators/totals/state/0000-0-{'f' * 16}.arrow", b"a piece")
+    a_savepoint(target, "two")
+    target.delete(["two/savepoint"])
+    one, two = json.loads(invoke("list", tmp_path, "--json").output)["savepoints"]
+    shown = json.loads(invoke("show", tmp_path, "one", "--json").output)
+    assert one["size_bytes"] == shown["size_bytes"] == two["size_bytes"] == made.size_bytes
+    of_one = size(made.size_bytes)
+    assert of_one in invoke("list", tmp_path).output
+    assert of_one in invoke("show", tmp_path, "one").output
 
 
 @pytest.mark.parametrize("how", [[], ["--json"]], ids=" ".join)
