@@ -25,6 +25,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.lookup.state_directory import require_no_state_directory
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.unit.holdfast.commands.state_dir import put_record
+from tests.unit.holdfast.health.claimed import claim
 from tests.unit.snapshotter.savepoints.sample import a_savepoint
 
 
@@ -98,8 +99,10 @@ def test_what_is_no_savepoint_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         put_record(PrefixedStorage(target, "state"))
     monkeypatch.chdir(tmp_path)
     exported("one", "--operator", "totals", "--to", "new")
-    with pytest.raises(InvalidArgumentError, match="this is a state directory: name the checkpointLocation"):
+    claim(tmp_path / "state", 1_790_000_000_000)
+    with pytest.raises(InvalidArgumentError, match="this is a state directory: name the checkpointLocation") as caught:
         exported(str(tmp_path / "state"), "--to", "elsewhere")
+    assert "query-1 (operators totals, at work until 2026-09-21 14:13 UTC on host-1)" in str(caught.value)
     with pytest.raises(NotFoundError, match="no savepoint of this name"):
         exported("two", "--to", "elsewhere")
     with open_storage(str(tmp_path / "state")) as inner:
