@@ -232,6 +232,18 @@ def read_log(folder: PrefixedStorage, log: SourceLog) -> memoryview:
     return data
 
 
+def find_objects(target: ObjectStorage, name: str) -> list[str]:
+    """Return the objects of a savepoint, or of an unfinished one: what deleting it deletes.
+
+    Raises `InvalidArgumentError` if there is only a file of another program.
+    """
+    folder = savepoint_folder(target, name)
+    keys = _ours(folder)
+    if keys == [KEY] and bytes(folder.get(KEY))[-len(MAGIC) :] != MAGIC:
+        raise InvalidArgumentError("this file is not a savepoint: delete it yourself", file=f"{folder.url}/{KEY}")
+    return keys
+
+
 def delete_savepoint(target: ObjectStorage, name: str) -> int:
     """Delete a savepoint, or what is left of an unfinished one, uploads too; return how many objects it had.
 
@@ -240,10 +252,7 @@ def delete_savepoint(target: ObjectStorage, name: str) -> int:
     The manifest goes first: whatever happens then, nobody takes the rest for a savepoint. One that is finished while
     pieces are deleted goes, too.
     """
-    folder = savepoint_folder(target, name)
-    keys = _ours(folder)
-    if keys == [KEY] and bytes(folder.get(KEY))[-len(MAGIC) :] != MAGIC:
-        raise InvalidArgumentError("this file is not a savepoint: delete it yourself", file=f"{folder.url}/{KEY}")
+    keys, folder = find_objects(target, name), savepoint_folder(target, name)
     _delete(folder, keys)
     if keys and KEY in (since := _ours(folder)):
         _delete(folder, since)

@@ -152,10 +152,40 @@ def test_deleting_asks(target: ObjectStorage, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="pass --yes"):
         invoke("delete", tmp_path, "one", "--json")
     assert "one is intact" in invoke("verify", tmp_path, "one").output
-    assert "objects deleted" in invoke("delete", tmp_path, "one", said="y\n").output
+    held = len(list(target.list("")))
+    told = invoke("delete", tmp_path, "one", said="y\n").output
+    assert f"Delete the savepoint one in {tmp_path}, {held} objects? [y/N]" in told
+    assert f"{held} objects deleted" in told
     assert not list(target.list(""))
-    with pytest.raises(NotFoundError):
-        invoke("delete", tmp_path, "one", "--yes")
+
+
+@pytest.mark.parametrize("how", [[], ["--yes"]], ids=" ".join)
+def test_what_is_not_there_needs_no_confirmation(target: ObjectStorage, tmp_path: Path, how: list[str]) -> None:
+    """A misspelt name is told at once, and so is a file that is no savepoint."""
+    a_savepoint(target, "one")
+    target.put("notes/savepoint", b"not ours")
+    with pytest.raises(NotFoundError, match="no savepoint of this name is here; did you mean 'one'"):
+        invoke("delete", tmp_path, "onee", *how, said="")
+    with pytest.raises(InvalidArgumentError, match="this file is not a savepoint"):
+        invoke("delete", tmp_path, "notes", *how, said="")
+
+
+@pytest.mark.parametrize("command", ["create", "from-spark"])
+def test_a_name_that_is_taken_is_told_before_a_spark_starts(
+    target: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """It takes half a minute to start."""
+    a_savepoint(target, "one")
+    target.put("query/metadata", b'{"id": "cb5e9d3c-9e6a-4f6e-9a94-0d5d1b6f7b16"}')
+    monkeypatch.setattr("holdfast.commands.own_spark.started_spark", _no_spark)
+    monkeypatch.setattr("holdfast.commands.savepoint.started_spark", _no_spark)
+    own = ["--operator", "totals"] if command == "from-spark" else ["--state-dir", tmp_path / "state"]
+    with pytest.raises(ConflictError, match="there is a savepoint of this name"):
+        invoke(command, tmp_path / "query", "--to", tmp_path, "--name", "one", *own, "--conf", "spark.app.name=x")
+
+
+def _no_spark(*_: object) -> None:
+    pytest.fail("a Spark was started")
 
 
 def test_what_differs_ends_with_1(target: ObjectStorage, tmp_path: Path) -> None:
