@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from holdfast import errors
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.spark_integration.spark_versions import java_stack
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -72,6 +72,7 @@ _PASSING_WORDS = re.compile(
     r"ExecutorLostFailure|FetchFailedException|MetadataFetchFailed"
     r"|Python worker (?:exited unexpectedly|failed to connect)"
     r"|java\.net\.(?:Connect|Socket|SocketTimeout|UnknownHost|NoRouteToHost)Exception"
+    r"|java\.nio\.channels\.CancelledKeyException"
     r"|java\.util\.concurrent\.TimeoutException|RpcTimeoutException|SdkClientException|StatusCode\.UNAVAILABLE"
     r"|org\.apache\.kafka\.common\.errors\.(?:Timeout|Disconnect|Network|NotLeaderOrFollower|LeaderNotAvailable"
     r"|BrokerNotAvailable|CoordinatorNotAvailable|CoordinatorLoadInProgress)Exception"
@@ -181,6 +182,13 @@ _CAUSES = (
         r"start it first: df.writeStream.….start().\g<method>(…)",
     ),
     _Cause(
+        # ReaderInputStream of Spark 4.0 to 4.3 asks a key of a selector that another task's refresh() has cancelled.
+        re.compile(r"java\.nio\.channels\.CancelledKeyException"),
+        "Spark has lost the connection to a Python worker, as it passed that from one task to the next: a fault of "
+        "Spark's that passes",
+        "run it again: nothing is lost. A master of local[*,4] instead of local[*] lets Spark repeat such tasks itself",
+    ),
+    _Cause(
         re.compile(r"PYTHON_VERSION_MISMATCH"),
         "Spark runs tasks in another version of Python than this program",
         "set the environment variable PYSPARK_PYTHON to an interpreter of the driver's version (docs/deploy.md)",
@@ -230,14 +238,14 @@ class _Raised:
         return None
 
 
-def explain(error: BaseException) -> str:
+def explain(error: BaseException | None) -> str:
     """Say in at most five lines why a query failed, and what to do about it.
 
     Parameters
     ----------
-    error : BaseException
+    error : BaseException or None
         What Spark, `holdfast` or a function of the query has raised: of ``awaitTermination``, ``query.exception()``,
-        a definition; in classic Spark and over Spark Connect.
+        a definition; in classic Spark and over Spark Connect. None, as of a query that has not failed, is nothing.
 
     Returns
     -------
@@ -257,6 +265,10 @@ def explain(error: BaseException) -> str:
     micro-batch: 7
     to do:       correct add_up (app.py, line 12), and start the query again: nothing of this micro-batch was kept
     """
+    if error is None:
+        return _lines(what="nothing has failed")
+    if not isinstance(error, BaseException):
+        raise InvalidArgumentError("explain takes the error itself, not its text", given=type(error).__name__)
     text = _text(error)
     all_raised = list(_raised(text))
     raised = _chosen(all_raised)

@@ -86,7 +86,7 @@ def write_files(
     encode = _WRITERS[kind]
     made = arrow_schema(shown.struct, "the state")
     if kind == "csv":
-        _require_no(field.name for field in made if pa.types.is_nested(field.type) or pa.types.is_binary(field.type))
+        _require_csv(made)
     if target.list(""):
         raise ConflictError("the directory is not empty: name a new one", to=target.url)
     written: list[str] = []
@@ -109,6 +109,10 @@ def write_files(
         target.delete(written)
         raise
     return count
+
+
+def _require_csv(schema: pa.Schema) -> None:
+    _require_no(field.name for field in schema if pa.types.is_nested(field.type) or pa.types.is_binary(field.type))
 
 
 def _require_no(nested: Iterable[str]) -> None:
@@ -184,7 +188,7 @@ def export(
     else:
         state_dir = None
     if kind == "delta" or conf:
-        what.require(state_dir, options)
+        what.require(state_dir, target, kind, options)
         with started_spark(state_dir, options, conf) as spark, errors_of_spark():
             write(what.frame(spark, state_dir), target, kind)
     else:
@@ -224,11 +228,17 @@ class _Exported:
             on_rows = stack.enter_context(things_shown("rows", None))
             write_files(rows, self.names or (), to, kind, on_rows)
 
-    def require(self, state_dir: str | None, options: Mapping[str, str]) -> None:
-        """Raise the error of a missing table or column before Spark starts."""
+    def require(self, state_dir: str | None, target: str, kind: str, options: Mapping[str, str]) -> None:
+        """Raise the error of a missing table, column or package, or of a table that is there, before Spark starts."""
         with ExitStack() as stack:
             schema, _ = self._rows(stack, state_dir, options)
-            ShownTable.of(schema, self.names or ())
+        made = arrow_schema(ShownTable.of(schema, self.names or ()).struct, "the state")
+        if kind == "csv":
+            _require_csv(made)
+        elif kind == "delta":
+            with needs_extra("delta"):
+                from holdfast.spark_integration.sinks.delta.exporting import require_new_table
+            require_new_table(target, options, made)
 
     def _rows(self, stack: ExitStack, state_dir: str | None, options: Mapping[str, str]) -> ShardRows:
         """Return its rows, which are read as they are asked for."""

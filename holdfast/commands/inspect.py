@@ -14,7 +14,16 @@ from holdfast import clock
 from holdfast.commands.target import SMALL_COMMITS, Target, moment, on_state_dir, opened, plain, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.health.failures import counted, read_failures, reports
-from holdfast.health.health import Health, OperatorSigns, SparkTables, health_of, record_of, signs_of, tables_of
+from holdfast.health.health import (
+    Health,
+    OperatorSigns,
+    SparkTables,
+    health_of,
+    of_its_own,
+    record_of,
+    signs_of,
+    tables_of,
+)
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.ownership.query_origin import find_origin
 from holdfast.snapshotter.sink_log import SinkLog, StoredSink
@@ -77,7 +86,7 @@ def _logs(
 ) -> dict[str, list[BatchTimes]]:
     """Return Spark's log of a query by the id that its state has: a clone's is that of the original."""
     with opened_query(location, target.storage.url, parse_storage_options(options)) as query:
-        times = query.times()
+        times = of_its_own(query.times(), target.storage, query.query_id)
         origin = find_origin(target.storage, query.query_id)
         owner = origin.state_id if origin else query.query_id
         if owner in known:
@@ -97,7 +106,7 @@ def _healths(
     """Return how the queries are. Raises `InvalidArgumentError` if a log is that of another query."""
     by_query: dict[str, list[OperatorSigns]] = {}
     for listing, record in found:
-        signs = OperatorSigns.of(target.storage, listing, is_lost=isinstance(record, HoldfastError))
+        signs = OperatorSigns.of(target.storage, listing, record)
         query_id = record.query_id if isinstance(record, OperatorRecord) else signs.claimed_by
         by_query.setdefault(query_id, []).append(signs)
     if elsewhere := logs.keys() - by_query.keys():

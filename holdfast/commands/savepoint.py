@@ -28,8 +28,10 @@ from holdfast.commands.target import (
     with_options,
 )
 from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.health.failures import counted
 from holdfast.savepoints import Listed, Savepoint, TableDifference
 from holdfast.settings import PREFIX
+from holdfast.snapshotter.savepoints.savepoints import find_objects, require_free
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.copies.cloning import copy
@@ -106,6 +108,7 @@ def from_spark(
     names = _names(operators)
     with open_storage(checkpoint_location, parse_storage_options(options)) as storage:
         QueryLocation(storage).query_id()  # refuses other places before Spark starts, which takes half a minute
+    _require_free(target, name, options)
     with started_spark(None, options, conf) as spark:
         made = savepoints.from_spark(
             spark,
@@ -126,6 +129,12 @@ def from_spark(
             f"{name} is saved, as of micro-batch {made.query.batch_id}: holdfast savepoint restore makes a query from "
             "it"
         )
+
+
+def _require_free(target: str, name: str, options: dict[str, str]) -> None:
+    """Raise ConflictError if there is a savepoint of this name: at once, not when Spark has started."""
+    with open_storage(target, parse_storage_options(options)) as storage:
+        require_free(storage, name)
 
 
 def _names(given: tuple[str, ...]) -> str | dict[int, str]:
@@ -161,9 +170,11 @@ def create(
     LOCATION is the query's checkpointLocation. This process saves the state, several shards at a time; with --conf,
     Spark does.
     """
+    state_dir = state_dir_of(checkpoint_location, state_dir, options)
+    _require_free(target, name, options)
     places = checkpoint_location, target, name
     made = by_this_process(
-        state_dir_of(checkpoint_location, state_dir, options),
+        state_dir,
         options,
         conf,
         lambda tasks: save(tasks, *places, batch_id=batch_id, without=without, comment=comment),
@@ -350,10 +361,14 @@ def delete(url: str, name: str, yes: bool, options: dict[str, str], as_json: boo
     """Delete a savepoint, or the remains of one that was never finished."""
     if not yes and as_json:
         raise InvalidArgumentError("cannot ask for confirmation here: pass --yes to delete")
-    if not yes:
-        click.confirm(f"Delete the savepoint {name} in {url}?", abort=True)
+    with open_storage(url, parse_storage_options(options)) as storage:
+        held = len(find_objects(storage, name))
+    if held and not yes:
+        click.confirm(f"Delete the savepoint {name} in {url}, {counted(held, 'object')}?", abort=True)
     objects = savepoints.delete(url, name, options)
-    click.echo(json.dumps({"name": name, "objects": objects}) if as_json else f"{name}: {objects} objects deleted")
+    click.echo(
+        json.dumps({"name": name, "objects": objects}) if as_json else f"{name}: {counted(objects, 'object')} deleted"
+    )
 
 
 def _listed(one: Listed) -> dict[str, Any]:

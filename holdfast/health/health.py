@@ -5,6 +5,7 @@
     a failure that is not over, lost state, starts that commit nothing   ─▶  failing
     seen within its pace, and its processes have not ended               ─▶  running
     its processes have ended; or it pauses no longer than it does        ─▶  stopped
+    restored, rescaled or cloned, and not started yet                    ─▶  stopped
     anything else: silent longer than its pace, and nothing says why     ─▶  stale
 
 The **pace** is five minutes, or twice the usual time between micro-batches, or four times what one usually takes,
@@ -37,6 +38,7 @@ from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.health.failures import Failure, Report, ago, count, duration, reports, still
 from holdfast.snapshotter.ownership.claims import ALIVE_MS, Claim, ClaimingRun, claims_of, read_claim
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing
@@ -74,12 +76,13 @@ class Signs:
 
     runs: tuple[Run, ...] = ()  #: The last ones of a day, as far as claims tell; the newest last
     stored_ms: int = 0  #: When an operator stored a commit or snapshot last; 0 where none has
-    #: The micro-batches that Spark retains, ascending; None where the query's location is not known
+    #: The query's own micro-batches that Spark retains, ascending; None where its location is not known
     log: tuple[BatchTimes, ...] | None = None
     #: The last micro-batches that state servers on this machine remember, newest first
     measured: tuple[RecentBatch, ...] = ()
     reports: tuple[Report, ...] = ()  #: Failures, the newest first, whether they are over or not
     lost: str = ""  #: Why state of the query cannot be used; empty where it can, as far as is known
+    awaits_start: bool = False  #: Whether it was restored, rescaled or cloned, and no run has claimed it yet
 
     @property
     def run(self) -> Run | None:
@@ -129,22 +132,48 @@ class OperatorSigns:
     reports: tuple[Report, ...]
     claim: Claim | None  #: The newest; None where there is none, or it cannot be read
     is_lost: bool  #: Whether its record cannot be read
+    awaits_start: bool  #: As in `Signs`
 
     @classmethod
-    def of(cls, storage: ObjectStorage, listing: OperatorListing, *, is_lost: bool) -> OperatorSigns:
-        """Return the signs in a listing and its newest claim."""
+    def of(
+        cls, storage: ObjectStorage, listing: OperatorListing, record: OperatorRecord | HoldfastError
+    ) -> OperatorSigns:
+        """Return the signs in a listing, its newest claim, and its record or why that cannot be read."""
         newest, claim = listing.claim(), None
         if newest is not None:
             with suppress(CorruptionError, NotFoundError):  # of which verify tells; deleted as an old one since
                 claim = read_claim(claims_of(storage, listing.name), newest)
         stored = (o.modified_ms for shard in listing.shards.values() for o in shard.versions)
         found = tuple(reports(listing.shards.values()))
-        return cls(listing.name, max(stored, default=0), found, claim, is_lost)
+        stored_ms = max(stored, default=0)
+        if isinstance(record, HoldfastError):
+            return cls(listing.name, stored_ms, found, claim, is_lost=True, awaits_start=False)
+        awaits_start = newest is None and _origin(storage, record.query_id) is not None
+        return cls(listing.name, stored_ms, found, claim, is_lost=False, awaits_start=awaits_start)
 
     @property
     def claimed_by(self) -> str:
         """The query of the newest claim; empty without one."""
         return self.claim.query_id if self.claim else ""
+
+
+def _origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
+    try:
+        return find_origin(storage, query_id)
+    except CorruptionError:  # of which the start tells
+        return None
+
+
+def of_its_own(log: Iterable[BatchTimes], storage: ObjectStorage, query_id: str) -> list[BatchTimes]:
+    """Return the micro-batches that a query ran itself, not those with which a restore or a clone began.
+
+    Those have the time of restoring. Raises `UnavailableError` if the storage does not answer.
+
+    `storage`: the state directory; `query_id`: as the checkpoint location has it.
+    """
+    origin = _origin(storage, query_id)
+    first = origin.first_batch if origin else 0
+    return [one for one in log if one.batch_id >= first]
 
 
 def signs_of(
@@ -155,8 +184,8 @@ def signs_of(
 ) -> Signs:
     """Return what is known of a query.
 
-    `log`: what Spark's log says; None if the query's location is not known; `live`: what state servers on this machine
-    remember, of whatever query.
+    `log`: what Spark's log says, as `of_its_own` returns it; None if the query's location is not known; `live`: what
+    state servers on this machine remember, of whatever query.
     """
     return Signs(
         runs_of((one.claim for one in operators if one.claim), query_id),
@@ -165,6 +194,7 @@ def signs_of(
         _busiest(live, query_id),
         tuple(sorted((report for one in operators for report in one.reports), reverse=True)),
         next((f"The record of {one.name} cannot be read." for one in operators if one.is_lost), ""),
+        all(one.awaits_start for one in operators),
     )
 
 
@@ -281,6 +311,8 @@ def judge(signs: Signs, now_ms: int) -> Verdict:
         since = "has not been committed since" if signs.log else "is not known to have been committed since"
         why = f"Micro-batch {of_batch.batch_id:,} failed and {since}."
         return Verdict("failing", of_batch.stored_ms, why, of_batch)
+    if signs.awaits_start and not signs.measured:
+        return Verdict("stopped", signs.stored_ms, "It was made from another query, and has not been started yet.")
     if vain := _starts_in_vain(signs):
         return vain
     resting = _at_rest(signs, pace, now_ms)
@@ -395,7 +427,7 @@ def health_of(
         next(iter(told), None),
     )
     rows, left = _rows(signs), _left(signs)
-    figures = (_often(pace, signs), rows, _takes(pace, signs), left)
+    figures: tuple[Figure, ...] = (_often(pace, signs), rows, _takes(pace, signs), left)
     if found.state == "stopped":  # no program is there that could tell them
         figures = tuple(one for one in figures if one.value != "unknown" or one not in (rows, left))
     return Health(

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import Row, StructType
 
+from holdfast.backends.options import did_you_mean
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
@@ -129,8 +130,18 @@ class PandasWithStateTester:
         -------
         list of Row
         """
+        self._require_columns(input)
         rows = spark_versions.rows_to_arrow(list(input), self._input) if input else self._no_rows()
         return self._as_rows(self._run(rows))
+
+    def _require_columns(self, rows: Sequence[Row | tuple[Any, ...] | Mapping[str, Any]]) -> None:
+        """Raise `InvalidArgumentError` if a row names a column that the input does not have: it would be left out."""
+        for row in rows:
+            given = row if isinstance(row, Mapping) else getattr(row, "__fields__", ())
+            for name in given:
+                if name not in self._input.names:
+                    near = did_you_mean(name, self._input.names)
+                    raise InvalidArgumentError(f"the input has no column {name!r}{near}", columns=self._input.names)
 
     def testInPandas(self, input: pd.DataFrame) -> pd.DataFrame:  # noqa: A002
         """Run one micro-batch as `test` does, from and to pandas frames."""

@@ -50,6 +50,7 @@ from holdfast.spark_integration.processor.exchange import (
     ProcessorOutput,
     RowExchange,
     frames_of,
+    named_values,
 )
 from holdfast.spark_integration.processor.handle import PickledProcessor, declaration_of
 from holdfast.spark_integration.processor.state.slab import CalledSlab
@@ -159,7 +160,7 @@ class KeptOutput:
 
 def _rows_of(returned: Any) -> Iterator[Row]:
     for row in returned:
-        row.asDict()  # a query takes nothing else: a tuple and a `Row` without names fail here as there
+        named_values(row)  # a query takes nothing else: a tuple and a `Row` without names fail here as there
         yield row
 
 

@@ -39,6 +39,7 @@ class Pointers:
     log: tuple[BatchTimes, ...]  #: When the micro-batches that are logged were planned and committed, ascending
     #: The operators' directories that the pointers name, and the query of each by the pointers
     named: Mapping[str, str]
+    query_id: str = ""
 
     @property
     def planned(self) -> int | None:
@@ -109,7 +110,7 @@ class NamedQuery:
 
     def _pointers(self, stored: StoredQuery) -> Pointers:
         """Read only new pointers: they lie in many small files, and never change."""
-        found, known = Pointers(tuple(stored.times()), {}), self.pointers.known
+        found, known = Pointers(tuple(stored.times()), {}, stored.query_id), self.pointers.known
         if not found.batches:
             return found
         is_known = known is not None and known.named and known.batches[-1:] == found.batches[-1:]

@@ -253,7 +253,7 @@ def _operator(storage: ObjectStorage, listing: OperatorListing, sizes: StateSize
         objects,
         np.array([by_number[number] for number in objects.shards.tolist()], np.int64),
         size.estimated,
-        OperatorSigns.of(storage, listing, is_lost=isinstance(record, HoldfastError)),
+        OperatorSigns.of(storage, listing, record),
         sum(info.size_bytes for info in listing.others),
     )
 

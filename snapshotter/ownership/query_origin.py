@@ -63,6 +63,11 @@ class QueryOrigin(Stored):
         return self.state_id != self.query_id
 
     @property
+    def first_batch(self) -> int:
+        """The first micro-batch that it ran itself: a restore writes one, and a clone has those of its original."""
+        return self.batch_id + 1 if self.is_clone else 1
+
+    @property
     def operators(self) -> set[str]:
         """The names of the operators that have state from the beginning."""
         return {directory.partition("@")[0] for directory in self.directories}

@@ -25,7 +25,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import xxhash
@@ -116,8 +116,10 @@ class Listed:
     Attributes
     ----------
     name : str
-    objects, size_bytes : int
+    objects : int
         That lie there.
+    size_bytes : int
+        As `Savepoint.size_bytes`; of one that is unfinished or damaged, of all that lies there.
     savepoint : Savepoint or None
         None if it is unfinished, or damaged.
     damage : str
@@ -150,9 +152,10 @@ def list_savepoints(target: ObjectStorage, executor: Executor) -> list[Listed]:
         if name not in manifests:
             return found
         try:
-            return Listed(name, found.objects, found.size_bytes, find_savepoint(target, name))
+            whole = find_savepoint(target, name)
         except CorruptionError as exc:
-            return Listed(name, found.objects, found.size_bytes, damage=str(exc))
+            return replace(found, damage=str(exc))
+        return replace(found, savepoint=whole, size_bytes=whole.size_bytes) if whole else found
 
     return list(executor.map(listed, sorted(sizes)))
 
@@ -218,6 +221,18 @@ def read_log(folder: PrefixedStorage, log: SourceLog) -> memoryview:
     return data
 
 
+def find_objects(target: ObjectStorage, name: str) -> list[str]:
+    """Return the objects of a savepoint, or of an unfinished one: what deleting it deletes.
+
+    Raises `InvalidArgumentError` if there is only a file of another program.
+    """
+    folder = savepoint_folder(target, name)
+    keys = _ours(folder)
+    if keys == [KEY] and bytes(folder.get(KEY))[-len(MAGIC) :] != MAGIC:
+        raise InvalidArgumentError("this file is not a savepoint: delete it yourself", file=f"{folder.url}/{KEY}")
+    return keys
+
+
 def delete_savepoint(target: ObjectStorage, name: str) -> int:
     """Delete a savepoint, or what is left of an unfinished one, uploads too; return how many objects it had.
 
@@ -226,10 +241,7 @@ def delete_savepoint(target: ObjectStorage, name: str) -> int:
     The manifest goes first: whatever happens then, nobody takes the rest for a savepoint. One that is finished while
     pieces are deleted goes, too.
     """
-    folder = savepoint_folder(target, name)
-    keys = _ours(folder)
-    if keys == [KEY] and bytes(folder.get(KEY))[-len(MAGIC) :] != MAGIC:
-        raise InvalidArgumentError("this file is not a savepoint: delete it yourself", file=f"{folder.url}/{KEY}")
+    keys, folder = find_objects(target, name), savepoint_folder(target, name)
     _delete(folder, keys)
     if keys and KEY in (since := _ours(folder)):
         _delete(folder, since)

@@ -12,9 +12,11 @@
 pandas makes the first frame of a signature (labels, and a kind for each column); its blocks are the template of all
 that follow. What has no signature is left to pandas: long or wide data, other values, options.
 
-Only functions that pandas' module of frames finds by their names are exchanged, no class is changed, and only while
-`by_templates` runs its generator: whoever gets what it yields finds pandas untouched. Threads of the function may find
-either; both give the same.
+Likewise a sum of plain numbers is left to numpy, and a frame that is cut for a key makes its own columns.
+
+Only functions that modules find by their names are exchanged, no class is changed, and only while `by_templates` runs
+its generator: whoever gets what it yields finds pandas untouched. Threads of the function may find either; both give
+the same.
 """
 
 from __future__ import annotations
@@ -69,11 +71,13 @@ Functions = dict[str, Callable[..., Any]]
 # Of two threads that begin together, one would take the other's functions for pandas'.
 _COMPARING = threading.Lock()
 # What a worker compares before its first frame: each form, and each kind of block.
-_SAMPLES: tuple[Callable[[], pd.DataFrame], ...] = (
+_SAMPLES: tuple[Callable[[], pd.DataFrame | pd.Series[Any]], ...] = (
     lambda: pd.DataFrame({"key": ["a"], "n": [1], "x": [0.5], "is": [True], "m": [2]}),
     lambda: pd.DataFrame({"key": ("a", None), "v": np.array([1, 2], np.int16), "n": 3}),
     lambda: pd.DataFrame([("a", 1, 2.5), ("b", 2, 3.5)], columns=["key", "n", "x"]),
     lambda: pd.DataFrame([{"key": "a", "n": 1}]),
+    lambda: _last_cut()["n"],
+    lambda: _last_cut()["x"],
 )
 
 
@@ -152,7 +156,8 @@ class Templates:
                 return None, None
         kinds = []
         for at, column in enumerate(columns):
-            kind = _kind(column, rows)
+            is_one = rows == 1 and type(column) is list and len(column) == 1
+            kind = _KINDS.get(type(column[0])) if is_one else _kind(column, rows)
             if kind is None:
                 return None, None
             if type(column) in _SCALARS:
@@ -245,6 +250,25 @@ def _of_rows(templates: Templates, theirs: Functions) -> list[Any]:
     return [nested_data_to_arrays, arrays_to_mgr]
 
 
+def _sum(by_pandas: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the replacement of pandas' sum, for columns of plain numbers without NaN."""
+    add, quiet = np.add.reduce, np.errstate
+    integer, double = np.dtype(np.int64), np.dtype(np.float64)
+
+    def nansum(values: Any, *args: Any, skipna: bool = True, min_count: int = 0, **more: Any) -> Any:
+        if type(values) is np.ndarray and values.ndim == 1 and not min_count and not args and not more:
+            if values.dtype is integer:
+                return add(values)
+            if values.dtype is double:
+                with quiet(all="ignore"):
+                    total = add(values)
+                if -np.inf < total < np.inf:
+                    return total
+        return by_pandas(values, *args, skipna=skipna, min_count=min_count, **more)
+
+    return nansum
+
+
 def _as_of_pandas(function: Any) -> Callable[..., Any]:
     """Return a function whose frame counts as one of pandas: its warnings name the line that is outside of pandas."""
     place = os.path.join(os.path.dirname(pd.__file__), "core", "frame_templates.py of holdfast")
@@ -258,11 +282,17 @@ class _Exchange:
     """Replaces pandas' functions while any thread is inside the ``with`` block."""
 
     def __init__(self) -> None:
-        self._module: Any = frame_blocks.constructing()
-        self._theirs = {name: getattr(self._module, name) for name in frame_blocks.CONSTRUCTORS}
+        making, reducing = frame_blocks.constructing(), frame_blocks.reducing()
+        theirs = {name: getattr(making, name) for name in frame_blocks.CONSTRUCTORS}
         templates = Templates()
-        ours = [*_of_dicts(templates, self._theirs), *_of_rows(templates, self._theirs)]
-        self._ours = {function.__name__: _as_of_pandas(function) for function in ours}
+        #: Module, name, our function, and the one that it replaces.
+        self._pairs = [
+            (making, function.__name__, _as_of_pandas(function), theirs[function.__name__])
+            for function in (*_of_dicts(templates, theirs), *_of_rows(templates, theirs))
+        ]
+        nansum = reducing.nansum
+        self._pairs.append((reducing, "nansum", _as_of_pandas(_sum(nansum)), nansum))
+        self._pairs.append((frame_blocks, "give_columns", frame_blocks.our_columns, frame_blocks.pandas_columns))
         self._lock = threading.Lock()
         self._inside = 0
 
@@ -270,7 +300,8 @@ class _Exchange:
         with self._lock:
             self._inside += 1
             if self._inside == 1:
-                self._put(self._ours, self._theirs)
+                for module, name, ours, theirs in self._pairs:
+                    _put(module, name, ours, theirs)
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
@@ -278,12 +309,13 @@ class _Exchange:
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
-                self._put(self._theirs, self._ours)
+                for module, name, ours, theirs in self._pairs:
+                    _put(module, name, theirs, ours)
 
-    def _put(self, new: Functions, old: Functions) -> None:
-        for name, function in new.items():
-            if getattr(self._module, name) is old[name]:  # someone else's stays
-                setattr(self._module, name, function)
+
+def _put(module: Any, name: str, new: Callable[..., Any], old: Callable[..., Any]) -> None:
+    if getattr(module, name) is old:  # someone else's stays
+        setattr(module, name, new)
 
 
 def by_templates(steps: Generator[Y, None, R]) -> Generator[Y, None, R]:
@@ -301,6 +333,11 @@ def by_templates(steps: Generator[Y, None, R]) -> Generator[Y, None, R]:
             yield one
     finally:
         steps.close()
+
+
+def _last_cut() -> pd.DataFrame:
+    frame = pd.DataFrame({"key": ["a", "b", "c"], "n": [1, 2, 3], "x": [0.5, 1.5, 2.5]})
+    return list(frame_blocks.consecutive(frame, np.array([1, 2])))[-1]
 
 
 def _exchange() -> _Exchange | None:

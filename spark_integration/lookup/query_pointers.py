@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from holdfast.backends.evolution import evolved_tables
 from holdfast.backends.options import did_you_mean
 from holdfast.backends.run import TableSchema
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.ownership.operator_record import find_operator
+from holdfast.snapshotter.ownership.claims import find_claim
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator
 from holdfast.snapshotter.ownership.query_origin import find_origin
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -44,6 +46,8 @@ from holdfast.spark_integration.transport.routes import shards_of
 Key = Mapping[str, Any]
 _KEPT_BATCHES = 128
 _THREADS = 16
+#: Of a query with many operators, so many say when it was at work.
+_CLAIMS_MAX = 8
 _IS_RECORD = re.compile(r"[^/]+/operator")
 _NAME_IT = "name the state directory with --state-dir, or as the argument state_dir"
 
@@ -365,12 +369,33 @@ def require_no_state_directory(location: ObjectStorage) -> None:
     try:
         records = [info.key for info in location.list("") if _IS_RECORD.fullmatch(info.key)]
         found = [find_operator(location, key.removesuffix("/operator")) for key in sorted(records)]
+        queries = _described(location, [one for one in found if one is not None])
     except HoldfastError:  # as of a folder that is not ours to list: what is known of it already says more
         return
     if found:
         raise InvalidArgumentError(
             "this is a state directory: name the checkpointLocation of a query instead, which is enough to find its "
-            "state directory",
+            "state directory, and whose file metadata has the query's id",
             given=location.url,
-            queries=", ".join(sorted({one.query_id for one in found if one is not None})),
+            queries=queries,
         )
+
+
+def _described(storage: ObjectStorage, records: list[OperatorRecord]) -> str:
+    """Return the queries of a state directory by what people know them by: name, operators, when they worked last."""
+    by_query: dict[str, list[OperatorRecord]] = {}
+    for record in records:
+        by_query.setdefault(record.query_id, []).append(record)
+    return "; ".join(_of_query(storage, query_id, of) for query_id, of in sorted(by_query.items()))
+
+
+def _of_query(storage: ObjectStorage, query_id: str, records: list[OperatorRecord]) -> str:
+    claims = [find_claim(storage, record.operator) for record in records[:_CLAIMS_MAX]]
+    own = [claim for claim in claims if claim is not None and claim.query_id == query_id]
+    facts = [f"operators {', '.join(operator_of(one.operator) or one.operator for one in records)}"]
+    if own:
+        newest = max(own, key=lambda claim: claim.holder.seen_ms)
+        facts.insert(0, f"named {newest.query_name}") if newest.query_name else None
+        at = datetime.fromtimestamp(newest.holder.seen_ms / 1000, UTC)
+        facts.append(f"at work until {at:%Y-%m-%d %H:%M} UTC on {newest.host}")
+    return f"{query_id} ({', '.join(facts)})"

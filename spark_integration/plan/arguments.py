@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType, TimestampType
 
 from holdfast.backends.column_names import ColumnChanges
+from holdfast.backends.options import did_you_mean
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
 from holdfast.spark_integration.plan.event_time import NEEDS_WATERMARK, time_column_of
@@ -231,13 +232,16 @@ def _by_table(given: Any, known: Mapping[str, object], what: str) -> Mapping[str
         _refuse("it is a mapping", given=given)
     unknown = [str(name) for name in given if name not in known]
     if unknown:
-        _refuse(f"name a {what} that the operator declares", unknown=unknown, declared=list(known))
+        near = did_you_mean(unknown[0], [*known, _DROP, _RENAME])
+        _refuse(f"name a {what} that the operator declares{near}", unknown=unknown, declared=list(known))
     return given
 
 
 def _changes(given: Any, table: str, declared: Collection[str]) -> ColumnChanges:
-    if not isinstance(given, Mapping) or not given.keys() <= {_DROP, _RENAME}:
-        _refuse("it has nothing but 'drop' and 'rename'", table=table, given=given)
+    unknown = [str(name) for name in given if name not in (_DROP, _RENAME)] if isinstance(given, Mapping) else [""]
+    if unknown:
+        near = did_you_mean(unknown[0], (_DROP, _RENAME))
+        _refuse(f"it has nothing but 'drop' and 'rename'{near}", table=table, given=given)
     drop, rename = given.get(_DROP, ()), given.get(_RENAME, {})
     if not isinstance(drop, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in drop):
         _refuse("'drop' is a list of column names", table=table, given=drop)
@@ -254,7 +258,8 @@ def _changes(given: Any, table: str, declared: Collection[str]) -> ColumnChanges
             columns=still,
         )
     if missing := sorted({*rename.values()} - {*declared}):
-        _refuse("a column is renamed to one that is not declared", table=table, columns=missing)
+        near = did_you_mean(missing[0], declared)
+        _refuse(f"a column is renamed to one that is not declared{near}", table=table, columns=missing)
     if len({*rename.values()}) < len(rename):
         _refuse("two columns are renamed to one", table=table, rename=dict(rename))
     if EXPIRES in gone:

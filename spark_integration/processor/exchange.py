@@ -67,6 +67,18 @@ class KeyRowObjects(KeySlabs[Row]):
         return map(self._make_row, zip(*python_columns(rows, self._timezone), strict=True))
 
 
+def named_values(row: Any) -> dict[str, Any]:
+    """Return the columns of a row that a processor returned.
+
+    Raises Spark's errors: `AttributeError` if it is none, `PySparkTypeError` if it has no names.
+    """
+    try:
+        columns: dict[str, Any] = row.asDict(True)
+    except AttributeError as exc:
+        raise AttributeError(f"a processor returns Rows with names, such as Row(user=key[0], n=1): {exc}") from exc
+    return columns
+
+
 class OutputRows:
     """Gathers the rows that a processor returns for many keys, and converts them together.
 
@@ -92,7 +104,7 @@ class OutputRows:
         names = self._names, tuple(self._names)  # of a row made with its names, and of one made by a row of names
         for row in returned:
             is_ready = row.__class__ is Row and is_flat and getattr(row, "__fields__", ()) in names
-            values = row if is_ready and len(row) == len(self._names) else self._values(row.asDict(True))
+            values = row if is_ready and len(row) == len(self._names) else self._values(named_values(row))
             rows.append(values if copied is None else tuple(map(copied, values)))
             keys.append(key)
             if len(rows) >= self._rows_each:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from pyspark import cloudpickle
+from pyspark.errors import PySparkTypeError
 from pyspark.sql.streaming.stateful_processor import (
     ListState,
     MapState,
@@ -157,7 +158,7 @@ class ProcessorHandle(StatefulProcessorHandle):
     def _checked_ttl(self, ttl_ms: int | None, name: str, doing: str) -> int | None:
         if not ttl_ms:
             return None  # 0 is no TTL, in any time mode, as in Spark
-        ttl_ms = operator.index(ttl_ms)
+        ttl_ms = _whole(ttl_ms, f"ttlDurationMs of {name!r}")
         if self._time_mode != "ProcessingTime":
             raise state_error(
                 doing,
@@ -207,10 +208,17 @@ def _require_name(name: object, doing: str) -> None:
 
 def _milliseconds(time_ms: int | None) -> int:
     """Return the time of a timer; None is 0, as in Spark."""
-    given = 0 if time_ms is None else operator.index(time_ms)
+    given = 0 if time_ms is None else _whole(time_ms, "a timer's time")
     if not -(1 << 63) <= given < (1 << 63) - 1:
         raise ValueError(f"a timer's time must fit into 64 bits: {given}")
     return given
+
+
+def _whole(given: Any, what: str) -> int:
+    try:
+        return operator.index(given)
+    except TypeError as exc:
+        raise PySparkTypeError(f"{what} is a whole number of milliseconds, such as 60_000, not {given!r:.40}") from exc
 
 
 class PickledProcessor:

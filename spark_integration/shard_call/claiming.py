@@ -276,7 +276,9 @@ def require_stored_once(log: ObjectCommitLog, record: OperatorRecord, pointer: P
     def warn() -> None:
         _log.warning(
             "the state directory %s does not know the operator %r, which the query's pointers say it does: it was "
-            "emptied, or is another one. Nothing of the state is lost, because the pointers carry all of it",
+            "emptied, or is another one. Nothing of the state is lost, because the pointers carry all of it: if this "
+            "is meant, go on, and it fills this directory; else stop the query, and set spark.holdfast.state.dir to "
+            "the directory that it has always had",
             *(log.storage.url, record.operator),
         )
 

@@ -316,3 +316,80 @@ USES: list[Callable[[pd.DataFrame], Any]] = [
     lambda f: f == f, lambda f: f.reindex(columns=["a", "q"]), lambda f: f.pop("a"), hash, lambda f: f + 1,
     lambda f: f.eq(f).all().all(), lambda f: f.columns.get_loc("a"), lambda f: "a" in f, lambda f: f.to_json(),
 ]  # fmt: skip
+
+
+def _take_and_write(frame: pd.DataFrame) -> Any:
+    taken = frame["a"]
+    frame.iloc[0, 0] = 7
+    taken.iloc[0] = 8
+    return taken, frame["a"], frame["a"] is taken
+
+
+def _write_and_take(frame: pd.DataFrame) -> Any:
+    frame.iloc[0, 0] = 7
+    return frame["a"], frame["n"]
+
+
+def _replace_taken(frame: pd.DataFrame) -> Any:
+    taken = frame["n"]
+    frame["n"] = 1
+    return taken, frame["n"], frame["a"]
+
+
+def _take_from_changed(frame: pd.DataFrame) -> Any:
+    frame.insert(0, "first", 5)
+    taken = frame["a"]
+    del frame["first"]
+    return taken, frame["a"], frame["n"]
+
+
+def _take_renamed(frame: pd.DataFrame) -> Any:
+    frame.columns = [*frame.columns[1:], frame.columns[0]]
+    return frame["a"], frame["n"]
+
+
+def _take_with_attributes(frame: pd.DataFrame) -> Any:
+    before = frame["a"].attrs
+    frame.attrs["source"] = "x"
+    return before, frame["n"].attrs
+
+
+def _take_without_duplicates(frame: pd.DataFrame) -> Any:
+    frame.flags.allows_duplicate_labels = False
+    return frame["a"].flags.allows_duplicate_labels
+
+
+def _take_with_index(frame: pd.DataFrame) -> Any:
+    frame.index = pd.Index(["x"] * len(frame))
+    frame.index.name = "down"
+    return frame["a"], frame["a"].index is frame.index
+
+
+def _take_parts(frame: pd.DataFrame) -> Any:
+    taken = frame["a"]
+    return list(vars(taken)), taken.name is frame.columns[list(frame.columns).index("a")], vars(taken)["_is_copy"]
+
+
+def _take_and_drop(frame: pd.DataFrame) -> Any:
+    taken = frame.copy()["a"]
+    taken.iloc[0] = 1
+    return taken, deepcopy(frame["a"]), pickle.loads(pickle.dumps(frame["a"]))
+
+
+def _take_infinite(frame: pd.DataFrame) -> Any:
+    both = frame["a"] * np.inf
+    return both.sum(), (both - both).sum(), pd.concat([both, -both]).sum(), (frame["a"] + 1e308).sum() + 1e308
+
+
+#: What a function may do with the columns of a frame.
+COLUMN_USES: list[Callable[[pd.DataFrame], Any]] = [
+    _take_and_write, _write_and_take, _replace_taken, _take_from_changed, _take_renamed,
+    _take_with_attributes, _take_without_duplicates, _take_with_index, _take_parts, _take_and_drop, _take_infinite,
+    lambda f: f["a"], lambda f: f["n"].tolist(), lambda f: f.a, lambda f: f.key.iloc[0], lambda f: f["q"],
+    lambda f: f["a"].sum(), lambda f: f.n.sum(), lambda f: f["a"].sum(min_count=2), lambda f: f["a"].sum(skipna=False),
+    lambda f: type(f["n"].sum()), lambda f: f["a"].max(), lambda f: f["a"].mean(), lambda f: f["a"].to_numpy(),
+    lambda f: f.sum(numeric_only=True), lambda f: f["a"].agg(["sum", "min"]), lambda f: f["a"].fillna(0, inplace=True),
+    lambda f: f.loc[:, "a"], lambda f: f.at[0, "a"], lambda f: f["a"].groupby(f["n"]).sum(),
+    lambda f: f["a"].rename("b", inplace=True), lambda f: f.rename(columns={"a": "n", "n": "a"}, inplace=True),
+    lambda f: f["a"].to_frame(), lambda f: f.eval("a + n"), lambda f: f["a"].isna().sum(), lambda f: (f["a"] > 0).sum(),
+]  # fmt: skip

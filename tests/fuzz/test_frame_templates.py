@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from holdfast.spark_integration.keyed.frame_blocks import Template, anatomy, consecutive
 from holdfast.spark_integration.keyed.frame_templates import _exchange
-from tests.fuzz.frame_shapes import USES, calls
+from tests.fuzz.frame_shapes import COLUMN_USES, USES, calls
 from tests.tiers import examples
 
 Outcome = tuple[str, Any, list[tuple[str, str, str]]]
@@ -177,12 +177,25 @@ def sources(draw: Any) -> tuple[pd.DataFrame, list[int]]:
 
 
 @settings(max_examples=examples(150, 1_000, 30_000), suppress_health_check=list(HealthCheck))
-@given(sources(), OPTIONS, st.lists(st.sampled_from(USES), max_size=2))
+@given(sources(), OPTIONS, st.lists(st.sampled_from([*USES, *COLUMN_USES]), max_size=3), st.booleans())
 def test_input_frames(
-    source: tuple[pd.DataFrame, list[int]], option: tuple[str, Any], uses: list[Callable[[pd.DataFrame], Any]]
+    source: tuple[pd.DataFrame, list[int]],
+    option: tuple[str, Any],
+    uses: list[Callable[[pd.DataFrame], Any]],
+    is_used_first: bool,
 ) -> None:
     """The frames of keys that are converted together, beside frames that have nothing in common."""
     frame, sizes = source
+    exchange = _exchange()
+    assert exchange is not None
+
+    def inside(act: Callable[[], Any]) -> Callable[[], Any]:
+        def acting() -> Any:
+            with exchange:
+                return act()
+
+        return acting
+
     with pandas_options(*option):
         frame = frame.copy()
         # Slices, as `take` gives Arrow's text a validity bitmap; copied, as a slice counts as shared with its frame.
@@ -191,9 +204,34 @@ def test_input_frames(
         for part in theirs:
             part.columns = frame.columns.copy(deep=True)
         ours = []
-        for mine, other in zip(consecutive(frame, np.array(sizes)), theirs, strict=True):
-            require_same(mine, other)
+        parts = inside(lambda: list(consecutive(frame, np.array(sizes))))()
+        for mine, other in zip(parts, theirs, strict=True):
+            if not is_used_first:
+                require_same(mine, other)
             for use in uses:
-                require_same_outcome(lambda use=use, mine=mine: use(mine), lambda use=use, other=other: use(other))
+                require_same_outcome(
+                    inside(lambda use=use, mine=mine: use(mine)), lambda use=use, other=other: use(other)
+                )
+                require_same(mine, other)
             ours.append(mine)
         require_same(ours, theirs)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("at", range(len(COLUMN_USES)))
+def test_each_use_of_columns(at: int, copies: bool) -> None:
+    """What a function does with columns of its frame, for the first frame of a slab and for a later one."""
+    exchange = _exchange()
+    assert exchange is not None
+    frame = pd.DataFrame({"a": [1, 2, 3], "key": ["x", "y", "z"], "n": [0.5, np.nan, 1.5]})
+    with pandas_options("mode.copy_on_write", copies):
+        with exchange:
+            parts = list(consecutive(frame.copy(), np.array([1, 2])))
+        for ours, theirs in zip(parts, (frame[:1].copy(), frame[1:].reset_index(drop=True).copy()), strict=True):
+
+            def inside(ours: pd.DataFrame = ours) -> Any:
+                with exchange:
+                    return COLUMN_USES[at](ours)
+
+            require_same_outcome(inside, lambda theirs=theirs: COLUMN_USES[at](theirs))
+            require_same(ours, theirs)

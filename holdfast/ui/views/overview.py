@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from holdfast.errors import HoldfastError
 from holdfast.health.failures import counted, read_failures
-from holdfast.health.health import Health, health_of, signs_of
+from holdfast.health.health import Health, health_of, of_its_own, signs_of
 from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from holdfast.spark_integration.client.recent import RecentBatch
 from holdfast.ui.directory import Awaited, Directory, NamedQuery, Pointers, Progress
@@ -76,7 +76,8 @@ def _card(
     now_ms: int,
 ) -> Card:
     names = {one.name for one in operators}
-    log = next((one.found.log for one in logs if names & one.found.named.keys()), None)
+    pointers = next((one.found for one in logs if names & one.found.named.keys()), None)
+    log = of_its_own(pointers.log, directory.storage, pointers.query_id) if pointers else None
     signs = signs_of(query_id, [one.signs for one in operators], log, live)
     persist = signs.failing
     failures = read_failures(directory.storage, persist[:1])
@@ -223,7 +224,14 @@ def _row(place: int, operator: OperatorSurvey, whole: int, failing: Mapping[str,
 
 
 def _answers(found: list[tuple[int, OperatorSurvey]], lost: list[str], queries: list[Card]) -> list[Answer]:
-    return [_biggest(found), _hottest(found), _behind(found), _failing(found, lost, queries)]
+    told = [_biggest(found), _hottest(found), _behind(found), _failing(found, lost, queries)]
+    is_any_running = any(card.health.state == "running" for card in queries)
+    return told if is_any_running else [_past(one) for one in told]
+
+
+def _past(answer: Answer) -> Answer:
+    """Return an answer where no query is known to run: that all was well says nothing of now."""
+    return replace(answer, answer="Not when last seen", verdict="plain") if answer.verdict == "good" else answer
 
 
 def _biggest(found: list[tuple[int, OperatorSurvey]]) -> Answer:
@@ -285,5 +293,8 @@ def _failing(found: list[tuple[int, OperatorSurvey]], lost: list[str], queries: 
         number = sum(number for number, _, _ in troubled)
         detail = f"{counted(number, 'report')} of failed micro-batches, snapshots or clean-ups"
         return Answer(question, "Yes", detail, "bad", Place(place, name))
+    stuck = [card for card in queries if card.health.state == "failing"]
+    if stuck:
+        return Answer(question, "Yes", stuck[0].health.why, "bad")
     nothing = "No micro-batch, snapshot or clean-up has failed."
     return Answer(question, "No", nothing, "good")

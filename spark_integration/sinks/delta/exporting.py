@@ -9,7 +9,8 @@ interrupted, deletes all that it has written.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,14 +52,10 @@ def export_table(frame: DataFrame, url: str) -> None:
     check_columns(schema)
     configuration = dict(frame.sparkSession.conf.getAll)
     settings = Settings.parse(configuration, backend_names())
-    options = settings.storage_values(configuration)
     export_id = clock.new_id()
-    with open_storage(url, parse_storage_options(options)) as storage:
-        place = storage.url.removeprefix("file://")  # a local one by its path, as deltalake wants it
-        table = KeptTable(place).with_options(options)
-        _require_new(table, storage)
+    with _new_table(url, settings.storage_values(configuration)) as (table, storage):
         files: list[_File] = []
-        writer = _FileWriter(place, settings, schema, export_id)
+        writer = _FileWriter(table.url, settings, schema, export_id)
         try:
             found = numbered(frame).mapInArrow(writer, _WRITTEN).collect()
             files = [_File(*row) for row in found]
@@ -71,6 +68,22 @@ def export_table(frame: DataFrame, url: str) -> None:
                 raise
         table.sync(table.open(), -1)
         _delete_files(storage, export_id, {file.name for file in files})
+
+
+def require_new_table(url: str, options: Mapping[str, str], schema: pa.Schema) -> None:
+    """Raise what `export_table` would raise of a URL or of columns, before a Spark has started for it."""
+    check_columns(schema)
+    with _new_table(url, options):
+        pass
+
+
+@contextmanager
+def _new_table(url: str, options: Mapping[str, str]) -> Iterator[tuple[KeptTable, ObjectStorage]]:
+    with open_storage(url, parse_storage_options(options)) as storage:
+        # A local one by its path, as deltalake wants it.
+        table = KeptTable(storage.url.removeprefix("file://")).with_options(options)
+        _require_new(table, storage)
+        yield table, storage
 
 
 def _require_new(table: KeptTable, storage: ObjectStorage) -> None:

@@ -206,6 +206,11 @@ def test_of_java_only_the_innermost_cause_is_kept() -> None:
             "stateStore.providerClass",
         ),
         ("[STREAMING_OUTPUT_MODE] Invalid streaming output mode: complete. This", "aggregations", '"update"'),
+        (
+            "Lost task 0.0 in stage 4.0 (TID 9): java.nio.channels.CancelledKeyException\n\tat java.base/sun.nio.ch.X",
+            "from one task to the next",
+            "local[*,4]",
+        ),
         ("Could not serialize object: TypeError: cannot pickle '_thread.lock' object", "_thread.lock", "inside of"),
         ("'DataStreamWriter' object has no attribute 'awaitTermination'", "not started", ".start().awaitTermination"),
     ],

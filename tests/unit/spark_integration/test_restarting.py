@@ -72,6 +72,7 @@ def test_a_number_that_cannot_be_is_named(make: object, name: str) -> None:
         RuntimeError("Job aborted due to stage failure: ExecutorLostFailure (executor 3 exited caused by …)"),
         RuntimeError("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"),
         RuntimeError("Caused by: java.net.ConnectException: Connection refused"),
+        RuntimeError("Lost task 0.0 in stage 4.0 (TID 9): java.nio.channels.CancelledKeyException\n\tat java.base/X"),
         RuntimeError("org.apache.kafka.common.errors.TimeoutException: Topic not present in metadata after 60000 ms."),
     ],
 )

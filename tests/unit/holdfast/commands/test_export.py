@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.cli import group
 from holdfast.commands.export import export, is_of_query, write, write_files
-from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.errors import ConflictError, CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.opening import open_storage
@@ -25,6 +25,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.lookup.query_pointers import require_no_state_directory
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.unit.holdfast.commands.state_dir import put_record
+from tests.unit.holdfast.health.claimed import claim
 from tests.unit.snapshotter.savepoints.sample import a_savepoint
 
 
@@ -98,8 +99,10 @@ def test_what_is_no_savepoint_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         put_record(PrefixedStorage(target, "state"))
     monkeypatch.chdir(tmp_path)
     exported("one", "--operator", "totals", "--to", "new")
-    with pytest.raises(InvalidArgumentError, match="this is a state directory: name the checkpointLocation"):
+    claim(tmp_path / "state", 1_790_000_000_000)
+    with pytest.raises(InvalidArgumentError, match="this is a state directory: name the checkpointLocation") as caught:
         exported(str(tmp_path / "state"), "--to", "elsewhere")
+    assert "query-1 (operators totals, at work until 2026-09-21 14:13 UTC on host-1)" in str(caught.value)
     with pytest.raises(NotFoundError, match="no savepoint of this name"):
         exported("two", "--to", "elsewhere")
     with open_storage(str(tmp_path / "state")) as inner:
@@ -119,15 +122,19 @@ NESTED = TableSchema.of(
 )
 
 
-def test_csv_holds_text_and_times_and_says_what_it_cannot(tmp_path: Path) -> None:
-    """Null is told from empty text; a table without rows has its columns."""
+def nested_rows() -> Run:
     keys = pa.record_batch({"k": pa.array(["", None, 'a "b",\nc'], pa.large_string())})
     at = pa.array([0, None, 1], pa.timestamp("us", "UTC"))
     values = pa.record_batch(
         [pa.array([[1]] * 3, NESTED.value.field("list").type), pa.array([b""] * 3, pa.large_binary()), at],
         schema=NESTED.value,
     )
-    run = Run.build(NESTED, Keys(np.arange(3, dtype=np.uint64), keys), values)
+    return Run.build(NESTED, Keys(np.arange(3, dtype=np.uint64), keys), values)
+
+
+def test_csv_holds_text_and_times_and_says_what_it_cannot(tmp_path: Path) -> None:
+    """Null is told from empty text; a table without rows has its columns."""
+    run = nested_rows()
     with open_storage(str(tmp_path)) as to:
         with pytest.raises(InvalidArgumentError, match="columns='list, raw'"):
             write_files((NESTED, iter([(0, run)])), (), PrefixedStorage(to, "all"), "csv")
@@ -137,3 +144,35 @@ def test_csv_holds_text_and_times_and_says_what_it_cannot(tmp_path: Path) -> Non
         '"k","at"\n"",1970-01-01 00:00:00.000000Z\n,\n"a ""b"",\nc",1970-01-01 00:00:00.000001Z\n'
     )
     assert pq.read_table(tmp_path / "none").schema.names == ["k", "list", "raw", "at", "shard"]
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "words"),
+    [
+        (["--format", "delta"], InvalidArgumentError, "this needs a package that is not installed.*missing=deltalake"),
+        (["--format", "delta", "--to", "held"], ConflictError, "an exported table needs a new directory.*holds=a"),
+        (
+            ["--format", "csv", "--conf", "spark.app.name=x"],
+            InvalidArgumentError,
+            "CSV cannot hold.*columns='list, raw'",
+        ),
+    ],
+    ids=["package", "directory", "columns"],
+)
+def test_what_needs_no_spark_is_told_before_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: list[str], error: type[HoldfastError], words: str
+) -> None:
+    """It takes half a minute to start."""
+    with open_storage(str(tmp_path)) as target:
+        if "csv" in how:
+            a_savepoint(target, "one", (NESTED,), nested_rows())
+        else:
+            a_savepoint(target, "one")
+        target.put("held/a", b"?")
+    monkeypatch.setattr("holdfast.commands.export.started_spark", lambda *_: pytest.fail("a Spark was started"))
+    if "deltalake" in words:
+        monkeypatch.delitem(sys.modules, "holdfast.spark_integration.sinks.delta.exporting", raising=False)
+        monkeypatch.setitem(sys.modules, "deltalake", None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=words):
+        exported("one", "--operator", "totals", "--to", "new", *how)

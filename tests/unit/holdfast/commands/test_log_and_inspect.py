@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from holdfast import clock
 from holdfast.errors import CorruptionError, UnavailableError
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import Troubles
 from tests.model.shard_history import ShardHistory
 from tests.unit.holdfast.commands.state_dir import age, document, files, put_record, run
+from tests.unit.holdfast.health.claimed import claim
 
 
 def test_log_lists_versions_and_snapshots_newest_first(root: Path, shard: ShardHistory) -> None:
@@ -64,6 +67,21 @@ def test_a_shard_that_no_operator_has_is_refused(root: Path, storage: ObjectStor
     assert "totals has 4" in str(refused.exception)
     storage.put("totals/operator", b"no record")
     assert run("log", root, "--shard", 4).exit_code == 0
+
+
+def test_a_restored_query_that_was_never_started_is_not_running(storage: ObjectStorage, root: Path) -> None:
+    """Its newest commit is what the restore has written; one without an origin was seen at work by it."""
+    put_record(storage)
+    ShardHistory(storage).grow(None, 1)
+    assert document("inspect", root)["queries"][0]["state"] == "running"
+    declare_origin(storage, QueryOrigin("query-1", "query-1", "original", 7, {"totals": "query-1"}))
+    (query,) = document("inspect", root)["queries"]
+    assert (query["state"], query["why"]) == (
+        "stopped",
+        "It was made from another query, and has not been started yet.",
+    )
+    claim(root, clock.now_ms())
+    assert document("inspect", root)["queries"][0]["state"] == "running"
 
 
 def test_inspect_shows_operators_tables_shards_and_sizes(

@@ -17,7 +17,8 @@ from click.testing import CliRunner
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.cli import group
 from holdfast.commands.savepoint import savepoint, say_new_query
-from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.commands.target import size
+from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -52,6 +53,20 @@ def test_what_is_there(target: ObjectStorage, tmp_path: Path) -> None:
         ("one", True, 7),
         ("two", False, None),
     ]
+
+
+def test_a_savepoint_has_one_size(target: ObjectStorage, tmp_path: Path) -> None:
+    """That of what it holds, wherever it is shown: its manifest counts nowhere, nor does what others have left."""
+    made = a_savepoint(target, "one")
+    target.put(f"one/operators/totals/state/0000-0-{'f' * 16}.arrow", b"a piece")
+    a_savepoint(target, "two")
+    target.delete(["two/savepoint"])
+    one, two = json.loads(invoke("list", tmp_path, "--json").output)["savepoints"]
+    shown = json.loads(invoke("show", tmp_path, "one", "--json").output)
+    assert one["size_bytes"] == shown["size_bytes"] == two["size_bytes"] == made.size_bytes
+    of_one = size(made.size_bytes)
+    assert of_one in invoke("list", tmp_path).output
+    assert of_one in invoke("show", tmp_path, "one").output
 
 
 @pytest.mark.parametrize("how", [[], ["--json"]], ids=" ".join)
@@ -137,10 +152,40 @@ def test_deleting_asks(target: ObjectStorage, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="pass --yes"):
         invoke("delete", tmp_path, "one", "--json")
     assert "one is intact" in invoke("verify", tmp_path, "one").output
-    assert "objects deleted" in invoke("delete", tmp_path, "one", said="y\n").output
+    held = len(list(target.list("")))
+    told = invoke("delete", tmp_path, "one", said="y\n").output
+    assert f"Delete the savepoint one in {tmp_path}, {held} objects? [y/N]" in told
+    assert f"{held} objects deleted" in told
     assert not list(target.list(""))
-    with pytest.raises(NotFoundError):
-        invoke("delete", tmp_path, "one", "--yes")
+
+
+@pytest.mark.parametrize("how", [[], ["--yes"]], ids=" ".join)
+def test_what_is_not_there_needs_no_confirmation(target: ObjectStorage, tmp_path: Path, how: list[str]) -> None:
+    """A misspelt name is told at once, and so is a file that is no savepoint."""
+    a_savepoint(target, "one")
+    target.put("notes/savepoint", b"not ours")
+    with pytest.raises(NotFoundError, match="no savepoint of this name is here; did you mean 'one'"):
+        invoke("delete", tmp_path, "onee", *how, said="")
+    with pytest.raises(InvalidArgumentError, match="this file is not a savepoint"):
+        invoke("delete", tmp_path, "notes", *how, said="")
+
+
+@pytest.mark.parametrize("command", ["create", "from-spark"])
+def test_a_name_that_is_taken_is_told_before_a_spark_starts(
+    target: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """It takes half a minute to start."""
+    a_savepoint(target, "one")
+    target.put("query/metadata", b'{"id": "cb5e9d3c-9e6a-4f6e-9a94-0d5d1b6f7b16"}')
+    monkeypatch.setattr("holdfast.commands.own_spark.started_spark", _no_spark)
+    monkeypatch.setattr("holdfast.commands.savepoint.started_spark", _no_spark)
+    own = ["--operator", "totals"] if command == "from-spark" else ["--state-dir", tmp_path / "state"]
+    with pytest.raises(ConflictError, match="there is a savepoint of this name"):
+        invoke(command, tmp_path / "query", "--to", tmp_path, "--name", "one", *own, "--conf", "spark.app.name=x")
+
+
+def _no_spark(*_: object) -> None:
+    pytest.fail("a Spark was started")
 
 
 def test_what_differs_ends_with_1(target: ObjectStorage, tmp_path: Path) -> None:

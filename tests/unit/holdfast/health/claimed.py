@@ -25,14 +25,17 @@ def claim(
 ) -> Path:
     """Write the claim of a run that was seen last at a time; without a driver it is one of another machine."""
     started_ms = seen_ms - 60_000 if started_ms is None else started_ms
-    folder = root / operator / "claims"
-    folder.mkdir(parents=True, exist_ok=True)
-    number = 1 + len([*folder.iterdir()])
+    number = 1 + len([*(root / operator).glob("claims/*")])
     run = ClaimingRun(
         f"run-{started_ms}", started_ms, 0, batch_id, 100, place_of(driver) if driver else "", "elsewhere"
     )
-    told = Claim(operator, number, query, None, "app-1", "host-1", (run,))
-    path = folder / f"{number:020d}"
+    return put_claim(root, Claim(operator, number, query, None, "app-1", "host-1", (run,)), seen_ms)
+
+
+def put_claim(root: Path, told: Claim, seen_ms: int) -> Path:
+    """Write a claim that was stored at a time."""
+    path = root / told.operator / "claims" / f"{told.number:020d}"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(memoryview(stored_file.encode(KIND, asdict(told))[0]))
     os.utime(path, (seen_ms / 1000, seen_ms / 1000))
     return path

@@ -33,11 +33,12 @@ class Stored:
     reads: int = 0
     batch_id: int = 0
     query_id: str = "query-1"
+    log: list[BatchTimes] | None = None
     answers: threading.Event = field(default_factory=_answered)
     is_closed: threading.Event = field(default_factory=threading.Event)
 
     def times(self) -> list[BatchTimes]:
-        return [BatchTimes(self.batch_id, 1_000, 2_000)]
+        return self.log or [BatchTimes(self.batch_id, 1_000, 2_000)]
 
     def batches(self) -> list[int]:
         return [self.batch_id]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,19 @@ from flask.testing import FlaskClient
 from holdfast import clock
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import UnavailableError
+from holdfast.snapshotter.ownership.claims import Claim, ClaimingRun
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import Troubles, of_batch
+from holdfast.spark_integration.spark_state.query_location import QueryLocation
+from holdfast.ui.views.overview import overview
 from tests.model.shard_history import ShardHistory
 from tests.unit.holdfast.commands.state_dir import document, put_record, run
 from tests.unit.holdfast.health import in_four_states
-from tests.unit.holdfast.health.claimed import claim
+from tests.unit.holdfast.health.claimed import claim, put_claim
 from tests.unit.holdfast.ui.conftest import TOKEN
+from tests.unit.holdfast.ui.places import SiteOf, Stored, location
 from tests.unit.holdfast.ui.test_views import text
 
 OpenPage = Callable[..., FlaskClient]
@@ -31,6 +37,47 @@ WHY = {
     "stale": "Last seen at work 67 d ago, according to its claim in the state directory, which is renewed every two",
     "failing": "Micro-batch 42 failed and is not known to have been committed since.",
 }
+
+
+def page_of(open_page: OpenPage, root: Path) -> dict[str, tuple[str, str]]:
+    """Return each question's verdict, by which it has its colour, and its answer."""
+    shown = open_page(root).get(f"/{TOKEN}/").text
+    found = re.findall(r'<li class="(\w+)">\s*<h2>(.*?)</h2>\s*<p class="answer">(.*?)</p>', shown)
+    return {question: (verdict, re.sub(r"<[^>]+>", "", answer)) for verdict, question, answer in found}
+
+
+UPLOAD, FAILS = "Is the upload behind?", "Does anything fail?"
+PAST = ("plain", "Not when last seen")
+
+
+@pytest.mark.slow(1)
+@pytest.mark.parametrize(
+    ("state", "upload", "fails"),
+    [
+        ("running", ("good", "No"), ("good", "No")),
+        ("stopped", PAST, PAST),
+        ("stale", PAST, PAST),
+        ("failing", PAST, ("bad", "Yes")),
+    ],
+)
+def test_nothing_is_green_where_no_query_runs(
+    open_page: OpenPage, tmp_path: Path, state: str, upload: tuple[str, str], fails: tuple[str, str]
+) -> None:
+    """That all was well 67 days ago assures of nothing."""
+    told = page_of(open_page, in_four_states.make(tmp_path, state))
+    assert (told[UPLOAD], told[FAILS]) == (upload, fails)
+
+
+def test_what_fails_without_a_report_fails(open_page: OpenPage, tmp_path: Path) -> None:
+    """A query that was started three times in vain: the card said that it fails, the answer below that none does."""
+    root = in_four_states.make(tmp_path, "running")
+    shutil.rmtree(root / "totals/claims")
+    now_ms = clock.now_ms()
+    runs = tuple(ClaimingRun(f"run-{n}", now_ms - 60_000 * n, now_ms - 60_000 * n, 42, 100, "", "") for n in (3, 2, 1))
+    put_claim(root, Claim("totals", 1, "query-1", None, "app-1", "host-1", runs), now_ms)
+    assert "started 3 times at micro-batch 42" in text(open_page(root))
+    told = page_of(open_page, root)
+    assert (told[UPLOAD], told[FAILS]) == (PAST, ("bad", "Yes"))
 
 
 @pytest.mark.slow(1)
@@ -191,20 +238,52 @@ def test_operators_of_one_query_share_a_card(open_page: OpenPage, sample: Path, 
     assert 'class="health running"' in shown
 
 
-def test_the_command_reads_the_pace_in_sparks_log(tmp_path: Path) -> None:
-    """Of the query's location, which may be none, or another query's."""
-    root = in_four_states.make(tmp_path / "state", "running")
-    location = tmp_path / "query"
+def write_log(location: Path, query_id: str, planned_s: Sequence[float]) -> None:
+    """Write the logs of a query whose micro-batches were planned at these times, and took two seconds."""
     for folder in ("offsets", "commits"):
         (location / folder).mkdir(parents=True)
-    (location / "metadata").write_text('{"id": "query-1"}')
-    now_s = clock.now_ms() / 1000
-    for number in range(6):
+    (location / "metadata").write_text(json.dumps({"id": query_id}))
+    for number, at_s in enumerate(planned_s):
         for folder, after_s in (("offsets", 0), ("commits", 2)):
             path = location / folder / str(number)
             path.write_text("v1\n{}")
-            os.utime(path, (now_s - 60 + 10 * number + after_s,) * 2)
-    (query,) = document("inspect", root, "--checkpoint-location", location)["queries"]
+            os.utime(path, (at_s + after_s,) * 2)
+
+
+@pytest.mark.parametrize(
+    ("origin", "before"),
+    [
+        (QueryOrigin("query-1", "query-1", "query-0", 7, {"totals": "query-1"}), [-60]),
+        (QueryOrigin("query-2", "query-1", "query-1", 3, {"totals": "query-1"}), [-3, -3, -3, -3]),
+    ],
+    ids=["restored", "cloned"],
+)
+def test_what_a_restore_or_a_clone_wrote_is_no_part_of_the_pace(
+    tmp_path: Path, site_of: SiteOf, origin: QueryOrigin, before: list[float]
+) -> None:
+    """A restore writes one micro-batch, a minute before the first that runs; a clone copies several at once."""
+    root, now_s = in_four_states.make(tmp_path / "state", "running"), clock.now_ms() / 1000
+    with open_storage(str(root)) as storage:
+        declare_origin(storage, origin)
+    own = [now_s - 50 + 10 * n for n in range(5)]
+    write_log(tmp_path / "query", origin.query_id, [*(own[0] + after_s for after_s in before), *own])
+    (query,) = document("inspect", root, "--checkpoint-location", tmp_path / "query")["queries"]
+    assert {one["name"]: one["value"] for one in query["figures"]}["Micro-batches a minute"] == "6.0"
+
+    with open_storage(str(tmp_path / "query")) as at:
+        stored = Stored(query_id=origin.query_id, log=QueryLocation(at).times())
+    places = [location(tmp_path / "query", origin.query_id), open_storage(str(root))]
+    site = site_of(places, lambda _query, _home: stored)
+    (card,) = overview(site, clock.now_ms()).cards
+    assert {one.name: one.value for one in card.health.figures}["Micro-batches a minute"] == "6.0"
+
+
+def test_the_command_reads_the_pace_in_sparks_log(tmp_path: Path) -> None:
+    """Of the query's location, which may be none, or another query's."""
+    root = in_four_states.make(tmp_path / "state", "running")
+    place = tmp_path / "query"
+    write_log(place, "query-1", [clock.now_ms() / 1000 - 60 + 10 * number for number in range(6)])
+    (query,) = document("inspect", root, "--checkpoint-location", place)["queries"]
     figures = {one["name"]: one["value"] for one in query["figures"]}
     assert query["state"] == "running"
     assert figures["Micro-batches a minute"] == "6.0"
@@ -213,8 +292,8 @@ def test_the_command_reads_the_pace_in_sparks_log(tmp_path: Path) -> None:
         *("1 s of every 10 s", "1 s of every 9 s"),
     )
     assert "checkpointLocation as well" in run("inspect", root).stdout
-    (location / "metadata").write_text('{"id": "query-2"}')
-    refused = run("inspect", root, "--checkpoint-location", location)
+    (place / "metadata").write_text('{"id": "query-2"}')
+    refused = run("inspect", root, "--checkpoint-location", place)
     assert "no operator that is shown belongs to the query of that checkpoint location" in str(refused.exception)
     refused = run("inspect", root, "--checkpoint-location", tmp_path)
     assert "is not the checkpoint location of a query" in str(refused.exception)

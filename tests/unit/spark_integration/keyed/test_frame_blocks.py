@@ -13,10 +13,12 @@ from holdfast.spark_integration.keyed import frame_blocks
 from holdfast.spark_integration.keyed.frame_blocks import blocks_of, consecutive, joined_columns, lacking
 
 
-@pytest.fixture(params=["private", "public"])
+@pytest.fixture(params=["private", "columns", "public"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     if request.param == "public":
         monkeypatch.setattr(frame_blocks, "_has_blocks", lambda: False)
+    if request.param == "columns":
+        monkeypatch.setattr(frame_blocks, "give_columns", frame_blocks.our_columns)
     return request.param
 
 
@@ -102,6 +104,14 @@ def test_a_frame_that_is_kept_keeps_its_names(way: str) -> None:
         kept.append(part)
     assert [part.columns.tolist() for part in kept] == [[f"written {at}", "v"] for at in range(3)]
     assert [part.columns.name for part in kept] == [f"named {at}" for at in range(3)]
+
+
+def test_columns_are_found_by_names_that_change_places(way: str) -> None:
+    """A function that writes into the labels of its frame finds each column by what it wrote."""
+    for part in consecutive(pd.DataFrame({"k": [1, 2, 3], "v": [10, 20, 30]}), np.array([1, 1, 1])):
+        part.columns.values[:] = ["v", "k"]
+        assert part["k"].tolist() == [10 * n for n in part["v"]]
+        assert (part["k"].name, part["v"].name) == ("k", "v")
 
 
 def test_names_written_into_one_frame_reach_no_other(way: str) -> None:

@@ -33,7 +33,10 @@ def test_changes_by_table_and_by_variable() -> None:
     ("given", "words"),
     [
         (["m"], "it is a mapping"),
-        ({"dorp": ["m"]}, "unknown=['dorp']"),
+        ({"dorp": ["m"]}, "that the operator declares; did you mean 'drop'?, unknown=['dorp']"),
+        ({"sate": {"drop": ["m"]}}, "did you mean 'state'?, unknown=['sate']"),
+        ({"state": {"drop": ["m"], "renmae": {"m": "n"}}}, "'drop' and 'rename'; did you mean 'rename'?"),
+        ({"rename": {"m": "totl"}}, "one that is not declared; did you mean 'total'?"),
         ({"drop": ["m"], "add": ["x"]}, "nothing but 'drop' and 'rename'"),
         ({"state": ["m"]}, "nothing but 'drop' and 'rename'"),
         ({"drop": "m"}, "'drop' is a list of column names"),
@@ -62,3 +65,5 @@ def test_changes_of_what_is_not_declared() -> None:
         changes_of_tables({"c": {"drop": ["m"]}}, TWO)
     with pytest.raises(InvalidArgumentError, match="name a state variable that the operator declares"):
         changes_of_variables({"drop": ["m"]}, [StateVariable("sum", "value", COLUMNS)])
+    with pytest.raises(InvalidArgumentError, match="did you mean 'sum'"):
+        changes_of_variables({"sums": {"drop": ["m"]}}, [StateVariable("sum", "value", COLUMNS)])

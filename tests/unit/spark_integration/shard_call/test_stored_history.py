@@ -138,6 +138,7 @@ def test_where_the_pointer_carries_all_a_warning_will_do(
             one.begin("run-2")
     (warned,) = caplog.records
     assert "does not know the operator 'totals'" in warned.getMessage()
+    assert "else stop the query, and set spark.holdfast.state.dir to the directory that it has" in warned.getMessage()
 
 
 def test_it_is_checked_once_in_a_run_and_process(
