@@ -92,7 +92,8 @@ class PandasWithStateTester:
         self._input, self._output = parse_schema(inputStructType), parse_schema(outputStructType)
         for name in [*names, *([eventTime] if eventTime is not None else [])]:
             if name not in self._input.names:
-                raise InvalidArgumentError(f"the input has no column {name!r}", columns=self._input.names)
+                near = did_you_mean(name, self._input.names)
+                raise InvalidArgumentError(f"the input has no column {name!r}{near}", columns=self._input.names)
         if timeoutConf == "EventTimeTimeout" and eventTime is None:
             raise InvalidArgumentError("EventTimeTimeout needs a watermark: name its column in eventTime")
         distinct = list(dict.fromkeys(names))

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.backends.arrow.rows import IntArray, RowOrder, one_chunk
+from holdfast.backends.options import did_you_mean
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.vectorised.arrays import ranks, without_views
 
@@ -164,7 +165,9 @@ class Groups:
     def _column(self, column: str | pa.Array | pa.ChunkedArray) -> pa.Array:
         if isinstance(column, str):
             if column not in self._rows.schema.names:
-                raise InvalidArgumentError(f"the input has no column {column!r}", columns=list(self._rows.schema.names))
+                columns = self._rows.schema.names
+                near = did_you_mean(column, columns)
+                raise InvalidArgumentError(f"the input has no column {column!r}{near}", columns=list(columns))
             column = self._rows.column(column)
         values = without_views(column if isinstance(column, (pa.Array, pa.ChunkedArray)) else pa.array(column))
         if len(values) != len(self._order):

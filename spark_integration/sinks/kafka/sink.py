@@ -162,12 +162,9 @@ class KafkaSink(ReusingSink):
             return None if self.topic is None else Mark(cluster, self.name, self.topic).claim(query)
 
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
-        return self._begin(attempt, schema, None)
+        return self.begin_reusing(attempt, schema, None)
 
-    def begin_reusing(self, attempt: SinkAttempt, schema: pa.Schema, spare: Handle) -> SinkTransaction:
-        return self._begin(attempt, schema, spare)
-
-    def _begin(self, attempt: SinkAttempt, schema: pa.Schema, spare: Handle | None) -> SinkTransaction:
+    def begin_reusing(self, attempt: SinkAttempt, schema: pa.Schema, spare: Handle | None) -> SinkTransaction:
         transaction.check_schema(schema, self.topic)
         options = self._options(attempt.query)
         with options.cluster(self._patience_ms) as cluster:

@@ -62,11 +62,24 @@ def counted(row: Any) -> object:
             AttributeError,
             r"a processor returns Rows with names, such as Row\(user=key\[0\], n=1\): 'tuple' object has no attribute",
         ),
+        (
+            lambda: PandasWithStateTester(print, "usr", "user string", "user string", "n long", "NoTimeout"),
+            ValueError,
+            "no column 'usr'; did you mean 'user'?",
+        ),
         (lambda: counted({"user": "ann", "pgae": "/"}), ValueError, "no column 'pgae'; did you mean 'page'?"),
         (lambda: counted(Row(user="ann", pgae="/")), ValueError, "no column 'pgae'; did you mean 'page'?"),
         (lambda: holdfast.explain(cast("Any", "ValueError: x")), ValueError, "takes the error itself, not its text"),
     ],
-    ids=["timer", "TTL", "tuple for a Row", "misspelt in a dict", "misspelt in a Row", "explain a text"],
+    ids=[
+        "timer",
+        "TTL",
+        "tuple for a Row",
+        "misspelt key",
+        "misspelt in a dict",
+        "misspelt in a Row",
+        "explain a text",
+    ],
 )
 def test_a_mistake_is_said_in_words(mistake: Callable[[], object], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):

@@ -239,6 +239,7 @@ def test_sums_of_short_decimals_outgrow_their_type() -> None:
         (lambda g: g.max("nested"), "have no max"),
         (lambda g: g.last("s", order_by="nested"), "cannot be ordered"),
         (lambda g: g.sum("absent"), "no column 'absent'"),
+        (lambda g: g.sum("nestde"), "no column 'nestde'; did you mean 'nested'"),
         (lambda g: g.count(pa.array([1])), "one value for each input row"),
     ],
 )
