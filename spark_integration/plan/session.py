@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.errors import PySparkAttributeError
+from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.backends.registry import backend_names, find_backend
+from holdfast.errors import InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
@@ -61,3 +63,15 @@ def rows_each(df: DataFrame) -> int:
 def name_folding(df: DataFrame) -> Callable[[str], str]:
     """Return a function that folds the case of names, if the DataFrame's session ignores it."""
     return str if spark_versions.is_on(df.sparkSession, "spark.sql.caseSensitive") else str.lower
+
+
+def require_session(session: SparkSession) -> None:
+    """Raise `InvalidArgumentError` if a session of classic Spark was stopped: Spark's own error then has no words."""
+    try:
+        _ = session.sparkContext.startTime
+    except PySparkAttributeError:  # Spark Connect, where there is no such context
+        return
+    except AttributeError as exc:  # the context has let go of its JVM
+        raise InvalidArgumentError(
+            "the Spark session of this DataFrame was stopped: start another one, and read the input anew"
+        ) from exc
