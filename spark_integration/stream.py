@@ -42,7 +42,7 @@ from holdfast.spark_integration.plan.event_time import (
     without_watermark,
 )
 from holdfast.spark_integration.plan.grouping_keys import Grouping, initial_rows, resolve_keys
-from holdfast.spark_integration.plan.session import checked_settings, rows_each
+from holdfast.spark_integration.plan.session import checked_settings, require_session, rows_each
 from holdfast.spark_integration.processor.exchange import FrameExchange, RowExchange
 from holdfast.spark_integration.processor.handle import PickledProcessor, declaration_of
 from holdfast.spark_integration.processor.transform_with_state import InitialState, TransformWithState
@@ -73,7 +73,7 @@ def stream(df: DataFrame) -> StatefulStream:
     Raises
     ------
     InvalidArgumentError
-        `df` is not a DataFrame.
+        `df` is not a DataFrame, or its session was stopped.
     ConflictError
         Another project's package of the same name is installed over this one.
 
@@ -90,6 +90,7 @@ def stream(df: DataFrame) -> StatefulStream:
         raise InvalidArgumentError(
             "holdfast.stream takes a Spark DataFrame, such as spark.readStream returns", given=type(df).__name__
         )
+    require_session(df.sparkSession)
     return StatefulStream(df)
 
 

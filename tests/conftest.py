@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from tests import parts, spark_classes
+from tests import importing, parts, spark_classes
 from tests.servers import downloads
 from tests.tiers import ALL, LONG, TIER, examples
 
@@ -162,6 +162,10 @@ def pytest_configure(config: pytest.Config) -> None:
         unclosed = r"ignore:Exception ignored in. <socket\.socket:pytest.PytestUnraisableExceptionWarning"
         config.addinivalue_line("filterwarnings", unclosed)
         config.addinivalue_line("filterwarnings", r"ignore:unclosed <socket\.socket:ResourceWarning")
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    importing.import_all(importing.share(session.config, Path(__file__).parent))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests import parts, tiers
+from tests import importing, parts, tiers
 
 
 @pytest.mark.slow(0.5)
@@ -30,6 +31,22 @@ def test_a_part_that_there_is_not_is_refused(part: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(parts, "PART", part)
     with pytest.raises(pytest.UsageError, match="the first part is 1/3, the last one 3/3"):
         parts.of_other_parts([])
+
+
+def test_processes_share_the_modules_that_they_begin_with() -> None:
+    """Each has some of its own, and all have them all but the ignored ones; one process alone has none."""
+    root = Path(__file__).parent
+
+    def share(number: int | None, *args: Path) -> list[str]:
+        process = {} if number is None else {"workerinput": {"workerid": f"gw{number}", "workercount": 3}}
+        config: Any = SimpleNamespace(args=args or [root], getoption=lambda _: [str(root / "spark")], **process)
+        return importing.share(config, root)
+
+    shares = [share(number) for number in range(3)]
+    assert all(len(one) > 50 for one in shares)
+    wanted = [path.stem for path in root.rglob("test_*.py") if not path.is_relative_to(root / "spark")]
+    assert Counter(name.rpartition(".")[2] for one in shares for name in one) == Counter(wanted)
+    assert share(None) == share(1, Path(__file__)) == []
 
 
 def test_make_test_takes_the_same_cases_and_the_longer_tiers_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pyarrow as pa
+from pyspark.errors import PySparkAttributeError
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.backends.registry import backend_names, find_backend
+from holdfast.errors import InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
@@ -144,3 +146,15 @@ def _cores(configuration: Mapping[str, str], local_cores: int | None) -> int | N
 def _number(configuration: Mapping[str, str], key: str) -> int | None:
     value = configuration.get(key, "")
     return int(value) if value.isdecimal() and int(value) > 0 else None
+
+
+def require_session(session: SparkSession) -> None:
+    """Raise `InvalidArgumentError` if a session of classic Spark was stopped: Spark's own error then has no words."""
+    try:
+        _ = session.sparkContext.startTime
+    except PySparkAttributeError:  # Spark Connect, where there is no such context
+        return
+    except AttributeError as exc:  # the context has let go of its JVM
+        raise InvalidArgumentError(
+            "the Spark session of this DataFrame was stopped: start another one, and read the input anew"
+        ) from exc

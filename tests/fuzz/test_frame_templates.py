@@ -204,8 +204,9 @@ def test_input_frames(
         for part in theirs:
             part.columns = frame.columns.copy(deep=True)
         ours = []
-        parts = inside(lambda: list(consecutive(frame, np.array(sizes))))()
-        for mine, other in zip(parts, theirs, strict=True):
+        parts = consecutive(frame, np.array(sizes))
+        for other in theirs:
+            mine = inside(lambda: next(parts))()
             if not is_used_first:
                 require_same(mine, other)
             for use in uses:

@@ -51,6 +51,16 @@ query = totals_of(events_of(spark, ROOT)).writeStream.outputMode("update").optio
 ).format("noop").start()
 query.processAllAvailable()
 """
+A_START = """
+import threading
+spark.conf.set("spark.holdfast.state.dir", "/data/app")
+feed(ROOT, BATCHES, 1)
+totals = totals_of(events_of(spark, ROOT))
+
+def show(rows, batch):
+    assert rows.collect()
+    threading.Timer(1, lambda: [query.stop() for query in spark.streams.active]).start()
+"""
 RUNS = [
     Run("docs/deploy.md", (2,), "fresh", A_QUERY),
     Run("docs/deploy.md", (3, 4)),
@@ -61,6 +71,7 @@ RUNS = [
     Run("docs/migrate.md", (1,), "spark"),
     Run("docs/operations.md", (0,)),
     Run("docs/operations.md", (1,), before=A_QUERY + "query.stop()"),
+    Run("docs/operations.md", (2,), before=A_START),
     Run("docs/operations.md", (4,)),
     Run("docs/savepoints.md", (0,), "fresh"),
     Run("docs/savepoints.md", (1,), "fresh"),
@@ -98,16 +109,19 @@ ELSEWHERE = {
     "docs/file-sinks.md": {"": "names a bucket that is not here; tests/spark/sinks runs each sink"},
     "docs/kafka-sink.md": {"": "names brokers that are not here; tests/spark/sinks runs the sink"},
     "docs/operations.md": {
-        "from holdfast import restart": "runs until it is stopped; tests/spark/restarts/test_restart_strategy.py",
         "pip uninstall": "tests/packaging/test_namesake.py, with a wheel in place of PyPI",
     },
-    "docs/operators.md": {"": "fragments, and what tests/spark/queries/test_documents.py and test_shown_code.py run"},
+    "docs/operators.md": {
+        "rows_by_key = ": "a line of a function; tests/unit has reductions of one's own",
+        "from pathlib import Path": "tests/test_shown_code.py",
+        "": "tests/spark/queries/test_documents.py",
+    },
     "docs/performance.md": {"holdfast bench": "ten minutes; tests/spark/programs/test_bench_runs.py runs a tiny one"},
     "docs/postgres-sink.md": {"": "names a server that is not here; tests/spark/sinks runs the sink"},
     "docs/sinks.md": {"": "names servers that are not here; tests/spark/sinks runs each sink"},
-    "docs/state-schema.md": {"": "fragments of queries; tests/spark/restarts and tests/spark/savepoints run such"},
+    "docs/state-schema.md": {"": "tests/spark/queries/test_documents.py"},
     "docs/testing.md": {"": "tests/test_shown_code.py"},
-    "docs/transform-with-state.md": {"": "fragments of queries; tests/spark/processors runs such"},
+    "docs/transform-with-state.md": {"": "tests/spark/queries/test_documents.py"},
     "docs/tutorial.md": {"": "tests/spark/guides/test_tutorial.py"},
     "docs/ui.md": {"pip install": "serves until Ctrl-C; tests/spark/page opens it in a browser"},
 }
