@@ -13,15 +13,7 @@ NEVER = 1 << 62
 
 
 class Plain:
-    """A variable: rows in order of writing, each with the time when it expires.
-
-    Attributes
-    ----------
-    rows : dict
-        By entry: the row, and its time.
-    expired : int
-        How many rows were found to have expired.
-    """
+    """A variable: rows in order of writing, each with the time when it expires."""
 
     def __init__(self, key: PlainKey, ttl_ms: int | None) -> None:
         self._key = key
@@ -105,16 +97,7 @@ class PlainMap(Plain):
 
 
 class PlainKey:
-    """The state and the timers of one key; also the handle that declares them.
-
-    Attributes
-    ----------
-    now_ms : int
-        Processing time; whoever runs a micro-batch sets it.
-    variables : dict of str to Plain
-    due : set of int
-        When its timers are due.
-    """
+    """The state and the timers of one key; also the handle that declares them."""
 
     def __init__(self) -> None:
         self.now_ms = 0

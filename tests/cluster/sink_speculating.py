@@ -36,16 +36,10 @@ _LATER_S = 1
 
 @dataclass(frozen=True)
 class Late(TwoPhaseSink):
-    """A sink whose first attempt at a partition prepares after the second one.
-
-    Attributes
-    ----------
-    inner : TwoPhaseSink
-    folder : str
-        For notes of which attempts there were.
-    """
+    """A sink whose first attempt at a partition prepares after the second one."""
 
     inner: TwoPhaseSink
+    #: For notes of which attempts there were.
     folder: str
 
     @property

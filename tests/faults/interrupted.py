@@ -12,13 +12,7 @@ import pytest
 
 
 def interrupt_once(put: Callable[[], object], has_hung: Callable[[], int]) -> None:
-    """Call `put` in this thread, the main one, and interrupt it once it hangs; it must end by that.
-
-    Parameters
-    ----------
-    has_hung : callable
-        Returns how often the fault was hit that makes it hang.
-    """
+    """Call `put` in this thread, the main one, and interrupt it once it hangs; it must end by that."""
     me, left = threading.get_ident(), threading.Event()
 
     def interrupt() -> None:

@@ -28,13 +28,7 @@ ROWS_MAX = 40
 
 @dataclass(frozen=True)
 class Job:
-    """What the driver is to do: `folder` holds input, output and both state directories.
-
-    Attributes
-    ----------
-    compiles : bool
-        Whether Spark generates and compiles code, as it does for users.
-    """
+    """What the driver is to do: `folder` holds input, output and both state directories."""
 
     folder: str
     backend: str = "memory"
@@ -44,6 +38,7 @@ class Job:
     names_local_dir: bool = True
     # Where state servers answer Prometheus; if it is set, the query's progress has metrics as well.
     metrics_port: int = 0
+    #: Whether Spark generates and compiles code, as it does for users.
     compiles: bool = True
 
     @property

@@ -43,12 +43,7 @@ class ProcessorJob(Job):
 
 
 class Visits(StatefulProcessor):
-    """Keeps a user's total, latest rows and rows by kind; tells when a user is idle, and forgets one who is gone.
-
-    Parameters
-    ----------
-    time_mode : {"ProcessingTime", "EventTime"}
-    """
+    """Keeps a user's total, latest rows and rows by kind; tells when a user is idle, and forgets one who is gone."""
 
     def __init__(self, time_mode: str) -> None:
         self._time_mode = time_mode

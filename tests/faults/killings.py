@@ -36,39 +36,26 @@ _PATIENCE_S = 240.0
 
 @dataclass
 class Killings:
-    """One run of the query, and what was done to it.
-
-    Attributes
-    ----------
-    job : Job
-    chance : random.Random
-        Decides whom to kill, when, and whether local state is lost as well.
-    victims : tuple of str
-        Whom to kill, each as often as the others.
-    once_a_batch : bool
-        Whether a micro-batch must have been committed between two kills.
-    program : str
-        Module of the driver's program.
-    within : tuple of str
-        Beginning of a command that runs the driver elsewhere.
-    story : list of str
-        What was done, to show when the result is wrong.
-    done : dict of str to int
-        Kills by victim.
-    committed_before : int
-        Micro-batches that were committed when the last driver started.
-    """
+    """One run of the query, and what was done to it."""
 
     job: Job
+    #: Decides whom to kill, when, and whether local state is lost as well.
     chance: random.Random
+    #: Whom to kill, each as often as the others.
     victims: tuple[str, ...] = VICTIMS
+    #: Whether a micro-batch must have been committed between two kills.
     once_a_batch: bool = False
+    #: Module of the driver's program.
     program: str = killed_driver.__name__
+    #: Beginning of a command that runs the driver elsewhere.
     within: tuple[str, ...] = ()
+    #: What was done, to show when the result is wrong.
     story: list[str] = field(default_factory=list)
+    #: Kills by victim.
     done: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VICTIMS, 0))
     files: int = 0
     failures: int = 0
+    #: Micro-batches that were committed when the last driver started.
     committed_before: int = 0
     _next: list[str] = field(default_factory=list)
     _driver: subprocess.Popen[bytes] | None = None
@@ -267,19 +254,12 @@ State = dict[int | None, tuple[int, int, int]]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What Spark planned for one micro-batch.
+    """What Spark planned for one micro-batch."""
 
-    Attributes
-    ----------
-    files : range
-        Its input; one file, but for a driver that is killed before it has planned a micro-batch: Spark then takes its
-        file and the next one together. A micro-batch without data has none.
-    time_ms : int
-        Its processing time.
-    watermark_ms : int
-    """
-
+    #: Its input; one file, but for a driver that is killed before it has planned a micro-batch: Spark then takes its
+    #: file and the next one together. A micro-batch without data has none.
     files: range
+    #: Its processing time.
     time_ms: int
     watermark_ms: int
 
@@ -299,13 +279,7 @@ def micro_batches(folder: Path) -> list[MicroBatch]:
 def expected(
     batches: list[MicroBatch], after_each: Callable[[int, State], None] = lambda _number, _state: None
 ) -> tuple[State, Output]:
-    """Compute, one row after the other, the state at the end and what each micro-batch returns.
-
-    Parameters
-    ----------
-    after_each : callable
-        Is shown the state after each micro-batch.
-    """
+    """Compute, one row after the other, the state at the end and what each micro-batch returns."""
     state: State = {}
     output: Output = {}
     for number, batch in enumerate(batches):

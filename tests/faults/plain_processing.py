@@ -15,20 +15,7 @@ Key = tuple[Any, ...]
 
 
 class PlainRun:
-    """All keys of an operator, each with a processor of its own: it keeps nothing but state, so that is no difference.
-
-    Parameters
-    ----------
-    processor : callable
-        Makes one.
-    key_columns : list of str
-    time_mode : {"ProcessingTime", "EventTime"}
-
-    Attributes
-    ----------
-    keys : dict of tuple to PlainKey
-    output : list of tuple
-    """
+    """All keys of an operator, each with a processor of its own: that keeps nothing but state, so nothing differs."""
 
     def __init__(self, processor: Callable[[], StatefulProcessor], key_columns: list[str], time_mode: str) -> None:
         self._new_processor = processor

@@ -109,20 +109,13 @@ class DiskCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one run ended.
+    """How one run ended."""
 
-    Attributes
-    ----------
-    calls : list of DiskCall
-        All that were begun, in order.
-    killed_at : DiskCall or None
-        None where the process came to its end.
-    status : int
-        Its exit code; minus the signal where one ended it.
-    """
-
+    #: All that were begun, in order.
     calls: list[DiskCall]
+    #: None where the process came to its end.
     killed_at: DiskCall | None
+    #: Its exit code; minus the signal where one ended it.
     status: int
 
 
@@ -258,26 +251,7 @@ def _text(thread: int, address: int) -> str:
 
 
 def run(work: Callable[[], object], root: Path, place: Place | None = None) -> Outcome:
-    """Run `work` in a forked process, and kill it at `place`.
-
-    Parameters
-    ----------
-    work : callable
-        Counting begins with it. An exception is shown, and is status 1.
-    root : pathlib.Path
-        Calls on files below it are counted.
-    place : Place, optional
-        None lets the process live.
-
-    Raises
-    ------
-    OSError
-        The system does not permit ptrace. (Where it does not permit seccomp, the status is 1.)
-
-    Notes
-    -----
-    Only for a process with one thread: others are not there after the fork, and the locks they held stay locked.
-    """
+    """Run `work` in a forked process, and kill it at `place`."""
     begin, begun = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -370,15 +344,7 @@ def kills(target: str, argument: str, root: Path, how_many: int) -> Iterator[dic
 
 
 def main(target: str, argument: str, root: str, how_many: int) -> None:
-    """Run a workload to its end once, then kill it at many places, each time in a folder of its own.
-
-    Parameters
-    ----------
-    target : str
-        ``module:function``, called with `argument` and the folder.
-    how_many : int
-        Places to choose; 0 or as many as there are calls: all of them.
-    """
+    """Run a workload to its end once, then kill it at many places, each time in a folder of its own."""
     module, _, function = target.partition(":")
     work = getattr(importlib.import_module(module), function)
 

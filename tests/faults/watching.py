@@ -25,25 +25,18 @@ _PAUSE_S = 0.1
 
 @dataclass
 class Watcher:
-    """What was seen.
-
-    Attributes
-    ----------
-    looked_up : list of (int, int or None, list)
-        Micro-batch, key, and the rows that a look-up found.
-    histories, pages, views, scrapes : int
-        How many were read; of scrapes those that told rows.
-    wrong : list of str
-        Views that were no page.
-    """
+    """What was seen."""
 
     job: Job
     chance: random.Random
+    #: Micro-batch, key, and the rows that a look-up found.
     looked_up: list[tuple[int, int | None, list[dict[str, int]]]] = field(default_factory=list)
+    #: How many were read; of scrapes those that told rows.
     histories: int = 0
     pages: int = 0
     views: int = 0
     scrapes: int = 0
+    #: Views that were no page.
     wrong: list[str] = field(default_factory=list)
 
     @contextmanager

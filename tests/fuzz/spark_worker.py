@@ -53,17 +53,7 @@ _PROPERTIES = {
 def returned_by_spark(
     returned: Sequence[Iterable[pd.DataFrame]], schema: StructType, frame_format: FrameFormat
 ) -> pa.Table:
-    """Return what Spark's worker sends to the JVM for keys whose functions return these frames.
-
-    Parameters
-    ----------
-    returned : sequence
-        For each key what the function returns.
-    schema : StructType
-        Of the output.
-    frame_format : FrameFormat
-        The settings of the session.
-    """
+    """Return what Spark's worker sends to the JVM for keys whose functions return these frames."""
     serializer = getattr(serializers, "ApplyInPandasWithStateSerializer", None)
     run = _worker if serializer is None else _serializer
     with warnings.catch_warnings():

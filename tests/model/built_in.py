@@ -26,13 +26,7 @@ def open_backend(
 
 
 def copy_directory(source: Path, target: Path) -> None:
-    """Copy a shard's directory as it is: links stay links, times stay.
-
-    Raises
-    ------
-    FileNotFoundError, shutil.Error
-        A file vanished meanwhile.
-    """
+    """Copy a shard's directory as it is: links stay links, times stay."""
     copies: dict[int, str] = {}
 
     def copy(file: str, place: str) -> str:

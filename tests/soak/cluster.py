@@ -233,37 +233,25 @@ class Query:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a cluster occupies at a moment.
+    """What a cluster occupies at a moment."""
 
-    Attributes
-    ----------
-    local_bytes, local_files : int
-        Of all executors; a file with several links counts once.
-    descriptors : int
-        Open files of this process.
-    server_bytes : int
-        What the servers' components hold in memory: queues, dictionaries, headers.
-    resident_bytes : int
-        Of this process.
-    objects : int
-        In durable storage.
-    requests, calls : int
-        So far; calls of shards.
-    storages : int
-        Open ones.
-    copies : int
-        Local directories of one query's shards, wherever they are.
-    """
-
+    #: Of all executors; a file with several links counts once.
     local_bytes: int
     local_files: int
+    #: Open files of this process.
     descriptors: int
+    #: What the servers' components hold in memory: queues, dictionaries, headers.
     server_bytes: int
+    #: Of this process.
     resident_bytes: int
+    #: In durable storage.
     objects: int
+    #: So far; calls of shards.
     requests: int
     calls: int
+    #: Open ones.
     storages: int
+    #: Local directories of one query's shards, wherever they are.
     copies: int
 
     @classmethod

@@ -156,14 +156,7 @@ class Book:
 
 @dataclass
 class Questions:
-    """What one test or script asks, one after the other.
-
-    Attributes
-    ----------
-    book : Book
-    name : str
-    digest : str
-    """
+    """What one test or script asks, one after the other."""
 
     book: Book
     name: str

@@ -23,25 +23,17 @@ EACH = ROWS // KEYS
 
 @dataclass(frozen=True)
 class Census:
-    """What is wrong with the rows of a target.
+    """What is wrong with the rows of a target."""
 
-    Attributes
-    ----------
-    batches, rows : int
-        What was looked at.
-    lost, doubled : int
-        Pairs of key and micro-batch that are missing, and rows that are there more than once.
-    wrong : int
-        Rows with other totals than the numbers give, or of no micro-batch that there was.
-    mixed : int
-        Partitions of a micro-batch with rows of several attempts, and micro-batches of several starts of the query.
-    """
-
+    #: What was looked at.
     batches: int
     rows: int
+    #: Pairs of key and micro-batch that are missing, and rows that are there more than once.
     lost: int
     doubled: int
+    #: Rows with other totals than the numbers give, or of no micro-batch that there was.
     wrong: int
+    #: Partitions of a micro-batch with rows of several attempts, and micro-batches of several starts of the query.
     mixed: int
 
     @property
@@ -52,15 +44,7 @@ class Census:
 def census(
     rows: pa.Table, batches: int, *, upserts: bool, keys_of: Callable[[int], Iterable[int]] = lambda _: range(KEYS)
 ) -> Census:
-    """Count what is wrong with rows of `killed_query` after so many micro-batches.
-
-    Parameters
-    ----------
-    upserts : bool
-        Whether the target keeps one row for each key, the newest.
-    keys_of : callable
-        Returns the keys that a micro-batch has; by default all.
-    """
+    """Count what is wrong with rows of `killed_query` after so many micro-batches."""
     wanted = {(key, batch) for batch in range(batches) for key in keys_of(batch)}
     if upserts:
         wanted = set(dict(sorted(wanted)).items())
@@ -77,21 +61,12 @@ def census(
 
 
 class Onlooker:
-    """Reads a table by key again and again, while its query is killed.
-
-    Attributes
-    ----------
-    reads : int
-        How often it found rows.
-    torn : int
-        How often rows of several micro-batches were there: each micro-batch has all keys.
-    changed : int
-        Pairs of key and micro-batch that it has seen with the results of more than one attempt.
-    """
+    """Reads a table by key again and again, while its query is killed."""
 
     def __init__(self, read: Callable[[], pa.Table]) -> None:
         self._read, self._end = read, threading.Event()
         self._thread = threading.Thread(target=self._look)
+        #: Reads that found rows, and those with rows of several micro-batches, each of which has all keys.
         self.reads = self.torn = 0
         self._seen: dict[tuple[int, int], set[str]] = defaultdict(set)
 

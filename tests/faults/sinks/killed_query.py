@@ -44,22 +44,15 @@ YIELDED = 3
 
 @dataclass(frozen=True)
 class Job(killed_driver.Job):
-    """What the driver is to do.
+    """What the driver is to do."""
 
-    Attributes
-    ----------
-    target : str
-        One of `TARGETS` or `OTHERS`.
-    place : dict
-        Where the target is.
-    way : str
-        ``exactly_once``, ``steps`` (the same, and it dies at each step of the protocol), ``source`` (the sink as a data
-        source), or ``plain``: what is done without holdfast's sinks; by foreachBatch it dies once between its first
-        write and the end of the micro-batch, whatever else kills it.
-    """
-
+    #: One of `TARGETS` or `OTHERS`.
     target: str = "csv"
+    #: Where the target is.
     place: Place | None = None
+    #: ``exactly_once``, ``steps`` (the same, and it dies at each step of the protocol), ``source`` (the sink as a data
+    #: source), or ``plain``: what is done without holdfast's sinks; by foreachBatch it dies once between its first
+    #: write and the end of the micro-batch, whatever else kills it.
     way: str = "exactly_once"
     #: Whether it ends when its query fails, as it does where another driver has begun.
     yields: bool = False

@@ -57,22 +57,16 @@ _MS_PRIVATE_ALL, _PR_SET_PDEATHSIG = 0x44000, 1
 
 @dataclass(frozen=True)
 class Job:
-    """What a driver is to do.
-
-    Attributes
-    ----------
-    name : str
-        The driver's, and its machine's.
-    batches : int or None
-        After how many micro-batches it ends, or not before it is told to.
-    """
+    """What a driver is to do."""
 
     folder: str
     target: str
     place: Place
     query_id: str
+    #: The driver's, and its machine's.
     name: str
     seed: str
+    #: After how many micro-batches it ends, or not before it is told to.
     batches: int | None = None
 
     @property

@@ -35,17 +35,9 @@ _KEYS = ["part", "key"]
 
 
 class Target:
-    """One sink and its target.
+    """One sink and its target."""
 
-    Attributes
-    ----------
-    name : str
-        The sink's.
-    upserts : bool
-        Whether it keeps one row for each key.
-    has_server : bool
-    """
-
+    #: The sink's.
     name: str
     upserts = False
     has_server = False
@@ -182,15 +174,7 @@ class DeltaTarget(Target):
 
 
 class PostgresTarget(Target):
-    """A table; psycopg reads it.
-
-    Parameters
-    ----------
-    upserts : bool
-        Whether the table has a unique key.
-    prepares : bool
-        Whether the server allows prepared transactions.
-    """
+    """A table; psycopg reads it."""
 
     name = "rows"
     has_server = True

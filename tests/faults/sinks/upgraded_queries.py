@@ -41,23 +41,15 @@ _BACKENDS, _SHARDS = ("memory", "filesystem", "rocksdb"), (2, 4)
 
 @dataclass(frozen=True)
 class Job(killed_driver.Job):
-    """What the driver is to do.
+    """What the driver is to do."""
 
-    Attributes
-    ----------
-    places : dict
-        Where each target is.
-    numbers : dict
-        Where the numbers are: folder of files, Kafka's servers and topic.
-    generation : int
-        With which the driver begins: 0, or the one after that of the driver that was killed.
-    is_plain : bool
-        Whether results go where they go without holdfast's sinks.
-    """
-
+    #: Where each target is.
     places: dict[str, Place] | None = None
+    #: Where the numbers are: folder of files, Kafka's servers and topic.
     numbers: Place | None = None
+    #: With which the driver begins: 0, or the one after that of the driver that was killed.
     generation: int = 0
+    #: Whether results go where they go without holdfast's sinks.
     is_plain: bool = False
 
 

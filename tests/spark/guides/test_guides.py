@@ -25,19 +25,13 @@ if TYPE_CHECKING:
 
 
 class Run(NamedTuple):
-    """Blocks of a page, by number, counting those in `sh`, `python` and `diff`.
-
-    Attributes
-    ----------
-    world : str
-        ``query``; ``fresh``, which is the same without the savepoint `before-upgrade`; ``spark``; or ``empty``.
-    before : str
-        Python that says what the page takes for granted.
-    """
+    """Blocks of a page, by number, counting those in `sh`, `python` and `diff`."""
 
     page: str
     blocks: tuple[int, ...]
+    #: ``query``; ``fresh``, which is the same without the savepoint `before-upgrade`; ``spark``; or ``empty``.
     world: str = "query"
+    #: Python that says what the page takes for granted.
     before: str = ""
 
 

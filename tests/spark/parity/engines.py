@@ -31,16 +31,10 @@ _OPERATOR = "parity"
 
 @dataclass(frozen=True)
 class Engine:
-    """Who runs the function: Spark's own operator, or holdfast with one of its backends.
-
-    Attributes
-    ----------
-    name : str
-    settings : dict of str to str
-        For the session, while a query of this engine runs.
-    """
+    """Who runs the function: Spark's own operator, or holdfast with one of its backends."""
 
     name: str
+    #: For the session, while a query of this engine runs.
     settings: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property
@@ -88,25 +82,16 @@ of_any_backend = engines(MEMORY)
 
 @dataclass
 class Trial:
-    """One query on one engine, in a folder of its own.
-
-    Attributes
-    ----------
-    session : SparkSession
-    engine : Engine
-    folder : Path
-        Holds input, Spark's checkpoint and what is durable of the state.
-    conf : dict of str to str
-        Settings of Spark for this query.
-    questions : Questions, optional
-        By which Spark's own operator is asked: it may have answered already. None asks it itself.
-    """
+    """One query on one engine, in a folder of its own."""
 
     session: SparkSession
     engine: Engine
+    #: Holds input, Spark's checkpoint and what is durable of the state.
     folder: Path
+    #: Settings of Spark for this query.
     conf: dict[str, str] = field(default_factory=dict)
     batches: Batches = field(default_factory=list)
+    #: By which Spark's own operator is asked: it may have answered already. None asks it itself.
     questions: Questions | None = None
     _files: int = 0
 
@@ -249,17 +234,7 @@ def trial(
     conf: dict[str, str] | None = None,
     questions: Questions | None = None,
 ) -> Iterator[Trial]:
-    """Give a query of an engine its folder and its settings.
-
-    Parameters
-    ----------
-    local : Path
-        Directory of local state, one for all.
-    conf : dict of str to str, optional
-        Further settings.
-    questions : Questions, optional
-        By which Spark's own operator is asked.
-    """
+    """Give a query of an engine its folder and its settings."""
     engine.require()
     folder.mkdir(parents=True, exist_ok=True)
     places = {"spark.holdfast.state.dir": str(folder / "durable"), "spark.holdfast.local.dir": str(local)}

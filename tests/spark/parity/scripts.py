@@ -26,32 +26,21 @@ _END: Stored | None = None
 
 @dataclass(frozen=True)
 class Case:
-    """One key of a script.
+    """One key of a script."""
 
-    Attributes
-    ----------
-    item : str
-        Number in the list of Spark's promises.
-    what : str
-        What the key shows.
-    do : dict of int to str
-        Commands for `program.interpret`, by micro-batch. A row more for each ``&``.
-    on_timeout : str
-        Commands for calls without data.
-    calls : str
-        Micro-batches in which Spark calls the function.
-    state : Stored, optional
-        What Spark stores at the end.
-    documented : tuple of str and Stored, optional
-        Calls and state with the documented timeouts, where Spark's differ from its documentation.
-    """
-
+    #: Number in the list of Spark's promises.
     item: str
+    #: What the key shows.
     what: str
+    #: Commands for `program.interpret`, by micro-batch. A row more for each ``&``.
     do: dict[int, str]
+    #: Micro-batches in which Spark calls the function.
     calls: str
+    #: What Spark stores at the end.
     state: Stored | None = None
+    #: Commands for calls without data.
     on_timeout: str = ""
+    #: Calls and state with the documented timeouts, where Spark's differ from its documentation.
     documented: tuple[str, Stored | None] | None = None
 
     @property

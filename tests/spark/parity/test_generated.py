@@ -39,13 +39,7 @@ _LATENESS_MS = st.sampled_from([0, 0, 0, 0, 1, 999, 1000, 1001, 2500])
 
 @dataclass(frozen=True)
 class Program:
-    """What rows come in each micro-batch, and before which ones the query begins again.
-
-    Attributes
-    ----------
-    batches : list of list of Row
-    restarts : frozenset of int
-    """
+    """What rows come in each micro-batch, and before which ones the query begins again."""
 
     batches: list[list[Row]]
     restarts: frozenset[int]

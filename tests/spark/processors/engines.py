@@ -29,12 +29,7 @@ Api = Literal["row", "pandas"]
 
 @dataclass(frozen=True)
 class ProcessorEngine(Engine):
-    """Who runs a processor, and by which of the two APIs.
-
-    Attributes
-    ----------
-    api : {"row", "pandas"}
-    """
+    """Who runs a processor, and by which of the two APIs."""
 
     api: Api = "row"
 

@@ -25,14 +25,7 @@ def as_output(api: str, **columns: Any) -> Any:
 
 
 class Showing(StatefulProcessor):
-    """Emits the key of each call, and each row or frame of it, as ``repr``; registers timers, and shows their keys.
-
-    Parameters
-    ----------
-    api : {"row", "pandas"}
-    timers : tuple of int
-        Registered for each key; needs a time mode.
-    """
+    """Emits the key of each call, and each row or frame of it, as ``repr``; registers timers, and shows their keys."""
 
     def __init__(self, api: str, timers: tuple[int, ...] = ()) -> None:
         self._api, self._timers = api, timers
@@ -75,21 +68,7 @@ def of(shown: Iterable[tuple[str, str]], what: str) -> list[str]:
 
 
 class Calling(StatefulProcessor):
-    """Does for the rows of a key what a function says, with a value, a list, a map and the handle at hand.
-
-    Parameters
-    ----------
-    api : {"row", "pandas"}
-    function : callable
-        Takes key, rows and this processor, and returns output.
-    on_timer : callable, optional
-        Takes key, due time and this processor, and returns output.
-
-    Attributes
-    ----------
-    kept : list
-        What functions keep from key to key.
-    """
+    """Does for the rows of a key what a function says, with a value, a list, a map and the handle at hand."""
 
     def __init__(self, api: str, function: Callable[..., Any], on_timer: Callable[..., Any] | None = None) -> None:
         self.api, self._function, self._on_timer = api, function, on_timer
@@ -117,15 +96,7 @@ class Calling(StatefulProcessor):
 
 
 class Logging(StatefulProcessor):
-    """Writes its life into a file, a line an event; fails where it is told to.
-
-    Parameters
-    ----------
-    api : {"row", "pandas"}
-    log : pathlib.Path
-    fails : str
-        The event that raises.
-    """
+    """Writes its life into a file, a line an event; fails where it is told to."""
 
     def __init__(self, api: str, log: Path, fails: str = "") -> None:
         self._api, self._log, self._fails = api, log, fails

@@ -35,13 +35,7 @@ SLOW_S = 30
 
 
 class Slow(StatefulProcessor):
-    """Counts and lists the rows of a key; the first attempt of each micro-batch at one key takes its time.
-
-    Parameters
-    ----------
-    folder : str
-        For notes of which attempts there were.
-    """
+    """Counts and lists the rows of a key; the first attempt of each micro-batch at one key takes its time."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

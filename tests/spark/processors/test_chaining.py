@@ -32,13 +32,7 @@ CHAINED = {"eventTimeColumnName": "at"}
 
 
 class Numbering(StatefulProcessor):
-    """Numbers the rows of a key, and emits each with its own time, moved by some seconds.
-
-    Parameters
-    ----------
-    api : {"row", "pandas"}
-    moved_s : int
-    """
+    """Numbers the rows of a key, and emits each with its own time, moved by some seconds."""
 
     def __init__(self, api: str, moved_s: int = 0) -> None:
         self._api, self._moved_s = api, moved_s

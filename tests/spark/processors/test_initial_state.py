@@ -38,16 +38,7 @@ Rows = list[tuple[Any, ...]]
 
 
 class Beginning(StatefulProcessor):
-    """Counts up from an initial state, and shows a key when a timer of it fires.
-
-    Parameters
-    ----------
-    api : {"row", "pandas"}
-    timer_ms : int, optional
-        Registered for each initial row.
-    fails : bool
-        In the calls for rows.
-    """
+    """Counts up from an initial state, and shows a key when a timer of it fires."""
 
     def __init__(self, api: str, timer_ms: int | None = None, *, fails: bool = False) -> None:
         self._api, self._timer_ms, self._fails = api, timer_ms, fails

@@ -50,15 +50,7 @@ Declared = Mapping[str, tuple[Any, ...]]
 
 
 class Restarting(StatefulProcessor):
-    """Declares what it is told to, and carries out what rows say: expressions over variables, whose results it shows.
-
-    Parameters
-    ----------
-    api : {"row", "pandas"}
-    declared : mapping of str to tuple
-    deleted : tuple of str
-        Names for `deleteIfExists`.
-    """
+    """Declares what it is told to, and carries out what rows say: expressions over variables, shown with results."""
 
     def __init__(self, api: str, declared: Declared, deleted: tuple[str, ...] = ()) -> None:
         self._api, self._declared, self._deleted = api, declared, deleted

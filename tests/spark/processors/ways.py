@@ -59,19 +59,7 @@ class Way:
 
 
 def ways(number: int = 0, *, api: Api | None = None, batch_only: bool = False, streams: bool = ALL) -> list[Way]:
-    """Return Spark's ways, which answer as recorded, and ours; in ``make test`` one, a batch query, which is cheaper.
-
-    Parameters
-    ----------
-    number : int
-        For another number ``make test`` has another one.
-    api : {"row", "pandas"}, optional
-        Only this one.
-    batch_only : bool
-        With processing time a stream does not end by itself.
-    streams : bool
-        Whether ``make test`` has one of ours, too.
-    """
+    """Return Spark's ways, which answer as recorded, and ours: in ``make test`` one by `number`, a batch query."""
 
     def of_api(engines: Sequence[ProcessorEngine]) -> list[ProcessorEngine]:
         return [engine for engine in engines if api in (None, engine.api)]

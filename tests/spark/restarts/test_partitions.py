@@ -25,21 +25,14 @@ KEYS = [f"key {i}" for i in range(40)]
 
 @dataclass(frozen=True)
 class Case:
-    """A query that begins with some number of partitions, and is started again in a session with another.
+    """A query that begins with some number of partitions, and is started again in a session with another."""
 
-    Attributes
-    ----------
-    first, then : int
-        ``spark.sql.shuffle.partitions`` of the session.
-    shards : int or None
-        ``spark.holdfast.shards``, where it is set.
-    durable : bool
-        Whether there is a state directory.
-    """
-
+    #: ``spark.sql.shuffle.partitions`` of the session.
     first: int
     then: int
+    #: ``spark.holdfast.shards``, where it is set.
     shards: int | None
+    #: Whether there is a state directory.
     durable: bool
 
     def __str__(self) -> str:

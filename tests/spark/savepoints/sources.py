@@ -47,14 +47,9 @@ def open_sessions(numbers: DataFrame) -> DataFrame:
 
 
 class Source(ABC):
-    """A source in a folder of its own.
+    """A source in a folder of its own."""
 
-    Attributes
-    ----------
-    settings : mapping of str to str
-        That a session needs to read it.
-    """
-
+    #: That a session needs to read it.
     settings: Mapping[str, str] = {}
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:

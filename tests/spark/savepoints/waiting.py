@@ -96,19 +96,13 @@ def by_key(clock: Clock) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """An API and a clock.
-
-    Attributes
-    ----------
-    begins : bool
-        With an initial state.
-    tables : tuple of str
-        Whose rows are compared: the second one's rows live for an hour, the third one's for no time.
-    """
+    """An API and a clock."""
 
     api: str
     clock: Clock
+    #: Whose rows are compared: the second one's rows live for an hour, the third one's for no time.
     tables: tuple[str, ...]
+    #: With an initial state.
     begins: bool = False
 
     def __str__(self) -> str:

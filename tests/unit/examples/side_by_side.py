@@ -23,14 +23,7 @@ Rows = list[tuple[Any, ...]]
 
 
 class SideBySide:
-    """Runs micro-batches on both forms.
-
-    Parameters
-    ----------
-    columns : str
-        Of the stream; those of time are in ms. The first one is the key.
-    output : str
-    """
+    """Runs micro-batches on both forms."""
 
     def __init__(self, columns: str, output: str) -> None:
         self._columns, self._output = parse_schema(columns), parse_schema(output)

@@ -22,13 +22,7 @@ seeds = pytest.mark.parametrize("seed", repetitions(1, 40))
 
 
 class Stream:
-    """Micro-batches of events, out of order; the watermark follows the newest one that was seen.
-
-    Attributes
-    ----------
-    events : list of tuple
-        What was on time.
-    """
+    """Micro-batches of events, out of order; the watermark follows the newest one that was seen."""
 
     def __init__(self, generator: np.random.Generator, delay_ms: int) -> None:
         self._generator = generator

@@ -125,22 +125,14 @@ class Anything:
 
 @dataclass(frozen=True)
 class Probe:
-    """One probe.
-
-    Attributes
-    ----------
-    function : callable
-    expected : tuple
-        What it finds; an `Error` for an exception.
-    on_spark : tuple or None
-        What it finds on Spark's operator, where we differ on purpose.
-    ends_spark : bool
-        Whether an answer of the state server ends the task on Spark (X1), so that it needs a query of its own.
-    """
+    """One probe."""
 
     function: Function
+    #: What it finds; an `Error` for an exception.
     expected: tuple[object, ...]
+    #: What it finds on Spark's operator, where we differ on purpose.
     on_spark: tuple[object, ...] | None
+    #: Whether an answer of the state server ends the task on Spark (X1), so that it needs a query of its own.
     ends_spark: bool
 
     @property
@@ -226,16 +218,7 @@ class Finding(str):
 
 
 class Probing(StatefulProcessor):
-    """Runs the probe that a key names, and emits what it found, as JSON.
-
-    Parameters
-    ----------
-    api : {"row", "pandas"}
-    functions : list of callable
-        Of the probes.
-    raises : bool
-        Raise the findings instead of emitting them: on a task that is lost this is the way out.
-    """
+    """Runs the probe that a key names, and emits what it found, as JSON."""
 
     def __init__(self, api: str, functions: Iterable[Function], *, raises: bool = False) -> None:
         self._api, self._functions, self._raises = api, {f.__name__: f for f in functions}, raises

@@ -25,15 +25,7 @@ _LIMIT_S = 120
 
 
 class ClockedQuery:
-    """A query in append mode that stands still between ticks; its sink is Spark's in memory.
-
-    Parameters
-    ----------
-    frame : DataFrame
-    checkpoint : Path
-    now_ms : int
-        When the first micro-batch runs, which begins at once.
-    """
+    """A query in append mode that stands still between ticks; its sink is Spark's in memory."""
 
     def __init__(self, frame: DataFrame, checkpoint: Path, now_ms: int) -> None:
         session = frame.sparkSession

@@ -41,43 +41,29 @@ TimeMode = Literal["None", "ProcessingTime", "EventTime"]
 
 @dataclass(frozen=True)
 class Case:
-    """One key of a script.
+    """One key of a script."""
 
-    Attributes
-    ----------
-    name : str
-        Begins with the item of the reference.
-    do : dict of int to str
-        What its rows do, by micro-batch.
-    notes : list of str
-        Its calls: the micro-batch, ``rows`` or ``timer`` and when it was due, and what was shown.
-    on_timer : str
-        What it does when one of its timers fires; ``due`` says which.
-    on_spark : list of str or None
-        Its calls on Spark, where we differ on purpose.
-    """
-
+    #: Begins with the item of the reference.
     name: str
+    #: What its rows do, by micro-batch.
     do: dict[int, str]
+    #: Its calls: the micro-batch, ``rows`` or ``timer`` and when it was due, and what was shown.
     notes: list[str]
+    #: What it does when one of its timers fires; ``due`` says which.
     on_timer: str = ""
+    #: Its calls on Spark, where we differ on purpose.
     on_spark: list[str] | None = None
 
 
 @dataclass(frozen=True)
 class Script:
-    """A query: its time mode and what its keys do.
-
-    Attributes
-    ----------
-    ttl_ms : int or None
-        Of all its variables.
-    """
+    """A query: its time mode and what its keys do."""
 
     name: str
     time_mode: TimeMode
     cases: tuple[Case, ...]
     micro_batches: int
+    #: Of all its variables.
     ttl_ms: int | None = None
     watermark: bool = False
 
@@ -97,16 +83,7 @@ def now_ms(number: int) -> int:
 
 
 class Scripted(StatefulProcessor):
-    """Carries out what rows say, and says what it saw.
-
-    Parameters
-    ----------
-    api : {"row", "pandas"}
-    on_timer : dict of str to str
-        What a key does when one of its timers fires.
-    ttl_ms : int or None
-        Of all variables.
-    """
+    """Carries out what rows say, and says what it saw."""
 
     def __init__(self, api: str, on_timer: dict[str, str], ttl_ms: int | None = None) -> None:
         self._api, self._on_timer, self._ttl_ms = api, on_timer, ttl_ms

@@ -114,24 +114,15 @@ class Model:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What happens in a micro-batch.
+    """What happens in a micro-batch."""
 
-    Attributes
-    ----------
-    passes_ms : int
-        Time since the one before.
-    rows : dict of str or None to list of Operation
-        By key.
-    in_timers : list of Operation
-        For each key whose timer fires.
-    fails_first : bool
-        Whether a first attempt is made, which fails with its last key.
-    restarts : bool
-    """
-
+    #: Time since the one before.
     passes_ms: int
+    #: By key.
     rows: dict[str | None, list[Operation]]
+    #: For each key whose timer fires.
     in_timers: list[Operation]
+    #: Whether a first attempt is made, which fails with its last key.
     fails_first: bool
     restarts: bool
 
