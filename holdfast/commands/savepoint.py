@@ -470,8 +470,8 @@ def rescale(
     from where it stands, beginning with micro-batch 1. This process rescales; with --conf, or where only Spark can
     write a part, Spark does. If the command is interrupted, run it again.
     """
-    state_dir = state_dir_of(original, state_dir, options)
     changes = Changes(shards, partitions, pairs(rename, "--rename", "OLD=NEW"), continue_sinks=continue_sinks)
+    state_dir = state_dir_of(original, state_dir, options)
     require_new_location(checkpoint_location, parse_storage_options(options))
     query_id = by_this_process(
         state_dir,
