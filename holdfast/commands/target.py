@@ -123,11 +123,11 @@ def number_option(
     return click.option(
         *names,
         type=WholeNumber(min=least),
-        default=default,
         show_default=default is not None,
         required=required,
         metavar="N",
         help=text,
+        **({} if default is None else {"default": default}),  # a default of None would satisfy `required`
     )
 
 

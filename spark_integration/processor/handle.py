@@ -218,7 +218,8 @@ def _whole(given: Any, what: str) -> int:
     try:
         return operator.index(given)
     except TypeError as exc:
-        raise PySparkTypeError(f"{what} is a whole number of milliseconds, such as 60_000, not {given!r:.40}") from exc
+        written = f"{given!r:.40} ({type(given).__name__})"
+        raise PySparkTypeError(f"{what} is a whole number of milliseconds, such as 60_000, not {written}") from exc
 
 
 class PickledProcessor:

@@ -11,13 +11,16 @@ state and depend on nothing: no session, no number of partitions, no number of s
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
-from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from holdfast.backends.arrow.rows import HashArray
 from holdfast.errors import SchemaMismatchError
+
+if TYPE_CHECKING:  # look-ups come without Spark
+    from pyspark.sql import Column
 
 #: The column of routes, by which Spark groups.
 ROUTE = "__holdfast_route"
@@ -81,6 +84,8 @@ def shards_of(hashes: HashArray, shards: int) -> npt.NDArray[np.intp]:
 
 def shard_column(hash_column: Column, shards: int) -> Column:
     """Return what `shards_of` computes, as a Spark expression on a ``bigint`` hash."""
+    from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
     high = F.shiftrightunsigned(hash_column, 32)
     return F.shiftrightunsigned(high * F.lit(shards).cast("long"), 32).cast("int")
 
@@ -91,5 +96,7 @@ def route_column(hash_column: Column, shards: int) -> Column:
     No route is null, but Spark must take the column for one that may be, as that of packed rows is: Spark 4.0 and
     4.1 refuse to go on with a state whose key was declared otherwise.
     """
+    from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
     all_routes = F.array(*[F.lit(route).cast("int") for route in routes_of(shards)])
     return F.try_element_at(all_routes, shard_column(hash_column, shards) + 1)

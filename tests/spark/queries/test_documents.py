@@ -118,6 +118,7 @@ def shown(df: DataFrame, mode: str, location: Path, *, no_data: bool = True) -> 
     return found
 
 
+@pytest.mark.all
 @pytest.mark.slow(20)
 def test_operators_in_one_line_run_as_the_guide_shows(spark: SparkSession, kept: Path, streamed: Streamed) -> None:
     """Each line of the list is taken as it stands, and so are Spark's own join and a chain; the chain gives rows."""
@@ -214,6 +215,7 @@ def test_a_rename_and_a_migration_run_as_the_guide_shows(spark: SparkSession, ke
     assert [(row["user"], row["delay"]) for row in found.to_pylist()] == [("ann", 1)]
 
 
+@pytest.mark.all
 @pytest.mark.slow(15)
 def test_processors_run_as_the_guide_shows(spark: SparkSession, kept: Path, streamed: Streamed) -> None:
     """Its class, its initial state, and a window of Spark's behind a processor."""

@@ -40,7 +40,8 @@ def test_a_misspelt_command_is_recognised(given: str, meant: str | None) -> None
         ("history /data/app-spark", "Missing argument 'OPERATOR'"),
         ("get /data/app-spark totals user=ann --batch 41x", "'41x' is not a valid whole number"),
         ("log /data/app --shard third", "'third' is not a valid whole number"),
-        ("rescale /data/app-spark --checkpoint-location /data/app-spark-2 --rename totals", "--rename takes OLD=NEW"),
+        ("rescale /data/app --checkpoint-location /data/new --shards 4 --rename totals", "--rename takes OLD=NEW"),
+        ("rescale /data/app --checkpoint-location /data/new", "Missing option '--shards'"),
     ],
 )
 def test_a_mistake_in_an_argument_is_said_in_words(command: str, said: str) -> None:
