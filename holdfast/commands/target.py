@@ -120,6 +120,7 @@ def number_option(
     *names: str, text: str, least: int = 1, default: int | None = None, required: bool = False
 ) -> Callable[[_Command], _Command]:
     """Return a decorator that gives a command an option that takes a whole number."""
+    given: dict[str, Any] = {} if default is None else {"default": default}  # a default of None satisfies `required`
     return click.option(
         *names,
         type=WholeNumber(min=least),
@@ -127,7 +128,7 @@ def number_option(
         required=required,
         metavar="N",
         help=text,
-        **({} if default is None else {"default": default}),  # a default of None would satisfy `required`
+        **given,
     )
 
 
