@@ -86,8 +86,8 @@ def _logs(
 ) -> dict[str, list[BatchTimes]]:
     """Return Spark's log of a query by the id that its state has: a clone's is that of the original."""
     with opened_query(location, target.storage.url, parse_storage_options(options)) as query:
-        times = of_its_own(query.times(), target.storage, query.query_id)
         origin = find_origin(target.storage, query.query_id)
+        times = of_its_own(query.times(), origin)
         owner = origin.state_id if origin else query.query_id
         if owner in known:
             return {owner: times}

@@ -148,7 +148,7 @@ class OperatorSigns:
         stored_ms = max(stored, default=0)
         if isinstance(record, HoldfastError):
             return cls(listing.name, stored_ms, found, claim, is_lost=True, awaits_start=False)
-        awaits_start = newest is None and _origin(storage, record.query_id) is not None
+        awaits_start = newest is None and origin_of(storage, record.query_id) is not None
         return cls(listing.name, stored_ms, found, claim, is_lost=False, awaits_start=awaits_start)
 
     @property
@@ -157,21 +157,19 @@ class OperatorSigns:
         return self.claim.query_id if self.claim else ""
 
 
-def _origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
+def origin_of(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
+    """Return what a query began with; None if it began anew, or if that cannot be read."""
     try:
         return find_origin(storage, query_id)
     except CorruptionError:  # of which the start tells
         return None
 
 
-def of_its_own(log: Iterable[BatchTimes], storage: ObjectStorage, query_id: str) -> list[BatchTimes]:
+def of_its_own(log: Iterable[BatchTimes], origin: QueryOrigin | None) -> list[BatchTimes]:
     """Return the micro-batches that a query ran itself, not those with which a restore or a clone began.
 
-    Those have the time of restoring. Raises `UnavailableError` if the storage does not answer.
-
-    `storage`: the state directory; `query_id`: as the checkpoint location has it.
+    Those have the time of restoring.
     """
-    origin = _origin(storage, query_id)
     first = origin.first_batch if origin else 0
     return [one for one in log if one.batch_id >= first]
 

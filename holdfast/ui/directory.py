@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeVar
 
 from holdfast.errors import HoldfastError, NotFoundError
+from holdfast.health.health import origin_of
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import StateSizes
 from holdfast.spark_integration.lookup.stored_query import StoredQuery
@@ -26,6 +28,7 @@ from holdfast.ui.views.heat_map import RowCounter
 from holdfast.ui.views.time_line import GrowthReader
 
 _T = TypeVar("_T")
+_ORIGINS = 256
 _EMPTY = (
     "Empty, or it does not exist: check the spelling. A state directory fills when a query commits with "
     "spark.holdfast.state.dir set to it, and a checkpointLocation when its query starts."
@@ -39,7 +42,7 @@ class Pointers:
     log: tuple[BatchTimes, ...]  #: When the micro-batches that are logged were planned and committed, ascending
     #: The operators' directories that the pointers name, and the query of each by the pointers
     named: Mapping[str, str]
-    query_id: str = ""
+    query_id: str
 
     @property
     def planned(self) -> int | None:
@@ -144,6 +147,7 @@ class Directory:
     place: int  #: In the order in which they were given; part of URLs
     location: str  #: As it was given
     storage: ObjectStorage
+    origin_of: Callable[[str], QueryOrigin | None]  #: What a query began with, which never changes: read once
     executor: Executor  #: For requests side by side
     surveys: Executor  #: For what is asked now and then
     surveyor: Inquiry[Survey]
@@ -157,7 +161,8 @@ class Directory:
         sizes = StateSizes(storage, executor)
         surveyor = Inquiry(partial(survey, storage, sizes), surveys, storage.url)
         growth = GrowthReader(storage, executor, sizes)
-        return cls(place, storage.url, storage, executor, surveys, surveyor, growth, RowCounter())
+        origins = lru_cache(maxsize=_ORIGINS)(partial(origin_of, storage))
+        return cls(place, storage.url, storage, origins, executor, surveys, surveyor, growth, RowCounter())
 
     @property
     def awaited(self) -> Awaited | None:
