@@ -91,9 +91,7 @@ class PandasWithStateTester:
         names = [groupBy] if isinstance(groupBy, str) else list(groupBy)
         self._input, self._output = parse_schema(inputStructType), parse_schema(outputStructType)
         for name in [*names, *([eventTime] if eventTime is not None else [])]:
-            if name not in self._input.names:
-                near = did_you_mean(name, self._input.names)
-                raise InvalidArgumentError(f"the input has no column {name!r}{near}", columns=self._input.names)
+            self._require_column(name)
         if timeoutConf == "EventTimeTimeout" and eventTime is None:
             raise InvalidArgumentError("EventTimeTimeout needs a watermark: name its column in eventTime")
         distinct = list(dict.fromkeys(names))
@@ -131,18 +129,17 @@ class PandasWithStateTester:
         -------
         list of Row
         """
-        self._require_columns(input)
+        for row in input:
+            for name in row if isinstance(row, Mapping) else getattr(row, "__fields__", ()):
+                self._require_column(name)
         rows = spark_versions.rows_to_arrow(list(input), self._input) if input else self._no_rows()
         return self._as_rows(self._run(rows))
 
-    def _require_columns(self, rows: Sequence[Row | tuple[Any, ...] | Mapping[str, Any]]) -> None:
-        """Raise `InvalidArgumentError` if a row names a column that the input does not have: it would be left out."""
-        for row in rows:
-            given = row if isinstance(row, Mapping) else getattr(row, "__fields__", ())
-            for name in given:
-                if name not in self._input.names:
-                    near = did_you_mean(name, self._input.names)
-                    raise InvalidArgumentError(f"the input has no column {name!r}{near}", columns=self._input.names)
+    def _require_column(self, name: str) -> None:
+        """Raise `InvalidArgumentError` if the input does not have a column: a row's would be left out."""
+        if name not in self._input.names:
+            near = did_you_mean(name, self._input.names)
+            raise InvalidArgumentError(f"the input has no column {name!r}{near}", columns=self._input.names)
 
     def testInPandas(self, input: pd.DataFrame) -> pd.DataFrame:  # noqa: A002
         """Run one micro-batch as `test` does, from and to pandas frames."""
