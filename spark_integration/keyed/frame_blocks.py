@@ -93,14 +93,13 @@ class Template:
         self._make = type(manager)
         self._labels: np.ndarray[Any, np.dtype[Any]] = manager.axes[0].to_numpy(copy=True)
         self.blocks = [(type(b), b.mgr_locs, b.mgr_locs.as_array.tolist(), b.values.dtype) for b in manager.blocks]
-        self._parts = [(*block, block[-1] == np.object_) for block in self.blocks]
         self._new_labels, self._new_index = _NEW(pd.Index), _NEW(pd.RangeIndex)
 
     def filled(self, columns: list[Any], rows: int, labels: pd.Index[Any] | None = None) -> Any:
         """Return the manager of a frame of `columns`: sequences, or arrays, of `rows` values."""
         blocks = []
-        for kind, place, positions, dtype, holds_objects in self._parts:
-            if holds_objects:
+        for kind, place, positions, dtype in self.blocks:
+            if dtype.hasobject:
                 values = np.empty((len(positions), rows), dtype)
                 for row, position in enumerate(positions):
                     values[row] = columns[position]
