@@ -130,7 +130,7 @@ class View(ABC):
     @property
     @abstractmethod
     def properties(self) -> Mapping[str, Any]:
-        """What `Backend.apply` or `Backend.load` was given for this version, on any machine; JSON values."""
+        """The JSON values that `Backend.apply` or `Backend.load` got for this version, on any machine."""
 
     @abstractmethod
     def get(self, table: str, keys: Keys) -> Found:

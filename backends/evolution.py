@@ -108,7 +108,7 @@ def require_readable(stored: TableSchema, held: TableSchema, *, source: str) -> 
 
 
 def project(values: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return value columns as the columns of another schema: by name, widened, null where they are absent."""
+    """Return value columns as the columns of another schema: by name, widened, null if absent."""
     if values.schema.equals(schema):
         return values
     n, names = values.num_rows, values.schema.names
@@ -119,7 +119,7 @@ def project(values: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _holds(held: pa.DataType, stored: pa.DataType) -> bool:
-    """Tell whether one type has all that values of another have; the fields of structs may stand in any order."""
+    """Tell whether one type has all that values of another have; the fields of structs may be in any order."""
     both = _wider(stored, held)
     return both is not None and held.equals(_wider(held, both))
 

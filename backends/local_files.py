@@ -358,7 +358,7 @@ def _remove(path: Path) -> None:
 
 
 def list_folder(folder: Path) -> list[str]:
-    """Return the names in a folder, sorted, without hidden ones; none where the folder is not there."""
+    """Return the names in a folder, sorted, without hidden ones; none if the folder is missing."""
     with reading(folder):
         try:
             return sorted(name for name in os.listdir(folder) if not name.startswith("."))
@@ -369,7 +369,7 @@ def list_folder(folder: Path) -> list[str]:
 def folder_bytes(folder: Path) -> int:
     """Return the bytes of all files below a folder, each file once however often it is linked.
 
-    What is taken away meanwhile, or cannot be read, counts nothing.
+    A file that vanishes meanwhile, or cannot be read, does not count.
     """
     sizes: dict[int, int] = {}
     folders = [os.fspath(folder)]

@@ -142,7 +142,7 @@ class Run:
         return int(self.batch.nbytes)
 
     def find(self, keys: Keys) -> IntArray:
-        """Return for each key the row where it stands, or -1.
+        """Return each key's row, or -1.
 
         Cost: one binary search a key. Sorted keys are several times faster than unsorted ones, since
         neighbouring searches touch the same memory. Keys that share their hash with other rows are found together.
@@ -176,7 +176,7 @@ class Run:
         return Run(schema, pa.RecordBatch.from_arrays(self.batch.columns, schema=schema.columns))
 
     def slice(self, first_hash: int, last_hash: int) -> Run:
-        """Return the rows whose hash lies in [first_hash, last_hash], without copying."""
+        """Return the rows whose hash is in [first_hash, last_hash], without copying."""
         start = int(np.searchsorted(self.hashes, np.uint64(first_hash), side="left"))
         end = int(np.searchsorted(self.hashes, np.uint64(last_hash), side="right"))
         return Run(self.schema, self.batch.slice(start, end - start))

@@ -55,7 +55,7 @@ class Stacked(Protocol):
 
     @property
     def schema(self) -> TableSchema:
-        """That it was written with."""
+        """The schema that it was written with."""
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -66,7 +66,7 @@ class Stacked(Protocol):
         """Its stretches, by ascending hash."""
 
     def find(self, keys: Keys) -> IntArray:
-        """Return for each key, which are sorted, the row where it stands, or -1."""
+        """Return the row of each of the sorted keys, or -1."""
 
     def deleted_at(self, rows: IntArray) -> BoolArray:
         """Tell which of `rows` are deletes."""
@@ -291,7 +291,7 @@ def _size_bytes(runs: Iterable[Run]) -> int:
 
 
 def _places(hashes: HashArray, first: int, last: int) -> tuple[int, int]:
-    """Return where in ascending hashes those in [first, last] stand."""
+    """Return the range of positions that hashes in [first, last] have among ascending hashes."""
     start = int(np.searchsorted(hashes, np.uint64(first), side="left"))
     return start, int(np.searchsorted(hashes, np.uint64(last), side="right"))
 

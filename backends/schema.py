@@ -248,7 +248,7 @@ def decode_schema(text: str) -> pa.Schema:
 
 
 def _read_names(field: pa.Field) -> None:
-    """Raise UnicodeDecodeError where a name is not UTF-8: Arrow takes it, and fails when somebody asks for it."""
+    """Raise UnicodeDecodeError if a name is not UTF-8: Arrow takes it, and fails when it is read."""
     _ = field.name
     for i in range(field.type.num_fields):
         _read_names(field.type.field(i))

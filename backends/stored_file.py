@@ -289,7 +289,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; of a field that stands twice, readers would not agree which one counts."""
+    """Return a JSON object; refuse duplicate fields, of which readers may take either."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a field stands twice")
@@ -377,7 +377,7 @@ def _write_undigested(
     sections: Mapping[str, SectionWriter] | None,
     encoding: str,
 ) -> None:
-    """Write all that stands before the digest."""
+    """Write all that comes before the digest."""
     table = []
     for name, write_section in (sections or {}).items():
         start = out.tell()
@@ -401,7 +401,7 @@ def _write_section(out: pa.NativeFile, write_section: SectionWriter, encoding: s
 
 
 def _footer(kind: str, header: Mapping[str, Any], table: list[dict[str, Any]], encoding: str) -> bytes:
-    """Return all that stands between the sections and the digest."""
+    """Return all that comes between the sections and the digest."""
     values = {"kind": kind, "encoding": encoding, "header": header, "sections": table}
     footer = json.dumps(values, separators=(",", ":"), allow_nan=False).encode()
     if b"\\ud" in footer:

@@ -79,11 +79,11 @@ def pieced(arrays: Sequence[pa.Array], memory: pa.Buffer) -> PiecedColumn:
 
 
 class _ElsewhereError(Exception):
-    """A piece does not lie where it can be addressed."""
+    """A piece is not at an address that can be used."""
 
 
 class _Loose:
-    """Of any type, anywhere: taken piece by piece."""
+    """Values of any type, anywhere: taken piece by piece."""
 
     def __init__(self, arrays: Sequence[pa.Array]) -> None:
         self._arrays = arrays

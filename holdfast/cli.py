@@ -87,7 +87,7 @@ def _needs_packages(name: str, missing: ModuleNotFoundError) -> InvalidArgumentE
 
 
 def _not_installed(name: str, error: InvalidArgumentError) -> click.Command:
-    """Return what stands for a command whose packages are missing: it is listed, and says so whatever it is given."""
+    """Return a stand-in for a command that lacks packages: help lists it, and any call names them."""
 
     def say(**_: object) -> None:
         raise error

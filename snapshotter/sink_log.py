@@ -12,8 +12,8 @@ A decision is stored after everything that it names was prepared, and before any
 commits the handles that it holds, however often.
 
 The log is a fence (`holdfast.snapshotter.fence`). A driver appends to what it has read, and fails if anybody else has
-appended since. So once an entry stands, all that was prepared before it and stands in no decision can be decided by
-nobody, and may be aborted.
+appended since. So once an entry is stored, nobody can decide what was prepared before it and is in no decision: it
+may be aborted.
 
 Invariants
 ----------
@@ -120,7 +120,7 @@ class Entry(Stored):
 
     @property
     def continues(self) -> bool:
-        """Whether it is of a query that goes on where others have ended for good, and has decided nothing itself."""
+        """Whether its query takes over from others that have ended for good, and has decided nothing itself."""
         return self.stands_for is not None
 
     def newest_batch(self, decision: Entry | None, query_id: str) -> int | None:

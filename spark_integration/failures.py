@@ -213,7 +213,7 @@ class _Raised:
 
     @property
     def is_noted(self) -> bool:
-        """Whether holdfast's code in a worker has let it pass, and noted where."""
+        """Whether the error passed through holdfast's code in a worker, which noted where."""
         return self.key is not None or self.shard is not None
 
     @property
@@ -231,7 +231,7 @@ class _Raised:
 
     @property
     def place(self) -> str | None:
-        """The user's own line that raised it, or called what did."""
+        """The line of the user's code that raised the error, or called the code that did."""
         for path, line, function in reversed(self.frames):
             if not any(part in path for part in _NOT_THE_USERS) and not path.startswith(_own_folders()):
                 return f"{function} ({Path(path).name}, line {line})"
@@ -364,7 +364,7 @@ def _raised(text: str) -> Iterator[_Raised]:
 
 
 def _read(lines: list[str], start: int) -> _Raised | None:
-    """Return what a traceback ends with; it may stand in a message, and so be indented."""
+    """Return what a traceback ends with; inside a message it may be indented."""
     indent = 0 if start < 0 else len(lines[start]) - len(lines[start].lstrip())
     # What a message has before it on its line is no indentation.
     margin = "  | " if start >= 0 and _GROUP in lines[start] else lines[max(start, 0)][:indent]

@@ -59,7 +59,7 @@ class FixedDelay(RestartStrategy):
     seconds: float
 
     def delay_s(self, failures_s: Sequence[float]) -> float | None:
-        """Return the same delay, so many times."""
+        """Return the same delay, that many times."""
         return self.seconds if len(failures_s) <= self.attempts else None
 
 

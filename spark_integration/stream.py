@@ -381,7 +381,7 @@ class GroupedStream:
     def latest(
         self, by: str | Sequence[str], ttl: str | None = None, outputMode: str = "update", name: str = "latest"
     ) -> DataFrame:
-        """Keep the newest row of each key; a row that comes late, behind a newer one, is ignored.
+        """Keep the newest row of each key; a row that arrives after a newer one is ignored.
 
         Parameters
         ----------
@@ -389,7 +389,7 @@ class GroupedStream:
             Columns whose largest values the newest row has, as ``DataFrame.sort`` orders them. Of equal rows the one
             that came first stays.
         ttl : str, optional
-            How long a key is remembered after its row; as of `top`.
+            How long a key is remembered after its row, as in `top`.
         outputMode : {"append", "update"}
             The query must be started in the same mode.
         name : str
@@ -398,7 +398,7 @@ class GroupedStream:
         Returns
         -------
         pyspark.sql.DataFrame
-            The keys whose row is another than before: these, and the other columns of the input.
+            A row for each key whose newest row changed: the key columns, then the other columns of the input.
 
         Raises
         ------

@@ -88,6 +88,6 @@ def problem_of(program: str) -> str | None:
 
 
 def _is_own(program: Path) -> bool:
-    """Whether a program is this process's: the links of two environments may lead to one interpreter."""
+    """Whether a program is this process's Python: links of two environments may lead to one interpreter."""
     own = Path(sys.executable)
     return program.parent.samefile(own.parent) and program.samefile(own)

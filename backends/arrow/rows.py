@@ -166,7 +166,7 @@ def filter_rows(batch: pa.RecordBatch, mask: BoolArray) -> pa.RecordBatch:
 
 
 def from_columns(columns: list[pa.Array], schema: pa.Schema, num_rows: int) -> pa.RecordBatch:
-    """Return a batch of `columns`, also where there are none (Arrow then forgets the number of rows)."""
+    """Return a batch of `columns`, even if there are none (Arrow then forgets the number of rows)."""
     if columns:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
     marker = pa.StructArray.from_buffers(pa.struct([]), num_rows, [None])
@@ -365,7 +365,7 @@ def _order(columns: list[pa.Array]) -> IntArray:
 
 
 def _is_constant(column: pa.Array) -> bool:
-    """Tell whether all values are one, as many index rows have one time; where it is not easy to see, it is False."""
+    """Tell whether all values are equal, as many index rows have one time; False if that is not easy to see."""
     is_whole = pa.types.is_integer(column.type) or pa.types.is_timestamp(column.type)
     if not is_whole or not len(column) or column.null_count:
         return False
@@ -410,7 +410,7 @@ def rows_of(hashes: HashArray, wanted: HashArray) -> IntArray:
 
 
 def find_sorted(hashes: HashArray, keys: pa.RecordBatch, wanted: HashArray, wanted_keys: pa.RecordBatch) -> IntArray:
-    """Return for each wanted key the row where it stands, or -1.
+    """Return each wanted key's row, or -1.
 
     Both hashes ascend, and `keys` has no row twice.
     """

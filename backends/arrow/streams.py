@@ -128,7 +128,7 @@ def _target(data: pa.Buffer, at: int) -> int:
 
 
 def _field(data: pa.Buffer, table: int, field: int) -> int:
-    """Return where a field of a flatbuffer's table lies; 0 where it is left out."""
+    """Return the position of a field in a flatbuffer's table; 0 if it is left out."""
     places = table - struct.unpack_from("<i", data, table)[0]
     size: int = struct.unpack_from("<H", data, places)[0]
     entry = 4 + 2 * field

@@ -170,7 +170,7 @@ def _forbids_nulls(t: pa.DataType) -> bool:
 
 
 def _children(column: pa.Array, t: pa.DataType) -> Iterator[tuple[pa.Field, pa.Array]]:
-    """Yield the columns inside of one of the blind type of `t`, without what stands under a null."""
+    """Yield the columns inside one of the blind type of `t`, without the values under a null."""
     if pa.types.is_struct(t):
         whole = column.filter(column.is_valid()) if column.null_count else column
         yield from zip(t, whole.flatten(), strict=True)

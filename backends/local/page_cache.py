@@ -64,11 +64,11 @@ class MappedFile:
             self._map.madvise(advice)
 
     def is_cached(self) -> bool:
-        """Tell whether all of the file lies in memory, by a look at some places."""
+        """Tell whether all of the file is in memory, by a look at some places."""
         return self.are_cached(np.linspace(0, self.data.size - 1, _SAMPLE).astype(np.int64))
 
     def touch(self) -> None:
-        """Map what lies in memory: one fault after the other, while keys are looked up, costs ten times as much."""
+        """Map what is in memory at once: faults one by one, during look-ups, cost ten times as much."""
         if self.is_cached():
             np.frombuffer(self.data, np.uint8)[::_FAULT_BYTES].max()
 

@@ -206,7 +206,7 @@ class RocksDBBackend(FilesystemBackend):
         return min(super()._commit_merge_limit_bytes(), self.share_bytes() // 2)
 
     def share_bytes(self) -> int:
-        """Return how many bytes of the shard may lie in runs: the shards of an executor share what all may have."""
+        """Return how many bytes of the shard may be in runs: the shards of an executor share one limit."""
         shards = 1
         if self.directory.is_relative_to(self.executor_directory):  # else it is being taken over
             depth = len(self.directory.relative_to(self.executor_directory).parts)

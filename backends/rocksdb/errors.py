@@ -65,7 +65,7 @@ def _mapped(text: str, path: Path) -> HoldfastError:
 
 
 def damaged(file: Path, cause: str) -> CorruptionError:
-    """Return the error for a damaged database; `file` is what is damaged, or the folder where that is not known."""
+    """Return the error for a damaged database; `file` is the damaged file or, if unknown, the folder."""
     return CorruptionError(
         "a RocksDB database is damaged and was set aside; the next attempt restores its versions from the state "
         "directory, if there is one",

@@ -79,7 +79,7 @@ class GenerationView(View):
 
     @property
     def properties(self) -> Mapping[str, Any]:
-        """None of its own: those of a version stand in its file."""
+        """None: a version's properties are in its own file."""
         return {}
 
     def get(self, table: str, keys: Keys) -> Found:
@@ -176,7 +176,7 @@ class GenerationView(View):
         return self._database
 
     def _table(self, table: str) -> tuple[TableSchema, StoredTable | None]:
-        """Return a table's schema, and how it is stored where it was ever written."""
+        """Return a table's schema, and how it is stored if it was ever written."""
         self._open()
         return find_table(self._tables, table), self._file.tables.get(table)
 
@@ -209,7 +209,7 @@ def broken_file(folder: Path, files: Mapping[str, DatabaseFile]) -> Path | None:
 
 
 def require_whole(folder: Path, files: Mapping[str, DatabaseFile]) -> None:
-    """Read files of a database; raise `CorruptionError` where one is not what it was."""
+    """Read files of a database; raise `CorruptionError` if one has changed."""
     broken = broken_file(folder, files)
     if broken is not None:
         raise damaged(broken, NOT_WHOLE)
@@ -255,7 +255,7 @@ class CacheShare:
         return not is_left
 
     def is_counted(self) -> bool:
-        """Whether the others can see it; somebody may have cleaned the directory."""
+        """Whether the other processes count this one; a cleaner may have removed its folder."""
         return self.folder.is_dir()
 
     def close(self) -> None:

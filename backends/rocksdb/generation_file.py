@@ -1,4 +1,4 @@
-"""What stands beside the database of a generation: its tables, its files, and which runs were moved into it.
+"""The file beside a generation's database: its tables, its files, and which runs were moved into it.
 
 ::
 

@@ -150,7 +150,7 @@ def _write_tables(folder: Path, options: Options, file: GenerationFile, rows: Ma
 
 
 def _encoded(table: StoredTable, run: Run) -> Iterator[tuple[list[bytes], list[bytes | None]]]:
-    """Yield the rows of a run as RocksDB has them, in the order of their keys; None stands for a delete."""
+    """Yield the rows of a run as RocksDB has them, in the order of their keys; None is a delete."""
     head = bytes([table.number_of(run.schema.value)])
     order = _order_of_keys(table, run)
     for start in range(0, len(run), rows := _rows_of_chunk(run)):
@@ -172,7 +172,7 @@ def _rows_of_chunk(run: Run) -> int:
 
 
 def _order_of_keys(table: StoredTable, run: Run) -> np.ndarray | None:
-    """Return the order of the rows by their keys in RocksDB; None if they stand so: only rows of one hash may not."""
+    """Return the order of the rows by their keys in RocksDB; None if they are in it, as most rows are."""
     if (run.hashes[1:] != run.hashes[:-1]).all():
         return None
     order: np.ndarray = pc.sort_indices(encode_keys(table.id, run.hashes, run.keys)).to_numpy()

@@ -85,7 +85,7 @@ class RocksDBOptions:
 
     @property
     def cache_bytes(self) -> int:
-        """Of the block caches of an executor's processes."""
+        """Size of the block caches of all of an executor's processes."""
         return self.memory_bytes // 2
 
 

@@ -63,7 +63,7 @@ def read_rows(
 
 
 def _rest(database: Rdict, start: bytes, end: bytes, keys: list[bytes]) -> bytes | None:
-    """Return where a range goes on after `keys`; an iterator alone does not tell why it has ended."""
+    """Return where a range continues after `keys`; an iterator alone does not tell why it has ended."""
     rest = keys[-1] + b"\0" if keys else start
     following = database.iter(_below(end))
     following.seek(rest)
@@ -163,7 +163,7 @@ def estimate_rows(database: Rdict, table_id: int) -> int:
 
 
 def scanned(read: Callable[[bytes, bytes, int], tuple[Run, bytes | None]], start: bytes, end: bytes) -> Iterator[Run]:
-    """Yield the rows of a range of keys, few at first; `read` returns about so many as a run, and where it goes on."""
+    """Yield the rows of a range of keys, few at first; `read` returns about as many as a run, and where to go on."""
     rest: bytes | None = start
     most = FIRST_RUN_ROWS
     while rest is not None:

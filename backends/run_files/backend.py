@@ -119,7 +119,7 @@ class RunFilesBackend(Backend):
     def _push(
         self, table: str, stack: list[RunFile], run: Run, staged: StagedFolder, *, has_floor: bool
     ) -> list[RunFile]:
-        """Return the stack with `run` on top, merged with those below where that is cheap."""
+        """Return the stack with `run` on top, merged with those below if that is cheap."""
         sizes = [f.size_bytes for f in stack] + [run.size_bytes]
         start = first_to_merge(sizes, self._commit_merge_limit_bytes())
         below = parts_of(self._reader.open_all(staged.path, stack[start:], table, verify=True))

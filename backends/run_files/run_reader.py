@@ -125,12 +125,12 @@ class KeptRun(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of the file."""
+        """Size of the file."""
         return int(self.file.data.size)
 
     @property
     def stat(self) -> os.stat_result:
-        """Of the file, whether or not it has a name."""
+        """Status of the file, whether or not it still has a name."""
         return os.fstat(self.file.descriptor)
 
     def has_end_of(self, note: FileNote) -> bool:

@@ -115,7 +115,7 @@ class MergeFile:
         staged.write(MERGE, MERGE, {"inputs": inputs, "output": asdict(output)})
 
     def place_in(self, stack: list[RunFile]) -> int | None:
-        """Return where in `stack` the inputs stand, or None."""
+        """Return the position of the inputs in `stack`, or None."""
         ids = [f.id for f in stack]
         if self.inputs[0] not in ids:
             return None
@@ -125,7 +125,7 @@ class MergeFile:
 
 @contextmanager
 def _fields_of(path: Path) -> Iterator[None]:
-    """Local state outlives an upgrade: what another release wrote differently counts as damaged, and is restored."""
+    """Count a file that another release wrote differently as damaged, so that it is restored."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:

@@ -1,4 +1,4 @@
-"""How a version on run files is read: mapped as a whole where it is open, stretch by stretch where it lies frozen.
+"""Reads a version on run files: an open one mapped as a whole, a frozen one stretch by stretch.
 
 A run file of several stretches has an index of them at its end (`holdfast.backends.run_files.written_run`); any other
 one is small. So of a frozen version, its version file is brought, and of each run the stretches that hold what is
@@ -43,7 +43,7 @@ _FOOTER_SIZE, _FOOTER_SIZE_AT = struct.Struct("<I"), 32
 
 
 class _RunsView(View):
-    """A version of runs, above a floor where something lies below them."""
+    """A version made of runs, with a floor below them if there is one."""
 
     _tables: Mapping[str, TableSchema]
     _floor: View | None

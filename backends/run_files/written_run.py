@@ -60,7 +60,7 @@ class WrittenRun:
 
 @dataclass(frozen=True)
 class StretchIndex:
-    """Where the stretches of a run file stand."""
+    """The positions of a run file's stretches."""
 
     columns: pa.Schema
     places: tuple[tuple[int, int], ...]  #: Of each stretch its begin and its end in the file

@@ -149,7 +149,7 @@ def _of_rescaling(target: Target, before_ms: int) -> list[Outcome]:
 
 
 def _restored_ms(target: Target, folder: str) -> Iterator[int]:
-    """Yield when each object was stored of the query that a rescale makes; its folder has the query's id."""
+    """Yield when each object of a rescale's new query was stored; its folder has the query's id."""
     origin = find_origin(target.storage, folder.rpartition("/")[2])
     for directory in origin.directories if origin else ():
         operator = target.listing.operators.get(directory)

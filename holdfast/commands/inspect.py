@@ -1,4 +1,4 @@
-"""``holdfast inspect``: what lies in a state directory: operators, their tables, shards and sizes."""
+"""``holdfast inspect``: what is in a state directory: operators, their tables, shards and sizes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def inspect(
 def _logs(
     target: Target, location: str, options: Mapping[str, str], known: Container[str]
 ) -> dict[str, list[BatchTimes]]:
-    """Return Spark's log of a query by the id that its state has: a clone's is that of the original."""
+    """Return Spark's log of a query under the query id of its state; a clone has its original's state."""
     with opened_query(location, target.storage.url, parse_storage_options(options)) as query:
         origin = find_origin(target.storage, query.query_id)
         times = of_its_own(query.times(), origin)

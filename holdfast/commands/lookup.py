@@ -48,7 +48,7 @@ _TABLE = click.option("--table", metavar="NAME", help="Only this state table, va
 
 
 def _given(context: click.Context, _: click.Parameter, key: tuple[str, ...]) -> tuple[str, ...]:
-    """Name all three where one is missing: click would always call it the last one."""
+    """Name all three arguments if one is missing: click would always name the last."""
     if not key:
         raise click.UsageError(
             "give LOCATION OPERATOR COLUMN=VALUE...: the query's checkpointLocation, its operator, and the key", context

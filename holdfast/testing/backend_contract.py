@@ -183,7 +183,7 @@ class BackendFilesContract(BackendRowsContract):
         assert {path: path.read_bytes() for path in backend.freeze(P1)} == frozen
 
     def test_links_to_frozen_files_stay_when_the_version_goes(self, backend: Backend) -> None:
-        """A slow upload has linked what it reads: commits, retention and clean-up do not tear it."""
+        """A slow upload reads links of its own: commits, retention and clean-up leave them whole."""
         make_versions(backend)
         folder = backend.directory.with_name("links")
         folder.mkdir()

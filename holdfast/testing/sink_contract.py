@@ -399,7 +399,7 @@ class SinkContract(SinkKills):
         self.expect(sink, rows)
 
     def test_the_newest_micro_batch_is_remembered_or_never(self, sink: TwoPhaseSink) -> None:
-        """A target that keeps a mark shows it always: first none, then the newest that was committed."""
+        """A target that keeps a mark always shows it: first none, then that of the newest committed micro-batch."""
         newest = sink.open(self.query, self.schema())
         marks = newest is not None
         assert newest in (None, -1)

@@ -159,7 +159,7 @@ class StorageContract:
         assert not storage.list("")
 
     def test_absent_object(self, storage: ObjectStorage) -> None:
-        """What was never put is not found, and the error says where it would lie."""
+        """What was never put is not found, and the error names its place."""
         storage.put("a/b", b"1")
         for key in ("x", "a", "a/x", "a/b/c", "x/y/z"):
             with pytest.raises(NotFoundError) as caught:

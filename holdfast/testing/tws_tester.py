@@ -117,7 +117,7 @@ def _type_of(value: Any) -> DataType:
         if isinstance(value, types):
             return data_type
     raise InvalidArgumentError(
-        "the type of a grouping column cannot be told from its value: pass keyStructType", given=type(value).__name__
+        "a value does not tell the type of its grouping column: pass keyStructType", given=type(value).__name__
     )
 
 
@@ -425,7 +425,7 @@ class TwsTester:
         return (0, self._now_ms) if self._time_mode == "EventTime" else (self._now_ms, None)
 
     def _keys(self, key: Any, n: int) -> pa.Table:
-        """Return a key for so many rows; the first one opens the shard, unless its columns were declared."""
+        """Return a key for that many rows; the first opens the shard, unless its columns were declared."""
         if self._columns is None:
             self._columns = GroupingColumns.of_key(key)
         if self._shard is None:

@@ -282,7 +282,7 @@ def _asked() -> Asked:
 
 
 def _choice(name: str, allowed: Any) -> str:
-    """Return a parameter that is one of some values; the first one where it is absent."""
+    """Return a parameter that must be one of these values; the first if it is absent."""
     value = request.args.get(name, next(iter(allowed)))
     if value not in allowed:
         raise InvalidArgumentError(f"{name} must be one of {', '.join(allowed)}", given=value[:40])

@@ -141,7 +141,7 @@ class Inquiry(Generic[_T]):
 
 
 def answers(asked: Mapping[_K, Inquiry[_T]], patience: Patience) -> dict[_K, Dated[_T] | HoldfastError]:
-    """Return what some stores say, asked side by side; an error where one has said nothing yet."""
+    """Return what some stores say, asked side by side; an error for one that has not answered yet."""
     for one in asked.values():
         one.begin()
     found: dict[_K, Dated[_T] | HoldfastError] = {}

@@ -77,7 +77,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClaimingRun(Stored, notice=True):
-    """One run of a query, as a claim tells of it."""
+    """One run of a query, as a claim describes it."""
 
     run_id: str
     started_ms: int  #: When it began, as a label
@@ -372,7 +372,7 @@ class Claims:
         return [told for told in besides if told.run_id != self._mine.run_id and told.begun_ms < begun_ms]
 
     def _follows(self, told: Beside) -> bool:
-        """Tell whether this run comes after one that was beside, and can be no more."""
+        """Tell whether this run comes after one that worked beside it and can no longer live."""
         is_same = bool(self._application) and told.application == self._application
         return is_same or self._may_live("", told.driver, "") is False
 

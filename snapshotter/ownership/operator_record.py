@@ -31,7 +31,7 @@ _KEY = "operator"
 
 @dataclass(frozen=True)
 class OperatorRecord(Stored):
-    """Who owns an operator's directory and what lies in it."""
+    """Who owns an operator's directory, and what is in it."""
 
     operator: str
     query_id: str  #: Spark's id of the query, the same after every restart from its checkpoint location

@@ -59,7 +59,7 @@ class QueryOrigin(Stored):
 
     @property
     def is_clone(self) -> bool:
-        """Whether it goes on under the id of the query that was cloned."""
+        """Whether the clone keeps the id of the query that was cloned."""
         return self.state_id != self.query_id
 
     @property

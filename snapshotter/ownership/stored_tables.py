@@ -42,7 +42,7 @@ _TableNames = Annotated[frozenset[str], Coding(list[str], frozenset, sorted)]
 
 
 def _sorted(by_table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same, sorted: tasks of one run store the same bytes."""
+    """Sort a mapping by key, so that all tasks of a run store the same bytes."""
     return dict(sorted(by_table.items()))
 
 
@@ -92,7 +92,7 @@ class StoredTables(Stored):
 
     @property
     def never_null(self) -> dict[str, frozenset[str]]:
-        """By table the stored columns that no stored row has a null in, which schemas are not compared by."""
+        """By table the stored columns without any null; a comparison of schemas ignores them."""
         return {name: schema.not_null for name, schema in self.held.items()}
 
     def shown(self, run: Run, schema: TableSchema) -> Run:

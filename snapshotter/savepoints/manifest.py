@@ -147,7 +147,7 @@ class SavedOperator(Stored):
 
     @property
     def is_unnamed(self) -> bool:
-        """Whether it had had no rows, so that its name and its tables are unknown."""
+        """Whether it had seen no rows, so that its name and its tables are unknown."""
         return not self.tables and _UNNAMED.fullmatch(self.name) is not None
 
     @property

@@ -366,7 +366,7 @@ class Snapshots:
 
     @contextmanager
     def frozen(self, backend: Backend, pointer: Pointer) -> Iterator[Frozen]:
-        """Hold the files of a version for the context: it may be dropped meanwhile, and the backend closed.
+        """Keep a version's files readable in the context, even if the version is dropped or the backend closed.
 
         Raises `NotFoundError` if the version is no longer held; `CorruptionError` if it is damaged; `UnavailableError`
         if local storage is full or failing.
@@ -455,7 +455,7 @@ class Snapshots:
         self.notes.leave(entry, manifest, [])
 
     def cleaned_at(self, lineage: Lineage) -> CleanedUp:
-        """Return what a version's snapshot knows of clean-ups. Raises `CorruptionError`, `UnavailableError`."""
+        """Return the clean-up record of a version's snapshot. Raises `CorruptionError`, `UnavailableError`."""
         if lineage.snapshot is None:
             return CleanedUp(snapshots_since=0)
         note = self.notes.note_of(lineage.snapshot)

@@ -41,7 +41,7 @@ class Connections(Generic[_Connection]):
         self._by_process.pop(os.getpid(), None)
 
     def release(self) -> None:
-        """Close the connection of this process; keep inherited ones for ever."""
+        """Close the connection of this process; keep inherited ones open."""
         for process in list(self._by_process):
             connection = self._by_process.pop(process, None)
             if connection is None:

@@ -163,7 +163,7 @@ def s3_status(exc: BaseException) -> int:
 
 
 def error_for_code(code: str, status: int) -> tuple[type[HoldfastError], str]:
-    """Return class and message for an S3 error code and its HTTP status (0 where there is none)."""
+    """Return class and message for an S3 error code and its HTTP status (0 if there is none)."""
     if code in _ABSENT_CODES:
         return NotFoundError, "no such object"
     if code == "NoSuchBucket":

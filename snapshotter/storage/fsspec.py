@@ -313,7 +313,7 @@ def _finds_by_walking(fs: Any) -> bool:
 
 
 def _modified_ms(fs: Any, name: str, info: Mapping[str, Any]) -> int:
-    """Return when a file was written; file systems disagree about where they say so."""
+    """Return when a file was written, which file systems report under different names."""
     if "modificationTime" in info:  # WebHDFS, in ms; its `modified` asks again, and answers in the machine's own zone
         return int(info["modificationTime"])
     value = next((info[field] for field in _TIME_NAMES if info.get(field) is not None), None)

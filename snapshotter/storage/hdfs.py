@@ -331,7 +331,7 @@ class HdfsStorage(ObjectStorage):
         require_deleted(failures, self.url)
 
     def close(self) -> None:
-        """Drop this process's client; calls that are under way go on."""
+        """Drop this process's client; calls under way continue."""
         super().close()
         self._clients.release()
 

@@ -265,18 +265,18 @@ class ObjectStorage(ABC):
         Returns
         -------
         memoryview
-            As of `get`. A part says nothing about the whole: who reads ranges must be able to tell damage.
+            Like that of `get`. A part proves nothing about the whole: readers of ranges must detect damage themselves.
 
         Raises
         ------
         NotFoundError, InvalidArgumentError, UnavailableError
-            As `get`.
+            As for `get`.
         CorruptionError
             The object is shorter.
 
         Notes
         -----
-        For few bytes of a large object. A storage that cannot do better reads all of it.
+        For a few bytes of a large object. A storage that cannot do better reads all of it.
         """
         check_range(start, end)
         return whole_range(self.get(key, RANGE_OBJECT_BYTES_MAX)[start:end], start, end, key, self.url)

@@ -349,7 +349,7 @@ class S3Storage(ObjectStorage):
             future.cancel()
 
     def _limit(self, size_bytes: int = 0) -> asyncio.Timeout:
-        """Return the time limit of an operation on so many bytes."""
+        """Return the time limit of an operation on that many bytes."""
         return asyncio.timeout(self._timeout_seconds + size_bytes / _MIN_RATE_BYTES_PER_SECOND)
 
     async def _call(self, fs: Any, operation: str, **request: Any) -> Any:
@@ -411,7 +411,7 @@ class S3Storage(ObjectStorage):
             return None
 
     async def _abort(self, fs: Any, target: dict[str, str], cause: BaseException) -> None:
-        """Abort an upload; where that fails, say so in the notes of the error that led here."""
+        """Abort an upload; if that fails, note it on the error that led here."""
         try:
             async with asyncio.timeout(_ABORT_TIMEOUT_SECONDS):
                 await self._abort_upload(fs, target)
@@ -458,7 +458,7 @@ class S3Storage(ObjectStorage):
             return await self._body(fs, name, response, end - start, Range=wanted)
 
     async def _body(self, fs: Any, name: str, response: Any, most: int, **request: str) -> bytes:
-        """Read the body of an answer; ask again where it is cut, too short, too long or damaged on the way."""
+        """Read the body of an answer; ask again if it is cut, too short, too long or damaged on the way."""
         for attempt in range(1, _BODY_ATTEMPTS + 1):
             try:
                 return await read_body(response, most)

@@ -1,1 +1,1 @@
-"""New queries that go on from another one at once: with other shards, or as a copy; no savepoint stays."""
+"""New queries that continue another one at once: with other shards, or as a copy; no savepoint stays."""

@@ -1,4 +1,4 @@
-"""Makes a new query of another one, with other numbers of shards: a savepoint that nobody keeps, and its restore."""
+"""Makes a new query from another, with other numbers of shards: a temporary savepoint, and its restore."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def rescale_with(
     changes: Changes,
     to_state_dir: str | Path | None = None,
 ) -> str:
-    """Rescale as `rescale` does; raises `NotKnownError`, with nothing done, where only Spark can."""
+    """Rescale as `rescale` does; if only Spark can, do nothing and raise `NotKnownError`."""
     with open_storage(str(original), tasks.options) as location:
         tasks.require_known(location)
     with new_query(tasks.settings, tasks.options, checkpoint_location, to_state_dir) as new:

@@ -168,7 +168,7 @@ def machine() -> str:
 
 
 def place_of(process: ProcessId) -> str:
-    """Return a text for a process of this machine, by which others can tell whether it lives: see `lives`."""
+    """Return a text that identifies a process of this machine: `lives` tells whether it still runs."""
     return f"{xxhash.xxh3_64_hexdigest(machine().encode())}.{process}"
 
 

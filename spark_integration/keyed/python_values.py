@@ -194,8 +194,8 @@ def _as_key(value: Any) -> Any:
 def _local_times(column: pa.Array, data_type: TimestampType) -> list[Any]:
     """Return times as Spark's own conversion does, which depends on this process's local time zone.
 
-    Clocks change once in an hour at most. So where they agree at its beginning and its end, one number leads from all
-    its times to the local ones.
+    A clock changes at most once an hour. So if the offset is the same at both ends of an hour, it holds for every time
+    in it.
     """
     numbers = column.drop_null().to_numpy()
     hours, of_hour = np.unique(numbers // _HOUR, return_inverse=True)

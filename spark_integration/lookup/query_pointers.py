@@ -135,7 +135,7 @@ class QueryPointers:
 
     @property
     def url(self) -> str:
-        """Of the checkpoint location."""
+        """The checkpoint location."""
         return self._storage.url
 
     def batch(self, batch_id: int | None) -> LoggedBatch:

@@ -272,7 +272,7 @@ def _from_zero(values: pa.Array) -> pa.Array:
 
 
 def _or_null(count: pa.Array) -> pa.Array:
-    """Return a count to divide by: null where it is 0."""
+    """Return a count to divide by: null if it is 0."""
     return pc.if_else(pc.equal(count, 0), pa.scalar(None, count.type), count)
 
 

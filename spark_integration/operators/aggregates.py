@@ -51,7 +51,7 @@ class Aggregate:
         """Return what the workers run.
 
         `taken` and `returned` are the types of the argument and of Spark's result. Raises `InvalidArgumentError` if
-        holdfast has no such aggregate of the argument's type.
+        holdfast has no such aggregate for the argument's type.
         """
         return self._make(name, column, taken, returned)
 

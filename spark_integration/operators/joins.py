@@ -99,12 +99,12 @@ class SideRows:
 
     @cached_property
     def at_us(self) -> IntArray:
-        """The times, 0 where there is none."""
+        """The times in microseconds; 0 for a row without one."""
         return microseconds_or_0(self.at)
 
     @property
     def times(self) -> KeyedTimes:
-        """Of those that can match others."""
+        """Keys and times of the rows that can match others."""
         return KeyedTimes(self.key[self.can_match], self.at_us[self.can_match])
 
     def shown(self, rows: IntArray) -> list[pa.Array]:
@@ -123,7 +123,7 @@ class Sides:
 
     @cached_property
     def grouping(self) -> TableSchema:
-        """The key, by which rows reach their shard."""
+        """The key columns, which choose a row's shard."""
         return self.left.state.prefix(len(self.key_types))
 
     @cached_property
@@ -197,7 +197,7 @@ class Sides:
     def shown(self, keys: Keys, columns: Mapping[str, list[pa.Array]], operator: str) -> pa.RecordBatch:
         """Return rows of the output.
 
-        `columns` has by a side's table its time and columns, and perhaps more; a side that is missing is null.
+        `columns` has each side's time and columns, under the name of its table; a missing side is null.
         """
         shown = shown_keys(keys, self.key_types)
         for side in (self.right, self.left):  # a name that both have is the left's

@@ -169,7 +169,7 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True)
 class RowExchange:
-    """Of ``transformWithState``: `Row` objects."""
+    """The exchange of ``transformWithState``: `Row` objects."""
 
     output_schema: StructType
     timezone: str  #: The session's
@@ -191,7 +191,7 @@ class RowExchange:
 
 @dataclass(frozen=True)
 class FrameExchange:
-    """Of ``transformWithStateInPandas``: frames."""
+    """The exchange of ``transformWithStateInPandas``: frames."""
 
     output_schema: StructType
     frame_format: FrameFormat  #: Of the output

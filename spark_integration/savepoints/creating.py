@@ -148,7 +148,7 @@ def _logs(
         try:
             data = location.source_log(source, file)
         except NotFoundError as exc:
-            raise UnavailableError("Spark has cleaned up what it keeps of a source: try again", source=source) from exc
+            raise UnavailableError("Spark has deleted the log of a source: try again", source=source) from exc
         key = f"sources/{source}/{quote(file, safe='')}-{clock.new_id()}"
         folder.put(key, data)
         logs.append(SourceLog(key, file, len(data), xxhash.xxh3_128_hexdigest(data)))
@@ -384,7 +384,7 @@ def require_names(without: Collection[str], comment: str) -> None:
 
 @dataclass(frozen=True)
 class _Saving:
-    """What a savepoint is of, and where it goes: what does not depend on the micro-batch."""
+    """The source and target of a savepoint, whatever its micro-batch."""
 
     tasks: Tasks
     logs: ObjectStorage

@@ -52,7 +52,7 @@ class TableDifference:
 
     @property
     def differs(self) -> bool:
-        """Whether anything does."""
+        """Whether anything differs."""
         return bool(self.columns or self.added or self.removed or self.changed)
 
 

@@ -209,7 +209,7 @@ def _remove(new: NewQuery) -> None:
 
 
 def _clear(storage: ObjectStorage, query_id: str) -> None:
-    """Delete what a query has left in the state directory whose making was stopped: none can have used it."""
+    """Delete what an unfinished new query left in the state directory: no query has used it."""
     origin = find_origin(storage, query_id)
     if origin is None:
         return
@@ -305,10 +305,7 @@ def _marks(keys: Iterable[str]) -> set[str]:
 
 
 def finish(location: ObjectStorage, query_id: str) -> None:
-    """Let the query be started. Raises `ConflictError`, `UnavailableError`.
-
-    That the mark cannot be deleted is told in a warning.
-    """
+    """Let the query be started; warn if the mark cannot be deleted. Raises `ConflictError`, `UnavailableError`."""
     require_mine(location, query_id)
     try:
         location.put_if_absent("metadata", json.dumps({"id": query_id}, separators=(",", ":")).encode())

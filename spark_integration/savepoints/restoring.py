@@ -157,7 +157,7 @@ class Restorable:
 
 
 def restore_with(tasks: Tasks, saved: Restorable, checkpoint_location: str | Path) -> str:
-    """Restore a savepoint as `restore` does; raises `NotKnownError`, with nothing done, where only Spark can."""
+    """Restore a savepoint as `restore` does; if only Spark can, do nothing and raise `NotKnownError`."""
     make_state = tasks.state_maker(saved.conf, saved.hosts)
     with new_query(tasks.settings, tasks.options, checkpoint_location) as new:
         restore_into(tasks, new, saved, make_state)
@@ -204,7 +204,7 @@ def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: Sta
 
 
 def _tell_of_sinks(query: SavedQuery) -> None:
-    """Say that results will be shown twice where the new query writes to the saved one's sinks."""
+    """Warn that results will be shown twice if the new query writes to the saved one's sinks."""
     for sink in query.uncommitted:
         _log.warning(
             "sink %r has decided micro-batch %d of the saved query, which is not in the savepoint: the restored query "
@@ -309,7 +309,7 @@ def _pointer_operator(
     shards_of: Mapping[str, Mapping[int, _Restored]],
     state_dir: str | None,
 ) -> PointerOperator:
-    """Return the operator with the pointers of restored shards; none where the operator is reset."""
+    """Return the operator with the pointers of restored shards; none if the operator is reset."""
     pointers = () if state is None else tuple(_pointers(saved, state, shards_of[saved.name], state_dir))
     time_mode = _time_mode(saved)
     timeout_conf: TimeoutConf = TIMEOUT_CONF[time_mode] if saved.has_timeout else "NoTimeout"

@@ -69,7 +69,7 @@ class HashRange:
         return self.first <= other.last and other.first <= self.last
 
     def shards(self, shards: int) -> range:
-        """Return which of so many shards have any of these hashes."""
+        """Return which of that many shards have any of these hashes."""
         first, last = ((end >> 32) * shards >> 32 for end in (self.first, self.last))
         return range(first, last + 1)
 
@@ -114,7 +114,7 @@ def _tasks(operator: SavedOperator, pieces: Sequence[Piece]) -> int:
 
 
 def _range_of(piece: Piece, schema: TableSchema, shards: int) -> HashRange:
-    """Return the hashes that a piece's keys may have; its rows do not say it where they stand by time."""
+    """Return the hashes that a piece's keys may have, which rows in order of time do not show."""
     if is_by_time(schema):
         return HashRange.of_shard(piece.shard, shards)
     return HashRange(piece.first_hash, piece.last_hash)

@@ -192,7 +192,7 @@ class Tasks(Protocol):
 
     @property
     def options(self) -> Mapping[str, object]:
-        """Of the storages."""
+        """Options of the storages."""
         ...
 
     def versions(self) -> dict[str, str]:

@@ -252,7 +252,7 @@ class Exposition:
                 _log.warning("this state server shows no metrics to Prometheus: %s", problem)
 
     def _begin(self, address: str, first_port: int) -> str | None:
-        """Listen at the first free port; return why that is not possible."""
+        """Listen at the first free port; return the reason if none can be had."""
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError:

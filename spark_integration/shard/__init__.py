@@ -1,1 +1,1 @@
-"""What all share of a shard: its pointer, its operator, its task and the storage of that, its timeout."""
+"""What all other rooms use of a shard: its pointer, operator, task, storage and timeout."""

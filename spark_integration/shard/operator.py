@@ -115,7 +115,7 @@ class ShardFunction(Protocol):
         """Return the schemas of the state tables."""
 
     def changes(self) -> Mapping[str, ColumnChanges]:
-        """Return by table the columns that the user drops and renames; of no effect where that is done."""
+        """Return by table the columns that the user drops and renames; what is done already has no effect."""
 
     def configuration(self) -> Mapping[str, str]:
         """Return what no restart may change; kept in the operator's record."""
@@ -169,12 +169,12 @@ class Operator:
 
     @property
     def held_back_ms(self) -> int:
-        """How far the operator's own watermark is behind the one that Spark tells it."""
+        """How far the operator's own watermark lags behind Spark's."""
         return 0 if self.watermark is None else self.watermark.held_back_ms
 
     @property
     def woken_later_ms(self) -> int:
-        """How much later than a timer is due by the operator's own clock Spark's clock says so."""
+        """How long after a timer is due by the operator's clock it is due by Spark's."""
         return self.held_back_ms if self.fires_by_watermark else 0
 
     def input_of(self, received: Received, shard: int, batch_id: int | None, times: BatchTimes) -> ShardInput:

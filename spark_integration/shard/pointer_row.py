@@ -69,7 +69,7 @@ class _Line(Stored):
 
     @property
     def pointer(self) -> Pointer | None:
-        """Which version of the shard; raises `InvalidArgumentError` if that is none."""
+        """The version of the shard; raises `InvalidArgumentError` if it is not a valid one."""
         if self.version is None and self.commit is None:
             return None
         return Pointer.parse(None if self.commit is None else f"{self.version}-{self.commit}")

@@ -282,7 +282,7 @@ class Coordinator:
         return self._query if is_mine else replace(self._query, query_id=query_id, replaces=None)
 
     def _next(self, *, decided: int | None = None, ending: tuple[str, ...] = ()) -> Entry:
-        """Return what may be appended: by default, that a driver goes on as of the newest entry."""
+        """Return what may be appended: by default, an entry by which a driver continues from the newest one."""
         if decided is None:
             decided = self._entry.decided if self._entry else 0
         is_mine = self._entry is not None and self._entry.query_id == self._query.query_id

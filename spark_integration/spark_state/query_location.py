@@ -371,7 +371,7 @@ class QueryLocation:
 
 
 def _lines(text: str, source: str, least: int) -> list[str]:
-    """Return the lines of a log, at least so many; the first one is its version."""
+    """Return the lines of a log, at least that many; the first is its version."""
     lines = [line for line in text.split("\n") if line]
     if len(lines) < least or not _VERSION.fullmatch(lines[0]):
         raise _damaged(source, "is cut off, or does not begin with a version")

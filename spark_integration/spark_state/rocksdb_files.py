@@ -126,7 +126,7 @@ def _begin(
 
 
 def _prefix(number: int | None) -> bytes | None:
-    """Return what stands before each key of a family; None if there is no such family."""
+    """Return the prefix of a family's keys; None if there is no such family."""
     return None if number is None else number.to_bytes(_FAMILY_NUMBER_BYTES, "little")
 
 

@@ -125,7 +125,7 @@ class UnsafeRow:
         return bool(self._data[column // 8] >> column % 8 & 1)
 
     def binary(self, column: int) -> memoryview | None:
-        """Return the bytes of a column; raises `CorruptionError` if they stand elsewhere."""
+        """Return the bytes of a column; raises `CorruptionError` if they are elsewhere."""
         if self.is_null(column):
             return None
         size, offset = struct.unpack_from("<II", self._data, self._place(column))
@@ -287,7 +287,7 @@ def _lzf_chunks(data: memoryview, source: str) -> Iterator[bytes]:
 
 
 def _lzf_plain(chunk: bytes) -> bytes:
-    """Return what runs of literals, and copies of what stands before, make up; raises IndexError if it is damaged."""
+    """Expand runs of literals and copies of earlier bytes; raises IndexError if they are damaged."""
     found, at = bytearray(), 0
     while at < len(chunk):
         token = chunk[at]
@@ -330,7 +330,7 @@ def _varint(data: bytes, at: int, source: str) -> tuple[int, int]:
 def avro_binary(row: bytes, source: str) -> bytes | None:
     """Return the first column, a binary, of a row as Avro has it: the number of a schema, null or not, size and bytes.
 
-    Of what holds pointers the schema never changes. Raises `CorruptionError` if it is not such a row.
+    The schema of pointers never changes. Raises `CorruptionError` if it is not such a row.
     """
     branch, at = _varint(row, _SCHEMA_ID_BYTES, source)
     if branch == 0:
@@ -427,7 +427,7 @@ class RowStream:
         return self._at == len(self._data)
 
     def sized(self) -> bytes:
-        """Return the next bytes, before which their number stands; raises `CorruptionError`."""
+        """Return the next bytes, which their number precedes; raises `CorruptionError`."""
         return self._bytes(self._size())
 
     def lineage(self) -> list[Named]:

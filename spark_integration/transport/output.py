@@ -140,7 +140,7 @@ def _has_keys_of_parts(t: pa.DataType) -> bool:
 
 
 def _in_parts(column: pa.Array) -> pd.Series[Any]:
-    """Return a nested column as Python values; long lists of numbers only where they need it."""
+    """Return a nested column as Python values; long lists of numbers only if they need it."""
     if not pa.types.is_list(column.type) or not pa.types.is_floating(column.type.value_type):
         return pd.Series([_part(value, column.type) for value in column.to_pylist()], dtype=object)
     numbers = column.flatten()

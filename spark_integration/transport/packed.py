@@ -160,7 +160,7 @@ class PackedTransport:
 
     @property
     def _marked(self) -> EventTime | None:
-        """The event time by which late rows are dropped."""
+        """The event time that decides which rows are late."""
         return self.event_time if self.event_time is not None and self.event_time.filters_rows else None
 
     def receive(self, chunks: Iterable[pd.DataFrame], gather: Gather) -> Received:

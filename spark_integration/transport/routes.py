@@ -64,7 +64,7 @@ def routes_of(shards: int) -> list[int]:
 
 
 def shard_of_route(route: int, shards: int) -> int:
-    """Return the shard that a key of Spark's state stands for. Raises `SchemaMismatchError`."""
+    """Return the shard that a key of Spark's state denotes. Raises `SchemaMismatchError`."""
     shard = hash_of_route(route)
     if shard >= shards:
         raise SchemaMismatchError(

@@ -1,1 +1,1 @@
-"""How rows of state go: when their time to live is over, or when what they count has ended."""
+"""Removes rows of state when their time to live is over, or what they count has ended."""

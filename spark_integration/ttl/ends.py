@@ -117,7 +117,7 @@ def microseconds(column: pa.Array | pa.ChunkedArray) -> IntArray:
 
 
 def microseconds_or_0(column: pa.Array) -> IntArray:
-    """Return a column of timestamps in microseconds, 0 where it is null."""
+    """Return a column of timestamps in microseconds, 0 for null."""
     return microseconds(column.fill_null(pa.scalar(0, pa.int64()).cast(column.type)))
 
 

@@ -198,7 +198,7 @@ class Groups:
         return pa.array(reduced, mask=self._count_valid(values) == 0)
 
     def _sum_integers(self, values: IntArray) -> IntArray:
-        """Add up where no sum overflows; with few rows a key, by the running total, which may wrap around."""
+        """Add up if no sum overflows; with few rows a key, by the running total, which may wrap around."""
         if not len(self._starts) < len(values) <= _FEW_ROWS * len(self._starts):
             return self._reduce(np.add, values)
         totals = np.cumsum(values)[self._ends() - 1]

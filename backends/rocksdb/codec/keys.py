@@ -65,7 +65,7 @@ def _flipped_bits(t: pa.DataType, negative: BoolArray, dtype: np.dtype[np.unsign
 
 
 def escape(segment: pa.Array) -> pa.Array:
-    """Return binaries without a byte 00, in the same order, none the beginning of another's with a 00 behind it."""
+    """Return binaries without a byte 00, in the same order; with a 00 behind it, none is the beginning of another."""
     if not (binaries.data_of(segment)[slice(*binaries.offsets_of(segment)[[0, -1]])] <= 1).any():
         return segment
     ones = pc.replace_substring(segment, pattern=b"\1", replacement=b"\1\2")
@@ -119,7 +119,7 @@ def decode_keys(keys: pa.Array, schema: pa.Schema) -> tuple[HashArray, pa.Record
 
 
 def _block_widths(slots: list[Slot]) -> list[int]:
-    """Return the widths of the stretches of a key that have one, between which its segments stand."""
+    """Return the widths of a key's stretches of fixed width, between which its segments are."""
     widths = [KEY_HEADER_BYTES]
     for slot in slots:
         widths[-1] += 1 + slot.width

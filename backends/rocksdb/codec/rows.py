@@ -107,7 +107,7 @@ def decode_values(rows: pa.Array, schema: pa.Schema, head: int = 0) -> pa.Record
 
 
 class _RowLayout(NamedTuple):
-    """Where in the fixed part of a row its leaves stand."""
+    """Where the leaves are in the fixed part of a row."""
 
     slots: list[Slot]
     null_bytes: int
@@ -321,8 +321,8 @@ def corrupt(problem: str) -> CorruptionError:
 def decode_numbered(rows: pa.Array, schemas: Sequence[pa.Schema], wanted: pa.Schema) -> pa.RecordBatch:
     """Return the value columns of rows that begin with their schema's number.
 
-    A null is a row whose columns are all null. The schema with the number 1 comes first; `wanted` holds all that they
-    do. Raises `CorruptionError` if some bytes are not a row of its columns.
+    A null is a row whose columns are all null. The schema with the number 1 comes first; `wanted` has all of their
+    columns. Raises `CorruptionError` if some bytes are not a row of its columns.
     """
     numbers = _numbers(rows)
     found = (1 + np.flatnonzero(np.bincount(numbers)[1:])).tolist() or [len(schemas)]

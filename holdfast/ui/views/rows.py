@@ -71,7 +71,7 @@ def text(value: Any) -> str:
 
 
 def cut(found: str) -> str:
-    """Return text without control characters, and no more of it than a cell holds."""
+    """Return text without control characters, cut to what a cell holds."""
     shown = printable(found[:TEXT_MAX])
     return shown if len(found) <= TEXT_MAX else f"{shown}… ({len(found):,} characters)"
 
@@ -221,7 +221,7 @@ def _of_shard(
 ) -> tuple[ShownTable, str | None, int]:
     """Return the next rows of a shard that are asked for, no more than there is room for.
 
-    Returns the rows; behind which row the shard goes on, None if it ends; how many rows the filter has seen.
+    Returns the rows; the last row before the shard's next page, None if it ends; how many rows the filter has seen.
     """
     wanted, limit = asked.contains.casefold(), _READ_AT_ONCE if asked.contains else ROWS_MAX
     while True:

@@ -39,7 +39,7 @@ WINDOWS = {"all": None, "day": 24 * HOUR_MS, "hour": HOUR_MS}
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar that stands on the ground; `height` is from 0 to 1."""
+    """A bar from the base line up; `height` is from 0 to 1."""
 
     x: float
     width: float

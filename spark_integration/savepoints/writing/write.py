@@ -209,7 +209,7 @@ def _index_of(run: Run, index: TableSchema) -> Run:
 
 
 def _times_of(run: Run) -> pa.Array:
-    """Return by which time each row of a table stands in its index; null where it does not."""
+    """Return the time of each row of a table in its index; null if the index lacks it."""
     if run.schema.name != TIMERS:
         expires_ms = run.values.column(EXPIRES)
         return pc.if_else(pc.equal(expires_ms, NEVER), None, expires_ms)
@@ -474,7 +474,7 @@ def _copy_rest(
     rows: Sequence[TableRows],
     folders: tuple[PrefixedStorage, PrefixedStorage],
 ) -> None:
-    """Copy what a savepoint has besides some tables of an operator: from the first folder to the second."""
+    """Copy from the first folder to the second all of a savepoint but some tables of an operator."""
     replaced = {schema.name for table in rows for schema in (table.schema, table.index) if schema is not None}
     kept = [
         (operator.name, piece)

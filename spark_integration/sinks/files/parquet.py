@@ -184,7 +184,7 @@ _ATTEMPT_PATTERN = "^[0-9]{18}-[0-9]{6}-[0-9a-f]{32}$"
 
 @dataclass(frozen=True)
 class Manifest:
-    """The name of a manifest, and its size where it was listed."""
+    """The name of a manifest, and its size if it was listed."""
 
     level: int
     first: int  #: Of its micro-batches

@@ -260,7 +260,7 @@ class Cluster:
         return self._patiently(request.name, lambda: self._ask_some(request), code_of)
 
     def ask_nodes(self, name: str, request_of: Callable[[Node], Request[C]], most: int | None = None) -> list[C]:
-        """Ask every broker, or so many; all anew if one fails: a dead one is listed for some seconds more."""
+        """Ask every broker, or that many; all again if one fails: a dead one stays listed for some seconds."""
 
         def ask() -> list[C]:
             nodes, _ = self._ask_some(protocol.metadata([]))

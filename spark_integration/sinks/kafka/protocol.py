@@ -235,7 +235,7 @@ class Request(Generic[T]):
     flexible: bool = False
 
     def read(self, answer: Answer) -> T:
-        """Return what an answer says. Raises `MalformedAnswerError` if it is none to this request."""
+        """Return what an answer says. Raises `MalformedAnswerError` if it does not answer this request."""
         return self.result(*answer.read(self.layout))
 
 
@@ -269,7 +269,7 @@ class TransactionDescription(NamedTuple):
 
 
 class CommittedOffset(NamedTuple):
-    """A consumer group's offset at partition 0 of a topic, and the text that stands beside it."""
+    """A consumer group's offset at partition 0 of a topic, and the text stored with it."""
 
     topic: str
     offset: int
@@ -296,7 +296,7 @@ def sasl_authenticate(token: bytes) -> Request[tuple[int, bytes]]:
 
 
 def metadata(topics: Sequence[str]) -> Request[tuple[list[Node], list[Topic]]]:
-    """Ask for all brokers, and for topics by name, with the user's rights; make none."""
+    """Ask for all brokers, and for topics by name, with the user's rights; create no topic."""
     body = encoded("[(us)] ???", [(_NO_ID, name) for name in topics], False, False, True, flexible=True)
 
     def result(_: int, nodes: list[Any], _cluster: str, _leader: int, found: list[Any]) -> Any:

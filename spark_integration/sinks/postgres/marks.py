@@ -97,7 +97,7 @@ def worker_application(query: SinkQuery) -> str:
 
 
 def driver_application(query: SinkQuery) -> str:
-    """Return the application name of a query's driver, by which the next one finds a dead one's sessions."""
+    """Return the application name of a query's driver, which shows the next driver a dead one's sessions."""
     return f"holdfast {_digest(query.sink, query.query_id)} {query.sink}"[:NAME_BYTES_MAX]
 
 
