@@ -115,7 +115,7 @@ docs: $(STAMP) ## the documentation as a site, with an API reference: build/docs
 links: $(STAMP)
 	$(SITE) -b dummy . build/docs-check
 
-results: $(STAMP) ## RESULTS.md, the report and README's figures from benches/results, or from a new full run [RUN=]
+results: $(STAMP) ## RESULTS.md, the report and README's figures from benches/results, with the suites of a new full run [RUN=]
 	$(BIN)/python -m holdfast.benches.report.published $(RUN)
 
 lock: $(STAMP) ## rewrite requirements/*.txt from pyproject.toml [UPGRADE=1: newest versions]

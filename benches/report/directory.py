@@ -69,14 +69,25 @@ class Results:
 
     @property
     def described(self) -> str:
-        """When and where it was measured."""
-        machine, versions = self.run["machine"], self.run["versions"]
-        parts = [f"Profile {self.run['profile']}, begun {self.run['started'][:10]}"]
+        """When, by what and where it was measured; suite by suite if these were begun in several runs."""
+        suites: dict[str, dict[str, None]] = {}
+        for question, document in self.measured:
+            suites.setdefault(self._begun(document), {})[question.suite] = None
+        if len(suites) > 1:
+            begun = [f"{', '.join(of)} {text}" for text, of in suites.items()]
+        else:
+            begun = list(suites) or [self._begun({})]
+        return f"Profile {self.run['profile']}, {'; '.join(begun)}"
+
+    def _begun(self, document: Mapping[str, Any]) -> str:
+        """Return on which day the run of a document was begun, with which holdfast, and on which machine."""
+        started, versions, machine = (document.get(name, self.run[name]) for name in ("started", "versions", "machine"))
+        parts = [f"begun {started[:10]}"]
         if "holdfast" in versions:
-            parts[0] += f", holdfast {versions['holdfast']}"
+            parts.append(f"holdfast {versions['holdfast']}")
         if "cpu" in machine:
-            parts.append(f"{machine['cpu']}, {machine.get('cores', '?')} cores, {machine.get('memory_gb', '?')} GB")
-        return "; ".join(parts)
+            parts.append(f"{machine['cpu']} ({machine.get('cores', '?')} cores, {machine.get('memory_gb', '?')} GB)")
+        return ", ".join(parts)
 
     @property
     def quick(self) -> bool:

@@ -1,8 +1,9 @@
-"""What the repository says of its newest full run, all of it made from one directory of results.
+"""What the repository says of its newest full runs, all of it made from one directory of results.
 
 ::
 
-    make results RUN=DIR     DIR ──▶ benches/results/                    compact; the one source of all figures
+    make results RUN=DIR     DIR ──▶ benches/results/                    compact; the one source of all figures.
+                                                                         A suite that DIR did not measure stays.
     make results                     benches/results/ ──▶ benches/RESULTS.md      the summary
                                                       ──▶ docs/report.html        the whole report
                                                       ──▶ docs/throughput.svg     README's figure
@@ -18,7 +19,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,30 +38,49 @@ RESULTS, PAGE, REPORT = Path("benches/results"), Path("benches/RESULTS.md"), Pat
 PICTURE, README = Path("docs/throughput.svg"), Path("README.md")
 _LINES_MAX, _WIDTH = 150, 120
 _BEGIN, _END = "<!-- figures: make results writes what follows -->", "<!-- end of figures -->"
+Line = Mapping[str, Any]
 # Parts of a micro-batch that the report reads; others would be most of the bytes.
 _PHASES = (RESTORE, PLAIN_DOWNLOAD)
 
 
 def publish(run: Path, root: Path) -> None:
-    """Put a full run's results, compact, in the place of those that the repository has."""
+    """Put each suite that a full run measured, compact, in the place of the one that the repository has."""
     results = read(run)
     if results.quick:
         raise InvalidArgumentError("a quick run is one user's own; publish a full one", run=run)
-    answers = answers_of(results)
-    wrong = [answer.question.id for answer in answers if not answer.equal]
+    wrong = [answer.question.id for answer in answers_of(results) if not answer.equal]
     if wrong:
         raise InvalidArgumentError("entries found different results, so their times mean nothing", questions=wrong)
-    for panel in figure.PANELS:
-        panel.answer(answers)
+    # Documents of pytest-benchmark do not say when they were measured, by what and where.
+    begun = {name: results.run[name] for name in ("started", "versions", "machine")}
+    documents = [(question, begun | _compact(document)) for question, document in results.measured]
+    plan = results.run["plan"]
+    if (root / RESULTS / RUN).exists():
+        before = read(root / RESULTS)
+        kept = {question.suite for question, _ in before.measured} - {
+            question.suite for question, _ in results.measured
+        }
+        documents += [(question, document) for question, document in before.measured if question.suite in kept]
+        plan = _merged(before.run["plan"], plan, kept)
     new = root / RESULTS.with_name("results.new")
     shutil.rmtree(new, ignore_errors=True)
-    for question, document in results.measured:
+    for question, document in documents:
         file = new / question.suite / f"{question.name}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(_json(_compact(document)))
-    (new / RUN).write_text(_json(results.run))
+        file.write_text(_json(document))
+    (new / RUN).write_text(_json(results.run | {"plan": plan}))
+    answers = answers_of(read(new))
+    for panel in figure.PANELS:
+        panel.answer(answers)
     shutil.rmtree(root / RESULTS, ignore_errors=True)
     new.rename(root / RESULTS)
+
+
+def _merged(before: Sequence[Line], now: Sequence[Line], kept: Collection[str]) -> list[Line]:
+    """Return the lines of a plan that keeps some suites, in the order of the suites before."""
+    order = list(dict.fromkeys(line["suite"] for line in (*before, *now)))
+    lines = [line for line in before if line["suite"] in kept] + [line for line in now if line["suite"] not in kept]
+    return sorted(lines, key=lambda line: order.index(line["suite"]))
 
 
 def texts(root: Path, *, report: bool = True) -> dict[Path, str]:
@@ -70,7 +90,7 @@ def texts(root: Path, *, report: bool = True) -> dict[Path, str]:
     readme = (root / README).read_text()
     if readme.count(_BEGIN) != 1 or readme.count(_END) != 1:
         raise InvalidArgumentError("README lacks the comments around its figures", begin=_BEGIN, end=_END)
-    paragraph = f"{_BEGIN}\n\n{_readme_paragraph(results, answers)}\n\n{_END}"
+    paragraph = f"{_BEGIN}\n\n{_readme_paragraph(answers)}\n\n{_END}"
     found = {
         PAGE: _results_page(results, answers),
         PICTURE: figure.draw(answers),
@@ -136,7 +156,7 @@ _RATIOS = textwrap.fill(
 )
 
 
-def _readme_paragraph(results: Results, answers: list[Answer]) -> str:
+def _readme_paragraph(answers: list[Answer]) -> str:
     """Return what README says below its figure."""
     vectorised, by_key = (panel.answer(answers) for panel in figure.PANELS)
     halves = []
@@ -146,7 +166,7 @@ def _readme_paragraph(results: Results, answers: list[Answer]) -> str:
         halves.append(f"{listed(ratios)} times Spark's throughput")
     return _wrapped(
         f"On {count(vectorised.document['machine']['cores'])} cores, vectorised (left) {halves[0]}; a function by key, "
-        f"unchanged (right), {halves[1]} ({results.run['started'][:10]}; [all figures](benches/RESULTS.md), "
+        f"unchanged (right), {halves[1]} ({vectorised.document['started'][:10]}; [all figures](benches/RESULTS.md), "
         "[the report](docs/report.html))."
     )
 

@@ -65,7 +65,7 @@ def test_one_command_publishes_a_run(repository: Path, run: Path) -> None:
     page, readme, picture = (files[path] for path in (published.PAGE, published.README, published.PICTURE))
     assert page.count("\n") <= 150
     assert "**holdfast on filesystem has 4.4 times the throughput of Spark's aggregation on RocksDB, and takes" in page
-    assert f"Profile full, begun 2026-11-23, holdfast {sample_results.VERSIONS['holdfast']}; " in page
+    assert f"Profile full, begun 2026-11-23, holdfast {sample_results.VERSIONS['holdfast']}, " in page
     assert "| holdfast-memory/floor | at least 0.8 | 0.716 |" in page
     assert "; rocksdb, 50 million keys **0.83**" in page
     assert not [line for line in page.splitlines() if len(line) > 120 and not line.startswith(("|", "`"))]
@@ -87,6 +87,33 @@ def test_a_figure_that_is_in_readme_is_in_its_results(repository: Path, run: Pat
         assert found
         numbers.append(found[1])
     assert numbers == ["3.0", "1.6"]
+
+
+@pytest.mark.slow(1)
+def test_a_run_of_one_suite_leaves_the_others(repository: Path, run: Path, tmp_path: Path) -> None:
+    """Two hours of an idle machine need not be had at once; each suite says when and where it was measured."""
+    published.publish(run, repository)
+    newer = {
+        "started": "2026-11-29T12:00:00+00:00",
+        "versions": sample_results.VERSIONS | {"holdfast": "0.2.0"},
+        "machine": sample_results.MACHINE | {"cpu": "another processor"},
+    }
+    document = sample_results.growth() | newer
+    later = sample_results.write(tmp_path / "later", {("growth", "keys"): document}, **newer)
+    before = read(repository / published.RESULTS)
+    published.publish(later, repository)
+    results = read(repository / published.RESULTS)
+    assert [q.id for q, _ in results.measured] == [q.id for q, _ in before.measured]
+    assert {q.id: d.get("started") for q, d in results.measured} == {
+        q.id: newer["started"] if q.suite == "growth" else d.get("started") for q, d in before.measured
+    }
+    assert {q.id for q in results.missing} == {q.id for q in before.missing}
+    page = " ".join(published.texts(repository, report=False)[published.PAGE].split())
+    before_text, after_text = (
+        "durability, peers, micro begun 2026-11-23, holdfast 0.1.0, a processor (2 cores, 23.5 GB)",
+        "growth begun 2026-11-29, holdfast 0.2.0, another processor (2 cores, 23.5 GB)",
+    )
+    assert f"{before_text}; {after_text}." in page
 
 
 @pytest.mark.slow(1)
