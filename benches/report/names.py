@@ -13,6 +13,8 @@ _KINDS = {
     "store": "holdfast's store alone",
     "nexmark": "holdfast",
     "nexmark-spark": "Spark",
+    "operator": "holdfast",
+    "spark-operator": "Spark's operator",
     "floor": "the floor: no state",
     "spark-agg": "Spark's aggregation",
     "spark-pandas": "Spark's applyInPandasWithState",
@@ -26,7 +28,7 @@ _KINDS = {
     "bytewax": "Bytewax",
     "quixstreams": "Quix Streams",
 }
-_OURS = ("holdfast", "pandas", "store", "nexmark")
+_OURS = ("holdfast", "pandas", "store", "nexmark", "operator")
 # Where engines that are not ours keep state.
 _STORES = {"rocksdb": "RocksDB", "hdfs": "HDFSBacked", "heap": "its heap"}
 _DETAILS = {
