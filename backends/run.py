@@ -316,13 +316,18 @@ def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
     There is at least one; if they were written with several schemas, the merged one holds all that they do.
     `drop_deletes` leaves deleted keys out: right only when no older run stands below these.
 
-    Cost: linear; about 15 ns a row and column of 8 bytes.
+    Cost: linear; about 15 ns a row and column of 8 bytes. Memory: twice the rows at most, where no one else holds
+    `runs`; they are copied once if they come by ascending ranges of the hash, else twice.
     """
     schema = reduce(evolved, (run.schema for run in runs))
-    batch = runs[0].batch if len(runs) == 1 else _concatenate([run.projected(schema) for run in runs])
-    merged = Run(schema, batch)
-    if len(runs) > 1:
-        merged = Run(schema, take(batch, _newest_rows(merged.hashes, merged.keys)))
+    if len(runs) == 1:
+        merged = Run(schema, runs[0].batch)
+    else:
+        together = Run(schema, _concatenate([run.projected(schema) for run in runs]))
+        del runs  # a large commit's writes go before its rows are put in order
+        rows = _newest_rows(together.hashes, together.keys)
+        in_order = len(rows) == len(together) and bool((rows[1:] > rows[:-1]).all())
+        merged = together if in_order else Run(schema, take(together.batch, rows))
     if drop_deletes and merged.deleted.any():
         merged = Run(schema, arrow_rows.filter_rows(merged.batch, ~merged.deleted))
     return merged

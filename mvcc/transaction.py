@@ -307,7 +307,8 @@ class Transaction:
             if self._failure is not None:
                 raise self._failure
             with self.measures.committing():
-                runs = {t: merge_runs(runs, drop_deletes=False) for t, runs in self._writes.items()}
+                tables = list(self._writes)
+                runs = {table: merge_runs(self._writes.pop(table), drop_deletes=False) for table in tables}
                 pointer = self._commit(self, runs) if runs else self.base
             self.measures.written(runs, is_first=self._view is None)
             return pointer
