@@ -22,6 +22,7 @@ from tests.servers import downloads
 from tests.tiers import ALL, LONG, TIER, examples
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
     from pyspark.sql import SparkSession
 
     from tests.servers.hdfs import Hdfs
@@ -74,7 +75,6 @@ def spark(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="session")
 def moto() -> Iterator[Moto]:
-    """Return the S3 server in this process."""
     from tests.servers import s3
 
     with s3.moto() as server:
@@ -121,6 +121,25 @@ def postgres() -> Iterator[Postgres]:
 
     with postgres.postgres() as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from tests.browser import chromium
+
+    with downloads.skipped_where_missing():
+        downloads.chromium()
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def ram_path() -> Iterator[Path]:
+    """Return a folder in RAM where there is room: databases sync their files, and some tests do thousands of times."""
+    from tests.model.built_in import ram_directory
+
+    with ram_directory() as path:
+        yield path
 
 
 @pytest.fixture

@@ -54,7 +54,6 @@ def together(nodeid: str) -> str:
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Sort what stays together, the longest first."""
     weights = _weights(items, lambda item: together(item.nodeid))
 
     def rank(item: pytest.Item) -> tuple[bool, float]:

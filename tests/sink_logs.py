@@ -12,7 +12,6 @@ from holdfast.snapshotter.storage.opening import open_storage
 
 
 def begin(storage: ObjectStorage, sink: str, query_id: str) -> Entry:
-    """Append the beginning of another driver of the query."""
     log = SinkLog(storage, sink)
     newest = log.newest()
     number, decided = (newest.number + 1, newest.decided) if newest else (1, 0)

@@ -63,7 +63,6 @@ def whole(number: float, unit: int) -> int:
 
 
 def default(command: str, option: str) -> int:
-    """Return the default of a command's option."""
     found = group.get_command(click.Context(group), command)
     assert found is not None
     (value,) = [each.default for each in found.params if option in each.opts]

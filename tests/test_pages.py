@@ -58,7 +58,6 @@ def test_code_compiles_and_imports_what_exists(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_exist(page: str) -> None:
-    """Each ``make target`` and ``holdfast command`` that a page shows in code is one."""
     targets = set(re.findall(r"^([a-z0-9-]+):", text_of_makefile(), re.MULTILINE))
     shown = "\n".join([*(code for _, code in FENCE.findall(text(page))), *re.findall(r"`([^`\n]+)`", text(page))])
     assert set(re.findall(r"^ *make ([a-z0-9-]+)", shown, re.MULTILINE)) <= targets
@@ -80,7 +79,6 @@ def text_of_makefile() -> str:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_settings_exist(page: str) -> None:
-    """A key that a page names is one that holdfast takes."""
     plug_in = "parquet"  # the example's own
     for key in set(re.findall(r"`(spark\.holdfast\.[\w.]*\w)[`=]", text(page))):
         name = key.removeprefix("spark.holdfast.")

@@ -16,27 +16,24 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing import BackendContract
 from tests.pages import block_with, text
-from tests.unit.snapshotter.savepoints.sample import STATE, a_savepoint
+from tests.unit.snapshotter.savepoints.conftest import STATE, a_savepoint
 
 BUILT_IN = ("memory", "filesystem", "rocksdb")
 
 
 def test_the_embedded_store_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The store works without Spark as docs/operators.md shows it."""
     block = block_with("docs/operators.md", "VersionedStore")
     exec(block.replace("/tmp/shard", str(tmp_path / "shard")), {})
     assert "[1,2]" in re.sub(r"\s", "", capsys.readouterr().out)
 
 
 def test_a_function_is_tested_as_the_guide_shows() -> None:
-    """The test in docs/testing.md passes."""
     names: dict[str, Any] = {}
     exec(block_with("docs/testing.md", "PandasWithStateTester"), names)
     names["test_a_user_who_has_left_is_counted"]()
 
 
 def test_a_processor_is_tested_as_the_guide_shows() -> None:
-    """The tests of the processor in docs/testing.md pass."""
     names: dict[str, Any] = {}
     exec(block_with("docs/testing.md", "TwsTester"), names)
     names["test_the_third_failure_is_reported_after_a_minute"]()
@@ -44,7 +41,6 @@ def test_a_processor_is_tested_as_the_guide_shows() -> None:
 
 
 def test_the_guide_lists_every_option_with_its_default() -> None:
-    """An option that a backend has stands in docs/backends.md, and no other does."""
     rows = re.findall(
         r"^\| `spark\.holdfast\.(\w+)\.(\w+)` \| `?(\w[^`|]*?)`? \|", text("docs/backends.md"), re.MULTILINE
     )

@@ -22,9 +22,7 @@ from tests import source_tree
         ),
     ],
 )
-def test_the_reader_of_imports_reads_all_forms(
-    path: str, source: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_imports_are_read(path: str, source: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_tree, "tree", lambda _: ast.parse(source))
     assert [name for _, name in source_tree.imports(path)] == [expected]
 

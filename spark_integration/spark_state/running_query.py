@@ -4,7 +4,7 @@
 
     activeStreamingQueries ─▶ StreamExecution ─▶ offsetLog ─▶ get(7) ─▶ the lines of offsets/7
 
-The names are private to Spark, and used here only: `tests/spark/sinks/test_older_location.py` asks for them on each
+The names are private to Spark, and used here only: `tests/spark/sinks/test_exactly_once.py` asks for them on each
 version. Where they are gone, nothing is known, and nobody fails.
 
 Source: ``StreamExecution``, ``SharedState``, ``OffsetSeqLog`` of Spark 4.0 to 4.3.

@@ -102,7 +102,6 @@ class _Late(SinkTransaction):
 
 
 def _results(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Add which attempt made them."""
     context = TaskContext.get()
     assert context is not None
     for batch in batches:
@@ -134,11 +133,7 @@ def run(folder: Path, master: str, name: str, place: dict[str, str]) -> dict[str
     query = writer.option("checkpointLocation", str(folder / "query")).start()
     query.awaitTermination()
     left = sink.leftovers(SinkQuery(sink.name, str(query.id), options=target.options(place)))
-    return {
-        "twins": len(list(folder.glob("second-*"))),
-        "late": len(list(folder.glob("late-*"))),
-        "left": len(left),
-    }
+    return {"twins": len(list(folder.glob("second-*"))), "late": len(list(folder.glob("late-*"))), "left": len(left)}
 
 
 if __name__ == "__main__":

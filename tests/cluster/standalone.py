@@ -38,15 +38,7 @@ def daemon(folder: Path, name: str, *arguments: str, host: str = "127.0.0.1") ->
     }
     with (folder / f"{name.rpartition('.')[2]}-{host}.log").open("ab") as log:
         process = subprocess.Popen(
-            [
-                str(SPARK_CLASS),
-                f"org.apache.spark.deploy.{name}",
-                "--host",
-                host,
-                "--webui-port",
-                "0",
-                *arguments,
-            ],
+            [str(SPARK_CLASS), f"org.apache.spark.deploy.{name}", "--host", host, "--webui-port", "0", *arguments],
             env=environment,
             cwd=folder,
             stdin=subprocess.DEVNULL,

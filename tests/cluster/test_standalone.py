@@ -1,4 +1,4 @@
-"""Standalone clusters on this machine: two executors each, of which one is killed, or both attempt the same."""
+"""A cluster of two hosts: executors are killed, attempts run at once, and savepoints and sinks stay right."""
 
 from __future__ import annotations
 
@@ -6,31 +6,40 @@ import json
 import os
 import random
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import psutil
 import pytest
+from pyspark.sql import SparkSession
 
 import holdfast
+from holdfast import savepoints
+from tests.cluster import sink_speculating
 from tests.cluster.standalone import EXECUTOR, START_S, cluster
 from tests.faults.killed_driver import OPERATOR, Job
-from tests.faults.killings import Killings, expected, found_output, micro_batches
+from tests.faults.killings import RUN_MARK, Killings, expected, found_output, micro_batches
+from tests.faults.sinks.killed_query import Job as SinkJob
+from tests.faults.sinks.killing import SinkKillings
+from tests.faults.sinks.targets import target_of
 from tests.spark.application import run_program
+from tests.spark.conftest import Lab, configured
 from tests.spark.processors import speculating
-from tests.tiers import ALL, LONG, cases
+from tests.spark.savepoints.killed import application, has_ended, undo
+from tests.spark.savepoints.totals import expected as expected_totals
+from tests.spark.savepoints.totals import feed, saved, totals
+from tests.tiers import ALL, LONG, cases, kills
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow(60), pytest.mark.timeout(900)]
+
 
 SERVER = "holdfast.spark_integration.server.state_server"
 SPECULATING = Path(speculating.__file__)
 
 
-@pytest.mark.cluster
-@pytest.mark.spark
-@pytest.mark.slow(60)
-@pytest.mark.timeout(900)
 def test_an_executor_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     with cluster(tmp_path) as master:
         run = Killings(Job(str(tmp_path), master=master, compiles=ALL), random.Random(0))
@@ -51,10 +60,6 @@ def test_an_executor_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     require_exact(spark, run)
 
 
-@pytest.mark.cluster
-@pytest.mark.spark
-@pytest.mark.slow(60)
-@pytest.mark.timeout(900)
 @pytest.mark.all
 def test_an_executor_without_a_local_directory_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     """Local state then lies among the executor's own files, and goes with them."""
@@ -87,7 +92,6 @@ def executors_at_work(run: Killings) -> list[int]:
 
 
 def local_state(folder: Path) -> list[Path]:
-    """Return the shards among the executors' own files."""
     return list((folder / "spark-local").glob("**/shard-*"))
 
 
@@ -104,9 +108,6 @@ def require_exact(spark: SparkSession, run: Killings) -> None:
     assert found_output(folder) == output, run.describe()
 
 
-@pytest.mark.cluster
-@pytest.mark.spark
-@pytest.mark.slow(60)
 @pytest.mark.timeout(600)
 @pytest.mark.all
 @pytest.mark.parametrize("backend", cases(["memory", "filesystem", "rocksdb"]))
@@ -120,3 +121,112 @@ def test_two_attempts_at_a_shard_at_once(backend: str, tmp_path: Path) -> None:
     assert found["output"] == [[n] * len(keys) for n in range(1, speculating.BATCHES + 1)]
     assert found["counts"] == [[key, speculating.BATCHES] for key in keys]
     assert found["batches"] == [[key, batch] for key in keys for batch in range(speculating.BATCHES)]
+
+
+@pytest.mark.slow(90)
+@pytest.mark.timeout(1800)
+@pytest.mark.all
+@pytest.mark.parametrize("target", cases(["parquet", "postgres", "postgres upsert"]))
+def test_executors_are_killed_under_a_sink(target: str, java_home: Path, tmp_path: Path) -> None:
+    """What they had prepared and nobody knows of is ended; another executor's attempt counts."""
+    with cluster(tmp_path) as master, target_of(target).served(tmp_path) as place:
+        job = SinkJob(str(tmp_path), master=master, target=target, place=place)
+        run = SinkKillings(job, random.Random(target))
+        run.run(kills(quick=2), ["executor"])
+        found = run.judged()
+    print(f"\n{target}: killed {run.done}; {found}")
+    assert found.is_right, f"{found}; {run.describe()}"
+
+
+@pytest.mark.slow(90)
+@pytest.mark.timeout(1800)
+@pytest.mark.all
+@pytest.mark.parametrize("target", cases(["csv", "parquet", "postgres", "postgres upsert"]))
+def test_two_attempts_at_a_task_show_one(target: str, java_home: Path, tmp_path: Path) -> None:
+    """With speculation both write and may prepare: the rows are those of one, and nothing of the other is left."""
+    with cluster(tmp_path, hosts=2) as master, target_of(target).served(tmp_path) as place:
+        told, _ = run_program(Path(sink_speculating.__file__), tmp_path, master, target, json.dumps(place))
+        rows = target_of(target).read(place)
+    found = json.loads(told)
+    assert found["twins"] == sink_speculating.BATCHES - 1
+    assert found["left"] == 0, "attempts that did not count are ended"
+    newest = sink_speculating.BATCHES - 1
+    batches = [newest] if target_of(target).upserts else range(newest + 1)
+    shown = sorted(zip(rows["batch"].to_pylist(), rows["key"].to_pylist(), strict=True))
+    assert shown == [(batch, key) for batch in batches for key in range(sink_speculating.KEYS)]
+    attempts = {tuple(row[name] for name in ("batch", "part", "attempt")) for row in rows.to_pylist()}
+    assert len(attempts) == len({attempt[:2] for attempt in attempts}), "a partition has rows of one attempt"
+    print(f"\n{target}: {found}")
+
+
+EXECUTORS = {"spark.cores.max": "2", "spark.executor.cores": "1", "spark.executor.memory": "512m"}
+PATIENCE_S = 3.0
+TRIES = 8
+
+
+@pytest.fixture
+def lab(spark: SparkSession, tmp_path: Path) -> Iterator[Lab]:
+    found = Lab(spark, tmp_path, tmp_path / "local")
+    with configured(found):
+        yield found
+
+
+def executors(folder: Path) -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if EXECUTOR in process.cmdline() and process.environ().get(RUN_MARK) == str(folder):
+                found.append(process.pid)
+    return found
+
+
+def kill_an_executor(folder: Path, chance: random.Random) -> bool:
+    """Kill one of the executors; tell whether there was any."""
+    try:
+        os.kill(chance.choice(executors(folder)), signal.SIGKILL)
+    except (IndexError, ProcessLookupError):
+        return False
+    return True
+
+
+def kill_one(lab: Lab, what: str, chance: random.Random) -> None:
+    """Kill an executor in the middle of what the application does; where that was over by then, do it once more."""
+    patience_s = PATIENCE_S
+    for _ in range(TRIES):
+        wait_s = chance.random() * patience_s
+        with (
+            cluster(lab.folder) as master,
+            application(lab.folder, what, EXECUTORS | {"spark.master": master}) as process,
+        ):
+            threading.Event().wait(wait_s)
+            killed = kill_an_executor(lab.folder, chance)
+            # Asked only now: finding executors takes a while, and those of an application that is through are gone.
+            was_over = has_ended(lab.folder)
+            assert killed or was_over, "it has executors while it is at work"
+            said, _ = process.communicate(timeout=300)
+        assert (said, process.returncode) == ("END\n", 0), (lab.folder / "application.log").read_text()[-3000:]
+        if not was_over:
+            return
+        undo(lab.folder, what)
+        patience_s = wait_s
+    raise AssertionError(f"{what} was over each time before an executor could be killed")
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("what", cases(["create", "restore"]))
+def test_an_executor_is_killed_beside_a_savepoint(lab: Lab, what: str) -> None:
+    chance = random.Random(what)
+    feed(lab)
+    if what == "restore":
+        lab.run(totals(lab.spark, lab.folder))
+        savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
+    kill_one(lab, what, chance)
+    assert saved(lab)
+    if what == "create":
+        lab.configure({"state.dir": str(lab.folder / "durable-again")})
+        savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "again", shards=3)
+    feed(lab, 1)
+    for query, durable in (("query", "durable"), ("again", "durable-again")):
+        lab.configure({"state.dir": str(lab.folder / durable)})
+        lab.run(totals(lab.spark, lab.folder), query)
+        assert lab.state(query=query) == expected_totals(range(lab.files))

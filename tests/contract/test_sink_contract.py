@@ -22,7 +22,7 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
     TwoPhaseSink,
 )
 from holdfast.testing import SECRET, SinkContract
-from tests.contract.sampled_contract import SampledContract
+from tests.contract.conftest import SampledContract
 
 pytestmark = pytest.mark.slow(30)
 

@@ -12,8 +12,7 @@ from deltalake import DeltaTable
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from holdfast.testing.sink_contract import SECRET
-from tests.contract.sampled_contract import SampledContract
-from tests.contract.several_keys import KEYS, SeveralKeys
+from tests.contract.conftest import KEYS, SampledContract, SeveralKeys
 
 pytestmark = pytest.mark.slow(24)
 

@@ -14,7 +14,7 @@ from holdfast.spark_integration.sinks.delta.tables import storage_options
 from holdfast.spark_integration.sinks.files.parquet import ParquetSink, read_parquet
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from holdfast.testing.sink_contract import SinkContract
-from tests.contract.several_keys import KEYS, SeveralKeys
+from tests.contract.conftest import KEYS, SeveralKeys
 from tests.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, Versitygw
 
 pytestmark = [pytest.mark.s3, pytest.mark.all, pytest.mark.slow(600)]

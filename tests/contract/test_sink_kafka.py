@@ -10,7 +10,7 @@ import pytest
 from holdfast import clock
 from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
-from tests.contract.sampled_contract import SampledContract
+from tests.contract.conftest import SampledContract
 from tests.read_kafka import committed
 from tests.servers.kafka import Kafka
 from tests.tiers import ALL

@@ -11,7 +11,7 @@ import pytest
 from holdfast.spark_integration.sinks.files.parquet import ParquetSink, read_parquet
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from holdfast.testing.sink_contract import SECRET
-from tests.contract.sampled_contract import SampledContract
+from tests.contract.conftest import SampledContract
 
 pytestmark = pytest.mark.slow(8)
 

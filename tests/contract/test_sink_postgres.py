@@ -12,8 +12,7 @@ import pytest
 from holdfast.spark_integration.sinks.postgres import connecting
 from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
-from tests.contract.sampled_contract import SampledContract
-from tests.contract.several_keys import KEYS, SeveralKeys
+from tests.contract.conftest import KEYS, SampledContract, SeveralKeys
 from tests.servers.postgres import PASSWORD, Postgres
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow(60)]

@@ -141,9 +141,7 @@ class TestStorageOfFilesByFsspec(StorageContract):
         monkeypatch.setattr(LocalFileSystem, "modified", modified)
         assert [info.modified_ms for info in storage.list("run/")] == [1_700_000_000_123]
 
-    def test_a_file_that_goes_while_its_folder_is_listed(
-        self, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_file_that_goes_during_a_listing(self, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> None:
         """SMB's list asks about each file: where a put gave one its name meanwhile, the folder was taken for empty."""
         storage.put("run/a/1", b"1")
         storage.put("run/a/2", b"22")
@@ -263,7 +261,6 @@ class TestHdfsStorage(_OnAServer):
         return f"{hdfs.url}/contract/{next(_PLACES)}", hdfs.options()
 
     def test_a_file_is_no_empty_directory(self, storage: ObjectStorage, hdfs: Hdfs) -> None:
-        """Whoever names one is told, as on a local disk."""
         storage.put("one", b"object")
         with (
             open_storage(f"{storage.url}/one", hdfs.options()) as inside,

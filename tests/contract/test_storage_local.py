@@ -112,9 +112,7 @@ class Calls:
         return recorded
 
 
-def test_the_file_is_synced_before_the_rename_and_the_folder_after(
-    storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_and_folder_are_synced_around_the_rename(storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     storage.put("a/first", b"1")
     calls = Calls(monkeypatch)
     storage.put("a/b", b"1")
@@ -122,9 +120,7 @@ def test_the_file_is_synced_before_the_rename_and_the_folder_after(
     assert calls.made.count("fsync") == 2
 
 
-def test_a_key_that_was_taken_is_synced_before_that_is_said(
-    storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_taken_key_is_synced_before_that_is_said(storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever took it may have died before the sync of the folder: "it is there" must hold after a crash, too."""
     storage.put("a/first", b"1")
     calls = Calls(monkeypatch)
@@ -174,9 +170,7 @@ def test_a_put_whose_file_is_taken_away_may_be_tried_again(
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EACCES, 524], ids=str)
-def test_a_file_system_without_hard_links(
-    storage: ObjectStorage, root: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_disk_without_links(storage: ObjectStorage, root: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """It is refused, and nothing is left: two drivers could overwrite each other's decisions.
 
     Gateways from NFS to object stores answer 524, which no header names.
@@ -197,9 +191,7 @@ def test_a_file_system_without_hard_links(
         storage.put_if_absent("f/g", b"1")
 
 
-def test_what_had_the_key_is_deleted_before_it_is_compared(
-    storage: ObjectStorage, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_taken_key_is_deleted_at_once(storage: ObjectStorage, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it was the same is not known any more: try again."""
     link = os.link
 
@@ -228,9 +220,7 @@ def test_a_folder_new_to_this_instance_is_synced_whoever_made_it(root: Path, mon
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 @pytest.mark.parametrize("call", ["pwrite", "fsync", "replace"])
-def test_failing_disk(
-    storage: ObjectStorage, root: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
-) -> None:
+def test_bad_disk(storage: ObjectStorage, root: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
     storage.put("a/kept", b"1")
     with monkeypatch.context() as patch:
         Calls(patch).failing[call] = number

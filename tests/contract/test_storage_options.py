@@ -88,23 +88,6 @@ def test_secrets_are_found_at_any_depth() -> None:
 
 
 @pytest.mark.parametrize(
-    "url",
-    [
-        "s3://CANARY:CANARY@bucket/x",
-        "s3a://CANARY@bucket",
-        "s3://CANARY:CAN/ARY@bucket/x",
-        "s3://CANARY:CAN/ARY",
-        "sftp://user:CANARY@host/x",
-        "hdfs://user:CANARY@host:8020/x",
-    ],
-)
-def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="holds credentials") as raised:
-        open_storage(url)
-    assert "CANARY" not in "".join(traceback.format_exception(raised.value))
-
-
-@pytest.mark.parametrize(
     ("url", "message"),
     [
         (
@@ -122,12 +105,20 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
         ("s3:/bucket/x", "write s3://"),
         ("dbfs:/app", "/dbfs/"),
         (r"C:\data\app", "Windows"),
-        ("abfss://box@account/x?sig=abc", "credentials or parameters"),
+        ("abfss://box@account/x?sig=CANARY", "credentials or parameters"),
+        ("s3://CANARY:CANARY@bucket/x", "holds credentials"),
+        ("s3a://CANARY@bucket", "holds credentials"),
+        ("s3://CANARY:CAN/ARY@bucket/x", "holds credentials"),
+        ("s3://CANARY:CAN/ARY", "holds credentials"),
+        ("sftp://user:CANARY@host/x", "holds credentials"),
+        ("hdfs://user:CANARY@host:8020/x", "holds credentials"),
     ],
 )
 def test_refused_urls(url: str, message: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=message):
+    """Credentials are not repeated."""
+    with pytest.raises(InvalidArgumentError, match=message) as raised:
         open_storage(url)
+    assert "CANARY" not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.parametrize(

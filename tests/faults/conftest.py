@@ -8,14 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.faults.executor_process import StartExecutor, started_executors
-from tests.model.built_in import ram_directory
-
-
-@pytest.fixture
-def ram_path() -> Iterator[Path]:
-    """Return a folder in RAM where there is room, since these tests sync files thousands of times."""
-    with ram_directory() as path:
-        yield path
 
 
 @pytest.fixture

@@ -75,7 +75,6 @@ class Killings:
                     self.add_files(8)
 
     def add_files(self, number: int) -> None:
-        """Write more input, one file a micro-batch."""
         folder = self.job.path / "input"
         folder.mkdir(exist_ok=True)
         for i in range(self.files, self.files + number):
@@ -244,7 +243,6 @@ def _visits(number: int, chance: np.random.Generator) -> dict[str, pa.Array]:
 
 
 def rows_of(batch: MicroBatch) -> list[dict[str, Any]]:
-    """Return the rows of a micro-batch."""
     return [row for file in batch.files for row in input_of(file).to_pylist()]
 
 
@@ -298,7 +296,6 @@ def expected(
 
 
 def found_output(folder: Path) -> Output:
-    """Return what the query wrote, by micro-batch."""
     return {
         int(path.name.removeprefix("batch=")): sorted(
             (tuple(row.values()) for row in pq.read_table(str(path), partitioning=None).to_pylist()), key=repr

@@ -135,7 +135,6 @@ def check_held(backend: Backend, shard: Shard) -> None:
 
 
 def go_on(backend: Backend, shard: Shard) -> None:
-    """Begin where the query is, commit, and upload."""
     with VersionedStore(backend, shard.log).begin(shard.last) as transaction:
         assert step_of(transaction) == STEPS
         write(transaction, STEPS + 1)
@@ -215,7 +214,6 @@ def outcome_of(damage: Damage, way: Callable[[Backend, Shard], list[Path]], shar
 @pytest.mark.slow
 @pytest.mark.timeout(3600 if LONG else 300)
 def test_a_damaged_file_is_never_wrong_data(shard: Shard, ram_path: Path) -> None:
-    """Every kind of file, every way."""
     outcomes: dict[str, Counter[str]] = defaultdict(Counter)
     for damage in damages(shard, random.Random(1)):
         for way in WAYS:

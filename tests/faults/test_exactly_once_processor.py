@@ -1,28 +1,67 @@
 """Exactly once with processors: processes are killed at random moments, and values, lists, maps and timers hold.
 
-W2: a micro-batch that runs again has the time of its first run. L12: nothing is left of an attempt that failed.
-"""
+W2: a micro-batch that runs again has the time of its first run. L12: nothing is left of an attempt that failed."""
 
 from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
 import holdfast
 from tests.faults import killed_processor
 from tests.faults.killed_processor import OPERATOR, ProcessorJob, Visits
 from tests.faults.killings import Killings, MicroBatch, micro_batches, rows_of
-from tests.faults.plain_processing import PlainRun
-from tests.plain_states import NEVER, Plain
+from tests.plain_states import NEVER, Plain, PlainKey
 from tests.tiers import ALL, cases, kills
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
+
+Key = tuple[Any, ...]
+
+
+class PlainRun:
+    """All keys of an operator, each with a processor of its own: that keeps nothing but state, so nothing differs."""
+
+    def __init__(self, processor: Callable[[], StatefulProcessor], key_columns: list[str], time_mode: str) -> None:
+        self._new_processor = processor
+        self._key_columns = key_columns
+        self._time_mode = time_mode
+        self._processors: dict[Key, StatefulProcessor] = {}
+        self.keys: dict[Key, PlainKey] = {}
+        self.output: list[Key] = []
+
+    def micro_batch(self, rows: Iterable[Row], now_ms: int, watermark_ms: int) -> None:
+        """Handle rows, none of which is late, and then what is due."""
+        times = TimerValues(now_ms, watermark_ms)
+        by_key: dict[Key, list[Row]] = {}
+        for row in rows:
+            by_key.setdefault(tuple(row[name] for name in self._key_columns), []).append(row)
+        for key in by_key.keys() - self.keys.keys():
+            self.keys[key], self._processors[key] = PlainKey(), self._new_processor()
+            self._processors[key].init(self.keys[key])  # type: ignore[arg-type]
+        for of_key in self.keys.values():
+            of_key.now_ms = now_ms
+        for key, of_rows in by_key.items():
+            self._emit(self._processors[key].handleInputRows(key, iter(of_rows), times))
+        clock_ms = now_ms if self._time_mode == "ProcessingTime" else watermark_ms
+        due = [(due_ms, key) for key, of_key in self.keys.items() for due_ms in of_key.due if due_ms <= clock_ms]
+        for due_ms, key in sorted(due, key=lambda timer: timer[0]):
+            timer = ExpiredTimerInfo(due_ms)
+            found = self._processors[key].handleExpiredTimer(key=key, timerValues=times, expiredTimerInfo=timer)
+            self._emit(found)
+            self.keys[key].deleteTimer(due_ms)
+
+    def _emit(self, rows: Iterable[Row]) -> None:
+        self.output.extend(tuple(row) for row in rows)
+
 
 # At least one of each: driver, worker, server.
 KILLS = kills(quick=3)
@@ -35,8 +74,6 @@ RUNS = [
     ("rocksdb", "EventTime"),
 ]
 KINDS = {"total": "v", "seen": "l", "kinds": "m"}
-
-pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
 
 
 @pytest.mark.all
@@ -111,7 +148,6 @@ def numbered(elements: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def undisturbed(batches: list[MicroBatch], time_mode: str) -> PlainRun:
-    """Run the processor over micro-batches, one after the other."""
     plain = PlainRun(lambda: Visits(time_mode), ["user"], time_mode)
     # Rows are late by the watermark of the micro-batch before.
     late_ms = 0

@@ -193,7 +193,6 @@ def test_a_flipped_byte_is_noticed_or_harmless(shard: Path, tmp_path: Path, veri
 @pytest.mark.slow
 @pytest.mark.parametrize("verify", [False, True], ids=["read", "verified"])
 def test_a_lost_or_cut_file_is_noticed(shard: Path, tmp_path: Path, verify: bool) -> None:
-    """Of every kind that a generation has."""
     for file in files_of(shard):
         for length in (None, 0, (shard / file).stat().st_size // 2, (shard / file).stat().st_size - 1):
             copy = copy_of(shard, tmp_path)
@@ -325,7 +324,6 @@ def test_state_of_other_tables_is_refused(shard: Path, tables: dict[str, TableSc
 
 
 def test_local_files_are_private(shard: Path) -> None:
-    """State may hold what others must not read, whatever the process's mask is."""
     for path in (shard, *shard.rglob("*")):
         assert path.is_symlink() or path.stat().st_mode & 0o077 == 0, path
 

@@ -41,7 +41,6 @@ HASHES = np.array([7, 7, 2**63, 5], np.uint64)
 
 
 def value(n: int) -> dict[str, object]:
-    """Return the state that micro-batch `n` writes."""
     return {
         "n": n,
         "price": Decimal(n) / 4,
@@ -54,7 +53,6 @@ def value(n: int) -> dict[str, object]:
 
 
 def keys(rows: list[int]) -> Keys:
-    """Return some of the sample's keys."""
     table = pa.table([[USERS[r] for r in rows], [AMOUNTS[r] for r in rows]], schema=KEY)
     return Keys.of(TABLES["state"], HASHES[rows], table)
 

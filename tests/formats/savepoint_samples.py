@@ -41,7 +41,6 @@ def keys(spark: SparkSession) -> DataFrame:
 
 
 def main() -> None:
-    """Run each query for one micro-batch, and save it."""
     ensure_java()
     shutil.rmtree(SAMPLES, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:

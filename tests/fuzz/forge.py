@@ -93,7 +93,6 @@ ODD: list[Any] = [
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every container and key of a JSON value."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in list(items):
         yield value, key

@@ -47,9 +47,7 @@ from tests.fuzz.forge import digest_of, put_together, resealed, spoil_bytes, spo
 SHARD = "totals/shard-0003"
 _KINDS = [*TYPES, *VALUE_TYPES]
 THINGS = TableSchema.of(
-    "things",
-    pa.schema([("id", pa.int64())]),
-    pa.schema([(f"v{i}", kind) for i, (kind, _, _) in enumerate(_KINDS)]),
+    "things", pa.schema([("id", pa.int64())]), pa.schema([(f"v{i}", kind) for i, (kind, _, _) in enumerate(_KINDS)])
 )
 """A table with a column of each type."""
 TABLES = {**state_rows.TABLES, "things": THINGS}

@@ -25,7 +25,7 @@ from holdfast.errors import NotFoundError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from tests.fuzz.arrow_columns import TEXTS, exact, random_column, random_type
-from tests.storage_in_ram import storage_in_ram
+from tests.ram import storage_in_ram
 from tests.tiers import LONG, repetitions
 
 SHARD = "o/shard-0000"

@@ -81,7 +81,6 @@ class Rows:
         return pa.chunked_array([array[a:b] for a, b in itertools.pairwise(bounds)], data_type)
 
     def grouped(self) -> tuple[Groups, list[Any]]:
-        """Return the groups, and the keys in their order."""
         hashes = np.array([self._of_hash[key] for key in self.keys], np.uint64)
         schema = TableSchema.of("state", self.key_types, pa.schema([("n", pa.int64())]))
         columns = schema.conform(self.table.select(self.key_types.names), "key")

@@ -261,10 +261,7 @@ def test_keys_of_one_hash_may_hold_anything() -> None:
     """Nested keys that share a hash are sorted: also times that Python does not know, and what is no text."""
     times = pa.array([[2**62], [-(2**62)], None, [2**62], []], pa.list_(pa.int64()))
     texts = pa.array([[b"\xff"], [b"a", None], [None], [b"\xff"], None], pa.list_(pa.binary()))
-    columns = {
-        "times": times.cast(pa.list_(pa.timestamp("us"))),
-        "texts": texts.view(pa.list_(pa.string())),
-    }
+    columns = {"times": times.cast(pa.list_(pa.timestamp("us"))), "texts": texts.view(pa.list_(pa.string()))}
     schema = TableSchema.of("t", pa.schema([(n, c.type) for n, c in columns.items()]), pa.schema([]))
     keys = Keys.of(schema, np.zeros(5, np.uint64), pa.table(columns))
     run = Run.build(schema, keys, None)

@@ -99,7 +99,6 @@ class ShardHistory:
 
     @property
     def objects(self) -> PrefixedStorage:
-        """The storage of the shard."""
         return PrefixedStorage(self.storage, self.prefix)
 
     def commit(
@@ -138,7 +137,6 @@ class ShardHistory:
         )
 
     def finish_snapshot(self, manifest: Manifest, executor: int = 0) -> ChainEntry:
-        """Store a manifest and leave the note of it."""
         data, entry = manifest.encode()
         self.storage.put(f"{self.prefix}/{entry.key}", data)
         self.manifests[entry] = manifest
@@ -149,7 +147,6 @@ class ShardHistory:
         return entry
 
     def snapshot(self, version: Version, executor: int = 0) -> ChainEntry:
-        """Store a whole snapshot."""
         return self.finish_snapshot(self.begin_snapshot(version, executor), executor)
 
     def grow(self, parent: Version | None, versions: int, snapshot_every: int = 0) -> list[Version]:
@@ -163,7 +160,6 @@ class ShardHistory:
         return made
 
     def stored(self) -> set[str]:
-        """Return what is stored, below the shard."""
         return {info.key.removeprefix(f"{self.prefix}/") for info in self.storage.list(f"{self.prefix}/")}
 
     def missing(self, version: Version, there: Collection[str]) -> list[str]:

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
-from holdfast.errors import (
-    StateLostError,
-    UnavailableError,
-)
+from holdfast.errors import StateLostError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.spark_integration.sinks.two_phase_sink import (

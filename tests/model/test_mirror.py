@@ -37,7 +37,7 @@ from holdfast.snapshotter.commits import ObjectCommitLog
 from tests.model.built_in import BUILT_IN, copy_directory, open_backend, ram_directory
 from tests.model.transactions import Open, Writes, prefixes_to, writes_to
 from tests.model.universe import COLLIDING, TYPED, State, Table, check_reads
-from tests.storage_in_ram import storage_in_ram
+from tests.ram import storage_in_ram
 from tests.tiers import LONG, cases, examples
 
 
@@ -138,8 +138,6 @@ class Version(NamedTuple):
 
 
 class Mirror(RuleBasedStateMachine):
-    """See the module."""
-
     def __init__(self, tables: Sequence[Table]) -> None:
         super().__init__()
         self.tables = tables
@@ -314,12 +312,10 @@ _settings = settings(max_examples=examples(4, 12, 100), stateful_step_count=50 i
 @pytest.mark.timeout(3600 if LONG else 600)
 @pytest.mark.parametrize("tables", cases([pytest.param(COLLIDING, id="colliding"), pytest.param(TYPED, id="typed")]))
 def test_all_backends_agree(tables: Sequence[Table]) -> None:
-    """The mirror; see the module."""
     run_state_machine_as_test(lambda: Mirror(tables), settings=_settings)
 
 
 def test_every_kind_of_column_is_met() -> None:
-    """What the typed machine relies on."""
     from holdfast.testing.state_rows import TYPES, VALUE_TYPES
 
     keys: list[Any] = [f.type for table in TYPED for f in table.schema.key]

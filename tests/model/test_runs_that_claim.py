@@ -19,7 +19,7 @@ from tests.model.shard_history import TimedStorage
 from tests.model.sink_target import CrashingStorage, Killed
 from tests.model.turns import Actor, Turns
 from tests.tiers import ALL
-from tests.unit.snapshotter.ownership.runs import claimant, record
+from tests.unit.snapshotter.ownership.conftest import claimant, record
 
 LOOKS = 4
 

@@ -30,7 +30,7 @@ from holdfast.testing import state_rows
 from tests.model.built_in import BUILT_IN, open_backend, ram_directory
 from tests.model.transactions import Open, Writes, prefixes_to, writes_to
 from tests.model.universe import COLLIDING, State, Table, check_reads
-from tests.storage_in_ram import storage_in_ram
+from tests.ram import storage_in_ram
 from tests.tiers import LONG, cases, examples
 
 TABLES = {table.name: table.schema for table in COLLIDING}
@@ -374,6 +374,5 @@ def test_what_stands_below_a_dropped_version_is_the_same_after_a_restart(backend
 
 
 def test_hashes_collide() -> None:
-    """What the machines rely on."""
     for table in COLLIDING:
         assert max(Counter(map(table.hash, table.rows)).values()) >= 3

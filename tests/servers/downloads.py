@@ -73,7 +73,6 @@ def kafka() -> str:
 
 @functools.cache
 def spark_kafka() -> list[str]:
-    """Return the jars of Spark's connector to Kafka."""
     connector = f"connector.version={SPARK_KAFKA}"
     return _jars("spark-kafka-pom.xml", f"spark-kafka-{SPARK_KAFKA}", connector, "CONNECTOR_JARS")
 

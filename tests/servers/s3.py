@@ -80,8 +80,6 @@ class S3Server(ABC):
 
 
 class Moto(S3Server):
-    """See the module."""
-
     @contextmanager
     def checking_credentials(self) -> Iterator[None]:
         """Make the server check credentials and permissions, which it does not by itself."""
@@ -178,7 +176,6 @@ class Versitygw(S3Server):
 
 @contextmanager
 def moto() -> Iterator[Moto]:
-    """Run moto with the bucket."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -196,7 +193,6 @@ def moto() -> Iterator[Moto]:
 
 @contextmanager
 def versitygw(folder: Path, key: str = ACCESS_KEY, secret: str = SECRET_KEY) -> Iterator[Versitygw]:
-    """Run versitygw with the bucket, its objects below `folder`."""
     server = Versitygw(folder, key, secret)
     server.start()
     try:

@@ -106,7 +106,6 @@ class Place:
             self.requests[action] += 1
 
     def open(self, url: str, options: dict[str, str]) -> ClockedStorage:
-        """Open the storage as a server does."""
         assert url == str(self.path)
         return ClockedStorage(open_storage(url), self)
 

@@ -129,7 +129,6 @@ class Cluster:
             assert executor.failures() == {}
 
     def sample(self) -> Sample:
-        """Return what everything occupies now."""
         return Sample.of(self.executors, self.place, self.lasting, self.calls)
 
     def close(self) -> None:

@@ -128,7 +128,6 @@ class Book:
 
     @classmethod
     def opened(cls) -> list[Book]:
-        """Return the books of this run."""
         return list(cls._open.values())
 
     def write(self) -> None:
@@ -144,7 +143,6 @@ class Book:
                 file.write_table(table)
 
     def answer(self, question: str, digest: str) -> Answer:
-        """Return what is recorded."""
         again = f"run: make record SPARK={pyspark.__version__} ARGS=tests/spark/{self.module.relative_to(_HERE)}"
         if question not in self._found:
             raise AssertionError(f"Spark's answer to {question!r} is not recorded; {again}")

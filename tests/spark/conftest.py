@@ -63,12 +63,10 @@ class Lab:
         self.files += 1
 
     def source(self, schema: str = "key string, v long") -> DataFrame:
-        """Return the input as a streaming data frame."""
         reader = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
         return reader.parquet(str(self.folder / "input"))
 
     def totals(self, **options: Any) -> DataFrame:
-        """Return the running count and sum by key."""
         arguments = {"func": count_and_sum, "outputStructType": OUTPUT, "stateStructType": STATE, "name": "totals"}
         arguments |= options
         return holdfast.stream(self.source()).groupBy("key").applyInArrowWithState(**arguments, outputMode="update")
@@ -89,7 +87,6 @@ class Lab:
         return batches
 
     def state(self, operator: str = "totals", query: str = "query") -> dict[Any, Any]:
-        """Return the state by key, as tuples of values."""
         rows = holdfast.read_state(self.spark, self.folder / query, operator).to_pylist()
         found = {row["key"]: tuple(value for name, value in row.items() if name != "key") for row in rows}
         assert len(found) == len(rows)
@@ -102,7 +99,6 @@ class Lab:
                 shutil.rmtree(directory)
 
     def commits(self) -> list[Path]:
-        """Return the durable commit objects, oldest first."""
         paths = (self.folder / "durable").glob("*/shard-*/commits/*")
         return sorted(paths, key=lambda path: int(path.name.partition("-")[0]))
 

@@ -86,7 +86,6 @@ def test_what_is_not_recorded_fails(run: Callable[..., Questions]) -> None:
 def test_a_version_of_which_nothing_is_recorded_is_asked(
     run: Callable[..., Questions], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """So that a new one can be tried."""
     begun = run()
     monkeypatch.setattr(answers, "FOLDER", tmp_path / "spark-5.0")
     assert begun.ask("spark", lambda: ROWS) is ROWS
@@ -104,7 +103,6 @@ def test_spark_that_says_otherwise_fails(run: Callable[..., Questions]) -> None:
 
 
 def test_a_record_is_the_same_each_time(run: Callable[..., Questions]) -> None:
-    """Byte by byte, whatever order the tests ran in."""
     written = []
     for said in (ROWS, ROWS[::-1], ROWS):
         recorded(run, lambda said=said: said, fails)
@@ -145,9 +143,7 @@ def test_a_digest_is_that_of_all_the_source_that_a_test_names() -> None:
         ("N = 1\ndef test_it(N):\n    return N", True),
     ],
 )
-def test_a_digest_changes_with_the_question(
-    changed: str, is_another: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_digests_differ(changed: str, is_another: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not with a docstring, a comment, a decorator or what another test names."""
 
     def digest_of(source: str) -> str:

@@ -39,8 +39,6 @@ _MID_COMMIT_S = 0.002
 
 @dataclass(frozen=True)
 class Stepping(TwoPhaseSink, ABC):
-    """See the module."""
-
     inner: TwoPhaseSink
 
     @abstractmethod

@@ -63,8 +63,6 @@ class Job(killed_driver.Job):
 
 
 def totals_of(run: str) -> Callable[[holdfast.ShardBatch], pa.Table]:
-    """Return the function of one start of the query."""
-
     def add_up(batch: holdfast.ShardBatch) -> pa.Table:
         old, new = batch.state.get(), batch.groups
         totals = {

@@ -52,7 +52,6 @@ class Tally:
     faults: Counter[str] = field(default_factory=Counter)
 
     def row(self, name: str) -> str:
-        """Return a line of the table."""
         losers = ", ".join(f"{number} {error}" for error, number in sorted(self.losers.items())) or "none"
         faults = [self.faults[kind] for kind in ("bricked", "corrupted", "lost", "doubled", "mixed", "wrong")]
         numbers = [self.overlaps, self.batches, self.killed, self.frozen, losers, *faults]

@@ -46,7 +46,6 @@ class Target:
 
     @contextmanager
     def served(self, folder: Path) -> Iterator[Place]:
-        """Have an empty target while the context lasts."""
         yield {"folder": str(folder / "target")}
 
     def sink(self, place: Place) -> TwoPhaseSink:
@@ -162,7 +161,6 @@ class DeltaTarget(Target):
         return None if self.upserts else ("holdfast-delta", {"path": place["folder"], "create": "true"})
 
     def plain(self, rows: DataFrame, place: Place) -> None:
-        """Append, as one does with `deltalake` in foreachBatch."""
         import deltalake
 
         deltalake.write_deltalake(place["folder"], rows.toArrow(), mode="append")
@@ -275,7 +273,6 @@ class KafkaTarget(Target):
         return downloads.spark_kafka()
 
     def plain_writer(self, rows: DataFrame, place: Place) -> DataStreamWriter:
-        """Return Spark's own sink."""
         writer = rows.writeStream.format("kafka").option("kafka.bootstrap.servers", place["servers"])
         return writer.option("topic", place["topic"])
 

@@ -10,18 +10,15 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.faults.sinks.judging import Onlooker, census
 from tests.faults.sinks.killed_query import Job
 from tests.faults.sinks.killing import SinkKillings
 from tests.faults.sinks.targets import TARGETS, SparksFiles, target_of
 from tests.tiers import ALL, cases, kills
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 KILLS = kills(quick=4 if ALL else 2)
 #: Those that append.

@@ -1,7 +1,7 @@
 """Queries that are upgraded again and again: saved, restored with other shards on another backend, sinks continued.
 
-Started as a program with its `Job` as JSON in the one argument; `tests.faults.sinks.upgrading` does so. All queries of
-a run are in one session: a SIGKILL meets each of them wherever it is.
+Started as a program with its `Job` as JSON in the one argument; `tests.faults.sinks.test_upgrades` does so. All
+queries of a run are in one session: a SIGKILL meets each of them wherever it is.
 
 ::
 
@@ -76,13 +76,11 @@ class Queries:
         _touch(self.job, "running", generation)
 
     def stop(self, generation: int) -> None:
-        """Stop and save all queries."""
         for target, query in self.running.items():
             name, where = f"{target}-{generation}", self._location(target, generation)
             savepoints.stop(self.spark, query, where, self._saved, name)
 
     def save(self, generation: int) -> None:
-        """Save all queries of a driver that was killed."""
         for target in self.places:
             savepoints.create(self.spark, self._location(target, generation), self._saved, f"{target}-{generation}")
 

@@ -22,7 +22,7 @@ from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.server import exposition
 from holdfast.spark_integration.server.exposition import PORTS
 from tests.faults.executor_process import Executor, eventually
-from tests.faults.state_server.shard import Shard, counters
+from tests.faults.state_server.conftest import Shard, counters
 from tests.servers.programs import answer_of, free_ports
 
 CALL = CallMeasures(0, *range(1, 13), state_rows=100, state_bytes=1000, snapshot_lag_versions=2)

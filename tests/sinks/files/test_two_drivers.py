@@ -50,7 +50,6 @@ class FileWorld(World):
         return dict(json.loads(handle))
 
     def storage_of(self, _url: str, _options: object) -> Any:
-        """Return the sink's storage for the driver that asks."""
         driver = threading.current_thread()
         return CrashingStorage(self.inner, driver.turns) if isinstance(driver, Driver) else self.inner
 
@@ -78,7 +77,7 @@ class _InTurn(Executor):
         return done
 
 
-@pytest.fixture
+@pytest.fixture(params=SINKS)
 def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], FileWorld]:
     """Return what makes a new world."""
     number = itertools.count()
@@ -95,14 +94,12 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow(20)
-@pytest.mark.parametrize("make", SINKS, indirect=True)
 def test_a_driver_that_stands_still_anywhere(make: Callable[[], FileWorld]) -> None:
     """One stands still before any of its requests, another one starts and stands still, and the first one wakes."""
     stand_still_anywhere(make, first_every=1 if ALL else 9, second_every=5 if ALL else 23)
 
 
 @pytest.mark.slow(10)
-@pytest.mark.parametrize("make", SINKS, indirect=True)
 def test_two_that_commit_one_decision(make: Callable[[], FileWorld]) -> None:
     """A start stands still while it commits what it has found; the driver that has decided it is faster."""
     for second in itertools.count(1):
@@ -124,7 +121,6 @@ def test_two_that_commit_one_decision(make: Callable[[], FileWorld]) -> None:
 
 
 @pytest.mark.slow(20)
-@pytest.mark.parametrize("make", SINKS, indirect=True)
 def test_a_query_that_stands_still_anywhere_is_saved_and_restored(make: Callable[[], FileWorld]) -> None:
     """The restored one continues the sink and is killed at some time; the saved one wakes, and shows nothing more."""
     steps = length(make())

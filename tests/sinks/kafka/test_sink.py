@@ -1,11 +1,16 @@
-"""The Kafka sink against a broker: logins and rights, messages, time limits, zombies, brokers that are away."""
+"""The Kafka sink on a broker: transactions, topics that go or are made anew, and two drivers."""
 
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import logging
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,14 +18,20 @@ from confluent_kafka import admin as kafka_admin
 
 from holdfast import clock
 from holdfast.errors import FencedError, InvalidArgumentError, StateLostError, UnavailableError
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.kafka.brokers import Cluster
-from holdfast.spark_integration.sinks.kafka.protocol import Request, TransactionDescription
+from holdfast.spark_integration.sinks.kafka.protocol import Answer, Request, TransactionDescription
 from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
-from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
+from tests import sink_drivers
+from tests.model.turns import Turns
 from tests.read_kafka import committed, transactional_ids
 from tests.servers.kafka import PASSWORD, USER, Kafka
-from tests.sinks.kafka.lab import SCHEMA, Lab
-from tests.tiers import cases
+from tests.servers.programs import wait_until
+from tests.sink_drivers import Driver, World, judge, stand_still_anywhere
+from tests.sinks.kafka.conftest import SCHEMA, Lab
+from tests.tiers import ALL, LONG, cases
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow(40)]
 
@@ -90,7 +101,6 @@ def denied(kafka: Kafka) -> Iterator[Lab]:
 
 
 def deny(lab: Lab, kind: kafka_admin.ResourceType, name: str, operation: kafka_admin.AclOperation) -> None:
-    """Deny something to `USER`."""
     pattern, permission = kafka_admin.ResourcePatternType.LITERAL, kafka_admin.AclPermissionType.DENY
     acl = kafka_admin.AclBinding(kind, name, pattern, f"User:{USER}", "*", operation, permission)
     admin = kafka_admin.AdminClient({"bootstrap.servers": lab.server.servers})
@@ -395,3 +405,181 @@ def test_a_zombie_with_a_spare_id_is_fenced_once(lab: Lab) -> None:
         zombie.prepare()
     zombie.abort()
     assert lab.shown() == ["0"]
+
+
+read_field = Answer._field
+
+
+def without_ids(answer: Answer, field: Any) -> Any:
+    """Read a field as a broker writes it that has no ids of topics yet."""
+    found = read_field(answer, field)
+    return "0" * len(found) if field == "u" else found
+
+
+@pytest.mark.slow(20)
+@pytest.mark.parametrize("is_made_anew", [True, False])
+def test_a_topic_that_was_deleted_under_a_running_query_is_said(lab: Lab, is_made_anew: bool) -> None:
+    """What it showed is gone: before the decision and after it the query stops, also where another topic is there."""
+    lab.sink.open(lab.query, SCHEMA)
+    handle = lab.prepare("0")
+    lab.sink.confirm(lab.query, 0, [handle])
+    lab.sink.commit(lab.query, 0, [handle])
+    handle = lab.prepare("1", batch_id=1)
+    admin = kafka_admin.AdminClient({"bootstrap.servers": lab.server.servers})
+    admin.delete_topics([lab.topic])[lab.topic].result(30)
+    # A broker takes a moment to delete a topic, and another one for the offsets of groups at it.
+    end_s = time.monotonic() + 20
+    with suppress(StateLostError):
+        while time.monotonic() < end_s:
+            lab.sink.confirm(lab.query, 1, [handle])
+            time.sleep(0.05)
+    if is_made_anew:
+        make_anew(lab, admin)
+    for step in (lab.sink.confirm, lab.sink.commit, lab.sink.commit):
+        with pytest.raises(StateLostError, match="deleted, and perhaps recreated"):
+            step(lab.query, 1, [handle])
+    if is_made_anew:
+        assert lab.sink.open(lab.query, SCHEMA) == -1, "by which the next start knows"
+        assert lab.shown() == []
+    else:
+        with pytest.raises(InvalidArgumentError, match="no such topic"):
+            lab.sink.open(lab.query, SCHEMA)
+
+
+@pytest.mark.slow(20)
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_topic_that_was_made_anew_while_the_query_was_away_is_said(lab: Lab, tmp_path: Path, batches: int) -> None:
+    """Its first micro-batch is all that it had shown, so that the mark of a topic that shows none is but one behind."""
+
+    def started(batch_id: int) -> Coordinator:
+        run = Coordinator(lab.sink, lab.query, open_storage(str(tmp_path)), 100)
+        run.start(batch_id, SCHEMA)
+        return run
+
+    run = started(0)
+    for batch_id in range(batches):
+        run.finish(batch_id, Prepared((lab.prepare(str(batch_id), batch_id=batch_id),), 1))
+    admin = kafka_admin.AdminClient({"bootstrap.servers": lab.server.servers})
+    admin.delete_topics([lab.topic])[lab.topic].result(30)
+    wait_until(lambda: lab.topic not in admin.list_topics(timeout=10).topics, list)
+    make_anew(lab, admin)
+    for _ in range(2):
+        with pytest.raises(StateLostError, match="deleted, and perhaps recreated"):
+            started(batches)
+
+
+def make_anew(lab: Lab, admin: kafka_admin.AdminClient) -> None:
+    """Create the topic again, and return when the broker knows it."""
+    admin.create_topics([kafka_admin.NewTopic(lab.topic, 1, 1)])[lab.topic].result(30)
+    wait_until(lambda: lab.topic in admin.list_topics(timeout=10).topics, list)
+
+
+@pytest.mark.slow(20)
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_topic_that_was_made_anew_before_the_first_decision_is_said(lab: Lab, is_written: bool) -> None:
+    """What was written went with it; nothing was shown, so the next start writes into the one that is there."""
+    lab.sink.open(lab.query, SCHEMA)
+    handle = lab.prepare("gone") if is_written else None
+    admin = kafka_admin.AdminClient({"bootstrap.servers": lab.server.servers})
+    admin.delete_topics([lab.topic])[lab.topic].result(30)
+    wait_until(lambda: lab.topic not in admin.list_topics(timeout=10).topics, list)
+    make_anew(lab, admin)
+    handle = handle or lab.prepare("gone")
+    with pytest.raises(StateLostError, match="deleted, and perhaps recreated"):
+        lab.sink.confirm(lab.query, 0, [handle])
+    assert lab.sink.open(lab.query, SCHEMA) == -1
+    lab.sink.abort(lab.query, lab.sink.leftovers(lab.query))
+    handle = lab.prepare("shown")
+    lab.sink.confirm(lab.query, 0, [handle])
+    lab.sink.commit(lab.query, 0, [handle])
+    assert lab.shown() == ["shown"]
+
+
+@pytest.mark.slow(20)
+def test_topics_that_get_their_ids_with_an_upgrade_are_the_same(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers say zeros until then; one that is downgraded does so again."""
+    lab.sink.open(lab.query, SCHEMA)
+    for batch, has_id in enumerate([False, True, False]):
+        with monkeypatch.context() as patched:
+            if not has_id:
+                patched.setattr(Answer, "_field", without_ids)
+            handle = lab.prepare(str(batch), batch_id=batch)
+            lab.sink.confirm(lab.query, batch, [handle])
+            lab.sink.commit(lab.query, batch, [handle])
+            assert lab.sink.open(lab.query, SCHEMA) == batch
+    assert lab.shown() == ["0", "1", "2"]
+
+
+class KafkaWorld(World):
+    """A topic; each request of a driver is a step, those of its tasks, too."""
+
+    def __init__(self, lab: Lab, state_dir: Path) -> None:
+        super().__init__(open_storage(str(state_dir)), lab.query)
+        self.lab = lab
+
+    def sink(self, turns: Turns) -> TwoPhaseSink:
+        return self.lab.sink
+
+    def prepare(self, sink: TwoPhaseSink, turns: Turns, batch_id: int, part: int, row: str) -> Handle:
+        attempt = SinkAttempt(self.query, batch_id, part, clock.new_id() + clock.new_id())
+        transaction = sink.begin(attempt, SCHEMA)
+        transaction.write(pa.record_batch([[row]], schema=SCHEMA))
+        return transaction.prepare()
+
+    def shown(self) -> Sequence[str]:
+        return self.lab.shown()
+
+    def left(self) -> Sequence[object]:
+        return self.lab.sink.leftovers(self.query)
+
+
+@pytest.fixture
+def make(kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], KafkaWorld]:
+    """Return what makes a new world; a driver's turns know what it is about to ask."""
+    ask = Cluster._ask
+
+    def ask_in_turn(cluster: Cluster, address: Any, request: Any) -> Any:
+        driver = threading.current_thread()
+        if not isinstance(driver, Driver):
+            return ask(cluster, address, request)
+        driver.turns.asks = request.name
+        with driver.turns.around():
+            driver.turns.asks = None
+            return ask(cluster, address, request)
+
+    monkeypatch.setattr(Cluster, "_ask", ask_in_turn)
+    monkeypatch.setattr(sink_drivers, "SCHEMA", SCHEMA)
+    number = itertools.count()
+    return lambda: KafkaWorld(Lab(kafka, {"bootstrap.servers": kafka.servers}), tmp_path / str(next(number)))
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.slow(5)
+@pytest.mark.parametrize("marks", range(3))
+def test_a_driver_that_writes_its_mark_late(make: Callable[[], KafkaWorld], marks: int) -> None:
+    """It turns the mark back behind what its successor has shown, which is not taken for a topic that was emptied."""
+    with make() as world:
+        one = Driver(world, "one")
+        for _ in range(marks):
+            _go_to_its_mark(one)
+            one.go(1)
+        _go_to_its_mark(one)
+        other = Driver(world, "other")
+        other.go()
+        one.go()
+        judge(world, one, other)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.slow(25)
+def test_a_driver_that_stands_still_anywhere(make: Callable[[], KafkaWorld]) -> None:
+    """One stands still before any of its requests, another one starts and stands still, and the first one wakes."""
+    stand_still_anywhere(
+        make, first_every=1 if LONG else 4 if ALL else 31, second_every=7 if LONG else 11 if ALL else 37
+    )
+
+
+def _go_to_its_mark(driver: Driver) -> None:
+    while driver.turns.asks != "OffsetCommit":
+        driver.go(1)
+        assert driver.error is None

@@ -22,7 +22,7 @@ from holdfast.spark_integration.sinks.postgres.marks import PreparedPart
 from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
 from tests import sink_logs
 from tests.servers.postgres import Postgres
-from tests.sinks.postgres.attempts import SCHEMA, Case, case
+from tests.sinks.postgres.conftest import SCHEMA, Case, case
 
 pytestmark = pytest.mark.postgres
 
@@ -31,9 +31,7 @@ _KEYED = "k text PRIMARY KEY, n bigint"
 
 
 @pytest.mark.parametrize("columns", ["k text, n bigint DEFAULT 0", "k text, n bigint, CHECK (n > 0)"])
-def test_an_alter_table_that_waits_for_a_prepared_transaction_blocks_nobody_for_ever(
-    postgres: Postgres, columns: str
-) -> None:
+def test_an_alter_table_that_waits_for_a_transaction_blocks_nobody_long(postgres: Postgres, columns: str) -> None:
     """The driver alone can end what the ALTER TABLE waits for: it needs no lock of the table, in a new process too."""
     made = case(postgres, columns)
     made.options = _IMPATIENT
@@ -104,9 +102,7 @@ def test_sessions_have_a_limit_for_locks_unless_the_user_sets_one(appending: Cas
         ("ADD UNIQUE (n)", InvalidArgumentError),
     ],
 )
-def test_a_table_that_was_altered_is_noticed_before_the_decision(
-    updating: Case, change: str, kind: type[HoldfastError]
-) -> None:
+def test_an_altered_table_is_noticed_before_deciding(updating: Case, change: str, kind: type[HoldfastError]) -> None:
     updating.open()
     handles = [updating.prepared((str(place), 2**40), partition=place) for place in range(2)]
     updating.sql(f"ALTER TABLE {updating.sink.table} {change}")
@@ -131,9 +127,7 @@ _LONG = "".join(chr(0x4E00 + i * 7919 % 20_000) for i in range(4000))
         (_KEYED, _DEFERRED, ("a", 1)),
     ],
 )  # fmt: skip
-def test_a_row_that_the_table_will_refuse_is_refused_before_the_decision(
-    postgres: Postgres, columns: str, after: str, row: Any
-) -> None:
+def test_a_row_that_will_not_fit_is_refused_early(postgres: Postgres, columns: str, after: str, row: Any) -> None:
     made = case(postgres, columns, keys=["k"])
     if after:
         made.sql(after.replace("{}", made.sink.table))
@@ -193,9 +187,7 @@ def test_an_error_shows_no_row(postgres: Postgres) -> None:
     assert "xxxxxxx" not in "".join(traceback.format_exception(raised.value))
 
 
-def test_what_somebody_ends_between_the_look_and_the_commit_is_lost(
-    either: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_others_end_between_look_and_commit_is_lost(either: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     either.open()
     handle = either.prepared(("a", 1))
     looked = ending._there
@@ -285,9 +277,7 @@ def test_a_table_that_was_dropped_under_a_query_is_said_to_be_gone(either: Case)
 
 
 @pytest.mark.parametrize("is_shown", [True, False])
-def test_a_table_that_was_made_anew_after_the_decision_gets_no_rows_behind_the_gap(
-    updating: Case, is_shown: bool
-) -> None:
+def test_a_table_made_anew_after_the_decision_gets_no_rows_behind_the_gap(updating: Case, is_shown: bool) -> None:
     """Where it has shown nothing yet, nothing is missing: the next start goes on with the new one."""
     updating.open()
     if is_shown:
@@ -317,9 +307,7 @@ def _another(made: Case) -> PostgresSink:
 
 
 @pytest.mark.parametrize("is_heir", [False, True], ids=["same query", "query that replaces it"])
-def test_another_table_does_not_take_what_was_decided_for_the_first_one(
-    either: Case, tmp_path: Path, is_heir: bool
-) -> None:
+def test_another_table_does_not_take_what_the_first_should(either: Case, tmp_path: Path, is_heir: bool) -> None:
     """A first micro-batch is decided when its driver dies; the next start names another table, and then the right one.
 
     Its rows went to the first table and the mark to the second, without a word.
@@ -371,9 +359,7 @@ def test_a_table_that_was_restored_with_its_marks_is_the_same(either: Case) -> N
 
 @pytest.mark.parametrize("beside", [False, True], ids=["marks where they are", "marks beside the table"])
 @pytest.mark.parametrize("columns", ["k text, n bigint", _KEYED])
-def test_a_worker_that_finds_another_table_under_the_name_writes_nothing(
-    postgres: Postgres, columns: str, *, beside: bool
-) -> None:
+def test_a_worker_that_finds_another_table_writes_nothing(postgres: Postgres, columns: str, *, beside: bool) -> None:
     """Executors have an environment of their own, and a role may be given another search_path while a query runs.
 
     Beside the other table there may be marks, too, of sinks that write there.

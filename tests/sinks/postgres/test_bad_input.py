@@ -18,7 +18,7 @@ from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
 from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery
 from tests.servers.postgres import PASSWORD, Postgres
 from tests.servers.postgres import postgres as a_server
-from tests.sinks.postgres.attempts import SCHEMA, Case, batch, case
+from tests.sinks.postgres.conftest import SCHEMA, Case, batch, case
 
 pytestmark = pytest.mark.postgres
 
@@ -324,9 +324,7 @@ def test_a_name_that_postgres_would_cut_makes_no_table(postgres: Postgres) -> No
     assert made.sql(f"SELECT to_regclass('{made.sink.table}')") == [(None,)]
 
 
-def test_a_process_without_a_host_says_that_the_drivers_environment_is_not_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_without_a_host_says_that_its_environment_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """PGHOST, set in the driver, is not there in workers: they look for a server on their own machine."""
     for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE"):
         monkeypatch.delenv(name, raising=False)

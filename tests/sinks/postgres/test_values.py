@@ -1,20 +1,28 @@
-"""Values of every type arrive as they are, by both ways; what could change on its way is refused before."""
+"""What the PostgreSQL sink writes: values of each type, rows by key, and tables whose changes are applied."""
 
 from __future__ import annotations
 
 import datetime as dt
 import ipaddress
 import math
+import random
+import threading
 import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 
-from holdfast.errors import SchemaMismatchError
+from holdfast.errors import InvalidArgumentError, SchemaMismatchError, UnavailableError
+from holdfast.spark_integration.sinks.postgres import ending
+from holdfast.spark_integration.sinks.postgres.marks import MarkTables
+from holdfast.spark_integration.sinks.two_phase_sink import Handle
 from tests.servers.postgres import Postgres
-from tests.sinks.postgres.attempts import Case, case
+from tests.sinks.postgres.conftest import Case, case
 
 pytestmark = pytest.mark.postgres
 
@@ -175,9 +183,7 @@ def test_not_a_number_is_itself(postgres: Postgres) -> None:
     ],
     ids=str,
 )
-def test_a_type_into_which_values_could_not_go_unchanged_is_refused(
-    postgres: Postgres, arrow: pa.DataType, declared: str
-) -> None:
+def test_a_type_that_would_change_values_is_refused(postgres: Postgres, arrow: pa.DataType, declared: str) -> None:
     made = case(postgres, f"v {declared}")
     with pytest.raises(SchemaMismatchError, match="could change") as raised:
         made.sink.open(made.query, pa.schema([("v", arrow)]))
@@ -243,3 +249,206 @@ def test_a_value_that_the_server_would_change_without_a_word_fails_the_task(
         made.prepared((1, value), schema=schema)
     made.commit(made.prepared((1, None), schema=schema))
     assert made.rows() == [(1, None)]
+
+
+#: Types of keys, each with values that it may have besides null.
+TYPES: dict[str, tuple[pa.DataType, Sequence[Any]]] = {
+    "boolean": (pa.bool_(), [True, False]),
+    "bigint": (pa.int64(), [-(1 << 63), 0, 7]),
+    "text": (pa.string(), ["", "a", "A", "NULL", "a\tb"]),
+    "date": (pa.date32(), [dt.date(1, 1, 1), dt.date(2024, 2, 29)]),
+    "timestamptz": (pa.timestamp("us", "UTC"), [dt.datetime(2024, 1, 1, 0, 0, 0, 1, dt.UTC)]),
+    "numeric(20,2)": (pa.decimal128(20, 2), [Decimal("-1.25"), Decimal("123456789012345678.99")]),
+    "bytea": (pa.binary(), [b"", b"\x00\xff"]),
+    "interval": (pa.duration("us"), [dt.timedelta(days=-3), dt.timedelta(microseconds=7)]),
+    "integer[]": (pa.list_(pa.int32()), [[], [1, None]]),
+    "jsonb": (pa.struct([("a", pa.bool_())]), [{"a": True}, {"a": None}]),
+}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("boolean", "bigint"),
+        ("bigint", "boolean"),
+        ("boolean", "boolean", "text"),
+        ("date", "bytea", "boolean", "timestamptz"),
+        ("numeric(20,2)", "interval"),
+        ("integer[]", "boolean"),
+        ("text", "jsonb"),
+    ],
+    ids="-".join,
+)
+def test_rows_of_several_keys_replace_their_own(postgres: Postgres, keys: tuple[str, ...]) -> None:
+    """Where the unique index says that nulls are equal, they are, in whichever key."""
+    named = [f"k{i}" for i in range(len(keys))]
+    columns = ", ".join(f"{name} {key}" for name, key in zip(named, keys, strict=True))
+    made = case(postgres, f"{columns}, n bigint, UNIQUE NULLS NOT DISTINCT ({', '.join(named)})", keys=named)
+    schema = pa.schema([*((name, TYPES[key][0]) for name, key in zip(named, keys, strict=True)), ("n", pa.int64())])
+    made.open(schema)
+    rng, expected = random.Random(7), dict[str, int]()
+    for batch in range(3):
+        parts = [[(*(rng.choice([None, *TYPES[key][1]]) for key in keys), 100 * batch + row) for row in range(8)]]
+        parts.append([(*row[:-1], row[-1] + 50) for row in parts[0][:3]])
+        handles = [made.prepared(*rows, batch_id=batch, partition=i, schema=schema) for i, rows in enumerate(parts)]
+        made.confirm(*handles, batch_id=batch)
+        made.commit(*handles, batch_id=batch)
+        expected |= {str(row[:-1]): row[-1] for rows in parts for row in rows}
+        shown = made.rows()
+        assert {str(tuple(_plain(key) for key in row[:-1])): row[-1] for row in shown} == expected
+        assert len(shown) == len(expected)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as the test has it: psycopg may give it in another zone."""
+    return value.astimezone(dt.UTC) if isinstance(value, dt.datetime) else value
+
+
+def prepared(made: Case, batch_id: int, partitions: int = 3, keys: int = 4) -> list[Handle]:
+    """Return a micro-batch of which each partition has keys of its own."""
+    rows = [[(f"{part}-{key}", batch_id) for key in range(keys)] for part in range(partitions)]
+    return [made.prepared(*each, batch_id=batch_id, partition=part) for part, each in enumerate(rows)]
+
+
+def test_a_micro_batch_is_visible_as_a_whole(updating: Case) -> None:
+    """One transaction has marked all its attempts."""
+    updating.open()
+    for batch in range(2):
+        handles = prepared(updating, batch)
+        updating.confirm(*handles, batch_id=batch)
+        updating.commit(*handles, batch_id=batch)
+        updating.commit(*handles, batch_id=batch)
+        assert [row[1] for row in updating.rows()] == [batch] * 12
+        schema = updating.sink.table.partition(".")[0]
+        made_by = updating.sql(f"SELECT DISTINCT xmin::text FROM {schema}.holdfast_sink_attempts")
+        assert len(made_by) == 1
+    assert updating.leftovers() == []
+    assert updating.open() == 1
+
+
+def test_of_a_key_in_several_partitions_that_of_the_highest_counts(updating: Case) -> None:
+    updating.open()
+    for batch in range(2):
+        handles = [updating.prepared(("a", 10 * batch + part), batch_id=batch, partition=part) for part in range(3)]
+        updating.commit(*reversed(handles), batch_id=batch)
+        assert updating.rows() == [("a", 10 * batch + 2)]
+        assert updating.open() == batch
+
+
+@pytest.mark.parametrize(("place", "name"), [(ending, "drop"), (MarkTables, "show")])
+def test_a_driver_that_dies_while_it_applies_shows_nothing(
+    updating: Case, place: object, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start applies all: nothing was dropped."""
+    updating.open()
+    handles = prepared(updating, 0)
+    # As a crash, it ends the driver's connection with whatever is open on it.
+    monkeypatch.setattr(place, name, _die)
+    with pytest.raises(UnavailableError):
+        updating.commit(*handles)
+    monkeypatch.undo()
+    assert updating.rows() == []
+    assert updating.open() == -1
+    assert len(updating.leftovers()) == 3
+    updating.commit(*handles)
+    assert len(updating.rows()) == 12
+    assert updating.open() == 0
+
+
+def _die(*_: object) -> None:
+    raise psycopg.OperationalError("the connection is gone")
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        "k text PRIMARY KEY, n bigint, twice bigint GENERATED ALWAYS AS (2 * n) STORED",
+        "k text PRIMARY KEY, n bigint) PARTITION BY HASH (k",
+    ],
+)
+def test_generated_columns_and_partitions_are_applied(postgres: Postgres, columns: str) -> None:
+    made = case(postgres, columns, keys=["k"])
+    if "PARTITION" in columns:
+        for part in range(2):
+            values = f"FOR VALUES WITH (MODULUS 2, REMAINDER {part})"
+            made.sql(f"CREATE TABLE {made.sink.table}_{part} PARTITION OF {made.sink.table} {values}")
+    made.open()
+    for batch in range(2):
+        handles = prepared(made, batch)
+        made.confirm(*handles, batch_id=batch)
+        made.commit(*handles, batch_id=batch)
+        assert [row[1] for row in made.rows()] == [batch] * 12
+
+
+def test_a_part_that_is_refused_takes_the_others_along(updating: Case) -> None:
+    updating.open()
+    handles = [updating.prepared((str(part), part), partition=part) for part in range(3)]
+    updating.confirm(*handles)
+    updating.sql(f"ALTER TABLE {updating.sink.table} ADD CONSTRAINT c CHECK (n <> 1)")
+    with pytest.raises(InvalidArgumentError, match="constraint of the table refuses"):
+        updating.commit(*handles)
+    assert updating.rows() == []
+    updating.sql(f"ALTER TABLE {updating.sink.table} DROP CONSTRAINT c")
+    updating.commit(*handles)
+    assert updating.rows() == [("0", 0), ("1", 1), ("2", 2)]
+
+
+REFERS = "ALTER TABLE {0} ADD CONSTRAINT other FOREIGN KEY (n) REFERENCES {0} (k)"
+SWAPS = "ALTER TABLE {0} ADD CONSTRAINT other UNIQUE (n) DEFERRABLE INITIALLY DEFERRED"
+CHAINS = """
+CREATE FUNCTION {1}.chained() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF NEW.n > 0 AND NOT EXISTS (SELECT FROM {0} WHERE k = NEW.n) THEN RAISE 'no such row'; END IF;
+    RETURN NEW; END $$;
+CREATE TRIGGER chained BEFORE INSERT ON {0} FOR EACH ROW EXECUTE FUNCTION {1}.chained()"""
+
+
+@pytest.mark.parametrize(
+    ("change", "batches"),
+    [
+        (REFERS, [[(0, 0)], [(1, 0)]]),
+        (REFERS + " DEFERRABLE INITIALLY DEFERRED", [[(0, 1)], [(1, 0)]]),
+        (SWAPS, [[(0, 1)], [(1, 0)]]),
+        (CHAINS, [[(1, 0)], [(2, 1)]]),
+    ],
+)
+def test_rows_that_depend_on_one_another_are_applied_together(
+    postgres: Postgres, change: str, batches: list[list[tuple[int, int]]]
+) -> None:
+    """As they were tried before the decision."""
+    numbers = pa.schema([("k", pa.int64()), ("n", pa.int64())])
+    made = case(postgres, "k bigint PRIMARY KEY, n bigint", keys=["k"])
+    made.sql(change.format(made.sink.table, made.sink.table.partition(".")[0]))
+    made.open(numbers)
+    if change == SWAPS:
+        made.sql(f"INSERT INTO {made.sink.table} VALUES (0, 0), (1, 1)")
+    handles = [made.prepared(*rows, partition=part, schema=numbers) for part, rows in enumerate(batches)]
+    made.confirm(*handles)
+    made.commit(*handles)
+    assert made.rows() == sorted({row for rows in batches for row in rows})
+    assert made.open(numbers) == 0
+
+
+def test_rows_that_somebody_else_has_locked_are_waited_for(updating: Case) -> None:
+    updating.open()
+    updating.commit(*prepared(updating, 0))
+    handles = prepared(updating, 1)
+    with updating.server.connect() as other:
+        other.execute(f"BEGIN; UPDATE {updating.sink.table} SET n = 7 WHERE k = '1-0'")
+        end = threading.Timer(1.5, other.rollback)
+        end.start()
+        updating.commit(*handles, batch_id=1)
+        end.join()
+    assert [row[1] for row in updating.rows()] == [1] * 12
+
+
+def test_two_drivers_that_commit_at_once_show_each_row_once(updating: Case) -> None:
+    """A zombie and its successor: the second waits for the first, and finds all of it done."""
+    updating.open()
+    for batch in range(3):
+        handles = prepared(updating, batch)
+        with ThreadPoolExecutor(2) as threads:
+            for each in [threads.submit(updating.commit, *handles, batch_id=batch) for _ in range(2)]:
+                each.result()
+        assert [row[1] for row in updating.rows()] == [batch] * 12
+        assert updating.open() == batch
+        assert updating.leftovers() == []

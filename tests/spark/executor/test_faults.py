@@ -5,19 +5,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 
 import holdfast
 from tests.spark.conftest import Lab, count_and_sum
 from tests.spark.running_tasks import wait_for_tasks
 from tests.tiers import cases
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -151,12 +149,11 @@ def cut(path: Path) -> None:
 
 
 def replaced(path: Path) -> None:
-    """Put the commit of another version in its place."""
     other = next(p for p in path.parent.iterdir() if p != path)
     shutil.copy(other, path)
 
 
-# tests/unit/snapshotter/commits/test_damage.py breaks each object in each way; here Spark stops, and goes on.
+# tests/unit/snapshotter/commits/test_commits.py breaks each object in each way; here Spark stops, and goes on.
 BREAKS: list[tuple[str, Callable[[Path], None], str]] = [
     ("oldest", damaged, r"CorruptionError.*{path}"),
     ("newest", Path.unlink, r"StateLostError.*{path}"),
@@ -205,9 +202,7 @@ def test_a_directory_that_cannot_be_written(lab: Lab, setting: str, tmp_path: Pa
     fails(lab, rf"(?s){said}.*(UnavailableError|InvalidArgumentError)")
 
 
-def test_without_a_state_directory_state_is_not_durable_and_that_is_said(
-    lab: Lab,
-) -> None:
+def test_without_a_state_directory_state_is_not_durable_and_that_is_said(lab: Lab) -> None:
     lab.spark.conf.unset("spark.holdfast.state.dir")
     lab.feed(FIRST)
     with pytest.warns(UserWarning, match=r"not durable.*spark\.holdfast\.state\.dir"):

@@ -1,35 +1,42 @@
-"""Bad ground for local state under a running query: the batch fails whole, and on good ground it goes on."""
+"""Local state under a running query: bad ground, local files that are used again, and batches that begin again."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.state import GroupState
 
+import holdfast
 from holdfast.spark_integration.executor.local_dirs import choose_root
-from tests.spark.conftest import Lab, count_and_sum
+from tests.spark.application import run_program
+from tests.spark.conftest import OUTPUT, STATE, Lab, count_and_sum
+from tests.tiers import cases
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     import holdfast
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-FIRST = [("a", 1), ("b", 2), (None, 3)]
+
+FIRST_HERE = [("a", 1), ("b", 2), (None, 3)]
 MANY = pa.table({"key": pa.array([f"k{i}" for i in range(30_000)]), "v": pa.array(range(30_000), pa.int64())})
-AFTER_BOTH = {f"k{i}": (1, i) for i in range(30_000)} | {"a": (1, 1), "b": (1, 2), None: (1, 3)}
+AFTER_BOTH_HERE = {f"k{i}": (1, i) for i in range(30_000)} | {"a": (1, 1), "b": (1, 2), None: (1, 3)}
 
 
 def begun(lab: Lab) -> None:
-    lab.feed(FIRST)
+    lab.feed(FIRST_HERE)
     lab.run(lab.totals())
     lab.feed(MANY)
 
@@ -44,7 +51,7 @@ def test_beyond_the_limit_of_the_memory_backend_the_batch_fails_until_it_is_rais
     assert len(lab.state()) == 3
     lab.configure({"memory.limit": "1g"})
     lab.run(lab.totals())
-    assert lab.state() == AFTER_BOTH
+    assert lab.state() == AFTER_BOTH_HERE
 
 
 @pytest.fixture
@@ -67,7 +74,7 @@ def test_a_full_disk_fails_the_batch_and_another_disk_takes_it(lab: Lab, small_d
     assert len(lab.state()) == 3
     lab.configure({"local.dir": str(tmp_path / "large")})
     lab.run(lab.totals())
-    assert lab.state() == AFTER_BOTH
+    assert lab.state() == AFTER_BOTH_HERE
 
 
 @pytest.mark.all
@@ -82,7 +89,7 @@ def test_a_disk_that_vanishes_in_the_middle_of_a_batch(lab: Lab, tmp_path: Path)
         return count_and_sum(batch)
 
     lab.configure({"backend": "filesystem", "local.dir": str(disk), "shards": "1"})
-    lab.feed(FIRST)
+    lab.feed(FIRST_HERE)
     lab.run(lab.totals(func=unplugging))
     lab.feed(MANY)
     marker.touch()
@@ -93,7 +100,7 @@ def test_a_disk_that_vanishes_in_the_middle_of_a_batch(lab: Lab, tmp_path: Path)
     disk.unlink()
     shutil.rmtree(gone)
     lab.run(lab.totals(func=unplugging))
-    assert lab.state() == AFTER_BOTH
+    assert lab.state() == AFTER_BOTH_HERE
 
 
 @pytest.mark.all
@@ -110,3 +117,166 @@ def test_spark_gives_workers_the_directories_of_its_blocks(spark: SparkSession) 
     first = Path(row.dirs.split(",")[0])
     assert first.name.startswith("blockmgr-")
     assert row.root == str(first.parent)
+
+
+PROGRAM = Path(__file__).parents[1] / "local_query.py"
+ROWS = [("a", 1), ("b", 2), (None, 3), ("c", 4), ("d", 5), ("e", 6)]
+
+
+def flip_a_bit_of_each(shard: Path) -> None:
+    """As a failing disk does: in the middle of each run, with no time stamp to tell of it."""
+    paths = list(shard.glob("versions/*/*.arrow"))
+    assert paths
+    for inode in {path.stat().st_ino: path for path in paths}.values():
+        found = inode.stat()
+        data = bytearray(inode.read_bytes())
+        data[len(data) // 2] ^= 1
+        with inode.open("r+b") as file:
+            file.write(data)
+        os.utime(inode, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+@pytest.mark.all
+@pytest.mark.timeout(900)
+def test_local_files_are_used_after_a_restart_and_restored_where_they_are_damaged(lab: Lab) -> None:
+    """Of one shard nothing but the local files holds the state; of the other one they are damaged."""
+    lab.feed(ROWS)
+    shown, _ = run_program(PROGRAM, lab.folder, "filesystem")
+    assert json.loads(shown) == [sorted(([key, 1, value] for key, value in ROWS), key=repr)]
+    lab.local = lab.folder / "local"
+    damaged, intact = sorted(shards(lab), key=lambda shard: shard.name)
+    flip_a_bit_of_each(damaged)
+    for commit in (lab.folder / "durable" / "totals" / intact.name[: len("shard-0000")]).glob("commits/*"):
+        commit.write_bytes(b"gone")
+    lab.configure({"backend": "filesystem", "local.dir": str(lab.local), "commit.carriedBytes": "0"})
+    lab.feed(ROWS)
+    (found,) = lab.run(lab.totals())
+    assert {row["key"]: (row["n"], row["total"]) for row in found} == {key: (2, 2 * value) for key, value in ROWS}
+    assert len(shards(lab)) == 2, "they were taken over, not copied"
+    assert [path.parent.parent.name for path in lab.local.glob("*/*/disk/*/totals/shard-*/set-aside/*")] == [
+        damaged.name
+    ]
+
+
+def shards(lab: Lab) -> list[Path]:
+    return list(lab.local.glob("*/executor-*/disk/*/totals/shard-*"))
+
+
+FIRST = [("a", 1), ("b", 2), ("a", 3), (None, 4)]
+SECOND = [("a", 10), ("c", 20), (None, 30)]
+AFTER_BOTH = {"a": (3, 14), "b": (1, 2), "c": (1, 20), None: (2, 34)}
+Function = Callable[[holdfast.ShardBatch], pa.Table]
+
+
+def told(calls: Path, call: Function) -> Function:
+    """Return the function, which now also notes each of its calls."""
+
+    def function(batch: holdfast.ShardBatch) -> pa.Table:
+        with calls.open("a") as file:
+            file.write(f"{batch.batch_id}\n")
+        return call(batch)
+
+    return function
+
+
+def kill_server_once(local: Path, notes: Path) -> None:
+    """Kill the state server of the executors below a directory, unless that was noted before."""
+    from holdfast.spark_integration.client.connection import client_of
+    from holdfast.spark_integration.executor.local_dirs import LOCK_NAME
+
+    if not notes.exists():
+        for lock in local.glob(f"**/{LOCK_NAME}"):
+            os.kill(client_of(lock.parent).call("statistics")["pid"], signal.SIGKILL)
+            notes.touch()
+
+
+def killing(local: Path, notes: Path, *, before: bool) -> Function:
+    """Return a function that kills the state server in the second micro-batch, before it reads or before it commits."""
+
+    def function(batch: holdfast.ShardBatch) -> pa.Table:
+        if batch.batch_id == 1 and before:
+            kill_server_once(local, notes)
+        output = count_and_sum(batch)
+        if batch.batch_id == 1 and not before:
+            kill_server_once(local, notes)
+        return output
+
+    return function
+
+
+@pytest.mark.parametrize("before", cases([False, True]), ids=lambda it: "read" if it else "commit")
+def test_a_state_server_that_dies_in_the_middle(lab: Lab, tmp_path: Path, before: bool) -> None:
+    """No micro-batch notices: none reads or writes through it."""
+    lab.configure({"backend": "rocksdb", "shards": "1"})
+    calls, notes = tmp_path / "calls", tmp_path / "killed"
+    lab.feed(FIRST)
+    lab.feed(SECOND)
+    batches = lab.run(lab.totals(func=told(calls, killing(lab.local, notes, before=before))))
+    assert notes.exists()
+    assert calls.read_text().split() == ["0", "1"]
+    assert {row["key"]: (row["n"], row["total"]) for row in batches[1]} == {key: AFTER_BOTH[key] for key, _ in SECOND}
+    assert lab.state() == AFTER_BOTH
+
+
+@pytest.mark.all
+def test_a_state_server_that_dies_while_keys_are_called(lab: Lab, tmp_path: Path) -> None:
+    calls, notes = tmp_path / "calls", tmp_path / "killed"
+    local = lab.local
+
+    def totals(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        n, total = state.getOption or (0, 0)
+        for chunk in chunks:
+            n, total = n + len(chunk), total + int(chunk["v"].sum())
+        state.update((n, total))
+        with calls.open("a") as file:
+            file.write(f"{key[0]} ")
+        if n == 3:
+            kill_server_once(local, notes)
+        yield pd.DataFrame({"key": [key[0]], "n": [n], "total": [total]})
+
+    lab.configure({"backend": "rocksdb", "shards": "1"})
+    lab.feed(FIRST)
+    lab.feed(SECOND)
+    stream = holdfast.stream(lab.source()).groupBy("key")
+    frame = stream.applyInPandasWithState(totals, OUTPUT, STATE, "update", "NoTimeout", name="totals")
+    batches = lab.run(frame)
+    assert notes.exists()
+    assert calls.read_text().split() == ["None", "a", "b", "None", "a", "c"]
+    assert [(row["key"], row["n"], row["total"]) for row in batches[1]] == [(None, 2, 34), ("a", 3, 14), ("c", 1, 20)]
+    assert lab.state() == AFTER_BOTH
+
+
+def test_local_files_that_are_damaged(lab: Lab, tmp_path: Path) -> None:
+    """They are set aside, and the version is restored from durable commits in the same task."""
+    lab.configure({"backend": "filesystem", "shards": "1"})
+    calls = tmp_path / "calls"
+    lab.feed(FIRST)
+    lab.run(lab.totals())
+    runs = list(lab.local.glob("*/*/disk/*/totals/*/versions/*/*.arrow"))
+    cut = [os.truncate(path, path.stat().st_size - 1) for path in runs if path.stat().st_nlink]
+    assert cut
+    lab.feed(SECOND)
+    lab.run(lab.totals(func=told(calls, count_and_sum)))
+    assert calls.read_text().split() == ["1"], "the function was not called on a damaged state"
+    assert lab.state() == AFTER_BOTH
+
+
+# Any other error of a function: `test_faults.py`.
+@pytest.mark.parametrize(
+    "error",
+    [pytest.param(ZeroDivisionError, marks=pytest.mark.all), holdfast.UnavailableError],
+    ids=lambda e: e.__name__,
+)
+def test_errors_of_the_function_are_its_own(lab: Lab, tmp_path: Path, error: Any) -> None:
+    """It may have effects elsewhere: it is called again only where holdfast itself has lost something."""
+    lab.configure({"backend": "rocksdb", "shards": "1"})
+    calls = tmp_path / "calls"
+
+    def broken(batch: holdfast.ShardBatch) -> pa.Table:
+        count_and_sum(batch)
+        raise error("a mistake of the user's")
+
+    lab.feed(FIRST)
+    with pytest.raises(StreamingQueryException, match="a mistake of the user's"):
+        lab.run(lab.totals(func=told(calls, broken)))
+    assert calls.read_text().split() == ["0"]

@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).parents[1] / "local_query.py"
 MOVED = Path(__file__).parents[1] / "moved_query.py"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "parquet_backend"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.all]
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +48,7 @@ def run(command: list[str], folder: Path, environment: dict[str, str] | None = N
     return done.stdout
 
 
-@pytest.mark.all
 def test_it_passes_the_contract_that_holdfast_ships(source: Path, environment: dict[str, str]) -> None:
-    """Whoever copies the example begins with a backend that is right, found by its entry point."""
     shown = run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], source, environment)
     assert "passed" in shown
     assert "skipped" not in shown
@@ -59,7 +57,6 @@ def test_it_passes_the_contract_that_holdfast_ships(source: Path, environment: d
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(600)
-@pytest.mark.all
 def test_a_query_runs_on_it(environment: dict[str, str], tmp_path: Path) -> None:
     """Driver, workers and state server find the plug-in, and its option arrives."""
     lab = Lab(None, tmp_path, tmp_path / "local")  # type: ignore[arg-type]
@@ -73,14 +70,11 @@ def test_a_query_runs_on_it(environment: dict[str, str], tmp_path: Path) -> None
 PAIRS = [pair for name in ("memory", "filesystem", "rocksdb") for pair in (("parquet", name), (name, "parquet"))]
 
 
-@pytest.mark.all
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("before", "after"), cases([*PAIRS, ("parquet", "parquet")]))
-def test_a_savepoint_moves_a_query_to_it_and_away(
-    environment: dict[str, str], tmp_path: Path, before: str, after: str
-) -> None:
+def test_a_savepoint_moves_a_query(environment: dict[str, str], tmp_path: Path, before: str, after: str) -> None:
     """It opens what every backend has saved, into another number of shards, and each opens what it has saved."""
     lab = Lab(None, tmp_path, tmp_path / "local")  # type: ignore[arg-type]
     for number in range(4):
@@ -96,8 +90,6 @@ def test_a_savepoint_moves_a_query_to_it_and_away(
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(900)
-@pytest.mark.all
 def test_it_runs_the_demo(environment: dict[str, str], tmp_path: Path) -> None:
-    """A kill changes no total."""
     compression = ["--conf", "spark.holdfast.parquet.compression=snappy"]
     require_right_totals(run_demo(tmp_path, environment, "--backend", "parquet", *compression), "parquet")

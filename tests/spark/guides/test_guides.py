@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from tests.pages import FENCE, ROOT, shown
+from tests.pages import FENCE, ROOT, blocks, shown
 from tests.spark.guides import world
 
 if TYPE_CHECKING:
@@ -87,7 +91,7 @@ RUNS = [
 ELSEWHERE = {
     "README.md": {
         "git clone": "there is no public repository yet; tests/packaging builds and installs what is cloned",
-        '"""Flights': "tests/spark/programs/test_examples.py",
+        '"""Flights': "tests/spark/programs/test_demo.py",
         "make demo    ": "tests/spark/programs/test_demo.py runs what make demo runs; make test runs this test",
         "make s3": "serves until Ctrl-C; tests/spark/programs/test_demo.py kills S3 under the demo",
     },
@@ -97,26 +101,24 @@ ELSEWHERE = {
         "import pytest": "tests/test_shown_code.py",
     },
     "docs/deploy.md": {
-        "pip install --no-deps": "tests/packaging/test_without_pyspark.py",
+        "pip install --no-deps": "tests/packaging/test_packaging.py",
         "python -m venv": "needs a cluster: packs an environment for spark-submit",
     },
     "docs/file-sinks.md": {"": "names a bucket that is not here; tests/spark/sinks runs each sink"},
     "docs/kafka-sink.md": {"": "names brokers that are not here; tests/spark/sinks runs the sink"},
-    "docs/operations.md": {
-        "pip uninstall": "tests/packaging/test_namesake.py, with a wheel in place of PyPI",
-    },
+    "docs/operations.md": {"pip uninstall": "tests/packaging/test_packaging.py, with a wheel in place of PyPI"},
     "docs/operators.md": {
         "rows_by_key = ": "a line of a function; tests/unit has reductions of one's own",
         "from pathlib import Path": "tests/test_shown_code.py",
         "": "tests/spark/queries/test_documents.py",
     },
-    "docs/performance.md": {"holdfast bench": "ten minutes; tests/spark/programs/test_bench_runs.py runs a tiny one"},
+    "docs/performance.md": {"holdfast bench": "ten minutes; tests/spark/programs/test_benches.py runs a tiny one"},
     "docs/postgres-sink.md": {"": "names a server that is not here; tests/spark/sinks runs the sink"},
     "docs/sinks.md": {"": "names servers that are not here; tests/spark/sinks runs each sink"},
     "docs/state-schema.md": {"": "tests/spark/queries/test_documents.py"},
     "docs/testing.md": {"": "tests/test_shown_code.py"},
     "docs/transform-with-state.md": {"": "tests/spark/queries/test_documents.py"},
-    "docs/tutorial.md": {"": "tests/spark/guides/test_tutorial.py"},
+    "docs/tutorial.md": {"": "tests/spark/guides/test_guides.py"},
     "docs/ui.md": {"pip install": "serves until Ctrl-C; tests/spark/page opens it in a browser"},
 }
 
@@ -150,7 +152,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def program(path: Path, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
-    """Run a Python program that must succeed."""
     command = [sys.executable, str(path), *arguments]
     variables = {**os.environ, **(environment or {}), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
@@ -165,7 +166,6 @@ def program(path: Path, folder: Path, *arguments: str, environment: Mapping[str,
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.page}-{'-'.join(map(str, run.blocks))}")
 def test_what_a_page_shows_runs(run: Run, made: Callable[[str], Path], moto: Moto, tmp_path: Path) -> None:
-    """Whoever types it gets what the page promises, not an error."""
     root = tmp_path if run.world == "empty" else made("spark" if run.world == "spark" else "query")
     if run.world == "fresh":
         shutil.rmtree(root / "data" / "savepoints" / "before-upgrade")
@@ -251,3 +251,76 @@ def upload(root: Path, moto: Moto) -> None:
             if (root / "data" / "app").is_dir():
                 for path in (path for path in folder.rglob("*") if path.is_file()):
                     client.upload_file(str(path), "bucket", f"{prefix}/{path.relative_to(folder).as_posix()}")
+
+
+PAGE = "docs/tutorial.md"
+LIMIT_S = 180
+
+
+@contextmanager
+def running(program: str, folder: Path, ends_by: signal.Signals) -> Iterator[Path]:
+    """Run `counts.py` until it has served; give the file with what it prints."""
+    (folder / "counts.py").write_text(program)
+    printed = folder / "printed.txt"
+    with printed.open("w") as out, (folder / "log.txt").open("a") as log:
+        process = subprocess.Popen([sys.executable, "counts.py"], cwd=folder, stdout=out, stderr=log)
+        try:
+            yield printed
+            assert process.poll() is None, (folder / "log.txt").read_text()[-5000:]
+        finally:
+            process.send_signal(ends_by)
+            process.wait(timeout=60)
+
+
+def newest_of_user_0(printed: Path, at_least: int = 1) -> list[int]:
+    """Return user 0's newest row, once its count has come so far."""
+    end_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < end_s:
+        rows = re.findall(r"^\| +0\|([ \d|]+)\|$", printed.read_text(), re.MULTILINE)
+        if rows and int(rows[-1].split("|")[0]) >= at_least:
+            return [int(cell) for cell in rows[-1].split("|")]
+        time.sleep(0.2)
+    raise AssertionError(printed.read_text())
+
+
+@pytest.mark.spark
+@pytest.mark.all
+@pytest.mark.slow(120)
+@pytest.mark.timeout(900)
+def test_the_tutorial_is_true(java_home: Path, tmp_path: Path) -> None:
+    """No number is lost or counted twice by a kill, an upgrade and a restore, and each command does what it says."""
+    program, upgrade = (block.replace("/tmp/tutorial", str(tmp_path)) for block in blocks(PAGE, "python"))
+    shown = "\n".join(blocks(PAGE, "sh")).replace("\\\n", " ").replace("/tmp/tutorial", str(tmp_path))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    def type_in(beginning: str) -> str:
+        (command,) = [line for line in shown.splitlines() if re.sub(" +", " ", line).startswith(beginning)]
+        done = subprocess.run(
+            ["bash", "-c", command], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    with running(program, tmp_path, signal.SIGKILL) as printed:
+        (before,) = newest_of_user_0(printed, 5)
+        assert "counts" in type_in("holdfast inspect")
+        assert "state:" in type_in("holdfast get")
+        assert type_in("holdfast history")
+    with running(program, tmp_path, signal.SIGINT) as printed:
+        newest_of_user_0(printed, before + 1)
+        type_in("holdfast savepoint create")
+        assert "counts" in type_in("holdfast savepoint show")
+    old_line = re.search(r"^counts = .*\n", program, re.MULTILINE)
+    assert old_line
+    with running(program.replace(old_line[0], upgrade), tmp_path, signal.SIGINT) as printed:
+        upgraded, newest = newest_of_user_0(printed, before + 2)
+        assert upgraded == newest // 3 + 1
+    told = type_in("holdfast savepoint restore")
+    restored = program.replace(f"{tmp_path}/app", f"{tmp_path}/app-2").replace(
+        f"{tmp_path}/spark", f"{tmp_path}/spark-2"
+    )
+    assert f"{tmp_path}/app-2" in told
+    assert f"{tmp_path}/spark-2" in told
+    with running(restored, tmp_path, signal.SIGINT) as printed:
+        (again,) = newest_of_user_0(printed, before + 1)
+        assert again > before

@@ -73,7 +73,6 @@ def events_of(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def feed(folder: Path, first: int, batches: int) -> None:
-    """Write what each of some micro-batches reads."""
     (folder / "data" / "events").mkdir(parents=True, exist_ok=True)
     for number in range(first, first + batches):
         users = [USERS[number % len(USERS)], "ann"]
@@ -83,7 +82,6 @@ def feed(folder: Path, first: int, batches: int) -> None:
 
 
 def run(out: DataFrame, location: Path) -> None:
-    """Run a query on what there is to read."""
     writer = out.writeStream.outputMode("update").option("checkpointLocation", str(location)).format("noop")
     running = writer.trigger(processingTime="0 seconds").start()
     try:
@@ -93,7 +91,6 @@ def run(out: DataFrame, location: Path) -> None:
 
 
 def main(which: str, folder: Path) -> None:
-    """Make a world."""
     spark, location = session(folder), folder / "data" / "app-spark"
     feed(folder, 0, 3 if which == "spark" else BATCHES)
     events = events_of(spark, folder)

@@ -1,17 +1,24 @@
-"""The page of a query's rows: what `read_state` shows, of any micro-batch, by key and by filter, whatever it holds."""
+"""The page of a query: rows as `read_state` shows them, and failing micro-batches, also under a kill."""
 
 from __future__ import annotations
 
 import html
+import os
 import re
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 from urllib.parse import urlencode
 
+import pyarrow as pa
 import pytest
 from flask.testing import FlaskClient
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 
 import holdfast
 from holdfast.errors import NotFoundError
@@ -20,21 +27,18 @@ from holdfast.ui import inquiry
 from tests.browser import DESKTOP, PHONE, accessibility_findings, chromium, shown
 from tests.servers import downloads
 from tests.servers.programs import wait_until
-from tests.spark.conftest import Lab, configured
+from tests.spark.conftest import Lab, configured, count_and_sum
 from tests.tiers import cases
-from tests.unit.holdfast.commands.state_dir import put_record
-from tests.unit.holdfast.ui.serving import TOKEN, opened, served
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.unit.holdfast.commands.conftest import document, put_record, run
+from tests.unit.holdfast.ui.places import TOKEN, opened, served
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(20)]
+
 
 HOSTILE = ["<script>alert(1)</script>", "\x1b[31mred", '=HYPERLINK("http://evil")', "'\"><img src=x>", "\u202eabc", ""]
 
 
 def ask(page: FlaskClient, status: int = 200, **parameters: object) -> str:
-    """Return the view of rows as HTML."""
     answer = page.get(f"/{TOKEN}/0/totals/rows?{urlencode(parameters)}")
     assert answer.status_code == status, answer.text
     return answer.text
@@ -73,7 +77,6 @@ def page(query: Lab) -> Iterator[FlaskClient]:
 
 
 def every_row(page: FlaskClient, **parameters: object) -> list[list[str]]:
-    """Return the rows of all pages."""
     found, place = [], dict(parameters)
     while True:
         text = ask(page, **place)
@@ -250,7 +253,6 @@ def test_what_is_lost_is_an_error(query: Lab, tmp_path: Path) -> None:
 @pytest.mark.all
 @pytest.mark.browser
 def test_in_a_browser(query: Lab) -> None:
-    """The views of rows, for everybody; the slider and the keyboard lead there."""
     with downloads.skipped_where_missing():
         downloads.chromium()
     places = query.folder / "durable", query.folder / "query"
@@ -285,3 +287,106 @@ def test_in_a_browser(query: Lab) -> None:
             it.page.wait_for_url("**batch=2**")
             assert it.page.inner_text("td.value >> nth=0") == "2"
             assert it.errors == []
+
+
+def refuse_large(batch: holdfast.ShardBatch) -> pa.Table:
+    if 13 in batch.rows.column("v").to_pylist():
+        raise ValueError("13 is no amount")
+    return count_and_sum(batch)
+
+
+def inspected(lab: Lab, status: int = 0) -> dict[str, Any]:
+    """Return what the command says of the one query, by its location, and end with as exit status."""
+    location = lab.folder / "query"
+    (found,) = document("inspect", lab.folder / "durable", "--checkpoint-location", location, status=status)["queries"]
+    return found
+
+
+def seen(lab: Lab, view: str = "") -> str:
+    with opened(lab.folder / "durable", lab.folder / "query", local_dir=str(lab.local)) as page:
+        answer = page.get(f"/{TOKEN}/{view}")
+        assert answer.status_code == 200
+        return " ".join(re.sub(r"<[^>]+>", " ", answer.text).split())
+
+
+def test_a_failed_micro_batch_is_seen_until_it_is_committed(lab: Lab) -> None:
+    """Its error in words, its shard, and since when; the run that commits it ends that."""
+    for rows in ([("ann", 1), ("bob", 2)], [("ann", 13)], [("ann", 5)]):
+        lab.feed(rows)
+    with pytest.raises(StreamingQueryException):
+        lab.run(lab.totals(func=refuse_large))
+    failing = inspected(lab, status=1)
+    assert (failing["state"], failing["why"]) == ("failing", "Micro-batch 1 failed and has not been committed since.")
+    assert failing["failure"]["error"] == "ValueError: 13 is no amount"
+    assert failing["failure"]["what"] == "micro-batch 1"
+    shown = seen(lab)
+    assert "Failing since" in shown
+    assert "micro-batch 1 failed" in shown
+    assert "ValueError: 13 is no amount" in shown
+    shard = int(failing["failure"]["shard"][-4:])
+    assert "ValueError: 13 is no amount" in seen(lab, f"0/totals/shard/{shard}")
+    lab.run(lab.totals())
+    going = inspected(lab)
+    assert (going["state"], going["committed"], going["failure"]) == ("running", 2, None)
+    assert going["why"].startswith("Micro-batch 2 was committed")
+    shown = seen(lab)
+    assert "Running since" in shown
+    assert "13 is no amount" not in shown
+    assert "Rows a second: unknown" not in shown
+    shown = run("inspect", lab.folder / "durable", "--checkpoint-location", lab.folder / "query").stdout
+    assert "is running since" in shown
+    assert "13 is no amount" not in shown
+
+
+@pytest.mark.all
+def test_only_failures_cost_requests(lab: Lab) -> None:
+    """A query without failures stores nothing of them, and one that fails again and again one object a shard."""
+    lab.feed([("ann", 1)])
+    lab.run(lab.totals())
+    assert not list((lab.folder / "durable").rglob("troubles"))
+    lab.feed([("ann", 13)])
+    for _ in range(2):
+        with pytest.raises(StreamingQueryException):
+            lab.run(lab.totals(func=refuse_large))
+    assert len(list((lab.folder / "durable").rglob("troubles/*"))) == 1
+
+
+VIEWS = (
+    "",
+    "0/flight_totals/",
+    "0/flight_totals/?measure=rows",
+    "0/flight_totals/rows",
+    "0/flight_totals/rows?key.kind=carrier&key.name=UA",
+    "0/flight_totals/upkeep",
+    "0/flight_totals/upkeep?check=verify",
+)
+_BEGINS_WITHIN_S = 120.0
+
+
+@pytest.mark.all
+@pytest.mark.slow(120)
+@pytest.mark.timeout(400)
+def test_no_result_changes_and_no_view_fails(tmp_path: Path) -> None:
+    """The demo finds what plain pandas computes, and every view is shown at every moment."""
+    main = "from holdfast.cli import main; main()"
+    work = tmp_path / "work"
+    demo = [sys.executable, "-c", main, "demo", "--keep", "--work-dir", str(work), "--backend", "rocksdb"]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    with subprocess.Popen([*demo, "--batches", "8", "--flights", "40000"], env=environment) as query:
+        try:
+            until = time.monotonic() + _BEGINS_WITHIN_S
+            while not (work / "query/commits/0").exists():
+                assert query.poll() is None
+                assert time.monotonic() < until
+                time.sleep(0.2)
+            shown = 0
+            with opened(work / "state", work / "query", local_dir=str(work / "local")) as page:
+                while query.poll() is None:
+                    for view in VIEWS:
+                        answer = page.get(f"/{TOKEN}/{view}")
+                        assert answer.status_code == 200, (view, answer.text)
+                        shown += 1
+        finally:
+            query.kill()
+    assert query.returncode == 0
+    assert shown >= 5 * len(VIEWS)

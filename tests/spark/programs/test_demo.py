@@ -1,4 +1,4 @@
-"""The demo in its smallest form, killed half-way."""
+"""The demo, the examples, and Spark on the Java of PyPI."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import confluent_kafka
 import pytest
 
+from tests.pages import ROOT, blocks, text
 from tests.servers.s3 import BUCKET
 from tests.tiers import cases
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 COMMAND = [sys.executable, "-c", "from holdfast.cli import main; main()", "demo"]
 SMALL = ["--flights", "3000", "--batches", "4"]
-pytestmark = [pytest.mark.spark, pytest.mark.slow(60), pytest.mark.timeout(900)]
 
 
 @contextmanager
@@ -81,6 +81,9 @@ def require_results_once(shown: str, results: str) -> None:
     assert "not the same" not in shown
 
 
+@pytest.mark.spark
+@pytest.mark.slow(60)
+@pytest.mark.timeout(900)
 @pytest.mark.smoke
 def test_the_demo_survives_its_kill(environment_without_java: dict[str, str], tmp_path: Path) -> None:
     """On the Java from PyPI, as a user of a machine without Java would run it."""
@@ -90,12 +93,15 @@ def test_the_demo_survives_its_kill(environment_without_java: dict[str, str], tm
     assert "from durable storage" in shown
 
 
+@pytest.mark.spark
+@pytest.mark.slow(60)
+@pytest.mark.timeout(900)
 @pytest.mark.all
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 def test_every_backend_gives_the_same_totals(backend: str, tmp_path: Path) -> None:
     """Where state lives changes no result; what is on disk is used again after the kill.
 
-    `test_local_reuse.py` shows the latter, and `test_switch_backend.py` the former.
+    `test_local_ground.py` shows the latter, and `test_restarts.py` the former.
     """
     shown = run_demo(tmp_path, dict(os.environ), "--backend", backend)
     require_right_totals(shown, backend)
@@ -103,6 +109,9 @@ def test_every_backend_gives_the_same_totals(backend: str, tmp_path: Path) -> No
     assert "from local files" in shown
 
 
+@pytest.mark.spark
+@pytest.mark.slow(60)
+@pytest.mark.timeout(900)
 @pytest.mark.all
 def test_the_query_moves_by_a_savepoint(tmp_path: Path) -> None:
     """Stopped half-way, and restored on another backend with twice the shards: the same totals at the end."""
@@ -114,6 +123,9 @@ def test_the_query_moves_by_a_savepoint(tmp_path: Path) -> None:
     assert "killed" not in shown
 
 
+@pytest.mark.spark
+@pytest.mark.slow(60)
+@pytest.mark.timeout(900)
 @pytest.mark.all
 @pytest.mark.parametrize(("sink", "results"), [("parquet", "Parquet files"), ("delta", "Delta table")])
 def test_the_query_moves_and_its_sink_with_it(sink: str, results: str, tmp_path: Path) -> None:
@@ -125,6 +137,9 @@ def test_the_query_moves_and_its_sink_with_it(sink: str, results: str, tmp_path:
     assert f"once: each of 4 micro-batches in the {results}, all" in shown
 
 
+@pytest.mark.spark
+@pytest.mark.slow(60)
+@pytest.mark.timeout(900)
 @pytest.mark.all
 @pytest.mark.parametrize(
     ("sink", "results"), cases([("delta", "Delta table"), ("parquet", "Parquet files")]), ids=lambda given: given
@@ -134,6 +149,9 @@ def test_a_file_sink_holds_what_the_state_holds(sink: str, results: str, tmp_pat
     require_results_once(run_demo(tmp_path, dict(os.environ), "--sink", sink), results)
 
 
+@pytest.mark.spark
+@pytest.mark.slow(60)
+@pytest.mark.timeout(900)
 @pytest.mark.postgres
 @pytest.mark.all
 def test_a_table_of_postgres_holds_what_the_state_holds(postgres: Postgres, tmp_path: Path) -> None:
@@ -149,6 +167,9 @@ def test_a_table_of_postgres_holds_what_the_state_holds(postgres: Postgres, tmp_
     assert postgres.options["password"] not in shown
 
 
+@pytest.mark.spark
+@pytest.mark.slow(60)
+@pytest.mark.timeout(900)
 @pytest.mark.kafka
 @pytest.mark.all
 def test_a_topic_of_kafka_holds_what_the_state_holds(kafka: Kafka, tmp_path: Path) -> None:
@@ -194,6 +215,9 @@ def store(request: pytest.FixtureRequest) -> Store:
     return Store(f"s3://{BUCKET}/demo", {**os.environ, **s3.environment()}, s3.kill, s3.start, objects)
 
 
+@pytest.mark.spark
+@pytest.mark.slow(60)
+@pytest.mark.timeout(900)
 @pytest.mark.all
 def test_a_machine_is_lost_and_its_storage_is_killed_once_more(store: Store, tmp_path: Path) -> None:
     """Nothing but Spark's checkpoint and the storage is left; then that one is away for a while, and comes back."""
@@ -215,7 +239,6 @@ def test_a_machine_is_lost_and_its_storage_is_killed_once_more(store: Store, tmp
 
 
 def committed(folder: Path) -> int:
-    """Count the micro-batches that Spark has committed."""
     return sum(path.name.isdigit() for path in (folder / "work" / "query" / "commits").glob("*"))
 
 
@@ -233,3 +256,90 @@ def wait_for(condition: Callable[[], bool], demo: subprocess.Popen[str]) -> None
         if demo.poll() is not None or time.monotonic() > end_s:
             raise AssertionError(demo.communicate(timeout=10) if demo.poll() is not None else "nothing happens")
         time.sleep(0.05)
+
+
+#: The rows of all micro-batches.
+PRINTED = {
+    "sessions": [["ann", "2", "2026-03-02 09:20:00"], ["bob", "1", "2026-03-02 09:05:00"]],
+    "top_n": [
+        ["tea", "1", "30"],
+        ["tea", "2", "20"],
+        ["tea", "3", "10"],
+        ["salt", "1", "5"],
+        ["salt", "1", "7"],
+        ["salt", "2", "5"],
+    ],
+    "deduplication": [["17", "tea"], ["18", "rice"], ["19", "salt"]],
+}
+
+
+def printed(example: str, java_home: Path, folder: Path) -> str:
+    """Run an example by a Python whose environment is not activated: `python3` is one without PySpark."""
+    (folder / "python3").symlink_to(Path(sys._base_executable))  # type: ignore[attr-defined]
+    kept = {name: value for name, value in os.environ.items() if name not in {"PYSPARK_PYTHON", "VIRTUAL_ENV"}}
+    here = {"PATH": f"{folder}:/usr/bin:/bin", "JAVA_HOME": str(java_home), "TMPDIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / f"{example}.py"],
+        env=kept | here | {"SPARK_LOCAL_IP": "127.0.0.1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def rows_of(shown: str) -> list[list[str]]:
+    """Return the rows of the tables that Spark's console prints."""
+    lines = [line.strip("|").split("|") for line in shown.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line] for line in lines]
+
+
+def test_the_readme_shows_the_quickstart_as_it_is() -> None:
+    assert blocks("README.md", "python") == [text("examples/quickstart.py")]
+
+
+@pytest.mark.spark
+@pytest.mark.slow(60)
+def test_the_quickstart_prints_what_the_readme_shows(java_home: Path, tmp_path: Path) -> None:
+    """The first thing that somebody tries: whole, with its output, from an environment that is not activated."""
+    shown, *_ = blocks("README.md", "text")
+    assert printed("quickstart", java_home, tmp_path).rstrip() == shown.rstrip()
+
+
+@pytest.mark.spark
+@pytest.mark.slow(60)
+@pytest.mark.all
+@pytest.mark.parametrize("example", PRINTED)
+def test_each_example_prints_its_result(example: str, java_home: Path, tmp_path: Path) -> None:
+    rows = rows_of(printed(example, java_home, tmp_path))
+    assert sorted(row for row in rows if row[0] not in {"user", "auction", "id"}) == sorted(PRINTED[example])
+
+
+JOB = """
+import sys
+from holdfast.spark_integration.java import ensure_java
+home = ensure_java()
+from pyspark.sql import SparkSession
+spark = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+         .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate())
+total = spark.range(100).mapInArrow(lambda batches: batches, "id long").groupBy().sum("id").first()[0]
+print("RESULT", home, total, spark._jvm.System.getProperty("java.version"))
+spark.stop()
+"""
+
+
+@pytest.mark.all
+@pytest.mark.spark
+@pytest.mark.slow
+def test_spark_runs_on_the_java_from_pypi(environment_without_java: dict[str, str], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", JOB]
+    done = subprocess.run(
+        command, env=environment_without_java, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    home, total, version = done.stdout.split("RESULT ")[1].split()
+    assert Path(home).is_relative_to(tmp_path / "cache")
+    assert total == "4950"
+    assert version.startswith("21.")

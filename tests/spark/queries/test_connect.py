@@ -94,10 +94,7 @@ MARKS = {"each API": pytest.mark.since("4.1"), "rarer ways": pytest.mark.since("
 @pytest.mark.slow(30)
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(importlib.util.find_spec("grpc") is None, reason="needs the extra 'connect'")
-@pytest.mark.parametrize(
-    "part",
-    cases([pytest.param(part, marks=MARKS.get(part, ())) for part in REQUIRED]),
-)
+@pytest.mark.parametrize("part", cases([pytest.param(part, marks=MARKS.get(part, ())) for part in REQUIRED]))
 def test_state_over_spark_connect(java_home: Path, tmp_path: Path, part: str) -> None:
     lab = Lab(None, tmp_path, tmp_path / "local")  # type: ignore[arg-type]
     lab.feed([("a", 1), ("b", 2), (None, 3)])

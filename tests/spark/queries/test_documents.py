@@ -8,28 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import functions
+from pyspark.sql import DataFrame, SparkSession, functions
 
 import holdfast
 from holdfast import savepoints
 from holdfast.settings import Settings
 from tests.pages import block_with
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 pytestmark = pytest.mark.spark
 
 
 def test_the_function_by_key_of_the_guide_gives_right_totals(spark: SparkSession, tmp_path: Path) -> None:
-    """What somebody copies who comes from Spark's own operator."""
     events = spark.createDataFrame([("ann", 5.0), ("ann", 7.0), ("bob", 1.0)], "user string, amount double")
     events.coalesce(1).write.parquet(str(tmp_path / "events"))
     names: dict[str, Any] = {"pd": pd, "holdfast": holdfast}
@@ -50,7 +46,6 @@ def test_the_function_by_key_of_the_guide_gives_right_totals(spark: SparkSession
 
 
 def test_the_vectorised_operator_of_the_guide_runs(spark: SparkSession) -> None:
-    """What a newcomer to vectorised operators copies: groups, state, a delete; on a batch DataFrame."""
     legs = [("N1", "BOS", 1), ("N1", "DCA", 2), ("N2", "ORD", 1)]
     names: dict[str, Any] = {"df": spark.createDataFrame(legs, "aircraft string, airport string, departed long")}
     exec(block_with("docs/operators.md", "def sessions("), names)  # the document is ours
@@ -59,7 +54,6 @@ def test_the_vectorised_operator_of_the_guide_runs(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize("document", ["docs/backends.md", "examples/parquet_backend/README.md"])
 def test_backends_are_chosen_as_the_guides_show(document: str, spark: SparkSession) -> None:
-    """Names of backends and options in the guides are those that exist."""
     known = {"parquet": {"compression": "snappy"}, "rocksdb": {"memory": "1g"}}
     try:
         exec(block_with(document, '"spark.holdfast.backend"'), {"spark": spark})

@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame
 
 from tests.spark.conftest import Lab
 from tests.tiers import cases
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 

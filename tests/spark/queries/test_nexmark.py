@@ -1,25 +1,33 @@
-"""Nexmark in Spark: its events are what their numbers say, and every query finds what SQL over whole tables finds."""
+"""Nexmark, the stateful examples and the sessions of flights in Spark find what SQL and pandas find."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable
+from datetime import datetime
+from types import ModuleType
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.sql import GroupedData
+from pyspark.sql import DataFrame, GroupedData, SparkSession
 
+import holdfast
 from holdfast.benches.nexmark.equality import compare, small
 from holdfast.benches.nexmark.events import AUCTION, BID, FIRST_ID, HOT, LEAD, PERSON, Mix, events
 from holdfast.benches.nexmark.job import QUERIES, Nexmark
+from holdfast.examples.flights import data
+from holdfast.examples.flights import sessions as flight_sessions
+from holdfast.examples.stateful import deduplication, fraud, local, migration, sessions, top_bids
+from tests import flights_by_pandas
 from tests.spark.conftest import Lab
 from tests.tiers import ALL, LONG, cases
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+pytestmark = pytest.mark.spark
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(20)]
 
 MIX = Mix(per_second=10_000, people=1_000, auctions=100, disorder_ms=100, seed=1)
 EVENTS = 100_000
@@ -36,6 +44,7 @@ def _events(spark: SparkSession, first: int, end: int, mix: Mix = MIX) -> pa.Tab
     return events(numbers, mix, "number").toArrow()
 
 
+@pytest.mark.slow(20)
 @pytest.mark.all
 def test_an_event_is_made_of_its_number_alone(spark: SparkSession, made: pa.Table) -> None:
     """Another stream, or another cut into micro-batches, has the same events; another seed has others."""
@@ -44,6 +53,7 @@ def test_an_event_is_made_of_its_number_alone(spark: SparkSession, made: pa.Tabl
     assert not _events(spark, 500, 1_500, Mix(10_000, 1_000, 100, 100, seed=2)).sort_by("number").equals(again)
 
 
+@pytest.mark.slow(20)
 def test_one_person_and_three_auctions_come_with_46_bids(made: pa.Table) -> None:
     """Numbered one after another, each with the columns of its kind."""
     counts = {kind: made.filter(pc.field("kind") == kind) for kind in (PERSON, AUCTION, BID)}
@@ -60,6 +70,7 @@ def test_one_person_and_three_auctions_come_with_46_bids(made: pa.Table) -> None
         assert [name for name in table.column_names if table[name].null_count == 0] == [*of_all, *own[kind]]
 
 
+@pytest.mark.slow(20)
 def test_half_of_the_bids_go_to_a_hot_auction_and_most_come_from_a_hot_bidder(made: pa.Table) -> None:
     """The others name auctions and people that are, were lately, or come soon."""
     auctions, bids = (made.filter(pc.field("kind") == kind) for kind in (AUCTION, BID))
@@ -82,6 +93,7 @@ def test_half_of_the_bids_go_to_a_hot_auction_and_most_come_from_a_hot_bidder(ma
     assert 100 <= prices.min() < prices.max() <= 100_000_000
 
 
+@pytest.mark.slow(20)
 def test_time_goes_on_and_back_at_most_by_the_disorder(made: pa.Table) -> None:
     """So no event is late, and each has a time of its own."""
     at_us, arrived_us = (made[name].cast(pa.int64()).to_numpy() for name in ("at", "arrived"))
@@ -104,6 +116,7 @@ def _engines(number: str) -> list[str]:
     return [*found, "nexmark-spark", *(["nexmark-spark-by-key"] if ALL else [])]
 
 
+@pytest.mark.slow(20)
 @pytest.mark.all
 @pytest.mark.parametrize("number", cases(list(QUERIES)))
 def test_all_engines_find_what_sql_finds(lab: Lab, number: str) -> None:
@@ -112,3 +125,105 @@ def test_all_engines_find_what_sql_finds(lab: Lab, number: str) -> None:
     found = compare(lab.spark, job, _engines(number), lab.folder, {"spark.holdfast.local.dir": str(lab.local)})
     assert found["equal"], found
     assert found["rows"] >= 4
+
+
+# By example: its two queries, its columns, and how many rows it prints.
+EXAMPLES: list[tuple[ModuleType, Any, Any, str, int]] = [
+    (sessions, sessions.sessions, sessions.vectorised_sessions, sessions.CLICKS, 4),
+    (deduplication, deduplication.first_deliveries, deduplication.vectorised_first_deliveries, deduplication.ORDERS, 4),
+    (fraud, fraud.alerts, fraud.vectorised_alerts, fraud.EVENTS, 3),
+    (top_bids, top_bids.top_bids, top_bids.vectorised_top_bids, top_bids.BIDS, 9),
+]
+
+
+@pytest.mark.slow(20)
+@pytest.mark.usefixtures("state_store")
+@pytest.mark.all
+@pytest.mark.parametrize("example", cases(EXAMPLES), ids=lambda example: example[0].__name__.rpartition(".")[2])
+def test_both_forms_give_the_same(lab: Lab, example: tuple[ModuleType, Any, Any, str, int]) -> None:
+    """What a user copies runs: it prints what it says, in the same micro-batches, by key and for a whole shard."""
+    module, by_key, vectorised, columns, count = example
+    forms = [(by_key, module is not deduplication), (vectorised, True)]
+    found = []
+    for query, ends in forms:
+        lab.configure({"state.dir": str(lab.folder / f"state-of-{query.__name__}")})
+        batches = local.run(lab.spark, query, columns, module.BATCHES, lab.folder, ends=ends)
+        found.append([sorted(rows, key=repr) for rows in batches])
+    longest = max(map(len, found))
+    first, second = ([*rows, *[[]] * (longest - len(rows))] for rows in found)
+    assert first == second
+    assert sum(map(len, first)) == count
+    [(number, row)] = re.findall(r"micro-batch (\d+): (.*)", module.__doc__ or "")
+    assert row in [str(one.asDict()) for one in first[int(number)]]
+
+
+@pytest.mark.slow(20)
+@pytest.mark.usefixtures("state_store")
+@pytest.mark.all
+def test_sessions_in_one_line_are_those_by_hand(lab: Lab) -> None:
+    by_hand = local.run(lab.spark, sessions.vectorised_sessions, sessions.CLICKS, sessions.BATCHES, lab.folder)
+    in_one_line = local.run(lab.spark, sessions.sessions_by_operator, sessions.CLICKS, sessions.BATCHES, lab.folder)
+
+    def in_ms(moment: datetime) -> int:
+        return round(moment.timestamp() * 1000)
+
+    found = [sorted((r.user, in_ms(r.first), in_ms(r.last), r.clicks) for r in rows) for rows in in_one_line]
+    assert found == [sorted(map(tuple, rows)) for rows in by_hand]
+
+
+@pytest.mark.slow(20)
+@pytest.mark.usefixtures("state_store")
+@pytest.mark.all
+@pytest.mark.since("4.1")
+def test_a_query_moves_from_sparks_operator_with_its_state(lab: Lab) -> None:
+    """The new query counts on from what the old one had counted, also for users that it has not seen yet."""
+    before, after = migration.migrate(lab.spark, lab.folder)
+    assert sorted(map(tuple, before[-1])) == [("ann", 3, 2), ("cem", 1, 1)]
+    assert [sorted(map(tuple, rows)) for rows in after] == [
+        [("ann", 4, 3), ("dan", 1, 1)],
+        [("bob", 2, 1), ("dan", 2, 2)],
+    ]
+    state = holdfast.read_state(lab.spark, lab.folder / "new/going_on", "visits", table="visits").to_pylist()
+    assert {row["user"]: row["n"] for row in state} == {"ann": 4, "bob": 2, "cem": 1, "dan": 2}
+    [row] = re.findall(r"on holdfast: (.*)", migration.__doc__ or "")
+    assert row in [str(one.asDict()) for one in after[0]]
+
+
+@pytest.fixture(scope="module")
+def flights() -> pd.DataFrame:
+    return data.load_flights(3000)
+
+
+def source(lab: Lab, flights: pd.DataFrame) -> DataFrame:
+    data.write_files(flights, lab.folder / "input", 3)
+    return lab.source(data.TIMED_FLIGHT_COLUMNS)
+
+
+def rows_of(frame: pd.DataFrame) -> set[tuple[Any, ...]]:
+    return set(frame[["tailnum", *flight_sessions.Chain._fields]].itertuples(index=False, name=None))
+
+
+@pytest.mark.all
+@pytest.mark.parametrize(
+    "chains", [flight_sessions.chains, flight_sessions.vectorised_chains], ids=["by key", "vectorised"]
+)
+def test_chains_end_after_four_hours(lab: Lab, flights: pd.DataFrame, chains: Callable[[DataFrame], DataFrame]) -> None:
+    """Each chain has come out once or is still in the state; what pandas finds and what is there are the same."""
+    batches = lab.run(chains(source(lab, flights)), mode="append")
+    ended = pd.DataFrame([row for batch in batches for row in batch])
+    still_open = holdfast.read_state(lab.spark, lab.folder / "query", "chains").to_pandas()
+    expected = flights_by_pandas.expected_chains(flights, flight_sessions.GAP_MS)
+    assert len(ended) + len(still_open) == len(expected)
+    assert rows_of(pd.concat([ended, still_open])) == rows_of(expected)
+    newest_ms = expected["last_ms"].max()
+    assert (still_open["last_ms"] >= newest_ms - flight_sessions.GAP_MS - 3_600_000).all()
+    assert ended["legs"].max() > 1
+
+
+@pytest.mark.all
+def test_statistics_of_delays(lab: Lab, flights: pd.DataFrame) -> None:
+    """The newest row of each carrier is what pandas computes from all flights."""
+    batches = lab.run(flight_sessions.delay_statistics(source(lab, flights)))
+    newest = {row["carrier"]: row for batch in batches for row in batch}
+    found = pd.DataFrame(newest.values()).sort_values("carrier", ignore_index=True)
+    pd.testing.assert_frame_equal(found, flights_by_pandas.expected_statistics(flights), check_dtype=False)

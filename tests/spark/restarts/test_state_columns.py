@@ -53,7 +53,6 @@ def counted(count: str, **others: str) -> Callable[[holdfast.ShardBatch], pa.Tab
 def start(
     lab: Lab, function: Any, state: Any, changes: Mapping[str, Any] | None = None, query: str = "query"
 ) -> list[list[dict[str, Any]]]:
-    """Run the query over one more file."""
     lab.feed([("a", 1)])
     grouped = holdfast.stream(lab.source()).groupBy("key")
     return lab.run(

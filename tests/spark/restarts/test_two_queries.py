@@ -15,10 +15,10 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 
 from holdfast.snapshotter.ownership.claims import ALIVE_MS, RENEW_EVERY_MS, ClaimingRun, find_claim
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
@@ -27,9 +27,6 @@ from holdfast.spark_integration.executor.processes import ProcessId, place_of
 from tests.spark.application import start_program
 from tests.spark.conftest import Lab, age, claims, configured
 from tests.tiers import ALL, cases
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -76,8 +76,6 @@ class Case:
 
 
 def counts(frame: DataFrame, keys: list[str], name: str) -> DataFrame:
-    """Return how many rows each key has had."""
-
     def count(batch: holdfast.ShardBatch) -> pa.Table:
         n = pc.add(pc.coalesce(batch.state.get()["n"], 0), batch.groups.count())
         batch.state.put(n=n)
@@ -207,14 +205,7 @@ CASES = [
         has_timers=False,
         settings=NEEDED,
     ),
-    Case(
-        "processors in a chain",
-        sessions.CLICKS,
-        sessions_behind,
-        "sessions",
-        table="open",
-        settings=NEEDED,
-    ),
+    Case("processors in a chain", sessions.CLICKS, sessions_behind, "sessions", table="open", settings=NEEDED),
     Case(
         "two operators",
         data.TIMED_FLIGHT_COLUMNS,

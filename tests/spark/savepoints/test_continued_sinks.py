@@ -41,7 +41,7 @@ from tests.spark.savepoints.sink_queries import (
     run_data_source,
     totals,
 )
-from tests.spark.sinks.repeating import forget_the_last_end
+from tests.spark.sinks.conftest import forget_the_last_end
 from tests.tiers import cases
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(40)]
@@ -104,9 +104,7 @@ def test_what_a_sink_has_decided_is_shown_once(
 @pytest.mark.all
 @pytest.mark.postgres
 @pytest.mark.parametrize("how", ["decided", "shown"])
-def test_a_table_of_postgres_is_continued(
-    lab: Lab, caplog: pytest.LogCaptureFixture, postgres: Postgres, how: str
-) -> None:
+def test_postgres_is_continued(lab: Lab, caplog: pytest.LogCaptureFixture, postgres: Postgres, how: str) -> None:
     """What is prepared bears the saved query's name, and the table's mark is that one's."""
     table = f"shown_{secrets.token_hex(6)}"
     lab.configure({f"sink.{table}.{name}": value for name, value in postgres.options.items()})

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from holdfast import savepoints, sinks
 from holdfast.examples.stateful import sessions
+from holdfast.sinks import TwoPhaseSink
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
 from tests.spark.savepoints.sink_queries import Unanswered
 from tests.tiers import cases
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-    from holdfast.sinks import TwoPhaseSink
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(40)]
 

@@ -1,22 +1,27 @@
-"""An application is killed while it saves or restores: there is nothing or the whole, and nothing else is disturbed."""
+"""Applications are killed while they save, restore, copy or drain a query: the next try succeeds."""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
+from pathlib import Path
 
 import pytest
 
-from holdfast import savepoints
+from holdfast import savepoints, sinks
 from holdfast.errors import ConflictError
+from tests.faults.sinks.killed_at import STEPS
+from tests.spark.application import start_program
 from tests.spark.conftest import Lab
-from tests.spark.savepoints import killed_program
+from tests.spark.savepoints import drained_program, killed_program
 from tests.spark.savepoints.killed import application, has_ended, undo
 from tests.spark.savepoints.queries import restored
+from tests.spark.savepoints.test_drained import CLOSED, FIRST, LATER, QUERIES, drained, shown, writer
+from tests.spark.savepoints.test_drained import feed as feed_clicks
 from tests.spark.savepoints.totals import expected, feed, saved, totals
 from tests.tiers import cases, repetitions
-
-pytestmark = [pytest.mark.spark, pytest.mark.slow(30), pytest.mark.timeout(600)]
 
 # Saving and restoring take about so long in an application that has just started.
 PATIENCE_S = 8.0
@@ -48,6 +53,9 @@ def kill(lab: Lab, what: str, chance: random.Random) -> None:
     raise AssertionError(f"{what} was over each time before it could be killed")
 
 
+@pytest.mark.spark
+@pytest.mark.slow(30)
+@pytest.mark.timeout(600)
 @pytest.mark.all
 @pytest.mark.parametrize(("what", "number"), cases(CASES))
 def test_an_application_is_killed(lab: Lab, what: str, number: int) -> None:
@@ -71,3 +79,52 @@ def test_an_application_is_killed(lab: Lab, what: str, number: int) -> None:
         restored(lab, shards=killed_program.SHARDS)
     assert run_on(lab, "query", "durable") == expected(range(lab.files))
     assert run_on(lab, "again", "durable-again") == expected(range(lab.files))
+
+
+PROGRAM = Path(drained_program.__file__)
+
+
+def killed(folder: Path, at: str) -> None:
+    """Let an application drain the query until it dies of a step of the sink, or there is a file."""
+    step = at if at in STEPS else ""
+    with start_program(PROGRAM, folder, step, start_new_session=True) as program:
+        while not step and program.poll() is None and not any(folder.glob(at)):
+            threading.Event().wait(0.001)
+        if not step and program.poll() is None:
+            os.killpg(program.pid, signal.SIGKILL)
+        assert program.wait(300) == -signal.SIGKILL
+    assert (folder / "begun").exists()
+    assert not (folder / "ended").exists()
+
+
+@pytest.mark.spark
+@pytest.mark.slow(40)
+@pytest.mark.timeout(600)
+@pytest.mark.all
+@pytest.mark.parametrize(
+    "at",
+    [
+        "query-draining/sources/*/*",
+        "query-draining/metadata",
+        "confirmed",
+        "decided",
+        "commit",
+        "committed",
+        "savepoints/end/*",
+        "savepoints/end/savepoint",
+    ],
+)
+def test_an_application_is_killed_while_it_drains(lab: Lab, at: str) -> None:
+    """Copying, planning, in the last micro-batch and after it, and saving what is left."""
+    feed_clicks(lab, *FIRST)
+    killed(lab.folder, at)
+    sink = sinks.parquet("out", url := str(lab.folder / "shown"))
+    name = "again" if at.endswith("/savepoint") else "end"  # that one is made
+    feed_clicks(lab, LATER[0])
+    drained(lab, writer(lab, QUERIES[0], sink, "query"), name)
+    assert shown(url) == CLOSED
+    assert not (lab.folder / "query-draining/metadata").exists()
+    savepoints.restore(lab.spark, lab.folder / "savepoints", name, lab.folder / "restored", continue_sinks=True)
+    feed_clicks(lab, LATER[1])
+    writer(lab, QUERIES[0], sink, "restored").start().awaitTermination()
+    assert shown(url) == sorted([*CLOSED, ("ann", 62, 62, 1)])

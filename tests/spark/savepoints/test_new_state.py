@@ -1,22 +1,32 @@
-"""What is written of Spark's state without Spark is what Spark writes, byte for byte, on each version."""
+"""State written without Spark is what Spark writes, byte for byte; tasks that write it; and timers that are overdue."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
 
+from holdfast import savepoints
 from holdfast.backends.base import Pointer
+from holdfast.errors import CorruptionError, UnavailableError
 from holdfast.spark_integration.savepoints.by_spark import run_stub, session_of_stub
+from holdfast.spark_integration.savepoints.tasks import each_row, run_tasks
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, PointerRow
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_state.pointers import NewState, PointerOperator
 from holdfast.spark_integration.spark_state.row_streams import decompressed
 from tests.spark.conftest import Lab
+from tests.spark.parity.engines import configured
+from tests.spark.savepoints.queries import restored
+from tests.spark.savepoints.waiting import CASES, KEYS, Case, feed, run_once, state
 from tests.tiers import cases
 
-pytestmark = pytest.mark.spark
 IN_2100_MS = 4_102_444_800_000
 
 
@@ -34,6 +44,7 @@ def an_operator(time_mode: TimeMode, shards: int) -> PointerOperator:
     return PointerOperator(GROUP_STATE, TIMEOUT_CONF[time_mode], time_mode, "update", rows)
 
 
+@pytest.mark.spark
 @pytest.mark.all
 @pytest.mark.smoke
 @pytest.mark.parametrize("codec", cases(["lz4", "zstd"]))
@@ -66,3 +77,70 @@ def plain(key: str, data: bytes, codec: str) -> bytes:
     # Spark 4.0 says of the timeout's column that it is never null, and takes one that may be for fitting.
     at = data.index(b'{"type":"struct","fields":[{"name":"groupState"')
     return data[: at - 2] + data[at:].replace(b'"long","nullable":false', b'"long","nullable":true')
+
+
+GIVEN = "operator string, shard int"
+RETURNED = "operator string, shard int, task int, error string"
+SCHEMA = pa.schema([("operator", pa.string()), ("shard", pa.int32()), ("task", pa.int32()), ("error", pa.string())])
+
+
+def told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield for each row in which task it is; that of shard 7 is damaged, and of shard 8 cannot be read now."""
+
+    def work(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        if row["shard"] == 7:
+            raise CorruptionError("a piece is damaged", key="k")
+        if row["shard"] == 8:
+            raise UnavailableError("no answer")
+        context = TaskContext.get()
+        assert context is not None
+        yield {"operator": row["operator"], "shard": row["shard"], "task": context.partitionId()}
+
+    return each_row(batches, work, SCHEMA)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 5])
+def test_each_row_has_a_task_of_its_own(spark: SparkSession, shards: int) -> None:
+    """Else one core copies two shards while another one is idle."""
+    rows = [("totals", 0 if shard == shards - 1 else shard) for shard in range(shards)]  # also two that are the same
+    found = run_tasks(spark, rows, GIVEN, told, RETURNED)
+    assert sorted(row["task"] for row in found) == list(range(shards))
+    assert sorted((row["operator"], row["shard"]) for row in found) == sorted(rows)
+
+
+def test_an_error_that_repeating_cannot_help_comes_back_as_itself(spark: SparkSession) -> None:
+    with pytest.raises(CorruptionError, match="totals, shard 7: a piece is damaged, key=k"):
+        run_tasks(spark, [("totals", 1), ("totals", 7)], GIVEN, told, RETURNED)
+
+
+def test_an_error_that_repeating_may_help_fails_the_task(spark: SparkSession) -> None:
+    with pytest.raises(UnavailableError, match="no answer"):
+        run_tasks(spark, [("totals", 8)], GIVEN, told, RETURNED)
+
+
+@pytest.mark.spark
+@pytest.mark.all
+@pytest.mark.parametrize("case", cases(CASES, quick=1), ids=str)
+def test_what_is_overdue_in_quiet_shards_is_due_at_once(lab: Lab, case: Case) -> None:
+    """Each timer fires once, in the first micro-batch, and rows live as long as they would have in the original."""
+    with configured(lab.spark, case.settings):
+        feed(lab, KEYS, 10)
+        run_once(lab, case, "query", "durable")
+        savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
+        before = state(lab, case, "query", "durable")
+        restored(lab, shards=3)
+        feed(lab, "z", 20)
+        original = run_once(lab, case, "query", "durable")
+        assert run_once(lab, case, "again", "durable-again") == original
+        due = [row for row in original if "'is_due': True" in row and "'key': 'z'" not in row]
+        assert len(due) == len(KEYS) + case.begins
+        after = state(lab, case, "again", "durable-again")
+        assert after == state(lab, case, "query", "durable")
+        if case.api != "by key":
+            assert set(before["kept"]) < set(after["kept"])
+            has_expired = len(after["lost"]) <= 1 < len(before["lost"])
+            assert has_expired == (case.api == "vectorised" or case.clock == "ProcessingTime")
+        feed(lab, "y", 30)
+        again = run_once(lab, case, "again", "durable-again")
+        assert again == run_once(lab, case, "query", "durable")
+        assert not any("'key': 'b'" in row for row in again), "it has fired"

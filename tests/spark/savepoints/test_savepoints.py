@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 
 import holdfast
 from holdfast import savepoints
@@ -22,9 +22,6 @@ from tests.spark.conftest import configured as configured_lab
 from tests.spark.parity.engines import configured
 from tests.spark.savepoints.queries import CASES, UNCHECKED, Case, restored, run, saved, state, totals
 from tests.tiers import cases
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 

@@ -21,7 +21,6 @@ KEYS, FILE_ROWS, FILES = 3000, 5000, 3
 
 
 def totals(spark: SparkSession, folder: Path) -> DataFrame:
-    """Return how many rows each key has had."""
     source = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
     return counts(source, ["key"], "totals")
 
@@ -38,7 +37,6 @@ def feed(lab: Lab, files: int = FILES) -> None:
 
 
 def expected(files: Iterable[int]) -> dict[str, tuple[int]]:
-    """Return the state after some files."""
     keys = (str((file * 7919 + row) % KEYS) for file in files for row in range(FILE_ROWS))
     return {key: (n,) for key, n in Counter(keys).items()}
 

@@ -113,7 +113,6 @@ class Case:
         return NEEDED if self.api == "processor" else {}
 
     def query(self, source: DataFrame) -> DataFrame:
-        """Return the query over keys and times."""
         grouped = holdfast.stream(source.withWatermark("at", "0 seconds")).groupBy("key")
         if self.api == "vectorised":
             states = {

@@ -10,17 +10,17 @@ import pytest
 from deltalake import DeltaTable
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
 
 from holdfast import sinks
 from holdfast.examples.sinks.state_image import image_of_totals
 from holdfast.sinks import TwoPhaseSink
 from tests.servers.hdfs import Hdfs
-from tests.spark.sinks import repeating
+from tests.spark.sinks.conftest import forget_the_last_end
 from tests.tiers import cases
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(30)]
 TYPES = (
@@ -38,13 +38,6 @@ TYPES = (
     "if(n % 3 = 0, null, cast(n AS double)) f",
     "n `value.n`",  # PySpark parses the dot
 )
-
-
-@pytest.fixture
-def session(spark: SparkSession, tmp_path: Path) -> Any:
-    spark.conf.set("spark.holdfast.state.dir", str(tmp_path / "durable"))
-    yield spark
-    spark.conf.unset("spark.holdfast.state.dir")
 
 
 class Appending:
@@ -72,7 +65,7 @@ class Appending:
         writer.option("checkpointLocation", str(self.folder / "query")).start().awaitTermination()
 
     def forget_the_last_end(self) -> None:
-        repeating.forget_the_last_end(self.folder / "query")
+        forget_the_last_end(self.folder / "query")
 
     def scenario(self) -> None:
         """Three micro-batches; then the last one again, and one more."""

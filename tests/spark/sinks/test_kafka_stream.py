@@ -6,29 +6,18 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 
 from holdfast import clock, sinks
 from holdfast.examples.sinks import alerts
 from tests.read_kafka import committed, transactional_ids
 from tests.servers.kafka import PASSWORD, Kafka
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow(60)]
-
-
-@pytest.fixture
-def session(spark: SparkSession, tmp_path: Path) -> Iterator[SparkSession]:
-    spark.conf.set("spark.holdfast.state.dir", str(tmp_path / "durable"))
-    yield spark
-    spark.conf.unset("spark.holdfast.state.dir")
 
 
 def numbers(session: SparkSession, folder: Path) -> DataFrame:
@@ -42,7 +31,6 @@ def numbers(session: SparkSession, folder: Path) -> DataFrame:
 
 
 def feed(folder: Path, number: int, payments: list[tuple[str, int]]) -> None:
-    """Add a micro-batch."""
     (folder / "input").mkdir(exist_ok=True)
     lines = (json.dumps({"card": card, "amount": amount}) for card, amount in payments)
     (folder / "new").write_text("\n".join(lines))
@@ -64,9 +52,7 @@ def test_alerts_are_there_once_over_restarts(session: SparkSession, kafka: Kafka
 
 
 @pytest.mark.all
-def test_a_repeated_micro_batch_shows_the_rows_that_were_decided(
-    session: SparkSession, kafka: Kafka, tmp_path: Path
-) -> None:
+def test_a_repeat_shows_the_rows_that_were_decided(session: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
     """Spark forgets that it ended a micro-batch, and repeats it with a function whose rows differ each time."""
     from pyspark.sql import functions as f
 
@@ -124,9 +110,7 @@ def test_a_deleted_state_directory_is_noticed_by_the_mark(session: SparkSession,
 
 
 @pytest.mark.all
-def test_transactional_ids_follow_partitions_not_micro_batches(
-    session: SparkSession, kafka: Kafka, tmp_path: Path
-) -> None:
+def test_transactional_ids_follow_partitions(session: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
     """A coordinator keeps each for a week, in memory."""
     topic, sink = kafka.add_topic(), sinks.kafka(f"sink-{clock.new_id()}", servers=kafka.servers)
     rows = numbers(session, tmp_path).selectExpr(f"'{topic}' AS topic", "card AS value").repartition(3)

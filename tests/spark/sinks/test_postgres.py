@@ -19,7 +19,7 @@ from holdfast.spark_integration.sinks.postgres import connecting
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from tests.servers.postgres import PASSWORD, Postgres
 from tests.spark.conftest import Lab
-from tests.spark.sinks import repeating
+from tests.spark.sinks.conftest import forget_the_last_end
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow(40)]
 
@@ -54,7 +54,7 @@ class Shown:
         return self.sql(f"SELECT * FROM {self.table} ORDER BY 1, 2, 3")
 
     def forget_the_last_end(self) -> None:
-        repeating.forget_the_last_end(self.lab.folder / "query")
+        forget_the_last_end(self.lab.folder / "query")
 
 
 @pytest.fixture(autouse=True)

@@ -58,7 +58,6 @@ def of_earlier_releases(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_it_is_one_schema(of_earlier_releases: Any) -> None:
-    """However it was made or stored."""
     loose, strict = table(nullable=True), table(nullable=False)
     assert loose == strict
     assert not key_changes(loose, strict)

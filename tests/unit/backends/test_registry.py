@@ -1,4 +1,4 @@
-"""Backends by name: the built-in ones, plug-ins, and every way to get it wrong."""
+"""Backends by name, their options, and the seam."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 from holdfast.backends import registry
-from holdfast.backends.base import Backend
+from holdfast.backends.base import Backend, Pointer
+from holdfast.backends.options import did_you_mean, nearest_name, parse_options, parse_size
 from holdfast.backends.run_files.backend import RunFilesBackend
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import InvalidArgumentError
@@ -72,7 +73,6 @@ def test_built_in_and_plugged_in_backends_are_found(register: object) -> None:
     ],
 )
 def test_what_is_wrong_is_said(register: object, name: str, message: str) -> None:
-    """Each mistake of a configuration or a plug-in has its own remedy."""
     register(  # type: ignore[operator]
         BUILT_IN,
         ("twice", "a_plugin:Good"),
@@ -86,3 +86,50 @@ def test_what_is_wrong_is_said(register: object, name: str, message: str) -> Non
     )
     with pytest.raises(InvalidArgumentError, match=message):
         registry.find_backend(name)
+
+
+def test_pointers_as_text() -> None:
+    """Only what a pointer writes is read, and nothing that would be a path."""
+    assert Pointer.parse(str(Pointer(7, "9f3c"))) == Pointer(7, "9f3c")
+    for text in ("", "7", "7-", "-7-a", "07-a", "7-../a", "7-a/b", "7-é", "٣-a", "7-a\n", "x-a", "7-a-b"):
+        with pytest.raises(InvalidArgumentError, match="not a pointer"):
+            Pointer.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("65536", 1 << 16), ("512m", 512 << 20), ("2G", 2 << 30), ("1kb", 1024), (" 3 t ", 3 << 40), ("7b", 7)],
+)
+def test_sizes_are_read_as_spark_reads_them(text: str, size_bytes: int) -> None:
+    assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "m", "0", "-1m", "1.5g", "2 gigs", "1x", "1mm"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    """Zero too: it would mean no room at all."""
+    with pytest.raises(ValueError, match="512m"):
+        parse_size(text)
+
+
+def test_values_are_read_and_mistakes_named() -> None:
+    known = {"memory": parse_size, "maxOpenFiles": int}
+    assert parse_options("rocksdb", known, {"memory": "1g"}) == {"memory": 1 << 30}
+    with pytest.raises(InvalidArgumentError, match=r"did you mean spark.holdfast.rocksdb.maxOpenFiles"):
+        parse_options("rocksdb", known, {"maxopenfiles": "1"})
+    with pytest.raises(InvalidArgumentError, match=r"known are spark.holdfast.rocksdb.memory, spark.holdfast.rocksdb"):
+        parse_options("rocksdb", known, {"zzzzzzzz": "1"})
+    with pytest.raises(
+        InvalidArgumentError, match=r"spark.holdfast.rocksdb.memory cannot be 'much': it must be a size"
+    ):
+        parse_options("rocksdb", known, {"memory": "much"})
+    with pytest.raises(InvalidArgumentError, match="backend 'mine' has no options"):
+        parse_options("mine", {}, {"a": "1"})
+
+
+def test_the_nearest_name_is_suggested_and_nothing_far() -> None:
+    """A hint that has nothing to do with what was written would mislead."""
+    assert nearest_name("memroy", ["rocksdb", "memory"]) == "memory"
+    assert nearest_name("zzz", ["rocksdb", "memory"]) is None
+    assert nearest_name("memory", []) is None
+    assert did_you_mean("memroy", ["rocksdb", "memory"]) == "; did you mean 'memory'?"
+    assert did_you_mean("zzz", ["rocksdb", "memory"]) == ""

@@ -1,8 +1,10 @@
-"""The run: built, looked up, merged, sliced, written and read."""
+"""Runs: what a file of rows holds, and how its blocks are read."""
 
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.backends import stored_file
+from holdfast.backends import block_io, stored_file
 from holdfast.backends.arrow import rows as arrow_rows
 from holdfast.backends.arrow.rows import BoolArray
 from holdfast.backends.base import MAX_HASH
@@ -119,7 +121,6 @@ def test_as_many_steps_find_many_keys_of_one_hash_as_few(n: int, monkeypatch: py
 
 
 def test_a_run_of_another_schema_names_the_columns() -> None:
-    """State and code disagree: say where."""
     other = TableSchema.of(
         "counts", pa.schema([("user", pa.string())]), pa.schema([("n", pa.int32()), ("m", pa.int8())])
     )
@@ -233,3 +234,33 @@ def test_a_map_with_a_null_among_its_keys_is_corrupt() -> None:
     data = schema.columns.serialize().to_pybytes() + batch.serialize().to_pybytes() + b"\xff\xff\xff\xff\0\0\0\0"
     with pytest.raises(CorruptionError, match="null in 'key', which is NOT NULL"):
         Run.read(pa.py_buffer(data), schema, source="x")
+
+
+def test_pieces_are_all_bytes_in_order() -> None:
+    data = os.urandom(2 * block_io.BLOCK_BYTES + 3)
+    found = list(block_io.in_blocks(memoryview(data)))
+    assert [len(block) for block in found] == [block_io.BLOCK_BYTES, block_io.BLOCK_BYTES, 3]
+    assert b"".join(found) == data
+    assert list(block_io.in_blocks(b"")) == []
+
+
+def test_a_write_of_which_the_kernel_takes_a_part_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, offset: pwrite(file, data[:1000], offset))
+    data = os.urandom(block_io.BLOCK_BYTES + 7)
+    with (tmp_path / "file").open("w+b") as file:
+        block_io.write_at(file.fileno(), data, 5)
+    assert (tmp_path / "file").read_bytes() == bytes(5) + data
+
+
+def test_a_read_of_which_the_kernel_gives_a_part_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, parts, offset: preadv(file, [parts[0][:1000]], offset))
+    data = os.urandom(10_000)
+    (tmp_path / "file").write_bytes(data)
+    room = bytearray(6_000)
+    with (tmp_path / "file").open("rb") as file:
+        assert block_io.read_at(file.fileno(), memoryview(room), 1) == 6_000
+        assert bytes(room) == data[1:6_001]
+        assert block_io.read_at(file.fileno(), memoryview(room), 7_000) == 3_000
+        assert bytes(room[:3_000]) == data[7_000:]

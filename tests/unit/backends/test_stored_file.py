@@ -91,7 +91,6 @@ def test_what_is_written_is_read(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flipped_byte_is_found_wherever_it_is(kind: str) -> None:
-    """Each byte of each kind of file: the error names the file."""
     data = encoded(kind)
     for offset in range(len(data)):
         damaged = bytearray(data)
@@ -102,7 +101,6 @@ def test_a_flipped_byte_is_found_wherever_it_is(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cut_or_extended_file_is_found(kind: str) -> None:
-    """Every length but the right one, the empty file included."""
     data = encoded(kind)
     for cut in [*(data[:n] for n in range(len(data))), data[1:], data + b"\0", data + data[-32:]]:
         with pytest.raises(CorruptionError, match="the-file"):

@@ -107,7 +107,6 @@ def growth() -> Document:
 
 
 def restore() -> Document:
-    """Return restores, each beside a plain download."""
     job = Restore(rows=10_000, batches=4, warmup=1)
     ms = {"store-memory": (2400.0, 1650.0), "store-filesystem": (2800.0, 1280.0), "store-rocksdb": (1600.0, 1350.0)}
     entries = {label: (Entry(label, job), restored, 600.0) for label, (restored, _) in ms.items()}
@@ -120,7 +119,6 @@ def restore() -> Document:
 
 
 def requests() -> Document:
-    """Return requests along the shards."""
     found = a_document(
         "requests",
         {
@@ -151,7 +149,6 @@ def peers() -> Document:
 
 
 def micro() -> dict[str, Any]:
-    """Return what pytest-benchmark writes."""
     return {
         "datetime": STARTED,
         "machine_info": {"cpu": {"brand_raw": "a processor", "count": 2}},
@@ -212,7 +209,6 @@ _MISSING = (
 
 
 def write(folder: Path, documents: Mapping[tuple[str, str], Mapping[str, Any]], **run: Any) -> Path:
-    """Write a directory of results, and return it."""
     plan = [
         {"suite": suite, "name": name, "question": _QUESTIONS[name], "minutes": 5, "state": "done", "reason": ""}
         | {field: document.get(field, "") for field in ("baseline", "along")}

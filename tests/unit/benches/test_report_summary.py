@@ -1,17 +1,31 @@
-"""What the summary says of figures: wins, losses, ties, growth, and which backend to choose."""
+"""The report: a bench's document, the summary of its figures, the page, and the page in a real browser."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from playwright.sync_api import Browser
 
+from holdfast.benches.command import report as report_command
+from holdfast.benches.jobs.job_a import JobA
+from holdfast.benches.jobs.job_b import JobB
+from holdfast.benches.report import tables
 from holdfast.benches.report.answers import Ratio, answers_of
 from holdfast.benches.report.directory import Results, read
+from holdfast.benches.report.html import render
 from holdfast.benches.report.names import name_of
+from holdfast.benches.report.results import Target, document, memory, usage, written
 from holdfast.benches.report.summary import Sentence, Summary, choose, summarize
+from holdfast.benches.runs.paired import Entry
+from holdfast.errors import InvalidArgumentError, NotFoundError
+from tests.browser import DESKTOP, PHONE, accessibility_findings, shown
 from tests.unit.benches import sample_results
 
 Documents = Mapping[tuple[str, str], Mapping[str, Any]]
@@ -46,7 +60,6 @@ def test_wins_losses_and_ties_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_slower_engine_of_ours_is_a_loss(tmp_path: Path) -> None:
-    """The plain word is there: only."""
     found = summary_of(tmp_path, {("jobs", "job-a"): sample_results.job_a(rocksdb_ms=9000)})
     assert "Only 0.70 (rocksdb) times the throughput of Spark's aggregation on RocksDB" in texts(found.losses)
     assert "rocksdb" not in texts(found.wins)
@@ -65,13 +78,11 @@ def test_the_headline_has_the_floor_and_the_backend_for_large_states(tmp_path: P
 
 
 def test_missed_targets_are_losses(tmp_path: Path) -> None:
-    """A target is a promise."""
     found = summary_of(tmp_path, {("jobs", "job-a"): sample_results.job_a()})
     assert "A target is missed: holdfast-memory/floor, wanted at least 0.8, measured 0.71" in texts(found.losses)
 
 
 def test_times_of_different_results_do_not_count(tmp_path: Path) -> None:
-    """An engine that computes something else is not fast."""
     peers = sample_results.peers()
     peers["equality"]["equal"] = False
     found = summary_of(tmp_path, {("peers", "same-file"): peers})
@@ -80,7 +91,6 @@ def test_times_of_different_results_do_not_count(tmp_path: Path) -> None:
 
 
 def test_a_busy_machine_and_gaps_are_said(tmp_path: Path) -> None:
-    """Whoever decides by these figures knows what they lack."""
     document = sample_results.job_a()
     document["engines"]["floor"]["runs"][0]["busy_before_cores"] = 1.3
     found = summary_of(tmp_path, {("jobs", "job-a"): document})
@@ -89,7 +99,6 @@ def test_a_busy_machine_and_gaps_are_said(tmp_path: Path) -> None:
 
 
 def test_restores_and_requests_are_costs(tmp_path: Path) -> None:
-    """What is measured against nothing of others is neither a win nor a loss."""
     found = summary_of(tmp_path, sample_results.full())
     assert "holdfast's store alone on filesystem: 2.86 s, 2.2 times a plain download" in texts(found.costs)
     assert "requests of a micro-batch: 1.1 at 8, 2.1 at 64 and 4.3 at 200 partitions" in texts(found.costs)
@@ -130,7 +139,6 @@ def own_load(folder: Path, turns: int = 3, **sizes: tuple[float, float]) -> Any:
 
 
 def test_of_equally_fast_backends_the_leaner_one_is_chosen(tmp_path: Path) -> None:
-    """Speed that the turns cannot tell apart does not buy memory."""
     choice = own_load(tmp_path)
     assert choice.backend == "filesystem"
     assert "filesystem and memory are equally fast" in choice.reason
@@ -139,7 +147,6 @@ def test_of_equally_fast_backends_the_leaner_one_is_chosen(tmp_path: Path) -> No
 
 
 def test_a_faster_backend_is_chosen_whatever_it_takes(tmp_path: Path) -> None:
-    """Throughput comes first, and RAM that the state takes is said."""
     choice = own_load(tmp_path, memory=(2.0, 9000))
     assert choice.backend == "memory"
     assert "it has the highest throughput: 2.1 times filesystem and 3.1 times rocksdb" in choice.reason
@@ -148,12 +155,10 @@ def test_a_faster_backend_is_chosen_whatever_it_takes(tmp_path: Path) -> None:
 
 
 def test_one_turn_is_called_one_turn(tmp_path: Path) -> None:
-    """How sure the figure is stands beside it."""
     assert own_load(tmp_path, turns=1).certainty.startswith("One turn only, 6 micro-batches counted")
 
 
 def test_growth_says_at_which_sizes_which_backend_is_the_better_one(tmp_path: Path) -> None:
-    """The advice of the sentence at the top, with its reason."""
     found = summary_of(tmp_path, {("growth", "keys"): sample_results.growth()})
     assert [(advice.choice.backend, advice.sentence.text) for advice in found.choices] == [
         ("memory", "At 100,000 to 1 million keys."),
@@ -183,6 +188,352 @@ def test_growth_says_at_which_sizes_which_backend_is_the_better_one(tmp_path: Pa
     ],
 )
 def test_engines_have_names_and_one_hue(engine: str, label: str | None, text: str, hue: str, ours: bool) -> None:
-    """A backend keeps its colour whatever runs on it."""
     name = name_of(engine, label)
     assert (name.text, name.hue, name.ours) == (text, hue, ours)
+
+
+FACTS = {
+    "command": "holdfast bench job-a",
+    "started": "2026-01-02T03:04:05+00:00",
+    "machine": {"cpu": "a cpu", "cores": 2, "memory_gb": 8.0, "os": "Linux"},
+    "versions": {"holdfast": "0.1.0", "python": "3.11"},
+}
+MIB = 1 << 20
+TARGETS = (Target("holdfast-memory/floor", at_least=0.85), Target("state_bytes holdfast-memory", at_most=3.0))
+
+
+def a_run(rows_per_second: float, ratio: float | None = None, server_mib: int = 100) -> dict[str, Any]:
+    phases = {"triggerExecution": 1000, "addBatch": 800}
+    held = {"rss": server_mib * MIB, "pss": 90 * MIB, "anonymous": 80 * MIB}
+    peak = int(100 * (ratio or 1))
+    return {
+        "batch_ms": [5000, 1000, 1200],
+        "phases_ms": [phases] * 3,
+        "cpu": {"wall": 2.0, "jvm": 1.5, "python": 1.0, "server": 0.5},
+        "memory": {"server": held},
+        "written": {"python": 4 * MIB, "server": 2 * MIB, "durable": 1 * MIB},
+        "settings": {"spark.master": "local[2]"},
+        "state_bytes": {
+            "live_arrow": ratio and 100,
+            "local_peak": peak,
+            "local_final": 200,
+            "ratio": ratio,
+            "after_batch": [],
+        },
+        "rows_per_second": rows_per_second,
+        "median_batch_ms": 1100,
+        "busy_before_cores": 0.1,
+    }
+
+
+def a_document(
+    labels: tuple[str, str] = ("holdfast-memory", "floor"), targets: Sequence[Target] = TARGETS
+) -> dict[str, Any]:
+    first, second = labels
+    entries = {label: Entry(first, JobA(rows=10, keys=50, batches=3, warmup=1)) for label in labels}
+    runs = {first: [a_run(90.0, 2.5), a_run(60.0, 3.5)], second: [a_run(100.0), a_run(100.0)]}
+    return document("job-a", entries, runs, FACTS, targets)
+
+
+@pytest.mark.parametrize(
+    ("target", "measured", "met"),
+    [
+        (Target("x", at_least=4.5), 4.5, True),
+        (Target("x", at_least=4.5), 4.4, False),
+        (Target("x", at_most=3.0), 3.0, True),
+        (Target("x", at_most=3.0), 3.1, False),
+    ],
+)
+def test_targets_include_their_bound(target: Target, measured: float, met: bool) -> None:
+    assert target.check(measured)["met"] is met
+
+
+def test_document_has_all_that_a_reader_needs_to_check_it() -> None:
+    found = json.loads(json.dumps(a_document()))
+    assert set(found) == {
+        *FACTS, "bench", "settings", "engines", "ratios", "ratios_by_pair", "state_bytes", "targets"
+    }  # fmt: skip
+    assert found["ratios"] == {"holdfast-memory/floor": 0.75}
+    assert found["engines"]["floor"]["runs"][0]["batch_ms"] == [5000, 1000, 1200]
+    assert found["settings"]["jobs"]["floor"]["rows"] == 10
+    assert found["state_bytes"]["holdfast-memory"]["ratio"] == 3.5, "the worst run counts"
+    assert [(t["what"], t["met"]) for t in found["targets"]] == [
+        ("holdfast-memory/floor", False),
+        ("state_bytes holdfast-memory", False),
+    ]
+
+
+@pytest.mark.parametrize(("server_mib", "met"), [(512, True), (513, False)])
+def test_memory_is_held_against_its_budget_at_its_peak_in_any_run(server_mib: int, met: bool) -> None:
+    job, budget = (
+        JobB(batches=3, warmup=1, keys=16, fill_rows=16, rows=16),
+        Target("budget holdfast-rocksdb", at_most=1.0),
+    )
+    runs = {"holdfast-rocksdb": [a_run(1.0), a_run(1.0, server_mib=server_mib), a_run(1.0)]}
+    runs = {label: [run | {"batch_ms": [1] * 4, "phases_ms": [{}] * 4} for run in of] for label, of in runs.items()}
+    found = document("job-b", {"holdfast-rocksdb": Entry("holdfast-rocksdb", job)}, runs, FACTS, [budget])
+    assert [(t["what"], t["met"]) for t in found["targets"]] == [("budget holdfast-rocksdb", met)]
+    assert memory(found, "holdfast-rocksdb")["server"]["rss"] == max(server_mib, 100) * MIB
+
+
+def test_bytes_written_are_those_of_one_counted_batch() -> None:
+    assert written(a_document(), "floor") == {"python": 2 * MIB, "server": 1 * MIB, "durable": MIB / 2}
+
+
+def test_usage_is_by_counted_batch() -> None:
+    found = usage(a_document(), "floor")
+    assert found["wall_s"] == 1.0
+    assert found["cpu_s"] == 1.5
+    assert found["cores"] == 1.5
+    assert found["outside_ms"] == 200.0
+
+
+def test_markdown_shows_every_table() -> None:
+    text = tables.markdown(a_document())
+    for part in (
+        "## job-a",
+        "a cpu, 2 cores",
+        "| holdfast-memory/floor | 0.75 | 0.90 0.60 |",
+        "| NO |",
+        "| holdfast-memory | state server 90 | 90 | 80 | 0.00 | 4 | 3.50 | - |",
+        "| holdfast-memory | 4 | 1,100 | 1,200 | 1,200 | 1,200 | 1.1 | 1,000 |",
+        "| 3.00 | 0.50 |",
+    ):
+        assert part in text
+
+
+def test_markdown_says_how_long_filling_took() -> None:
+    job = JobB(batches=3, warmup=1, keys=32, fill_rows=16, rows=16)
+    run = a_run(1.0) | {"batch_ms": [1500, 2500, 700, 7, 7], "phases_ms": [{"get": 3, "commit": 4}] * 5}
+    text = tables.markdown(document("job-b", {"x": Entry("x", job)}, {"x": [run]}, FACTS))
+    assert "| 4.0 |\n" in text
+    assert "| x: commit | 2 | 4.0 |" in text
+
+
+def test_latencies_are_percentiles_of_all_counted_batches() -> None:
+    job = JobA(batches=102, warmup=1)
+    run = a_run(1.0) | {"batch_ms": [9999, *range(101)], "phases_ms": [{}] * 102}
+    text = tables.markdown(document("job-a", {"x": Entry("x", job)}, {"x": [run]}, FACTS))
+    assert "| x | 101 | 50.0 | 95.0 | 99.0 | 100 | 2.0 | 0.0 |" in text
+
+
+HOSTILE = "<script>alert(1)</script>\"'&$\\frac{x}$ \U0001f4a9 \u202e"
+
+
+class Elements(HTMLParser):
+    """The elements of a page, with their attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return render(read(sample_results.write(tmp_path_factory.mktemp("full"), sample_results.full())))
+
+
+@pytest.mark.slow(0.5)
+def test_it_has_figures_for_each_question_with_bars_and_a_command(full: str) -> None:
+    """Entries side by side, as long a bar as the figure says; what only one question has is a column there alone."""
+    for card, column in (
+        ("jobs-job-a", "peak memory"),
+        ("growth-keys", "micro-batch, median"),
+        ("durability-restore", "by a plain download"),
+        ("durability-requests", "requests a micro-batch"),
+        ("peers-same-file", "by the baseline"),
+    ):
+        shown = full.partition(f'id="q-{card}"')[2].partition("</article>")[0]
+        assert f'<th scope="col">{column}</th>' in shown, card
+        assert "width: 100.0%" in shown, card
+        assert "<code>holdfast bench run --full" in shown, card
+    assert "requests a micro-batch" not in full.partition('id="q-jobs-job-a"')[2].partition("</article>")[0]
+    assert "Operations of the store, ms" in full.partition('id="q-micro-micro"')[2].partition("</article>")[0]
+
+
+@pytest.mark.slow(0.5)
+def test_ids_are_unique_and_links_lead_to_them(full: str) -> None:
+    elements = Elements(full)
+    ids = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {(link["href"] or "").removeprefix("#") for link in elements.of("a")} <= set(ids)
+
+
+@pytest.mark.all
+@pytest.mark.slow
+def test_it_loads_nothing(full: str) -> None:
+    """One file, which a policy in its head forbids to load or to run anything."""
+    elements = Elements(full)
+    (policy,) = [m["content"] for m in elements.of("meta") if m.get("http-equiv") == "Content-Security-Policy"]
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    assert not [tag for tag, _ in elements.found if tag in {"script", "iframe", "object", "embed", "img"}]
+    outside = {f"{a[n]}" for _, a in elements.found for n in ("src", "href", "xlink:href") if a.get(n)}
+    assert not [link for link in outside if not link.startswith(("#", "data:,"))]
+    assert not re.search(r"url\((?!#)|@import", full)
+
+
+@pytest.mark.slow(1)
+def test_text_of_documents_is_escaped_everywhere(tmp_path: Path) -> None:
+    """Labels, questions, reasons, commands, settings and versions come from files: they are text, whatever they say."""
+    document = sample_results.job_a(1)
+    text = json.dumps(document).replace("holdfast-memory", json.dumps(HOSTILE)[1:-1])
+    document = json.loads(text) | {"command": HOSTILE}
+    folder = sample_results.write(tmp_path, {("jobs", "job-a"): document}, versions={HOSTILE: HOSTILE})
+    run = json.loads((folder / "run.json").read_text())
+    for line in run["plan"]:
+        line |= {"question": HOSTILE, "reason": HOSTILE, "note": HOSTILE}
+    (folder / "run.json").write_text(json.dumps(run))
+    page = render(read(folder))
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert not [tag for tag, _ in Elements(page).found if tag == "script"]
+
+
+def test_a_run_in_which_nothing_was_measured_is_shown(tmp_path: Path) -> None:
+    """A run that was stopped at once has a report too: what was not measured, and why."""
+    page = render(read(sample_results.write(tmp_path, {})))
+    assert "Nothing was measured." in page
+    assert "Quix Streams has no wheels for this Python" in page
+
+
+@pytest.mark.slow(0.5)
+def test_a_quick_run_answers_which_backend(tmp_path: Path) -> None:
+    """The answer comes first, for the load that was asked for."""
+    page = render(read(sample_results.write(tmp_path, sample_results.quick(), profile="quick")))
+    assert "<h1>Which backend for me?</h1>" in page
+    assert "For this load: 1 million keys, 100,000 rows a micro-batch, 92 bytes of state a key, 2 shards" in page
+    assert page.index("How sure:") < page.index("Where holdfast wins")
+
+
+@pytest.mark.slow(1)
+def test_equal_figures_make_equal_pages(tmp_path: Path) -> None:
+    """A page in the repository changes when its figures do, not when it is made again."""
+    results = read(sample_results.write(tmp_path, sample_results.quick(), profile="quick"))
+    assert render(results) == render(results)
+
+
+@pytest.mark.slow(0.5)
+def test_the_command_writes_the_page(tmp_path: Path) -> None:
+    folder = sample_results.write(tmp_path / "results", sample_results.quick(), profile="quick")
+    page = tmp_path / "page.html"
+    done = CliRunner().invoke(report_command, [str(folder), "-o", str(page)])
+    assert done.output == f"{page}: 1 questions measured, 3 not\n"
+    assert page.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_the_command_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    folder = sample_results.write(tmp_path / "results", sample_results.quick())
+    nowhere = CliRunner().invoke(report_command, [str(folder), "-o", str(tmp_path / "absent" / "page.html")])
+    assert isinstance(nowhere.exception, InvalidArgumentError)
+    nothing = CliRunner().invoke(report_command, [str(tmp_path), "-o", str(tmp_path / "page.html")])
+    assert isinstance(nothing.exception, NotFoundError)
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("reports")
+    pages = {}
+    for profile, documents in (("full", sample_results.full()), ("quick", sample_results.quick())):
+        pages[profile] = folder / f"{profile}.html"
+        results = read(sample_results.write(folder / profile, documents, profile=profile))
+        pages[profile].write_text(render(results))
+    return pages
+
+
+@pytest.fixture
+def report(reports: dict[str, Path]) -> Path:
+    return reports["full"]
+
+
+def whole(width: int, scheme: str) -> object:
+    """Return the other half of the combinations, whose width and whose scheme a quick test has each."""
+    return pytest.param("full", width, scheme, marks=pytest.mark.all)
+
+
+@pytest.mark.browser
+@pytest.mark.all
+@pytest.mark.slow(15)
+@pytest.mark.parametrize(
+    ("profile", "width", "scheme"),
+    [
+        ("full", PHONE, "light"),
+        ("full", DESKTOP, "dark"),
+        ("quick", PHONE, "dark"),
+        ("quick", DESKTOP, "light"),
+        whole(PHONE, "dark"),
+        whole(DESKTOP, "light"),
+    ],
+)
+def test_everybody_can_read_it(
+    browser: Browser, reports: dict[str, Path], profile: str, width: int, scheme: str
+) -> None:
+    """No findings of an accessibility checker, no sideways scrolling, no request: at each width, in each scheme."""
+    report = reports[profile]
+    with shown(browser, report.as_uri(), width, scheme) as it:
+        assert accessibility_findings(it.page) == []
+        assert it.page.evaluate("document.documentElement.scrollWidth") == width
+        assert it.requests == [report.as_uri()]
+        assert it.errors == []
+
+
+@pytest.mark.browser
+@pytest.mark.all
+@pytest.mark.slow(15)
+def test_tables_fold_and_scroll_inside_themselves(browser: Browser, report: Path) -> None:
+    """Where a table is wider than a phone, its own box scrolls; a reader with a keyboard can open and reach it."""
+    with shown(browser, report.as_uri(), PHONE) as it:
+        it.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        boxes = it.page.evaluate(
+            "[...document.querySelectorAll('.scroll')].map(b => [b.scrollWidth > b.clientWidth, b.tabIndex])"
+        )
+        assert any(scrolls for scrolls, _ in boxes)
+        assert all(tab_index == 0 for _, tab_index in boxes)
+        assert it.page.evaluate("document.documentElement.scrollWidth") == PHONE
+
+
+@pytest.mark.browser
+@pytest.mark.all
+@pytest.mark.slow(15)
+def test_links_lead_to_something(browser: Browser, report: Path) -> None:
+    with shown(browser, report.as_uri(), DESKTOP) as it:
+        targets = it.page.evaluate("[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))")
+        assert targets
+        assert [t for t in set(targets) if not it.page.query_selector(f"[id='{t.removeprefix('#')}']")] == []
+
+
+@pytest.mark.browser
+@pytest.mark.all
+@pytest.mark.slow(15)
+def test_bars_take_the_colours_of_the_scheme(browser: Browser, report: Path) -> None:
+    fill = "getComputedStyle(document.querySelector('.bar [style*=\"var(--memory)\"]')).backgroundColor"
+    with (
+        shown(browser, report.as_uri(), DESKTOP, "light") as light,
+        shown(browser, report.as_uri(), DESKTOP, "dark") as dark,
+    ):
+        colours = {it.page.evaluate(fill) for it in (light, dark)}
+    assert len(colours) == 2
+    assert all(colour.startswith("rgb(") and colour != "rgb(0, 0, 0)" for colour in colours)
+
+
+@pytest.mark.browser
+@pytest.mark.all
+@pytest.mark.slow(15)
+def test_it_prints_with_its_tables(browser: Browser, report: Path) -> None:
+    """On paper nothing can be unfolded: what is folded on the screen is printed, in the colours for white."""
+    with shown(browser, report.as_uri(), DESKTOP, "dark") as it:
+        it.page.emulate_media(media="print")
+        heights = it.page.evaluate(
+            "[...document.querySelectorAll('.card details')]"
+            ".map(d => d.querySelector('table').getBoundingClientRect().height)"
+        )
+        assert heights
+        assert min(heights) > 10
+        assert it.page.evaluate("getComputedStyle(document.body).color") == "rgb(29, 36, 48)"
+        assert it.page.pdf(format="A4").startswith(b"%PDF")

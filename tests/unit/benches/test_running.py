@@ -1,10 +1,11 @@
-"""A run of suites goes on where it was stopped, keeps what it measured, and says what it cannot do."""
+"""Engines, their turns and paired runs; a run of suites goes on where it stopped, and says what it cannot do."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +16,27 @@ from click.testing import CliRunner
 
 from holdfast.benches.command import bench
 from holdfast.benches.commands import run as run_command
+from holdfast.benches.commands import single
 from holdfast.benches.commands.run import Stopped, stoppable
+from holdfast.benches.instruments.measured import Places
+from holdfast.benches.jobs.by_key import DropIn
+from holdfast.benches.jobs.job import SparkJob
+from holdfast.benches.jobs.job_a import JobA
+from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.report.directory import DONE, RUN
 from holdfast.benches.running import carrying_out
 from holdfast.benches.running.carrying_out import CarryingOut, Step, TimeLeft, steps_of
-from holdfast.benches.running.directory import FAILED
+from holdfast.benches.running.directory import FAILED, ResultsDirectory
 from holdfast.benches.running.plan import Room, measurements_of, with_room
-from holdfast.benches.runs.paired import Entry, Run
+from holdfast.benches.runs.by_name import ENGINES, engines_for
+from holdfast.benches.runs.child_process import BenchError
+from holdfast.benches.runs.engines import SparkEngine
+from holdfast.benches.runs.paired import Entry, Run, ratios, run_engine, summarize
+from holdfast.benches.runs.small_run import verdict
 from holdfast.benches.suites.measurement import Profile, Shape
 from holdfast.benches.suites.suites import SUITES
 from holdfast.errors import InvalidArgumentError
-from tests.unit.benches.tiny_run import FACTS, JOB, TWO, Engines, document, prepared
+from tests.unit.benches.conftest import FACTS, JOB, TWO, Engines, a_run, document, prepared
 
 
 def test_a_measurement_becomes_a_document_of_all_its_turns(tmp_path: Path, engines: Engines) -> None:
@@ -97,9 +108,7 @@ def test_where_results_differ_nothing_is_timed(tmp_path: Path, engines: Engines)
     assert document(tmp_path)["equality"] == {"compared": "all rows", "what": "all rows", "rows": 7, "equal": True}
 
 
-def test_when_the_time_is_up_whole_turns_count(
-    tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_turns_count(tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(0, 10_000, 10))
     monkeypatch.setattr(carrying_out.time, "monotonic", lambda: float(next(now)))
     three = replace(TWO, repeats=3)
@@ -266,9 +275,7 @@ def tiny_suite(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return lambda out, *more: CliRunner().invoke(bench, ["run", "--suite", "tiny", "--out", str(out), *more])
 
 
-def test_the_command_shows_lines_and_how_long_the_rest_takes(
-    tmp_path: Path, engines: Engines, tiny_suite: Callable[..., Any]
-) -> None:
+def test_the_command_shows_what_is_left(tmp_path: Path, engines: Engines, tiny_suite: Callable[..., Any]) -> None:
     result = tiny_suite(tmp_path)
     assert result.exit_code == 0
     assert result.output.count("left") == 4
@@ -277,9 +284,7 @@ def test_the_command_shows_lines_and_how_long_the_rest_takes(
     assert len(engines.ran) == 4, "all was done"
 
 
-def test_the_exit_status_says_that_something_failed(
-    tmp_path: Path, engines: Engines, tiny_suite: Callable[..., Any]
-) -> None:
+def test_the_exit_status_tells_failures(tmp_path: Path, engines: Engines, tiny_suite: Callable[..., Any]) -> None:
     engines.fails = {"holdfast-memory"}
     result = tiny_suite(tmp_path)
     assert result.exit_code == 1
@@ -319,3 +324,130 @@ def test_the_first_signal_stops_and_the_second_one_ends_the_process(monkeypatch:
     assert stopped.value.exit_status == 143
     assert ended == [130]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_summary_leaves_the_warm_up_and_batches_beyond_the_last_out() -> None:
+    job = JobA(rows=100, batches=4, warmup=2)
+    assert summarize([9000, 9000, 100, 300, 7], job) == {"rows_per_second": 500.0, "median_batch_ms": 200}
+
+
+def test_summary_leaves_out_what_fills_the_state() -> None:
+    job = JobB(rows=100, keys=250, fill_rows=100, batches=2, warmup=1)
+    assert (job.fill_batches, job.all_batches, list(job.counted)) == (3, 5, [4])
+    assert summarize([9000, 9000, 9000, 9000, 100], job)["median_batch_ms"] == 100
+
+
+def test_ratio_is_the_median_of_the_pairs_and_not_the_ratio_of_medians() -> None:
+    runs = {"a": [{"rows_per_second": r} for r in (10, 40, 30)], "b": [{"rows_per_second": r} for r in (10, 10, 20)]}
+    assert ratios(runs) == {"ratios": {"a/b": 1.5}, "ratios_by_pair": {"a/b": [1.0, 4.0, 1.5]}}
+
+
+def test_every_engine_is_compared_with_all_that_follow_it() -> None:
+    runs = {label: [{"rows_per_second": r}] for label, r in (("a", 8), ("b", 4), ("c", 1))}
+    assert ratios(runs)["ratios"] == {"a/b": 2.0, "a/c": 8.0, "b/c": 4.0}
+
+
+def test_engines_share_their_base_settings() -> None:
+    for job in (JobA(), JobB(), DropIn()):
+        for name in engines_for(type(job)):
+            settings = settings_of(name, job)
+            assert job.settings().items() <= settings.items()
+            assert settings["spark.local.dir"] == "/disk/spark"
+
+
+def settings_of(engine: str, job: SparkJob) -> dict[str, str]:
+    found = ENGINES[engine]
+    assert isinstance(found, SparkEngine)
+    return found.settings(job, Places(Path("/disk"), Path("/memory")))
+
+
+@pytest.mark.parametrize(("backend", "place"), [("memory", "/memory"), ("filesystem", "/disk"), ("rocksdb", "/disk")])
+def test_local_state_lies_where_its_backend_keeps_it(backend: str, place: str) -> None:
+    settings = settings_of(f"holdfast-{backend}", JobA())
+    assert settings["spark.holdfast.backend"] == backend
+    assert settings["spark.holdfast.local.dir"].startswith(place)
+
+
+def test_both_kinds_of_rocksdb_get_the_same_budget() -> None:
+    spark = settings_of("spark-agg-rocksdb", JobB(memory_mb=300))
+    assert spark["spark.sql.streaming.stateStore.rocksdb.boundedMemoryUsage"] == "true"
+    assert spark["spark.sql.streaming.stateStore.rocksdb.maxMemoryUsageMB"] == "300"
+    assert settings_of("holdfast-rocksdb", JobB(memory_mb=300))["spark.holdfast.rocksdb.memory"] == "300m"
+    assert not [key for key in settings_of("spark-agg-rocksdb", JobA()) if "emory" in key and "rocksdb" in key]
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        *(("--engines", engines) for engines in ("nothing", "floor,floor", "", "store-memory")),
+        *(("--vary", vary) for vary in ("speed=1,2", "slots", "slots=")),
+    ],
+)
+def test_engines_and_variants_that_cannot_be_are_refused(option: str, given: str) -> None:
+    assert isinstance(CliRunner().invoke(bench, ["job-a", option, given]).exception, InvalidArgumentError)
+
+
+@pytest.mark.slow(1)
+def test_a_run_that_fails_says_why() -> None:
+    with pytest.raises(BenchError, match="KeyError: 'no such engine'"):
+        run_engine(Entry("no such engine", JobA()))
+
+
+def test_plain_files_are_a_choice_of_any_engine() -> None:
+    """Whether Spark forks for its checkpoint files must be the only difference between the runs compared."""
+    usual = settings_of("spark-agg-rocksdb", JobA())
+    plain = settings_of("spark-agg-rocksdb", JobA(plain_files=True))
+    assert {key.rpartition(".")[2] for key in plain.keys() - usual.keys()} == {"checkpointFileManagerClass"}
+    assert usual.items() <= plain.items()
+
+
+def test_a_job_varies_in_one_field_by_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whether a setting costs anything is a pair of runs, whatever the setting is."""
+    ran: list[Entry] = []
+
+    def run(entry: Entry, **_: object) -> dict[str, object]:
+        ran.append(entry)
+        return a_run(100.0)
+
+    monkeypatch.setattr(single, "run_engine", run)
+    size = ["--rows", "10", "--batches", "3", "--warmup", "1", "--repeats", "1", "--json", str(tmp_path / "found")]
+    given = ["job-a", "--engines", "holdfast-memory", "--vary", "plain-files=true,false", *size]
+    assert CliRunner().invoke(bench, given, catch_exceptions=False).exit_code == 0
+    assert [entry.job.plain_files for entry in ran] == [True, False]  # type: ignore[attr-defined]
+    found = json.loads((tmp_path / "found").read_text())
+    assert list(found["engines"]) == ["holdfast-memory, plain-files true", "holdfast-memory, plain-files false"]
+    assert "--vary plain-files=true,false" in found["command"]
+
+
+def test_turns_are_those_of_every_measurement_and_minutes_grow_with_them() -> None:
+    plain, more = measurements_of(Profile()), measurements_of(Profile(), turns=5)
+    for before, after in zip(plain, more, strict=True):
+        if before.micro:
+            assert after == before
+        else:
+            assert after.repeats == 5
+            assert after.minutes / 5 == pytest.approx(before.minutes / before.repeats)
+
+
+def test_a_directory_belongs_to_one_number_of_turns(tmp_path: Path) -> None:
+    """Another number is another run; directories from before there was a choice go on."""
+    with ResultsDirectory.opened(tmp_path, FACTS | {"turns": 5}):
+        pass
+    with pytest.raises(InvalidArgumentError, match="turns"), ResultsDirectory.opened(tmp_path, FACTS | {"turns": 2}):
+        pass
+    stored = json.loads((tmp_path / "run.json").read_text())
+    del stored["turns"]
+    (tmp_path / "run.json").write_text(json.dumps(stored))
+    with ResultsDirectory.opened(tmp_path, FACTS | {"turns": None}) as directory:
+        assert "turns" not in directory.facts
+
+
+def test_the_same_rows_in_the_same_micro_batches_are_equal() -> None:
+    batches = [Counter(["a", "b", "b"]), Counter(["c"])]
+    assert verdict({"ours": batches, "spark": [Counter(["b", "a", "b"]), Counter(["c"])]}) == {"rows": 4, "equal": True}
+
+
+def test_a_row_more_or_less_is_no_equality() -> None:
+    found = verdict({"ours": [Counter(), Counter(["a"])], "spark": [Counter(), Counter(["a", "a"])]})
+    assert found == {"rows": 1, "equal": False, "differences": {"spark": {"batch": 1, "rows": 1, "first": "a"}}}
+    assert verdict({"ours": [Counter()], "spark": [Counter()]}) == {"rows": 0, "equal": False}

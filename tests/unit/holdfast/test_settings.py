@@ -65,7 +65,6 @@ def test_each_key_sets_its_value_and_others_are_not_ours() -> None:
 
 
 def test_every_setting_has_a_key_in_this_test() -> None:
-    """A new one needs a case above."""
     keys = {f.metadata["key"] for f in fields(Settings) if f.metadata}
     assert keys == {
         "timeouts",

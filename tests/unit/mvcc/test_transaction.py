@@ -16,6 +16,7 @@ from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError, StateLostError, UnavailableError
 from holdfast.mvcc import Transaction, VersionedStore
+from holdfast.mvcc.transaction import Changes
 from holdfast.testing.state_rows import COUNTS, P1, TABLES
 
 ROWS = 40_000
@@ -84,7 +85,6 @@ def test_there_is_one_row_of_values_for_each_key(store: VersionedStore) -> None:
 
 
 def test_a_scan_ends_with_its_transaction(store: VersionedStore) -> None:
-    """What has ended gives no rows that another attempt may have replaced."""
     with store.begin(None) as first:
         put(first, 0, ROWS, 1)
         accepted = first.commit()
@@ -107,9 +107,7 @@ READS: dict[str, Callable[[Transaction], object]] = {
 
 
 @pytest.mark.parametrize("read", READS)
-def test_a_read_that_failed_fails_the_commit_too(
-    store: VersionedStore, read: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_read_fails_the_commit(store: VersionedStore, read: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user's function that catches the error would go on without state, and write over what there is."""
     with store.begin(None) as first:
         put(first, 0, 10, 1)
@@ -175,3 +173,70 @@ def test_a_large_commit_takes_twice_its_size(is_in_order: bool) -> None:
         pa.set_memory_pool(before)
     assert kept[0].hashes.tolist() == list(range(200))
     assert peak_bytes < 2.2 * kept[0].size_bytes
+
+
+def users(*users: str, hash_of: int | None = None) -> Keys:
+    """Return users in this order, all of one hash if it is given."""
+    hashes = [int.from_bytes(user.encode()) if hash_of is None else hash_of for user in users]
+    return Keys.of(COUNTS, np.array(hashes, np.uint64), pa.record_batch({"user": pa.array(users)}))
+
+
+def put_users(transaction: Transaction, given: Keys) -> None:
+    transaction.put("counts", given, pa.record_batch({"n": pa.array(range(len(given)), pa.int64())}))
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Iterator[VersionedStore]:
+    with MemoryBackend(tmp_path / "shard", TABLES, clock.new_id) as backend:
+        yield VersionedStore(backend)
+
+
+def test_every_row_of_the_first_version_is_new(measured: VersionedStore) -> None:
+    with measured.begin(None) as transaction:
+        put_users(transaction, users("a", "b", "a"))
+        transaction.commit()
+    assert transaction.measures.changes == {"counts": Changes(put=2, new=2)}
+    assert transaction.measures.commit_ns > 0
+
+
+@pytest.mark.parametrize("hash_of", [None, 7], ids=["hashes", "one hash"])
+@pytest.mark.parametrize("asked", ["abcd", "cd", "dcbaab"])
+def test_new_and_removed_are_told_by_what_was_looked_up(
+    measured: VersionedStore, asked: str, hash_of: int | None
+) -> None:
+    """In any order, twice, or not at all; also where different users share a hash."""
+    with measured.begin(None) as transaction:
+        put_users(transaction, users("a", "b", hash_of=hash_of))
+        pointer = transaction.commit()
+    with measured.begin(pointer) as transaction:
+        transaction.get("counts", users(*asked, hash_of=hash_of))
+        put_users(transaction, users("a", "c", "d", hash_of=hash_of))
+        transaction.get("counts", users("c", hash_of=hash_of))
+        transaction.delete("counts", users("b", "d", hash_of=hash_of))
+        transaction.commit()
+    removed = 1 if "b" in asked else 0
+    assert transaction.measures.changes == {"counts": Changes(put=2, deleted=2, new=1, removed=removed)}
+    assert transaction.measures.look_up_ns > 0
+
+
+def test_what_is_written_unread_is_only_counted_as_written(measured: VersionedStore) -> None:
+    with measured.begin(None) as transaction:
+        put_users(transaction, users("a"))
+        pointer = transaction.commit()
+    with measured.begin(pointer) as transaction:
+        put_users(transaction, users("a", "b"))
+        transaction.delete("counts", users("c"))
+        transaction.commit()
+    assert transaction.measures.changes == {"counts": Changes(put=2, deleted=1)}
+
+
+def test_scans_count_as_reading_but_what_is_done_between_does_not(measured: VersionedStore) -> None:
+    """Time in the user's function is not time in state."""
+    with measured.begin(None) as transaction:
+        put_users(transaction, users("a", "b"))
+        ticks = iter(range(0, 1_000, 10))
+        transaction.measures.monotonic_ns = lambda: next(ticks)
+        for _ in transaction.scan("counts"):
+            for _ in range(20):
+                next(ticks)
+        assert transaction.measures.look_up_ns == 20  # one run, and the end

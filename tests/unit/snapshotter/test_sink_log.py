@@ -1,22 +1,24 @@
-"""The log of a sink as it is stored: round trip, what cannot be, who is second, listings."""
+"""Numbered objects that are put once, and a sink's log, which is made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from typing_extensions import Buffer
 
 from holdfast.backends import stored_file
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import ConflictError, CorruptionError, FencedError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.fence import Fence, looks
 from holdfast.snapshotter.sink_log import Entry, SinkLog, damages, parse_key, plan_of
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_state_dir
 from tests import sink_logs
-from tests.storage_in_ram import storage_in_ram
+from tests.ram import storage_in_ram
 
 HANDLES = {"gid": "a", "at": [1, {"x": None}]}, {"gid": "b"}
 BEGUN = Entry("totals", 1, "q-1", "a1", ending=("q-0",))
@@ -24,12 +26,6 @@ DECISION = Entry(
     "totals", 2, "q-1", "a1", 2, (), 7, 5, 30, HANDLES, "0123456789abcdef.42-7", 1_790_000_000_000, "1f" * 16
 )
 KEY = "_sinks/totals/00000000000000000002"
-
-
-@pytest.fixture
-def storage() -> Iterator[ObjectStorage]:
-    with storage_in_ram() as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -63,7 +59,6 @@ def test_whose_a_decision_is_is_told_as_of_an_entry() -> None:
 
 
 def test_a_plan_is_told_by_its_time_and_what_the_sources_will_have_read() -> None:
-    """Whatever Spark pinned, in whatever order its sources come; by another time other timers are due."""
     batch, pinned = '{"batchTimestampMs": 7, "conf": {}}', '{"batchTimestampMs": 7, "conf": {"a": "b"}}'
     ends = [("left", '{"t":{"0":3}}'), ("right", "-")]
     assert plan_of(batch, ends) == plan_of(pinned, ends[::-1])
@@ -210,7 +205,6 @@ def test_only_names_that_we_would_give_are_ours(key: str, found: tuple[str, int]
 
 
 def test_a_directory_lists_its_sinks(storage: ObjectStorage, log: SinkLog) -> None:
-    """Also one that holds nothing else, as of a query with Spark's own operators."""
     log.append(BEGUN)
     log.append(DECISION)
     storage.put("_sinks/totals/foreign", b"")
@@ -222,3 +216,42 @@ def test_a_directory_lists_its_sinks(storage: ObjectStorage, log: SinkLog) -> No
     storage.put(KEY, b"damaged")
     gone = replace(sink, numbers=(2, 3))
     assert [key for key, _ in damages(storage, gone)] == [KEY]
+
+
+class Crowded(WrappedStorage):
+    """Before each of our puts somebody else has put, so many times."""
+
+    others = 0
+
+    def put_if_absent(self, key: str, data: Buffer) -> None:
+        if self.others:
+            self.others -= 1
+            self.inner.put_if_absent(key, b"other")
+        super().put_if_absent(key, data)
+
+
+def take(storage: Crowded) -> int:
+    """Take the next number as everybody does."""
+    fence = Fence(storage, "f")
+    for _ in looks(storage.url):
+        number, _ = fence.newest()
+        with suppress(ConflictError):
+            return fence.take(number + 1, b"mine")[-1]
+    raise AssertionError("looks has raised")
+
+
+def test_many_may_begin_at_once() -> None:
+    """As queries that a program starts upon one Delta table: the last one is in nobody's way."""
+    with storage_in_ram() as inner:
+        storage = Crowded(inner)
+        storage.others = 40
+        assert take(storage) == 41
+
+
+def test_who_is_never_the_first_is_told() -> None:
+    """Something writes there without end: nobody waits for ever."""
+    with storage_in_ram() as inner:
+        storage = Crowded(inner)
+        storage.others = 10**9
+        with pytest.raises(ConflictError, match="other processes won each attempt"):
+            take(storage)

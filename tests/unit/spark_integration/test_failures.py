@@ -1,15 +1,28 @@
+"""Why a query failed, in words; the metrics of its progress; and when a strategy starts it again."""
+
 from __future__ import annotations
 
+import re
+import socket
 import traceback
+from collections.abc import Sequence
 
 import pytest
+from py4j.clientserver import JavaClient, JavaParameters, PythonParameters
+from py4j.java_gateway import GatewayProperty
 from pyspark.errors import AnalysisException, PySparkValueError, PythonException, StreamingQueryException
 from pyspark.sql import Row
 
 import holdfast
-from holdfast import errors
+from holdfast import errors, restart
 from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, SchemaMismatchError, StateLostError
-from holdfast.spark_integration.failures import explain
+from holdfast.spark_integration.client.measures import METRICS, of_group
+from holdfast.spark_integration.failures import explain, passes
+from holdfast.spark_integration.progress_metrics import by_name
+from holdfast.spark_integration.restarting import FAILURES_MAX, Exponential, RestartStrategy
+from holdfast.spark_integration.transport.observed import is_observed
+from tests.servers.programs import free_ports
+from tests.source_tree import ROOT
 
 
 def add_up(amount: int) -> None:
@@ -225,5 +238,132 @@ def test_a_module_that_the_program_itself_lacks_is_not_one_of_tasks() -> None:
     assert "task" not in explain(ModuleNotFoundError("No module named 'app'"))
 
 
-def test_the_name_is_public() -> None:
-    assert holdfast.explain is explain
+def test_metrics_have_the_same_names_everywhere() -> None:
+    columns = [{"name": name, "type": "long", "nullable": True, "metadata": {}} for name in ("shards", "rows")]
+    over_connect = Row(values=[2, None], schema={"type": "struct", "fields": columns})
+    assert by_name(over_connect) == by_name(Row(shards=2, rows=None)) == {"shards": 2, "rows": None}
+
+
+def test_what_a_state_server_remembers_has_the_same_names_and_units() -> None:
+    """What it does not know is null, not zero."""
+    values = {"rows": 5, "call_us": 1_500_000, "snapshot_lag_versions": 3, "of a later release": 7}
+    found = of_group(2, values)
+    assert list(found) == [metric.name for metric in METRICS]
+    known = {name: value for name, value in found.items() if value is not None}
+    assert known == {"shards": 2, "rows": 5, "call_seconds": 1.5, "snapshot_lag_versions_max": 3}
+
+
+def test_the_document_explains_each_metric_in_order() -> None:
+    rows = re.findall(r"^\| (`.*?`) \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
+    assert re.findall(r"`(\w+)`", " ".join(rows)) == [metric.name for metric in METRICS]
+
+
+def test_what_others_observe_is_not_ours() -> None:
+    """A user may observe something under a name that begins as ours do."""
+    assert is_observed({metric.name: 1 for metric in METRICS} | {"more": 1})
+    assert not is_observed(by_name(Row(rows=3, shards=1)))
+    assert not is_observed(by_name(None))
+
+
+EVEN = lambda: 0.5  # noqa: E731
+
+
+def delays(strategy: RestartStrategy, failures_s: Sequence[float]) -> list[float | None]:
+    """Return what the strategy says after each failure."""
+    return [strategy.delay_s(failures_s[: i + 1]) for i in range(len(failures_s))]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "failures_s", "told"),
+    [
+        (restart.fixed_delay(2, 7), [0, 100, 9000], [7, 7, None]),
+        (restart.fixed_delay(0), [0], [None]),
+        (restart.failure_rate(2, 10, 1), [0, 9, 18, 27, 28], [1, 1, 1, 1, None]),
+        (Exponential(1, 5, 2, 60, 0, None, EVEN), [0, 10, 20, 30, 40, 101, 110], [1, 2, 4, 5, 5, 1, 2]),
+        (Exponential(1, 5, 2, 60, 0, 2, EVEN), [0, 1, 2, 90], [1, 2, None, 1]),
+    ],
+    ids=["fixed", "none", "rate", "exponential", "exponential that ends"],
+)
+def test_a_strategy_says_when_to_start_again(
+    strategy: restart.RestartStrategy, failures_s: list[float], told: list[float | None]
+) -> None:
+    """Or no more: after its attempts, or where failures are dense. A longer delay begins anew when it was quiet."""
+    assert delays(strategy, failures_s) == told
+
+
+def test_an_exponential_delay_of_many_failures_is_its_longest() -> None:
+    assert Exponential(1, 5, 2, 60, 0, None, EVEN).delay_s([float(i) for i in range(FAILURES_MAX)]) == 5
+
+
+def test_the_delay_is_off_by_the_jitter_at_most() -> None:
+    """Many queries that lose one server do not all come back in the same second."""
+    assert Exponential(10, 10, 1, 60, 0.2, None, lambda: 0.0).delay_s([0]) == pytest.approx(8)
+    assert Exponential(10, 10, 1, 60, 0.2, None, lambda: 1.0).delay_s([0]) == pytest.approx(12)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: restart.fixed_delay(-1), "attempts"),
+        (lambda: restart.fixed_delay(FAILURES_MAX), "attempts"),
+        (lambda: restart.exponential(5, 1), "longest_s"),
+        (lambda: restart.exponential(factor=0.5), "factor"),
+        (lambda: restart.exponential(jitter=2), "jitter"),
+        (lambda: restart.failure_rate(delay_s=float("nan")), "delay_s"),
+    ],
+)
+def test_a_number_that_cannot_be_is_named(make: object, name: str) -> None:
+    assert callable(make)
+    with pytest.raises(InvalidArgumentError, match=name):
+        make()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.UnavailableError("the storage did not answer"),
+        ConnectionResetError("by peer"),
+        RuntimeError("Job aborted due to stage failure: ExecutorLostFailure (executor 3 exited caused by …)"),
+        RuntimeError("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"),
+        RuntimeError("Caused by: java.net.ConnectException: Connection refused"),
+        RuntimeError("Lost task 0.0 in stage 4.0 (TID 9): java.nio.channels.CancelledKeyException\n\tat java.base/X"),
+        RuntimeError("org.apache.kafka.common.errors.TimeoutException: Topic not present in metadata after 60000 ms."),
+    ],
+)
+def test_what_a_lost_machine_process_or_network_causes_passes(error: Exception) -> None:
+    assert passes(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.StateLostError("gone"),
+        errors.FencedError("a newer run"),
+        errors.InvalidArgumentError("no"),
+        RuntimeError("java.lang.IllegalStateException: something else"),
+        ValueError("negative amount: java.net.ConnectException"),
+    ],
+)
+def test_what_stays_wrong_does_not_pass(error: Exception) -> None:
+    """A newer run that has taken over must not be started against, and a function does not mend itself."""
+    with pytest.raises(type(error)) as caught:  # with its traceback, as a query's
+        raise error
+    assert not passes(caught.value)
+
+
+def test_a_start_that_returns_no_query_is_told_so() -> None:
+    """As one whose last line lacks its return, or ``.start()``."""
+    with pytest.raises(InvalidArgumentError, match=r"start must return the query .* given=NoneType"):
+        holdfast.run(lambda: None)  # type: ignore[arg-type, return-value]
+
+
+def test_a_lost_jvm_does_not_pass() -> None:
+    """Without it no start in this process can succeed; whoever started the process must start it again."""
+    (port,) = free_ports(1)
+    client = JavaClient(JavaParameters(port=port), PythonParameters(), GatewayProperty(True, None))
+    with pytest.raises(ConnectionRefusedError) as caught:  # what PySpark raises then
+        client.send_command("a command")
+    assert not passes(caught.value)
+    with pytest.raises(ConnectionRefusedError) as caught:
+        socket.create_connection(("127.0.0.1", port))
+    assert passes(caught.value), "any other connection may come back"

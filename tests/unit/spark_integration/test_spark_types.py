@@ -56,9 +56,7 @@ def test_ordinary_types_may_be_keys(data_type: T.DataType) -> None:
         (T.StructType([field(T.ArrayType(COLLATED), "s")]), "c.s", "UTF8_BINARY"),
     ],
 )
-def test_keys_whose_groups_would_not_be_sparks_are_refused_with_a_remedy(
-    data_type: T.DataType, column: str, remedy: str
-) -> None:
+def test_keys_that_group_otherwise_are_refused_with_a_remedy(data_type: T.DataType, column: str, remedy: str) -> None:
     """xxhash64 of a collated string goes by bytes, so 'A' and 'a' would be two keys, in two shards."""
     with pytest.raises(InvalidArgumentError, match=f"'{column}'") as caught:
         require_key_types([field(T.LongType(), "fine"), field(data_type)])
@@ -193,7 +191,6 @@ GOOD = {"n": [1], "name": ["x"], "at": pa.array([0], pa.timestamp("us", "UTC"))}
     ],
 )
 def test_output_that_does_not_fit_names_operator_and_column(returned: Any, message: str) -> None:
-    """Arrow's own cast would parse text and take local time for UTC."""
     with pytest.raises(SchemaMismatchError, match=message) as caught:
         conform_output(returned, OUTPUT, "totals")
     assert caught.value.facts["operator"] == "totals"

@@ -135,7 +135,7 @@ def test_spark_4_0_tells_the_number_of_partitions_in_its_own_thread_only(monkeyp
 
 
 OF_EVERY_SPARK = {
-    "pyspark.sql.conversion": ["LocalDataToArrowConversion.convert", "ArrowTableToRowsConversion.convert"],
+    "pyspark.sql.conversion": ["LocalDataToArrowConversion.convert", "ArrowTableToRowsConversion.convert"]
 }
 SINCE_42 = {"pyspark.sql.conversion": ["ArrowBatchTransformer.to_pandas", "PandasToArrowConversion.convert"]}
 BEFORE_42 = {

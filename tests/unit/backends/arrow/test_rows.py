@@ -1,7 +1,8 @@
-"""Row-wise questions about Arrow columns: order, equality and types of keys."""
+"""Row-wise questions about Arrow columns: order, equality and types of keys, and rows in Python."""
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import struct
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from holdfast.backends.arrow import rows as arrow_rows
 from holdfast.backends.arrow.rows import order_rows
+from holdfast.backends.arrow.values import python_rows
 from holdfast.backends.run import Keys
 from holdfast.spark_integration.keyed.slabs import KeyOrder
 from holdfast.testing.state_rows import TYPES, plain
@@ -234,3 +236,40 @@ def test_keys_of_several_columns_that_share_a_hash(is_sorted: bool, hashes: int)
     assert order.first.tolist() == firsts
     if is_sorted:
         assert order.rows.tolist() == [*range(len(rows))]
+
+
+TEXT = pa.array([b"\xffa", b"b", None], pa.large_binary()).view(pa.large_string())
+FAR = pa.array([2**62, 0, None], pa.int64()).cast(pa.timestamp("us", "UTC"))
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+FAR_TEXT = f"{2**62} timestamp[us, tz=UTC]"
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        (pa.array([1, 2, None]), [1, 2, None]),
+        (TEXT, ["\\xffa", "b", None]),
+        (FAR, [FAR_TEXT, EPOCH, None]),
+        (pa.array([2**30, 0, None], pa.int32()).view(pa.date32()), [f"{2**30} date32[day]", dt.date(1970, 1, 1), None]),
+        (
+            pa.StructArray.from_arrays([TEXT, FAR], ["s", "t"]),
+            [{"s": "\\xffa", "t": FAR_TEXT}, {"s": "b", "t": EPOCH}, {"s": None, "t": None}],
+        ),
+        (pa.LargeListArray.from_arrays(pa.array([0, 2, 3, 3]), TEXT), [["\\xffa", "b"], [None], []]),
+        (
+            pa.MapArray.from_arrays(pa.array([0, 2, 2, 2], pa.int32()), TEXT.slice(0, 2), FAR.slice(0, 2)),
+            [[("\\xffa", FAR_TEXT), ("b", EPOCH)], [], []],
+        ),
+    ],
+    ids=["number", "text", "time", "date", "struct", "list", "map"],
+)
+def test_each_row_can_be_shown(column: pa.Array, values: list[Any]) -> None:
+    """Spark stores all of these; what stands beside them is as it would be without them."""
+    rows = pa.table({"c": column, "n": [1, 2, 3]})
+    assert python_rows(rows) == [{"c": value, "n": n} for value, n in zip(values, (1, 2, 3), strict=True)]
+    assert python_rows(rows.combine_chunks().to_batches()[0]) == python_rows(rows)
+
+
+def test_no_rows_and_no_columns() -> None:
+    assert python_rows(pa.table({"a": pa.array([], pa.string())})) == []
+    assert python_rows(pa.table({})) == []

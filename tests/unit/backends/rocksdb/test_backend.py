@@ -1,4 +1,4 @@
-"""What the rocksdb backend does beyond the contract: runs are moved, generations come and go, memory is shared."""
+"""What the rocksdb backend does beyond the contract: generations come and go, memory is shared, options are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.backends.rocksdb import backend as rocksdb
 from holdfast.backends.rocksdb import generation, reads
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.rocksdb.generation import OPEN, READERS, CacheShare, OpenGenerations
-from holdfast.errors import ClosedError, NotFoundError, UnavailableError
+from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.testing.state_rows import (
     COUNTS,
     P1,
@@ -428,3 +428,22 @@ def test_a_full_disk_stops_a_move_and_nothing_else(shard: RocksDBBackend) -> Non
     shard.apply(P1, P2, {}, {})
     with shard.view(P2) as view:
         assert len(contents(view, "counts")) == len(rows)
+
+
+def test_options_are_read() -> None:
+    found = RocksDBBackend.parse_options("rocksdb", {"memory": "1g", "compression": "ZSTD"})
+    assert found == {"memory_bytes": 1 << 30, "compression": "zstd"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory": "15m"}, r"spark\.holdfast\.rocksdb\.memory is too small.*16m or more"),
+        ({"memory": "much"}, "a size such as 512m"),
+        ({"compression": "gzip"}, "must be one of none, lz4, zstd, snappy"),
+        ({"blockSize": "4k"}, "unknown setting"),
+    ],
+)
+def test_what_is_wrong_is_said(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        RocksDBBackend.parse_options("rocksdb", options)

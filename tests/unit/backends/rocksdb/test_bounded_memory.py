@@ -62,7 +62,6 @@ def main(directory: Path, keys: int) -> None:
 
 
 def directory_bytes(directory: Path) -> int:
-    """Return the bytes of all files, each once."""
     return sum({path.stat().st_ino: path.stat().st_size for path in directory.rglob("*") if path.is_file()}.values())
 
 

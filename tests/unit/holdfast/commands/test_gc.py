@@ -1,21 +1,27 @@
-"""``holdfast gc``: what it deletes, what it keeps, and what it says."""
+"""``holdfast gc`` and ``holdfast verify``: what is deleted and kept, which damage is found, and what they say."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from holdfast.backends import stored_file
 from holdfast.commands import target
-from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.claims import Beside
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from tests.fuzz.forge import put_together, take_apart
 from tests.model.shard_history import ShardHistory
-from tests.unit.holdfast.commands.state_dir import age, document, files, put_record, run
-from tests.unit.snapshotter.ownership.runs import claimant, take
+from tests.unit.holdfast.commands.conftest import age, document, files, put_record, run
+from tests.unit.snapshotter.ownership.conftest import claimant, take
 
 
 def test_gc_deletes_what_it_said_it_would(root: Path, shard: ShardHistory) -> None:
@@ -67,7 +73,6 @@ def test_gc_deletes_nothing_where_it_cannot_know_what_is_retained(root: Path, sh
     assert (damage["key"], damage["lost"]) == ("totals/claims/00000000000000000001", [])
     assert "claims/00000000000000000001 is not a whole holdfast file" in damage["problem"]
     assert document("gc", root, "--yes", "--retain", 5)["objects"] == 9
-    assert shard
 
 
 def test_gc_shows_people_what_goes_and_why(root: Path, shard: ShardHistory) -> None:
@@ -76,7 +81,6 @@ def test_gc_shows_people_what_goes_and_why(root: Path, shard: ShardHistory) -> N
     assert "commits/9-" in result.stdout
     assert "older than version 10" in " ".join(result.stdout.split())
     assert "9 objects would be deleted" in result.stdout
-    assert shard
 
 
 def test_gc_asks_nobody_who_is_not_there(root: Path, shard: ShardHistory) -> None:
@@ -88,7 +92,6 @@ def test_gc_asks_nobody_who_is_not_there(root: Path, shard: ShardHistory) -> Non
         assert isinstance(result.exception, InvalidArgumentError)
         assert "--yes" in str(result.exception)
     assert files(root) == before
-    assert shard
 
 
 def test_gc_of_a_checkpoint_location_says_so_before_it_asks(tmp_path: Path) -> None:
@@ -117,9 +120,7 @@ def test_gc_leaves_alone_what_is_young_or_not_its_own(root: Path, shard: ShardHi
     assert {*strangers, f"{shard.prefix}/files/0123456789abcdef-0"} <= files(root)
 
 
-def test_gc_says_which_shard_it_cannot_judge_and_cleans_the_others(
-    root: Path, shard: ShardHistory, storage: ObjectStorage
-) -> None:
+def test_gc_says_which_shard_it_cannot_judge(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
     other = ShardHistory(storage, "totals/shard-0001", ids=1000)
     other.grow(None, 30, snapshot_every=10)
     (victim,) = (root / shard.prefix / "snapshots").glob("30-*")
@@ -137,9 +138,7 @@ def test_gc_says_which_shard_it_cannot_judge_and_cleans_the_others(
     assert "nothing can be deleted" in result.stdout
 
 
-def test_gc_tells_of_objects_that_could_not_be_deleted(
-    root: Path, shard: ShardHistory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gc_tells_what_was_not_deleted(root: Path, shard: ShardHistory, monkeypatch: pytest.MonkeyPatch) -> None:
     """T37."""
     age(root)
     fault = Fault("fail", action="delete", key="*/commits/*")
@@ -152,12 +151,9 @@ def test_gc_tells_of_objects_that_could_not_be_deleted(
     assert "could not delete everything: injected fault" in result.stdout
     monkeypatch.undo()
     assert document("gc", root, "--retain", 5, "--yes")["objects"] == 9
-    assert shard
 
 
-def test_gc_looks_again_where_somebody_else_cleans_up(
-    root: Path, shard: ShardHistory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gc_looks_again_beside_another_gc(root: Path, shard: ShardHistory, monkeypatch: pytest.MonkeyPatch) -> None:
     """T33, T41: what was listed is gone when it is read."""
     age(root)
     gone = Fault("fail", action="get", key="*/commits/*", error=lambda: NotFoundError("gone"))
@@ -177,9 +173,7 @@ def test_gc_looks_again_where_somebody_else_cleans_up(
     ]
 
 
-def test_gc_cleans_up_though_unfinished_uploads_may_not_be_listed(
-    root: Path, shard: ShardHistory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gc_goes_on_without_a_list_of_uploads(root: Path, shard: ShardHistory, monkeypatch: pytest.MonkeyPatch) -> None:
     """On S3 that is a permission of its own."""
 
     class Forbidding(FaultyStorage):
@@ -194,12 +188,9 @@ def test_gc_cleans_up_though_unfinished_uploads_may_not_be_listed(
     assert result.exit_code == 1
     assert "9 objects deleted" in result.stdout
     assert "access denied" in result.stdout
-    assert shard
 
 
-def test_gc_removes_what_tests_of_the_storage_and_unfinished_writes_left(
-    root: Path, shard: ShardHistory, storage: ObjectStorage
-) -> None:
+def test_gc_removes_probes_and_unfinished_writes(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
     storage.put("totals/probes/probe-1", b"?")
     leftover = root / shard.prefix / "commits" / ".tmp-1-1"
     leftover.write_bytes(b"half")
@@ -211,9 +202,7 @@ def test_gc_removes_what_tests_of_the_storage_and_unfinished_writes_left(
     assert {key for key in files(root) if "probe" in key} == {"totals/probes/probe-2"}
 
 
-def test_gc_removes_what_runs_that_worked_beside_others_left(
-    root: Path, shard: ShardHistory, storage: ObjectStorage
-) -> None:
+def test_gc_removes_what_runs_beside_others_left(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
     """They have ended, and nobody has taken the number since, who would."""
     told = [Beside(1, "run 1", "", "", f"{n:016x}") for n in range(3)]
     storage.put(f"totals/claims/{told[0].key}", b"host-1")
@@ -239,7 +228,6 @@ def test_gc_leaves_alone_a_folder_whose_record_is_none(root: Path, shard: ShardH
     assert "is not a whole holdfast file" in told["error"]
     assert {*strangers, "deploy/.tmp-1-1"} <= files(root)
     assert done["objects"] == 9, "of the operator"
-    assert shard
 
 
 def test_gc_takes_what_a_killed_rescale_has_left(root: Path, shard: ShardHistory) -> None:
@@ -260,9 +248,7 @@ def test_gc_takes_what_a_killed_rescale_has_left(root: Path, shard: ShardHistory
     assert before - files(root) == {f"{killed}/{name}"}
 
 
-def test_gc_leaves_a_savepoint_to_the_rescale_that_restores_it(
-    root: Path, shard: ShardHistory, storage: ObjectStorage
-) -> None:
+def test_gc_leaves_a_savepoint_to_its_rescale(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
     """Its second phase may take longer than the grace period: then only the new query's state is written."""
     new = "14c8d3a1-6c1e-4a39-9d0f-2f6b1c6a7e10"
     key = f"_rescaling/{new}/operators/totals/state/0000-0-aaaaaaaaaaaaaaaa.arrow"
@@ -278,12 +264,9 @@ def test_gc_leaves_a_savepoint_to_the_rescale_that_restores_it(
     age(root)
     document("gc", root, "--yes")
     assert key not in files(root), "killed since"
-    assert shard
 
 
-def test_gc_keeps_the_savepoint_of_a_rescale_whose_origin_cannot_be_read(
-    root: Path, shard: ShardHistory, storage: ObjectStorage
-) -> None:
+def test_gc_keeps_the_savepoint_of_an_unread_rescale(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
     """Which state it writes, and when it last did, nobody can tell. The rest is cleaned, and the error told."""
     damaged, killed = (f"{number}4c8d3a1-6c1e-4a39-9d0f-2f6b1c6a7e10" for number in (1, 2))
     pieces = [f"_rescaling/{new}/operators/totals/state/0000-0-aaaaaaaaaaaaaaaa.arrow" for new in (damaged, killed)]
@@ -300,7 +283,6 @@ def test_gc_keeps_the_savepoint_of_a_rescale_whose_origin_cannot_be_read(
     assert not {pieces[0], f"_queries/{damaged}"} & gone
     assert len(gone) == done["objects"] == 10, "nine of the shard, too"
     assert f"_rescaling/{damaged}: nothing can be deleted" in run("gc", root, "--retain", 5, "--yes").stdout
-    assert shard
 
 
 def test_gc_aborts_uploads_of_a_killed_rescale(storage: ObjectStorage, shard: ShardHistory) -> None:
@@ -327,4 +309,156 @@ def test_gc_leaves_what_a_stopped_query_began_with(root: Path, storage: ObjectSt
     age(root, days=1000)
     document("gc", root, "--yes", "--retain", 5)
     assert {"_queries/query-9", "_queries/query-8.fills"} <= files(root)
-    assert shard
+
+
+Harm = Callable[[Path], object]
+
+
+HARMS: dict[str, tuple[str, str, Harm]] = {
+    "cut": ("is not a whole holdfast file", "commits/25-*", lambda p: p.write_bytes(p.read_bytes()[:-1])),
+    "flipped": ("checksum", "commits/25-*", lambda p: p.write_bytes(b"?" + p.read_bytes()[1:])),
+    "gone": ("is missing", "commits/25-*", lambda p: p.unlink()),
+    "empty": ("is not a whole holdfast file", "snapshots/20-*", lambda p: p.write_bytes(b"")),
+    "part": ("checksum", "files/*", lambda p: p.write_bytes(b"?" + p.read_bytes()[1:])),
+    "part gone": ("is missing", "files/*", lambda p: p.unlink()),
+}
+
+
+def test_verify_reads_everything_and_finds_nothing_wrong(root: Path, shard: ShardHistory) -> None:
+    found = document("verify", root)
+    assert found["objects"] == len(files(root)) - 1
+    assert found["versions"] == 30
+    assert found["damages"] == []
+    assert "all intact" in run("verify", root).stdout
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_verify_names_the_object_and_what_it_costs(root: Path, shard: ShardHistory, harm: str) -> None:
+    """A commit costs all that build on it; a snapshot and its parts nothing, while there is a way around."""
+    problem, pattern, do = HARMS[harm]
+    # Of snapshot 20, whose manifest was stored last of its objects: the parts before it.
+    victims = sorted((root / shard.prefix).glob(pattern), key=lambda p: p.stat().st_mtime_ns)
+    victim = victims[0] if "files" not in pattern else victims[2]
+    do(victim)
+    found = document("verify", root, status=1)
+    (damage,) = found["damages"]
+    assert damage["key"] == f"{shard.prefix}/{victim.relative_to(root / shard.prefix)}"
+    assert problem in damage["problem"]
+    lost, around = ([int(p.partition("-")[0]) for p in damage[side]] for side in ("lost", "around"))
+    if "commits" in pattern:
+        assert (lost, around) == ([25, 26, 27, 28, 29, 30], [])
+    else:
+        assert (lost, around) == ([], list(range(21, 31)))
+    shown = run("verify", root)
+    assert shown.exit_code == 1
+    assert damage["key"] in shown.stdout
+    assert ("25 to 30" if lost else "21 to 30") in shown.stdout
+
+
+def test_verify_counts_a_version_lost_when_both_ways_are_gone(root: Path, shard: ShardHistory) -> None:
+    for pattern in ("snapshots/20-*", "snapshots/10-*"):
+        next((root / shard.prefix).glob(pattern)).unlink()
+    next((root / shard.prefix).glob("commits/5-*")).unlink()
+    found = document("verify", root, status=1)
+    lost = {d["key"].split("/")[-1].partition("-")[0]: len(d["lost"]) for d in found["damages"]}
+    assert lost == {"5": 6, "10": 10, "20": 10}
+    assert found["versions"] == 4
+
+
+def test_verify_does_not_call_missing_what_was_cleaned_up(root: Path, shard: ShardHistory) -> None:
+    """T46, the other side: what lies below the retained versions may be gone, also half of it."""
+    age(root)
+    document("gc", root, "--retain", 5, "--yes")
+    assert document("verify", root, "--retain", 5)["damages"] == []
+    assert document("verify", root)["damages"] == []
+
+
+def test_verify_does_not_call_missing_what_a_killed_clean_up_has_taken(root: Path, shard: ShardHistory) -> None:
+    """The oldest is still there, others are not, and an old snapshot has lost a part."""
+    shard.grow(shard.committed[max(shard.committed, key=lambda e: e.version)], 30, 10)
+    first = next(manifest for manifest in shard.manifests.values())
+    for key in [*[f"commits/{n}-" for n in (3, 14, 22)], first.files[0].parts[0].key]:
+        next((root / shard.prefix).glob(f"{key}*")).unlink()
+    assert document("verify", root, "--retain", 5)["damages"] == []
+    assert len(document("verify", root, status=1)["damages"]) == 4
+
+
+def test_verify_follows_what_only_a_snapshot_names(root: Path, storage: ObjectStorage) -> None:
+    """The newest commit object, after which all is carried."""
+    put_record(storage)
+    shard = ShardHistory(storage)
+    made = shard.grow(None, 3)
+    shard.snapshot(shard.commit(made[-1], carried=True))
+    assert document("verify", root)["damages"] == []
+    next((root / shard.prefix).glob("commits/3-*")).unlink()
+    (damage,) = document("verify", root, status=1)["damages"]
+    assert damage["lost"] == [str(made[-1].pointer)]
+
+
+def test_verify_knows_that_a_first_commit_holds_all(root: Path, storage: ObjectStorage) -> None:
+    """What was carried before it is in it, so the snapshot between is not needed."""
+    put_record(storage)
+    shard = ShardHistory(storage)
+    carried = shard.commit(shard.commit(None, carried=True), carried=True)
+    snapshot = shard.snapshot(carried)
+    made = shard.commit(carried)
+    (root / shard.prefix / snapshot.key).write_bytes(b"")
+    (damage,) = document("verify", root, status=1)["damages"]
+    assert (damage["lost"], damage["around"]) == ([], [str(made.pointer)])
+
+
+def test_verify_finds_objects_that_were_exchanged(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
+    """Each is whole in itself: a commit of another lineage under this name, a part of another file."""
+    folder = root / shard.prefix
+    one, other = sorted((folder / "files").iterdir(), key=lambda p: p.stat().st_mtime_ns)[2:4]
+    one.write_bytes(other.read_bytes())
+    pointer = next((folder / "commits").glob("28-*")).name
+    lineage = {"chain": [], "since": [pointer], "last": None}
+    header = {"pointer": pointer, "shard": shard.prefix, "rows": {}, "plain_bytes": {}, **lineage}
+    storage.put(f"{shard.prefix}/commits/{pointer}", stored_file.encode("commit", header)[0])
+    damages = document("verify", root, status=1)["damages"]
+    assert [d["key"].split("/")[-1] for d in damages] == [pointer, one.name]
+    assert all("replaced" in d["problem"] for d in damages)
+
+
+def test_verify_misses_a_record_that_is_gone(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
+    """The folder is no operator any more, and nothing else would say so: others are intact."""
+    put_record(storage, "others")
+    storage.put("notes/shard-0001/readme", b"nothing of ours")
+    assert document("verify", root)["damages"] == []
+    (root / "totals/operator").unlink()
+    (damage,) = document("verify", root, status=1)["damages"]
+    assert (damage["key"], damage["lost"]) == ("totals/operator", ["all of the operator"])
+    assert damage["problem"] == "is missing, although there are shards"
+
+
+def lie_about_the_first(path: Path, lie: str) -> None:
+    """Let a commit say another size of the first object of its chain than that has."""
+    body, footer = take_apart(path.read_bytes())
+    header = footer["header"]
+    for entry in (header["chain"][0], header["last"]):
+        entry[lie] += entry["pointer"] == header["chain"][0]["pointer"] and entry["kind"] == header["chain"][0]["kind"]
+    path.write_bytes(put_together(body, footer))
+
+
+@pytest.mark.parametrize("lie", ["content_bytes", "size_bytes"])
+@pytest.mark.parametrize("costs", ["lost", "around"])
+def test_verify_names_what_a_restore_would_refuse(
+    root: Path, storage: ObjectStorage, tmp_path: Path, costs: str, lie: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A commit or a snapshot is whole in itself, but a chain says another size of it: a restore does not use it."""
+    put_record(storage)
+    shard = ShardHistory(storage)
+    first = shard.commit(None, rows=0)
+    victim = first.chain[0] if costs == "lost" else shard.snapshot(first)
+    liar = shard.commit(first, rows=0)
+    lie_about_the_first(root / shard.prefix / liar.chain[-1].key, lie)
+    expectation = pytest.raises(CorruptionError, match=victim.key) if costs == "lost" else nullcontext()
+    with ThreadPoolExecutor(1) as threads:
+        log = ObjectCommitLog(storage, shard.prefix, {}, threads, tmp_path / "here")
+        with expectation, log.restore(liar.pointer):
+            assert victim.key in caplog.text
+    damages = {d["key"]: d for d in document("verify", root, status=1)["damages"]}
+    found = damages[f"{shard.prefix}/{victim.key}"]
+    assert "replaced" in found["problem"]
+    assert str(liar.pointer) in found[costs]

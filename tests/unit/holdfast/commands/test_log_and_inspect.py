@@ -1,11 +1,23 @@
-"""``holdfast log`` and ``holdfast inspect``: what they show."""
+"""``holdfast log`` and ``holdfast inspect``; how far long work has come; where the Spark of a command runs."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import pytest
+from click.testing import CliRunner
 
 from holdfast import clock
+from holdfast.cli import group
+from holdfast.commands import progress
+from holdfast.commands.own_spark import log_errors_only, use_own_python
 from holdfast.errors import CorruptionError, UnavailableError
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -13,8 +25,8 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import Troubles
 from tests.model.shard_history import ShardHistory
-from tests.unit.holdfast.commands.state_dir import age, document, files, put_record, run
-from tests.unit.holdfast.health.claimed import claim
+from tests.unit.holdfast.commands.conftest import age, document, files, put_record, run
+from tests.unit.holdfast.health.in_four_states import claim
 
 
 def test_log_lists_versions_and_snapshots_newest_first(root: Path, shard: ShardHistory) -> None:
@@ -84,9 +96,7 @@ def test_a_restored_query_that_was_never_started_is_not_running(storage: ObjectS
     assert document("inspect", root)["queries"][0]["state"] == "running"
 
 
-def test_inspect_shows_operators_tables_shards_and_sizes(
-    root: Path, shard: ShardHistory, storage: ObjectStorage
-) -> None:
+def test_inspect_shows_operators_and_sizes(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
     storage.put("mine.txt", b"?")
     found = document("inspect", root)
     (operator,) = found["operators"]
@@ -152,3 +162,94 @@ def test_an_operator_whose_commits_still_travel_looks_like_none_that_was_lost(tm
     shown = run("inspect", tmp_path).stdout
     assert "0 of 4 shards have objects here" in shown
     assert "small commits travel in the query's checkpointLocation until they are worth an object" in shown
+
+
+def test_tasks_on_this_machine_run_in_the_commands_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment need not be activated; a cluster has paths of its own, and who names a Python is asked for it."""
+    monkeypatch.setenv("PYSPARK_PYTHON", "named")
+    use_own_python({"spark.master": "local[2]"})
+    assert os.environ["PYSPARK_PYTHON"] == "named"
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    use_own_python({"spark.master": "spark://host:7077"})
+    use_own_python({})
+    assert "PYSPARK_PYTHON" not in os.environ
+    use_own_python({"spark.master": "local[*,4]"})
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+def test_spark_logs_errors_alone_unless_it_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its warnings of host names and native code hide what a command says; options of the user's come later and win."""
+    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Dlog4j2.configurationFile=theirs")
+    log_errors_only()
+    ours, theirs = os.environ["SPARK_SUBMIT_OPTS"].split()
+    assert theirs == "-Dlog4j2.configurationFile=theirs"
+    _, _, url = ours.partition("-Dlog4j2.configurationFile=")
+    assert "rootLogger.level = error" in Path(url2pathname(urlsplit(url).path)).read_text()
+    monkeypatch.setenv("SPARK_CONF_DIR", "/etc/spark")
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "")
+    log_errors_only()
+    assert os.environ["SPARK_SUBMIT_OPTS"] == ""
+
+
+@pytest.mark.parametrize("command", ["export", "rescale", "clone", "savepoint create", "savepoint restore"])
+def test_help_says_where_spark_runs(command: str) -> None:
+    """A master in spark-defaults.conf does not count, so who has one there must learn what does."""
+    told = CliRunner().invoke(group, [*command.split(), "--help"], env={"COLUMNS": "200"}).output
+    assert "Default for spark.master: local[*,4]." in " ".join(told.split())
+
+
+class Tracker:
+    """Spark's, of two stages one after the other."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def getActiveStageIds(self) -> list[int]:  # noqa: N802
+        self.looks += 1
+        return [] if self.looks == 1 else [7 if self.looks < 4 else 8]
+
+    def getStageInfo(self, stage: int) -> Any:  # noqa: N802
+        return SimpleNamespace(stageId=stage, numTasks=40, numCompletedTasks=self.looks)
+
+
+def shown() -> None:
+    with progress.things_shown("deleting", 2_000) as on_done:
+        on_done(1_000)
+    with progress.bytes_shown("reading", 5_000_000) as on_done:
+        on_done(4_000_000)
+
+
+def test_nothing_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs and pipes stay as they are."""
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    shown()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_shows_how_much_is_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On standard error, so that what a program reads stays clean."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    shown()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "deleting" in err
+    assert "1000/2000" in err
+    assert "4.0/5.0 MB" in err
+
+
+def test_tasks_of_spark_are_followed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restore is stages of tasks; its thread ends with the context."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LOOKS", 0.02)
+    tracker = Tracker()
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
+    with progress.tasks_shown(cast("Any", spark)):
+        while tracker.looks < 8:
+            pass
+    looks = tracker.looks
+    assert "/40" in capsys.readouterr().err
+    assert tracker.looks == looks

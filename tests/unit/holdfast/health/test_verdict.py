@@ -217,13 +217,11 @@ def test_starts_in_vain_are_a_failure() -> None:
 
 
 def test_lost_state_is_a_failure_whatever_runs() -> None:
-    """A record that cannot be read: nothing can restore the state."""
     signs = Signs((run(NOW - DAY, NOW - S, 3),), lost="The record of totals cannot be read.")
     assert judge(signs, NOW) == Verdict("failing", 0, "The record of totals cannot be read.")
 
 
 def test_where_nothing_is_known_that_is_said() -> None:
-    """An operator that has a record, and nothing else."""
     assert judge(Signs(), NOW).why.startswith("The query has never been seen at work")
 
 
@@ -275,7 +273,6 @@ def test_micro_batches_without_rest_and_what_is_planned_are_told() -> None:
 
 
 def test_rare_micro_batches_are_one_in_so_long() -> None:
-    """An hourly trigger is no 0.0 a minute."""
     found = figures(Signs(log=tuple(log(NOW - MIN, every_ms=HOUR))))
     assert found["Micro-batches a minute"][0] == "one in 1 h"
 

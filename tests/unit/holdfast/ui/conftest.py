@@ -30,7 +30,6 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def open_page() -> Iterator[Callable[..., FlaskClient]]:
-    """Return what opens the page of some directories."""
     with ExitStack() as stack:
 
         def opened(*roots: Path) -> FlaskClient:

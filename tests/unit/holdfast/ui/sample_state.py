@@ -11,7 +11,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import Troubles
 from tests import sink_logs
 from tests.model.shard_history import ShardHistory, TimedStorage
-from tests.unit.holdfast.commands.state_dir import put_record
+from tests.unit.holdfast.commands.conftest import put_record
 
 QUERY = "0f1e2d3c-0000-4000-8000-000000000001"
 HOSTILE = "<script>alert(1)</script>"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.browser import PHONE, chromium, shown
 from tests.unit.holdfast.health import in_four_states
-from tests.unit.holdfast.ui.serving import served
+from tests.unit.holdfast.ui.places import served
 
 OPERATOR = "0/flight_totals/"
 #: By name: the view, its width and height in pixels, and the scheme.

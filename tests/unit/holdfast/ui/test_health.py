@@ -23,9 +23,9 @@ from holdfast.snapshotter.upkeep.troubles import Troubles, of_batch
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 from holdfast.ui.views.overview import overview
 from tests.model.shard_history import ShardHistory
-from tests.unit.holdfast.commands.state_dir import document, put_record, run
+from tests.unit.holdfast.commands.conftest import document, put_record, run
 from tests.unit.holdfast.health import in_four_states
-from tests.unit.holdfast.health.claimed import claim, put_claim
+from tests.unit.holdfast.health.in_four_states import claim, put_claim
 from tests.unit.holdfast.ui.conftest import TOKEN
 from tests.unit.holdfast.ui.places import SiteOf, Stored, location
 from tests.unit.holdfast.ui.test_views import text
@@ -118,7 +118,6 @@ def test_nothing_is_asked_of_the_program_of_a_stopped_query(open_page: OpenPage,
 
 @pytest.mark.slow(0.5)
 def test_a_failed_micro_batch_is_told_in_words(open_page: OpenPage, tmp_path: Path) -> None:
-    """The card and the shard's own page have the error, each once; the page of another shard does not."""
     root = in_four_states.make(tmp_path, "failing")
     page = open_page(root)
     told = "totals/shard-0002: micro-batch 42 failed"
@@ -133,7 +132,6 @@ def test_a_failed_micro_batch_is_told_in_words(open_page: OpenPage, tmp_path: Pa
 
 
 def test_a_failure_that_was_got_over_is_gone(open_page: OpenPage, tmp_path: Path) -> None:
-    """The query is at a later micro-batch: its claim says so."""
     root = in_four_states.make(tmp_path, "failing")
     claim(root, clock.now_ms() - 1_000, batch_id=43)
     page = open_page(root)
@@ -146,7 +144,6 @@ def test_a_failure_that_was_got_over_is_gone(open_page: OpenPage, tmp_path: Path
 
 
 def test_a_shards_page_shows_its_own_failure(page: FlaskClient) -> None:
-    """A snapshot that fails is told where the shard is looked at, not only beside all others."""
     assert "totals/shard-0007: snapshot failed 3 times in a row" in text(page, "0/totals/shard/7")
     assert text(page, "0/totals/shard/7").count("snapshot failed") == 1
 
@@ -168,7 +165,6 @@ def test_where_there_is_no_snapshot_none_is_spoken_of(open_page: OpenPage, tmp_p
 
 
 def test_one_commit_after_a_snapshot_is_one(open_page: OpenPage, tmp_path: Path) -> None:
-    """And the snapshot that is there is spoken of."""
     with open_storage(str(tmp_path)) as storage:
         put_record(storage)
         made = ShardHistory(storage).grow(None, 6, 6)
@@ -196,10 +192,9 @@ def test_size_is_that_of_the_state(page: FlaskClient, sample: Path) -> None:
 
 
 def test_types_are_sparks(open_page: OpenPage, tmp_path: Path) -> None:
-    """What users have declared: string, bigint and timestamp, not what they are in Arrow."""
     import pyarrow as pa
 
-    from tests.unit.holdfast.commands import state_dir
+    from tests.unit.holdfast.commands import conftest
 
     wide = TableSchema.of(
         "counts",
@@ -207,7 +202,7 @@ def test_types_are_sparks(open_page: OpenPage, tmp_path: Path) -> None:
         pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("x", pa.float32())]),
     )
     with pytest.MonkeyPatch.context() as patch, open_storage(str(tmp_path)) as storage:
-        patch.setattr(state_dir, "COUNTS", wide)
+        patch.setattr(conftest, "COUNTS", wide)
         put_record(storage)
     shown = text(open_page(tmp_path), "0/totals/")
     for column in ("user string", "day date", "n bigint", "at timestamp", "x float"):
@@ -217,7 +212,6 @@ def test_types_are_sparks(open_page: OpenPage, tmp_path: Path) -> None:
 
 
 def test_a_damaged_record_is_a_failing_query(open_page: OpenPage, tmp_path: Path) -> None:
-    """Its claims say whose state it was."""
     root = in_four_states.make(tmp_path / "state", "running")
     (root / "totals/operator").write_bytes(b"no record")
     assert "Failing The record of totals cannot be read." in text(open_page(root))
@@ -226,7 +220,6 @@ def test_a_damaged_record_is_a_failing_query(open_page: OpenPage, tmp_path: Path
 
 
 def test_operators_of_one_query_share_a_card(open_page: OpenPage, sample: Path, tmp_path: Path) -> None:
-    """What one of them has claimed, another one has got over."""
     root = shutil.copytree(sample, tmp_path / "state")
     shutil.rmtree(root / "totals/shard-0007/troubles")
     with open_storage(str(root)) as storage:

@@ -11,12 +11,11 @@ import pytest
 from playwright.sync_api import Browser, Route, expect
 
 from holdfast.snapshotter.storage.opening import open_storage
-from tests.browser import DESKTOP, PHONE, Shown, accessibility_findings, chromium, shown
-from tests.servers import downloads
+from tests.browser import DESKTOP, PHONE, Shown, accessibility_findings, shown
 from tests.tiers import cases
-from tests.unit.holdfast.commands.state_dir import put_record
+from tests.unit.holdfast.commands.conftest import put_record
 from tests.unit.holdfast.health import in_four_states
-from tests.unit.holdfast.ui.serving import served
+from tests.unit.holdfast.ui.places import served
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow(30)]
 
@@ -41,14 +40,6 @@ VIEWS = {
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with downloads.skipped_where_missing():
-        downloads.chromium()
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
 def address(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Serve four directories: whole, with damage, without a record, and with nothing stored."""
     root = tmp_path_factory.mktemp("damaged")
@@ -62,10 +53,7 @@ def address(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield address
 
 
-@pytest.mark.parametrize(
-    ("view", "width", "scheme"),
-    cases([(view, *screen) for view in VIEWS for screen in SCREENS]),
-)
+@pytest.mark.parametrize(("view", "width", "scheme"), cases([(view, *screen) for view in VIEWS for screen in SCREENS]))
 def test_everybody_can_read_it(browser: Browser, address: str, view: str, width: int, scheme: str) -> None:
     """Nothing for an accessibility checker to find, no sideways scrolling, no request to anybody else, no error."""
     with shown(browser, address + VIEWS[view], width, scheme) as it:
@@ -78,7 +66,6 @@ def test_everybody_can_read_it(browser: Browser, address: str, view: str, width:
 
 @pytest.mark.all
 def test_the_map_is_walked_with_arrows(browser: Browser, address: str) -> None:
-    """A keyboard reaches the map, walks it in both directions, and opens a shard."""
     with shown(browser, f"{address}0/totals/", PHONE) as it:
         it.page.focus(".map a")
         for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowDown", "ArrowUp"):
@@ -90,7 +77,6 @@ def test_the_map_is_walked_with_arrows(browser: Browser, address: str) -> None:
 
 @pytest.mark.all
 def test_the_first_tab_skips_to_the_content(browser: Browser, address: str) -> None:
-    """Nobody has to tab through the head of each page."""
     with shown(browser, f"{address}0/totals/", DESKTOP) as it:
         it.page.keyboard.press("Tab")
         expect(it.page.locator(".skip")).to_be_focused()
@@ -99,7 +85,6 @@ def test_the_first_tab_skips_to_the_content(browser: Browser, address: str) -> N
 
 
 def test_it_follows_a_query_that_runs(browser: Browser, sample: Path, tmp_path: Path) -> None:
-    """A page that follows shows what is stored since, keeps the focus where it was, and says if the server is gone."""
     root = shutil.copytree(sample, tmp_path / "state")
     with served(root) as address, shown(browser, f"{address}?follow=1", DESKTOP) as it:
         it.page.focus("main a")
@@ -155,7 +140,6 @@ def test_it_waits_for_a_query_by_itself(browser: Browser, tmp_path: Path, width:
 
 @pytest.mark.all
 def test_links_lead_somewhere(browser: Browser, address: str) -> None:
-    """Every link of the first views can be opened."""
     with shown(browser, address, DESKTOP) as it:
         for view in ("", "0/totals/", "0/totals/shard/3"):
             it.page.goto(address + view)
@@ -166,7 +150,6 @@ def test_links_lead_somewhere(browser: Browser, address: str) -> None:
 
 @pytest.mark.all
 def test_it_needs_no_scripts(browser: Browser, address: str) -> None:
-    """Without scripts all views and links work; a page that follows is loaded again by the browser."""
     context = browser.new_context(java_script_enabled=False)
     try:
         page = context.new_page()
@@ -182,7 +165,6 @@ def test_it_needs_no_scripts(browser: Browser, address: str) -> None:
 
 @pytest.mark.all
 def test_the_colours_are_those_of_the_scheme(browser: Browser, address: str) -> None:
-    """What is most stands out against the page in the light and in the dark."""
     colour = "getComputedStyle(document.querySelector('.map .heat-9')).backgroundColor"
     with shown(browser, f"{address}0/totals/", DESKTOP) as light:
         bright = light.page.evaluate(colour)
@@ -238,7 +220,6 @@ def test_the_first_card_is_how_the_query_is(
 
 @pytest.mark.all
 def test_the_states_have_colours_of_their_own(browser: Browser, states: dict[str, str]) -> None:
-    """No two look alike."""
     colours = set()
     for address in states.values():
         with shown(browser, address, DESKTOP) as it:
@@ -247,7 +228,6 @@ def test_the_states_have_colours_of_their_own(browser: Browser, states: dict[str
 
 
 def rows_of(it: Shown, region: str) -> list[str]:
-    """Return the first cells of a table."""
     heads = it.page.locator(f"[aria-label='{region}'] tbody tr > :first-child")
     return [text.strip() for text in heads.all_inner_texts()]
 
@@ -318,14 +298,12 @@ def test_no_cell_hides_the_shadow_at_the_edge(browser: Browser, address: str) ->
 @pytest.mark.all
 @pytest.mark.parametrize("measure", ["size", "written", "lag"])
 def test_the_table_beside_the_map_is_whole_on_a_desktop(browser: Browser, address: str, measure: str) -> None:
-    """Its last column says what stands out."""
     with shown(browser, f"{address}0/totals/?measure={measure}", DESKTOP) as it:
         assert it.page.locator(".map-and-top .scroll").evaluate("t => t.scrollWidth <= t.clientWidth")
 
 
 @pytest.mark.all
 def test_the_legend_has_figures(browser: Browser, address: str) -> None:
-    """Beside the colours stand the values that they go up to."""
     with shown(browser, f"{address}0/totals/?measure=lag", DESKTOP) as it:
         found = it.page.locator(".legend li").all_inner_texts()
         assert found[0].strip() == "none"

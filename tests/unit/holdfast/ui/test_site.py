@@ -1,28 +1,43 @@
-"""Which query belongs to which directory, while stores fail, are slow, and locations become something else."""
+"""The page as a server: how it starts, who is answered, which queries it finds, and what it says of damage."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from flask.testing import FlaskClient
 
-from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
+from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.client.recent import RecentBatch, over_executors
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.ui import inquiry
+from holdfast.ui.app import trusted_hosts
 from holdfast.ui.directory import Directory
 from holdfast.ui.inquiry import Patience
+from holdfast.ui.site import BATCHES_MAX, SHOWN_MS, Live
 from holdfast.ui.views.overview import overview
+from tests.model.shard_history import ShardHistory
 from tests.servers.programs import wait_until
-from tests.unit.holdfast.commands.state_dir import put_record
-from tests.unit.holdfast.ui.places import SiteOf, Stored, directory, location
+from tests.unit.holdfast.commands.conftest import put_record, run
+from tests.unit.holdfast.ui.conftest import TOKEN
+from tests.unit.holdfast.ui.places import TOKEN as SERVED_TOKEN
+from tests.unit.holdfast.ui.places import SiteOf, Stored, directory, location, opened
 
-pytestmark = pytest.mark.usefixtures("at_once")
 
-
+@pytest.mark.usefixtures("at_once")
 def test_a_directory_that_does_not_answer_hides_no_other(tmp_path: Path, site_of: SiteOf) -> None:
     """A query belongs where its state is, whatever another directory says; where none has it, the page says why."""
     gone = directory(tmp_path / "other", "other")
@@ -39,6 +54,7 @@ def test_a_directory_that_does_not_answer_hides_no_other(tmp_path: Path, site_of
     assert "has the operator totals" in alone.awaited()[0].what
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_query_that_cannot_be_read_hides_no_other(tmp_path: Path, site_of: SiteOf) -> None:
     """Of two queries in one directory one is damaged: rows of the other's operators are still found."""
     state = directory(tmp_path / "state")
@@ -61,6 +77,7 @@ def test_a_query_that_cannot_be_read_hides_no_other(tmp_path: Path, site_of: Sit
         home.query_of("unknown", Patience.of_a_view())
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_location_that_is_begun_again(tmp_path: Path, site_of: SiteOf) -> None:
     """A checkpoint location that was deleted is empty; the next query there is read anew, and the one before closed."""
     opened: list[Stored] = []
@@ -90,6 +107,7 @@ def test_a_location_that_is_begun_again(tmp_path: Path, site_of: SiteOf) -> None
     assert opened[2].is_closed.wait(10)
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_directory_may_become_a_query(tmp_path: Path, site_of: SiteOf) -> None:
     """What was a directory when it was listed last is what it is now."""
     site = site_of([directory(tmp_path / "a", "a"), directory(tmp_path / "state")], lambda _query, _home: Stored())
@@ -101,6 +119,7 @@ def test_a_directory_may_become_a_query(tmp_path: Path, site_of: SiteOf) -> None
     assert [len(one.queries) for one in site.look()[0]] == [1]
 
 
+@pytest.mark.usefixtures("at_once")
 def test_what_a_view_costs(tmp_path: Path, site_of: SiteOf) -> None:
     """No directory is listed but the one that is looked at; pointers are read once a micro-batch, for all of them."""
     homes = [directory(tmp_path / f"state-{n}", f"operator-{n}") for n in range(4)]
@@ -118,10 +137,9 @@ def test_what_a_view_costs(tmp_path: Path, site_of: SiteOf) -> None:
     assert stored.reads == 2
 
 
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.slow(1)
-def test_empty_places_that_are_slow_are_waited_for_together(
-    tmp_path: Path, site_of: SiteOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_places_are_awaited_together(tmp_path: Path, site_of: SiteOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that hangs holds each view up for a moment, however many empty places lie there."""
     monkeypatch.setattr(inquiry, "PATIENCE_S", 1)
     answered = threading.Event()
@@ -137,3 +155,301 @@ def test_empty_places_that_are_slow_are_waited_for_together(
             one.assert_all_hit()
     finally:
         answered.set()
+
+
+PATHS = ("", "0/totals/", "0/totals/shard/3", "0/totals/upkeep", "static/page.css", "nowhere")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("token", ["x", TOKEN[:-1], TOKEN + "0", TOKEN.upper(), "%F0%9F%90%8D"])
+def test_without_the_token_there_is_nothing(page: FlaskClient, token: str, path: str) -> None:
+    answer = page.get(f"/{token}/{path}")
+    assert answer.status_code == 404
+    assert answer.text == page.get(f"/no/{path}").text
+    assert "totals" not in answer.text
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:4880", "localhost.evil.example", "127.0.0.2", ""])
+def test_another_host_is_refused(page: FlaskClient, host: str) -> None:
+    """A site whose name is pointed at this machine reads nothing, even with the token."""
+    answer = page.get(f"/{TOKEN}/", headers={"Host": host})
+    assert answer.status_code == 400
+    assert "totals" not in answer.text
+
+
+def test_the_hosts_are_those_that_it_listens_on() -> None:
+    """Its own names are trusted, with those that are given; everywhere means this machine's names, not any."""
+    assert trusted_hosts("127.0.0.1") == ["127.0.0.1", "[::1]", "localhost"]
+    assert "[fe80::1]" in trusted_hosts("fe80::1")
+    assert "state.example" in trusted_hosts("127.0.0.1", ["state.example"])
+    assert "0.0.0.0" not in trusted_hosts("0.0.0.0")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "TRACE"])
+def test_nothing_but_reading_is_answered(page: FlaskClient, method: str) -> None:
+    assert page.open(f"/{TOKEN}/", method=method).status_code == 405
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_browser_loads_nothing_from_elsewhere(page: FlaskClient, path: str) -> None:
+    answer = page.get(f"/{TOKEN}/{path}", buffered=True)
+    policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["Referrer-Policy"] == "no-referrer"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert "Set-Cookie" not in answer.headers
+    if answer.content_type.startswith("text/html"):
+        assert " style=" not in answer.text
+        assert "<style" not in answer.text
+        assert answer.text.count("<script") == 1
+        assert " onclick" not in answer.text
+
+
+def test_no_file_outside_of_its_folder_is_served(page: FlaskClient) -> None:
+    for path in ("../app.py", "..%2fapp.py", "/etc/passwd", "%2e%2e/app.py"):
+        assert page.get(f"/{TOKEN}/static/{path}").status_code == 404
+
+
+def said(*arguments: object) -> str:
+    result = run("ui", *arguments)
+    assert result.exit_code != 0
+    return str(result.exception) + result.output
+
+
+@pytest.mark.slow(6)
+def test_it_serves_until_it_is_interrupted(sample: Path) -> None:
+    """It prints its address, on this machine alone, answers there and nowhere else, and ends by Ctrl-C."""
+    # A shell that starts `make test &` has its processes ignore Ctrl-C.
+    main = "import signal; signal.signal(2, signal.default_int_handler); from holdfast.cli import main; main()"
+    command = [sys.executable, "-c", main, "ui", str(sample), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            address = process.stdout.readline().strip()
+            assert address.startswith("http://127.0.0.1:")
+            with urllib.request.urlopen(address) as answer:
+                assert b"totals" in answer.read()
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(address.rsplit("/", 2)[0] + "/")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
+
+
+def test_each_start_has_a_token_of_its_own(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("waitress.server.BaseWSGIServer.run", lambda _server: None)
+    tokens = set()
+    for _ in range(3):
+        tokens.add(run("ui", sample, "--port", "0").stdout.split("/")[3])
+    assert len(tokens) == 3
+    assert all(len(token) == 32 for token in tokens)
+
+
+def test_a_directory_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("hello")
+    assert "holds no holdfast state" in said(tmp_path)
+    assert "this is a file: give a directory" in said(tmp_path / "file")
+
+
+def test_the_location_of_a_query_alone(tmp_path: Path) -> None:
+    """Before its first commit nothing tells where its state is: the error says what to name."""
+    (tmp_path / "metadata").write_text(json.dumps({"id": "0f1e2d3c-0000-4000-8000-000000000001"}))
+    assert "nothing tells its state directory: name the state directory with --state-dir" in said(tmp_path)
+
+
+def test_a_port_that_is_taken(sample: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = said(sample, "--port", port)
+    assert f"port={port}" in text
+    assert "choose one with --port" in text
+
+
+def test_an_address_that_this_machine_does_not_have(sample: Path) -> None:
+    assert "cannot listen there" in said(sample, "--host", "192.0.2.1", "--port", "0")
+
+
+def test_a_directory_that_may_not_be_read(sample: Path, tmp_path: Path) -> None:
+    """Denied access is an error of its own, not an empty directory."""
+    with open_storage(str(tmp_path / "state")) as storage:
+        put_record(storage)
+    if os.getuid() == 0:
+        pytest.skip("root may read everything")
+    (tmp_path / "state").chmod(0)
+    try:
+        assert "denied" in said(tmp_path / "state").lower()
+    finally:
+        (tmp_path / "state").chmod(0o700)
+
+
+def test_a_newer_format_is_named(tmp_path: Path, open_page: object) -> None:
+    with open_storage(str(tmp_path)) as storage:
+        put_record(storage)
+    record = tmp_path / "totals/operator"
+    data = bytearray(record.read_bytes())
+    data[-26:-24] = (9).to_bytes(2, "little")
+    record.write_bytes(data)
+    shown = open_page(tmp_path).get("/0123456789abcdef/0/totals/").text  # type: ignore[operator]
+    assert "version" in shown
+    assert "9" in shown
+
+
+def test_secrets_are_not_shown(sample: Path) -> None:
+    """An option that is no NAME=VALUE may be a secret: it is not repeated."""
+    assert "hunter2" not in said(sample, "--option", "hunter2")
+
+
+def batch(number: int, query: str = "q", **values: int) -> RecentBatch:
+    return RecentBatch(query, "totals", number, 1_000 * number, 2, values)
+
+
+def test_executors_are_added_up_and_lags_are_not() -> None:
+    """Rows of all executors count; the largest lag is the operator's."""
+    found = over_executors(
+        [
+            batch(7, rows=10, snapshot_lag_versions=3),
+            batch(7, rows=5, snapshot_lag_versions=9, commit_us=1_500),
+            batch(8, rows=1),
+        ]
+    )
+    assert [(one.batch_id, one.shards, one.values["rows"]) for one in found] == [(8, 2, 1), (7, 4, 15)]
+    assert found[1].values["snapshot_lag_versions"] == 9
+    assert found[1].ms("commit") == 1.5
+
+
+def test_the_last_ones_are_kept() -> None:
+    found = Live(lambda: [batch(n) for n in range(100)]).of_operator("q", "totals")
+    assert [one.batch_id for one in found] == list(range(99, 99 - BATCHES_MAX, -1))
+
+
+def test_servers_are_asked_now_and_then() -> None:
+    """Many who look at once cost a query one request; another query's micro-batches are not shown."""
+    asked, now = [], [0]
+
+    def read() -> list[RecentBatch]:
+        asked.append(now[0])
+        return [batch(len(asked)), batch(99, query="another")]
+
+    live = Live(read, lambda: now[0])
+    assert [one.batch_id for _ in range(5) for one in live.of_operator("q", "totals")] == [1] * 5
+    now[0] += SHOWN_MS
+    assert [one.batch_id for one in live.of_operator("q", "totals")] == [2]
+    assert live.of_operator("q", "other") == []
+    assert len(asked) == 2
+
+
+def test_servers_that_answer_late_are_asked_less_often() -> None:
+    """One that hangs holds up a page now and then, not each."""
+    asked, now = [], [0]
+
+    def read() -> list[RecentBatch]:
+        asked.append(now[0])
+        now[0] += 2_000
+        return []
+
+    live = Live(read, lambda: now[0])
+    for _ in range(20):
+        live.of_operator("q", "totals")
+        now[0] += 1_000
+    assert asked == [0]
+    live.of_operator("q", "totals")
+    assert asked == [0, 22_000]
+
+
+VIEWS = ("", "0/totals/", "0/totals/?measure=lag", "0/totals/shard/3", "0/totals/rows", "0/totals/upkeep")
+VERIFY = "0/totals/upkeep?check=verify"
+
+Damage = Callable[[Path], object]
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def change_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def make_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with one shard: four versions and two snapshots."""
+    root = tmp_path_factory.mktemp("hostile") / "state"
+    with open_storage(str(root)) as storage:
+        put_record(storage)
+        ShardHistory(storage).grow(None, 4, snapshot_every=2)
+    return root
+
+
+def files(root: Path) -> Iterator[Path]:
+    return (path for path in sorted(root.rglob("*")) if path.is_file())
+
+
+def require_answers(page: FlaskClient, what: object) -> None:
+    """Open all views: each is a page, and where it is an error, one that says so."""
+    for view in (*VIEWS, VERIFY):
+        answer = page.get(f"/{TOKEN}/{view}")
+        assert answer.content_type.startswith("text/html"), (what, view, answer.text)
+        assert answer.status_code == 200 or "Cannot show this" in answer.text, (what, view)
+
+
+@pytest.mark.all
+@pytest.mark.slow(8)
+@pytest.mark.parametrize("damage", [Path.unlink, cut_off, change_a_byte, empty, make_a_folder])
+def test_each_object_may_be_damaged(
+    open_page: Callable[..., FlaskClient], whole: Path, tmp_path: Path, damage: Damage
+) -> None:
+    """Whatever is missing or damaged, the page answers."""
+    for place, victim in enumerate(files(whole)):
+        root = shutil.copytree(whole, tmp_path / str(place))
+        damage(root / victim.relative_to(whole))
+        require_answers(open_page(root), (damage, victim.name))
+
+
+@pytest.mark.slow(1)
+def test_what_a_view_names_may_be_gone(open_page: Callable[..., FlaskClient], whole: Path, tmp_path: Path) -> None:
+    """The listing that is shown is older than the directory: links lead to less than it says, and to no failure."""
+    root = shutil.copytree(whole, tmp_path / "state")
+    page = open_page(root)
+    assert page.get(f"/{TOKEN}/").status_code == 200
+    for victim in reversed(list(files(root))):
+        victim.unlink()
+        require_answers(page, victim.name)
+
+
+def test_a_directory_of_foreign_files(open_page: Callable[..., FlaskClient], tmp_path: Path) -> None:
+    for name in (
+        "totals/shard-0003/commits/17-xyz",
+        "totals/shard-00003/commits/1-aa",
+        "operator",
+        "a/b/operator",
+        "-",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"\x00" * 100)
+    answer = open_page(tmp_path).get(f"/{TOKEN}/")
+    assert answer.status_code == 200
+    assert "holds no holdfast state" in answer.text
+    with pytest.raises(HoldfastError), opened(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("text", [b"[" * 60_000, b'{"id":' * 10_000, b'{"id": ' + b"9" * 5_000 + b"}", b"\x00", b"[]"])
+def test_a_file_that_looks_like_a_querys_makes_no_directory_one(whole: Path, tmp_path: Path, text: bytes) -> None:
+    """Whatever stands under the name by which queries are told apart, the page starts, and shows the directory."""
+    root = shutil.copytree(whole, tmp_path / "state")
+    (root / "metadata").write_bytes(text)
+    with opened(root) as page:
+        assert "totals" in page.get(f"/{SERVED_TOKEN}/").text

@@ -1,14 +1,81 @@
-"""Threads that check the pieces of a savepoint."""
+"""A savepoint made by hand: two shards, small pieces, a table with a name that no key may have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import numpy as np
+import pyarrow as pa
+import xxhash
 
-import pytest
+from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.snapshotter.savepoints.manifest import KEY as KEY_OF_MANIFEST
+from holdfast.snapshotter.savepoints.manifest import (
+    PlannedBatch,
+    SavedOperator,
+    SavedQuery,
+    SavedSink,
+    SavedSource,
+    Savepoint,
+    ShardTimes,
+    SourceLog,
+)
+from holdfast.snapshotter.savepoints.pieces import write_pieces
+from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+
+STATE = TableSchema.of("state", pa.schema([("user", pa.string())]), pa.schema([("n", pa.int64())]))
+ODD = TableSchema.of("v.a/b:c", pa.schema([("user", pa.string())]), pa.schema([("n", pa.int64())]))
+KEY = STATE.key
 
 
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as executor:
-        yield executor
+def a_run(schema: TableSchema, rows: int, first: int = 0) -> Run:
+    hashes = np.arange(first, first + rows, dtype=np.uint64) << np.uint64(40)
+    users = pa.record_batch([pa.array([f"u{i}" for i in range(rows)], pa.large_string())], schema=schema.key)
+    return Run.build(
+        schema, Keys(hashes, users), pa.record_batch([pa.array(range(rows), pa.int64())], schema=schema.value)
+    )
+
+
+def a_savepoint(
+    target: ObjectStorage, name: str = "one", tables: tuple[TableSchema, ...] = (STATE, ODD), run: Run | None = None
+) -> Savepoint:
+    """Store a savepoint of two shards, whose pieces hold a few rows each: 100, or those of a run."""
+    folder = savepoint_folder(target, name)
+    pieces = [
+        piece
+        for schema in tables
+        for shard in range(2)
+        for piece in write_pieces(
+            folder, "totals", shard, a_run(schema, 100, 100 * shard) if run is None else run, piece_bytes=1000
+        )
+    ]
+    log = b'v1\n{"path":"a.parquet"}'
+    folder.put("sources/0/3-0123456789abcdef", log)
+    logs = (SourceLog("sources/0/3-0123456789abcdef", "3", len(log), xxhash.xxh3_128_hexdigest(log)),)
+    folder.put("sources/0/4-0123456789abcdef", log)
+    more = (SourceLog("sources/0/4-0123456789abcdef", "4", len(log), xxhash.xxh3_128_hexdigest(log)),)
+    query = SavedQuery(
+        "5d1f",
+        7,
+        "v1",
+        '{"conf":{}}',
+        1000,
+        (SavedSource("0", '{"logOffset":3}', logs), SavedSource("1", "-", ())),
+        PlannedBatch("v1", '{"conf":{}}', (SavedSource("0", '{"logOffset":4}', more), SavedSource("1", "-", ()))),
+        (SavedSink("shown", 17, 8), SavedSink("new", 0, -1)),
+    )
+    operator = SavedOperator(
+        "totals",
+        0,
+        "applyInPandasWithState",
+        True,
+        2,
+        {schema.name: schema for schema in tables},
+        {schema.name: schema for schema in tables[:1]},
+        True,
+        {"timeMode": "None"},
+        (ShardTimes(0, None, 5), ShardTimes(1, -7, 6)),
+        tuple(pieces),
+    )
+    made = Savepoint(name, "before the upgrade", 1_700_000_000_000, {"holdfast": "1"}, query, (operator,), ("dedupe",))
+    folder.put(KEY_OF_MANIFEST, made.encode())
+    return made

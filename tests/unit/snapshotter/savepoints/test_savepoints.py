@@ -14,8 +14,15 @@ import pytest
 
 from holdfast.backends import stored_file
 from holdfast.backends.schema import TableSchema
-from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.savepoints.manifest import KEY, KIND, Piece, read_manifest
+from holdfast.errors import (
+    ConflictError,
+    CorruptionError,
+    HoldfastError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from holdfast.snapshotter.savepoints.manifest import KEY, KIND, Piece, Savepoint, read_manifest
 from holdfast.snapshotter.savepoints.pieces import folder_of, read_piece
 from holdfast.snapshotter.savepoints.savepoints import (
     delete_savepoint,
@@ -31,8 +38,9 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.probe import probe_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
-from tests.storage_in_ram import storage_in_ram
-from tests.unit.snapshotter.savepoints.sample import STATE, a_savepoint
+from tests.model.shard_history import TimedStorage
+from tests.ram import storage_in_ram
+from tests.unit.snapshotter.savepoints.conftest import KEY_OF_MANIFEST, STATE, a_savepoint
 
 
 @pytest.fixture
@@ -41,14 +49,14 @@ def target() -> Iterator[ObjectStorage]:
         yield opened
 
 
-def test_what_was_stored_is_read(target: ObjectStorage, threads: ThreadPoolExecutor) -> None:
+def test_what_was_stored_is_read(target: ObjectStorage, executor: ThreadPoolExecutor) -> None:
     made = a_savepoint(target)
     found = read_savepoint(target, "one")
     assert found == made
     (operator,) = found.operators
     assert operator.rows == {"state": 200, "v.a/b:c": 200}
     assert len(operator.pieces) > 8
-    assert verify_savepoint(target, found, threads) == []
+    assert verify_savepoint(target, found, executor) == []
     folder = savepoint_folder(target, "one")
     runs = [read_piece(folder, "totals", piece, STATE) for piece in operator.of_table("state")]
     assert pa.Table.from_batches([run.batch for run in runs]).num_rows == 200
@@ -56,7 +64,6 @@ def test_what_was_stored_is_read(target: ObjectStorage, threads: ThreadPoolExecu
 
 
 def test_a_misspelt_name_is_told_which_is_meant(target: ObjectStorage) -> None:
-    """Of those that are finished; where none is near, the error says how to see them."""
     a_savepoint(target, "before-upgrade")
     making(target, "befor-upgrad")
     for act in (read_savepoint, delete_savepoint):
@@ -80,7 +87,7 @@ def test_a_table_may_have_a_name_that_no_key_may_have(target: ObjectStorage) -> 
     assert all(piece.key.count("/") == 3 for piece in a_savepoint(target).operators[0].pieces)
 
 
-def test_a_savepoint_can_be_copied_and_renamed(target: ObjectStorage, threads: ThreadPoolExecutor) -> None:
+def test_a_savepoint_can_be_copied_and_renamed(target: ObjectStorage, executor: ThreadPoolExecutor) -> None:
     """Nothing in it says where it is."""
     made = a_savepoint(target)
     for info in savepoint_folder(target, "one").list(""):
@@ -88,10 +95,10 @@ def test_a_savepoint_can_be_copied_and_renamed(target: ObjectStorage, threads: T
     delete_savepoint(target, "one")
     found = read_savepoint(target, "two")
     assert found == replace(made, name="two")
-    assert verify_savepoint(target, found, threads) == []
+    assert verify_savepoint(target, found, executor) == []
 
 
-def test_the_list_shows_what_is_unfinished_and_damaged(target: ObjectStorage, threads: ThreadPoolExecutor) -> None:
+def test_the_list_shows_what_is_unfinished_and_damaged(target: ObjectStorage, executor: ThreadPoolExecutor) -> None:
     made = a_savepoint(target, "whole")
     a_savepoint(target, "cut-off")
     target.delete([f"cut-off/{KEY}"])
@@ -99,7 +106,7 @@ def test_the_list_shows_what_is_unfinished_and_damaged(target: ObjectStorage, th
     target.delete([f"damaged/{KEY}"])
     target.put(f"damaged/{KEY}", b"?")
     target.put("totals/shard-0000/commits/1-aaaaaaaaaaaaaaaa", b"of a query")
-    found = {one.name: one for one in list_savepoints(target, threads)}
+    found = {one.name: one for one in list_savepoints(target, executor)}
     assert list(found) == ["cut-off", "damaged", "whole"]
     assert found["whole"].savepoint == made
     assert found["cut-off"].savepoint is None
@@ -151,7 +158,7 @@ def altered(data: bytes) -> bytes:
 )
 def test_damage_is_found_in_each_part(
     target: ObjectStorage,
-    threads: ThreadPoolExecutor,
+    executor: ThreadPoolExecutor,
     damage: Callable[[bytes], bytes] | None,
     said: str,
     of_log: bool,
@@ -162,7 +169,7 @@ def test_damage_is_found_in_each_part(
     target.delete([f"one/{key}"])
     if damage:
         target.put(f"one/{key}", damage(data))
-    (problem,) = verify_savepoint(target, made, threads)
+    (problem,) = verify_savepoint(target, made, executor)
     assert key in problem
     assert any(words in problem for words in said.split("|"))
 
@@ -179,20 +186,18 @@ def test_a_piece_of_another_table_or_shard_is_refused(target: ObjectStorage) -> 
         read_piece(folder, "totals", replace(first, digest="0" * 32), STATE)
 
 
-def test_what_a_savepoint_does_not_name_goes_when_it_is_finished(
-    target: ObjectStorage, threads: ThreadPoolExecutor
-) -> None:
+def test_what_a_savepoint_does_not_name_goes_at_its_end(target: ObjectStorage, executor: ThreadPoolExecutor) -> None:
     """Tasks that Spark repeats leave pieces: somebody who reads the folder must not count them twice."""
     made = a_savepoint(target)
     folder = savepoint_folder(target, "one")
     key = f"operators/totals/state/0000-0-{'f' * 16}.arrow"
     folder.put(key, b"a piece of a task that was repeated")
     folder.put("notes.txt", b"mine")
-    assert verify_savepoint(target, made, threads) == [], "it can be restored whole"
+    assert verify_savepoint(target, made, executor) == [], "it can be restored whole"
     assert unnamed(folder.list(""), made) == [key]
     folder.delete([KEY])
     making(target, "one").finish(made)
-    assert verify_savepoint(target, made, threads) == []
+    assert verify_savepoint(target, made, executor) == []
     assert {info.key for info in folder.list("")} == {KEY, "notes.txt", *made.keys}
 
 
@@ -234,12 +239,12 @@ def test_a_savepoint_is_deleted_where_nobody_may_look_for_uploads(
     assert "unfinished uploads of a savepoint may be left: access denied" in caplog.text
 
 
-def test_what_a_check_of_the_directory_has_left_is_known(target: ObjectStorage, threads: ThreadPoolExecutor) -> None:
+def test_what_a_check_of_the_directory_has_left_is_known(target: ObjectStorage, executor: ThreadPoolExecutor) -> None:
     """It was not allowed to delete its object; who may deletes it with the folder."""
     denied = Fault("fail", "delete", times=None, error=lambda: InvalidArgumentError("access denied"))
     with pytest.raises(InvalidArgumentError, match="access denied"):
         probe_storage(FaultyStorage(target, [denied]), "one")
-    assert [(one.name, one.objects) for one in list_savepoints(target, threads)] == [("one", 1)]
+    assert [(one.name, one.objects) for one in list_savepoints(target, executor)] == [("one", 1)]
     assert delete_savepoint(target, "one") == 1
     assert not list(target.list(""))
 
@@ -320,3 +325,129 @@ def test_pieces_that_are_read_survive_json() -> None:
     """A hash has more bits than a JSON number is sure of."""
     piece = Piece("t/state/0000-0-a.arrow", "state", 0, 1, 10, 10, "0" * 32, 2**64 - 1, 2**64 - 1)
     assert piece.to_json()["first_hash"] == "f" * 16
+
+
+ANOTHER = f"one/operators/totals/state/0000-0-{'f' * 16}.arrow"
+
+
+@pytest.fixture
+def timed() -> TimedStorage:
+    return TimedStorage()
+
+
+def stored(timed: TimedStorage, comment: str) -> Savepoint:
+    made = replace(a_savepoint(timed), comment=comment)
+    timed.delete([f"one/{KEY_OF_MANIFEST}"])
+    return made
+
+
+def test_the_one_that_finishes_first_has_the_name(timed: TimedStorage, executor: ThreadPoolExecutor) -> None:
+    """The other one is told, and none of the winner's pieces is gone."""
+    first, second = making(timed, "one"), making(timed, "one")
+    made, too_late = stored(timed, "first"), stored(timed, "second")
+    first.finish(made)
+    with pytest.raises(ConflictError, match="another process"):
+        second.finish(too_late)
+    assert read_savepoint(timed, "one") == made
+    assert verify_savepoint(timed, made, executor) == []
+    assert {info.key for info in savepoint_folder(timed, "one").list("")} == {KEY_OF_MANIFEST, *made.keys}
+    with pytest.raises(ConflictError, match="there is a savepoint of this name"):
+        making(timed, "one")
+
+
+def test_a_maker_that_was_killed_blocks_nothing(timed: TimedStorage, executor: ThreadPoolExecutor) -> None:
+    timed.put(ANOTHER, b"a piece")
+    (listed,) = list_savepoints(timed, executor)
+    assert (listed.name, listed.objects, listed.savepoint) == ("one", 1, None)
+    making(timed, "one").finish(stored(timed, "again"))
+    assert ANOTHER not in timed.objects
+
+
+def test_a_savepoint_that_is_deleted_meanwhile_is_not_finished(timed: TimedStorage) -> None:
+    new = making(timed, "one")
+    made = stored(timed, "mine")
+    delete_savepoint(timed, "one")
+    with pytest.raises(ConflictError, match="another process has deleted"):
+        new.finish(made)
+    assert find_savepoint(timed, "one") is None
+
+
+@pytest.mark.parametrize("error", [InvalidArgumentError("access denied"), UnavailableError("the storage is away")])
+def test_what_cannot_be_deleted_is_no_failure(
+    timed: TimedStorage, executor: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture, error: HoldfastError
+) -> None:
+    """The manifest stands: who is told of a failure would make it again, and hear that the name is taken."""
+    never = Fault("fail", "delete", times=None, error=lambda: error)
+    new = making(FaultyStorage(timed, [never]), "one")
+    made = stored(timed, "mine")
+    timed.put(ANOTHER, b"a piece")
+    new.finish(made)
+    found = read_savepoint(timed, "one")
+    assert found == made
+    assert verify_savepoint(timed, found, executor) == []
+    assert unnamed(savepoint_folder(timed, "one").list(""), found) == [ANOTHER.removeprefix("one/")]
+    (warning,) = caplog.messages
+    left = ANOTHER.removeprefix("one/")
+    assert all(words in warning for words in ("timed://test/one is finished and whole, but", left, str(error)))
+
+
+def held_up(timed: TimedStorage, meanwhile: Callable[[], object]) -> FaultyStorage:
+    """Return the storage of a maker, something happens to which between its look at its pieces and its manifest."""
+    return FaultyStorage(timed, [Fault("delay", "put", key=f"one/{KEY_OF_MANIFEST}", wait=meanwhile)])
+
+
+def test_a_manifest_that_lands_late_replaces_no_other(timed: TimedStorage, executor: ThreadPoolExecutor) -> None:
+    """Another maker has finished meanwhile: its savepoint is whole."""
+    new = making(held_up(timed, lambda: making(timed, "one").finish(stored(timed, "another"))), "one")
+    made = stored(timed, "mine")
+    with pytest.raises(ConflictError, match="use another name"):
+        new.finish(made)
+    found = read_savepoint(timed, "one")
+    assert found.comment == "another"
+    assert verify_savepoint(timed, found, executor) == []
+
+
+def test_a_savepoint_that_is_deleted_before_its_manifest_lands_is_not_finished(timed: TimedStorage) -> None:
+    new = making(held_up(timed, lambda: delete_savepoint(timed, "one")), "one")
+    made = stored(timed, "mine")
+    with pytest.raises(ConflictError, match=r"another process has deleted.*missing=\S+"):
+        new.finish(made)
+
+
+@pytest.mark.parametrize(("before", "nth"), [(False, 1), (True, 2)])
+def test_one_that_is_finished_while_the_name_is_deleted_goes_too(timed: TimedStorage, before: bool, nth: int) -> None:
+    """The deletion has listed its pieces, alone or beside a finished one: no manifest may stand without them."""
+    new = making(timed, "one")
+    made = stored(timed, "mine")
+    if before:
+        a_savepoint(timed)
+    between = Fault("delay", "delete", nth=nth, wait=lambda: new.finish(made))
+    delete_savepoint(FaultyStorage(timed, [between]), "one")
+    assert between.hits == 1
+    assert find_savepoint(timed, "one") is None
+
+
+def test_one_that_is_deleted_before_its_last_look_is_not_finished(timed: TimedStorage) -> None:
+    """What its maker is told is what happened."""
+    storage = FaultyStorage(timed, [Fault("delay", "list", nth=2, wait=lambda: delete_savepoint(timed, "one"))])
+    new = making(storage, "one")
+    made = stored(timed, "mine")
+    with pytest.raises(ConflictError, match="another process has deleted this savepoint"):
+        new.finish(made)
+    storage.assert_all_hit()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Fault("lose_reply", "put", f"one/{KEY_OF_MANIFEST}"), Fault("fail", "list", "one/", nth=2)],
+    ids=["stored", "listed"],
+)
+def test_a_manifest_of_which_nobody_knows_is_to_be_looked_for(timed: TimedStorage, fault: Fault) -> None:
+    """It stands: who made it again would hear that the name is taken."""
+    storage = FaultyStorage(timed, [fault])
+    new = making(storage, "one")
+    made = stored(timed, "mine")
+    with pytest.raises(UnavailableError, match=r"may or may not be finished.*verify.*injected fault"):
+        new.finish(made)
+    storage.assert_all_hit()
+    assert read_savepoint(timed, "one") == made

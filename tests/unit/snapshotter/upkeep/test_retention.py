@@ -1,9 +1,10 @@
-"""Retention of one shard, case by case: what stays, what goes, and what a clean-up that fails or is killed leaves."""
+"""Retention of one shard, case by case: what stays, what goes, what a killed clean-up leaves; and the size of state."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,14 @@ from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
+from holdfast.snapshotter.upkeep.catalogue import (
+    SHARDS_READ_MAX,
+    Headers,
+    OperatorListing,
+    StateSizes,
+    list_shard,
+    list_state_dir,
+)
 from holdfast.snapshotter.upkeep.retention import (
     GRACE_MS,
     History,
@@ -25,6 +33,7 @@ from holdfast.snapshotter.upkeep.retention import (
 )
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.model.shard_history import PREFIX, ShardHistory, TimedStorage, Version
+from tests.unit.holdfast.commands.conftest import put_record
 
 DAY_MS = 24 * GRACE_MS
 
@@ -73,9 +82,7 @@ def test_the_retained_versions_keep_two_ways_and_the_rest_goes(storage: TimedSto
 
 
 @pytest.mark.parametrize("how", ["gone", "cut"])
-def test_nothing_goes_while_a_part_of_a_needed_snapshot_is_missing(
-    storage: TimedStorage, shard: ShardHistory, how: str
-) -> None:
+def test_nothing_goes_while_a_needed_part_is_missing(storage: TimedStorage, shard: ShardHistory, how: str) -> None:
     """What stands in for that snapshot is what would go; and each later one that shares the file names it, too."""
     made = shard.grow(None, 30, snapshot_every=10)
     storage.now_ms += 2 * GRACE_MS
@@ -119,7 +126,6 @@ def test_a_shard_without_any_version_is_cleaned_of_parts_only(storage: TimedStor
 
 
 def test_parts_stay_while_a_manifest_that_stays_names_them(storage: TimedStorage, shard: ShardHistory) -> None:
-    """Snapshot 30 has taken over files that 10 stored: they stay when 10 goes, its other files go."""
     made = shard.grow(None, 60, snapshot_every=10)
     storage.now_ms += 2 * GRACE_MS
     clean(storage, made[-1], 1)
@@ -172,9 +178,7 @@ def test_a_shard_whose_commits_are_mostly_carried_is_cleaned_too(storage: TimedS
         assert shard.restores_without(version, version.chain[0], shard.stored())
 
 
-def test_a_snapshot_among_carried_commits_stays_until_a_commit_object_follows(
-    storage: TimedStorage, shard: ShardHistory
-) -> None:
+def test_a_snapshot_among_carried_commits_stays_until_one_is_stored(storage: TimedStorage, shard: ShardHistory) -> None:
     """Its executor has lost the shard, and nothing that is stored names it; when it is back, a commit builds on it."""
     made = [shard.commit(None, carried=True)]
     made.append(shard.commit(made[-1], carried=True))
@@ -194,9 +198,7 @@ def test_a_snapshot_among_carried_commits_stays_until_a_commit_object_follows(
     assert snapshot.key in shard.stored()
 
 
-def test_a_version_whose_executor_had_not_heard_of_newer_snapshots_keeps_its_own(
-    storage: TimedStorage, shard: ShardHistory
-) -> None:
+def test_a_version_that_knew_no_newer_snapshot_keeps_its_own(storage: TimedStorage, shard: ShardHistory) -> None:
     """Another executor has written 10 and 20, and the query comes back to it: no manifest says that 25 needs 5."""
     made = shard.grow(None, 10, snapshot_every=5)
     shard.notes[1] = {}
@@ -292,9 +294,7 @@ def test_only_the_clock_of_the_store_counts(storage: TimedStorage, shard: ShardH
         ("remove", "commits/28-"),
     ],
 )
-def test_what_cannot_be_read_never_means_that_nothing_is_needed(
-    storage: TimedStorage, shard: ShardHistory, harm: str, victim: str
-) -> None:
+def test_what_is_unreadable_may_be_needed(storage: TimedStorage, shard: ShardHistory, harm: str, victim: str) -> None:
     made = shard.grow(None, 30, snapshot_every=10)
     key = next(key for key in storage.objects if victim in key)
     data, written_ms = storage.objects.pop(key)
@@ -334,9 +334,7 @@ def test_a_request_that_fails_deletes_nothing(storage: TimedStorage, shard: Shar
     assert before <= shard.stored()
 
 
-def test_an_object_that_vanishes_after_the_listing_stops_the_clean_up(
-    storage: TimedStorage, shard: ShardHistory
-) -> None:
+def test_an_object_that_vanishes_stops_the_clean_up(storage: TimedStorage, shard: ShardHistory) -> None:
     """T41: somebody else cleans up; what was listed is not true any more."""
     made = shard.grow(None, 30, snapshot_every=10)
     storage.now_ms += 2 * GRACE_MS
@@ -348,9 +346,7 @@ def test_an_object_that_vanishes_after_the_listing_stops_the_clean_up(
     assert shard.stored() == before
 
 
-def test_parts_stay_while_objects_that_may_name_them_could_not_be_deleted(
-    storage: TimedStorage, shard: ShardHistory
-) -> None:
+def test_parts_stay_while_objects_that_may_name_them_stay(storage: TimedStorage, shard: ShardHistory) -> None:
     """T37: a failed delete is told, and the next clean-up does the rest."""
     made = shard.grow(None, 40, snapshot_every=10)
     storage.now_ms += 2 * GRACE_MS
@@ -450,3 +446,70 @@ def test_on_a_real_store(on_disk: ShardHistory) -> None:
     done = clean(on_disk.storage, made[-1], grace_ms=-1000)
     assert done.delete
     assert versions(on_disk.stored(), "commits") == list(range(10, 31))
+
+
+class CountedStorage(TimedStorage):
+    """Counts what is read."""
+
+    reads = 0
+
+    def get(self, key: str, *limit: int) -> memoryview:
+        self.reads += 1
+        return super().get(key, *limit)
+
+
+def made(shards: int, snapshot_every: int = 5) -> tuple[CountedStorage, OperatorListing]:
+    storage = CountedStorage()
+    put_record(storage, "totals", shards)
+    for shard in range(shards):
+        ShardHistory(storage, f"totals/shard-{shard:04d}").grow(None, 22, snapshot_every)
+    storage.reads = 0
+    return storage, list_state_dir(storage).operators["totals"]
+
+
+def test_older_versions_do_not_count(executor: ThreadPoolExecutor) -> None:
+    """The parts of the newest snapshot, and the commits since; twenty versions and four snapshots lie there."""
+    storage, operator = made(1)
+    (shard,) = operator.shards.values()
+    found = StateSizes(storage, executor).of_operator(operator)
+    history = ShardHistory(storage, shard.prefix)
+    assert shard.newest_snapshot is not None
+    parts = StateSizes(storage, executor).snapshot_bytes(shard.prefix, shard.newest_snapshot)
+    later = sum(o.size_bytes for o in shard.of_kind("commit") if o.version in (21, 22))
+    assert found.of_shards == {shard.prefix: (parts or 0) + later}
+    assert found.estimated == 0
+    assert 0 < found.state_bytes < shard.stored_bytes / 2
+    assert history.stored() == set(shard.objects)
+
+
+def test_without_a_snapshot_all_commits_are_the_state(executor: ThreadPoolExecutor) -> None:
+    storage, operator = made(1, snapshot_every=0)
+    (shard,) = operator.shards.values()
+    found = StateSizes(storage, executor).of_operator(operator)
+    assert found.state_bytes == sum(o.size_bytes for o in shard.of_kind("commit"))
+    assert storage.reads == 0
+
+
+@pytest.mark.slow(1)
+def test_of_many_shards_some_are_read_once(executor: ThreadPoolExecutor) -> None:
+    """The others are as large as those for what they store; and what was read is remembered."""
+    storage, operator = made(100)
+    sizes = StateSizes(storage, executor)
+    found = sizes.of_operator(operator)
+    assert storage.reads == SHARDS_READ_MAX
+    assert found.estimated == 100 - SHARDS_READ_MAX
+    values = sorted(found.of_shards.values())
+    assert values[-1] - values[0] <= 0.02 * values[0]  # all are alike
+    assert sizes.of_operator(operator) == found
+    assert storage.reads == SHARDS_READ_MAX
+
+
+def test_a_damaged_manifest_is_estimated(executor: ThreadPoolExecutor) -> None:
+    storage, operator = made(3)
+    victims = [shard.newest_snapshot for shard in operator.shards.values()]
+    for shard, victim in list(zip(operator.shards, victims, strict=True))[:1]:
+        assert victim is not None
+        storage.objects[f"{shard}/{victim.key}"] = (b"?", storage.now_ms)
+    found = StateSizes(storage, executor).of_operator(operator)
+    assert found.estimated == 1
+    assert len(set(found.of_shards.values())) <= 2

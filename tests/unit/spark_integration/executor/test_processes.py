@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from holdfast.spark_integration.executor import processes
-from holdfast.spark_integration.executor.processes import ProcessId, executor_process, lives, place_of
+from holdfast.spark_integration.executor.processes import ProcessId, executor_process, kept_per_process, lives, place_of
 
 WAIT_FOR_INPUT = "import sys; sys.stdin.read()"
 
@@ -36,7 +36,6 @@ def test_a_process_is_alive_until_it_ends(child: subprocess.Popen[bytes]) -> Non
 
 
 def test_one_that_ended_but_was_not_waited_for_is_dead(child: subprocess.Popen[bytes]) -> None:
-    """In containers nobody may collect a dead executor: its server must end all the same."""
     executor = ProcessId.of(child.pid)
     child.kill()
     executor.wait()  # the child is a zombie now, since nobody has called its wait
@@ -156,3 +155,29 @@ def test_a_machine_is_the_same_for_processes_that_see_each_other(monkeypatch: py
     monkeypatch.setattr(os, "getpid", lambda: 4711)  # what was asked before is not asked again in one process
     monkeypatch.setattr(os, "readlink", lambda _: "pid:[7]")
     assert processes.machine() != done.stdout.strip()
+
+
+def test_results_are_kept_by_their_arguments_in_one_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, str]] = []
+
+    @kept_per_process()
+    def opened(number: int, *, name: str) -> object:
+        calls.append((number, name))
+        return object()
+
+    first = opened(1, name="a")
+    assert opened(1, name="a") is first
+    assert opened(2, name="a") is not first
+    assert calls == [(1, "a"), (2, "a")]
+    monkeypatch.setattr(os, "getpid", lambda: 4711)
+    assert opened(1, name="a") is not first
+
+
+def test_no_more_results_are_kept_than_asked_for() -> None:
+    @kept_per_process(1)
+    def opened(number: int) -> object:
+        return object()
+
+    first = opened(1)
+    opened(2)
+    assert opened(1) is not first

@@ -121,9 +121,7 @@ def test_nothing_is_taken_from_a_living_executor(tmp_path: Path, living: Process
 
 
 @pytest.mark.slow(0.5)
-def test_a_server_that_is_ending_is_waited_for(
-    tmp_path: Path, living: ProcessId, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ending_server_is_waited_for(tmp_path: Path, living: ProcessId, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may still merge: the restart of a query comes seconds after the end of its executor."""
     monkeypatch.setattr(takeover, "WAIT_MS", 20_000)
     lock = local_dirs.take_lock(leave_shard(tmp_path, DEAD))
@@ -169,10 +167,7 @@ def damage_unnoticed(path: Path) -> None:
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-def test_of_workers_that_try_at_once_one_takes_it(
-    tmp_path: Path, living: ProcessId, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Speculative attempts, in one executor or two: all but one find it gone."""
+def test_of_many_workers_one_takes_it(tmp_path: Path, living: ProcessId, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover, "WAIT_MS", 10_000)
     for attempt in range(10):
         root = tmp_path / str(attempt)
@@ -203,9 +198,7 @@ def test_a_directory_that_is_another_one_when_it_is_locked_is_left_alone(
     assert adopt(tmp_path, living)[0]
 
 
-def test_what_is_not_private_or_unreadable_is_left_alone(
-    tmp_path: Path, living: ProcessId, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_what_is_private_is_taken(tmp_path: Path, living: ProcessId, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever could write there could plant state."""
     open_to_all = leave_shard(tmp_path, DEAD)
     open_to_all.chmod(0o755)
@@ -316,9 +309,7 @@ def test_what_a_killed_process_worked_on_goes(tmp_path: Path, caplog: pytest.Log
     assert not list(local_dirs.user_directory(tmp_path).iterdir())
 
 
-def test_who_works_in_many_directories_looks_for_the_dead_once_a_minute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_works_in_many_looks_for_the_dead_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pointers of 200 partitions took 200 of them, and each looked at all that dead executors have left."""
     begun_ms = clock.monotonic_ms()
     for after_ms, is_left in ((0, False), (takeover.LOOK_EVERY_MS - 1, True), (takeover.LOOK_EVERY_MS, False)):

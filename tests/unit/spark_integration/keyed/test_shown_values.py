@@ -112,13 +112,11 @@ def test_a_row_that_is_used_again_and_again_is_still_sparks() -> None:
 
 
 def require_row(data: bytes) -> None:
-    """Check a row of another process."""
     row = pickle.loads(data)
     assert (type(row), row, row.a, row.asDict()) == (Row, Row(a=1, b=None), 1, {"a": 1, "b": None})
 
 
 def test_a_row_goes_to_another_process() -> None:
-    """Which has no class of such rows."""
     finish(run_elsewhere(require_row, pickle.dumps(row_maker("a", "b")((1, None)))))
 
 

@@ -1,10 +1,11 @@
-"""Timers and TTL of processors, and what a processor may do when."""
+"""Timers and TTL of processors, what may be done when, and what may be declared over an earlier one's state."""
 
 from __future__ import annotations
 
 import importlib
 import itertools
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkRuntimeError
-from pyspark.sql.types import LongType
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
-from holdfast.errors import InvalidArgumentError
+from holdfast.backends.schema import TableSchema
+from holdfast.errors import InvalidArgumentError, SchemaMismatchError
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.processor.handle import PickledProcessor, declaration_of
+from holdfast.spark_integration.processor.transform_with_state import TransformWithState, require_same_grouping
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
 
 N = columns(n=LongType())
@@ -121,11 +135,7 @@ def test_values_elements_and_entries_expire_each_at_its_own_time(tmp_path: Path)
     """From the very ms on; a write gives a new time, a read does not; what has expired is removed."""
 
     def declare(handle: Any) -> Any:
-        return [
-            handle.getValueState("v", N, 100),
-            handle.getListState("l", N, 100),
-            handle.getMapState("m", N, N, 100),
-        ]
+        return [handle.getValueState("v", N, 100), handle.getListState("l", N, 100), handle.getMapState("m", N, N, 100)]
 
     def see(states: Any, *_: Any) -> Any:
         value, elements, entries = states
@@ -186,14 +196,12 @@ def test_wrong_declarations_fail_at_definition(declare: Any, time_mode: Any, tex
 
 
 def test_a_ttl_of_zero_is_none_in_any_mode() -> None:
-    """As in Spark."""
     declared = declaration_of(PickledProcessor(Scripted(lambda h: h.getValueState("v", N, 0))), "EventTime")
     assert declared.variables[0].ttl_ms is None
     assert set(declared.variables[0].tables(pa.schema([("k", pa.int64())]))) == {"v.v"}
 
 
 def test_a_ttl_beyond_all_times_is_refused() -> None:
-    """Its end would not fit into 64 bits."""
     with pytest.raises(InvalidArgumentError, match="at most 10,000 years"):
         declaration_of(PickledProcessor(Scripted(lambda h: h.getValueState("v", N, 1 << 62))), "ProcessingTime")
 
@@ -211,7 +219,6 @@ def test_the_order_of_declarations_does_not_matter(tmp_path: Path) -> None:
 
 
 def test_state_is_declared_in_init_only(tmp_path: Path) -> None:
-    """Later it could not be found again."""
     shard = ProcessorShard(tmp_path / "shard", Scripted(lambda h: None))
 
     def provoke(_: Any, __: Any, handle: Any) -> None:
@@ -261,7 +268,6 @@ def test_what_was_written_with_a_ttl_expires_without_it(tmp_path: Path) -> None:
 
 
 def test_delete_if_exists_drops_the_values_of_all_keys(tmp_path: Path) -> None:
-    """In every micro-batch in which the line is there; unknown names are fine."""
     shard = ProcessorShard(tmp_path / "shard", Scripted(lambda h: h.getValueState("v", N)))
     shard.each(["a", "b"], lambda state, *_: state.update((1,)))
 
@@ -276,7 +282,6 @@ def test_delete_if_exists_drops_the_values_of_all_keys(tmp_path: Path) -> None:
 
 
 def test_a_processor_that_cannot_travel_is_refused() -> None:
-    """At definition, with what to do."""
     processor = Scripted(lambda handle: None)
     processor.lock = __import__("threading").Lock()  # type: ignore[attr-defined]
     with pytest.raises(InvalidArgumentError, match=r"the Scripted cannot be pickled.*in init"):
@@ -285,9 +290,7 @@ def test_a_processor_that_cannot_travel_is_refused() -> None:
         PickledProcessor(Scripted)
 
 
-def test_a_processor_of_a_module_that_tasks_lack_says_how_to_send_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_that_tasks_lack_says_how_to_send_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is the task's; a bare ModuleNotFoundError sends the user to correct the processor."""
     (tmp_path / "only_here.py").write_text(
         "from tests.unit.spark_integration.processor.processor_shard import Scripted\nclass Of(Scripted): pass\n"
@@ -298,3 +301,174 @@ def test_a_processor_of_a_module_that_tasks_lack_says_how_to_send_it(
     monkeypatch.delitem(sys.modules, "only_here")
     with pytest.raises(InvalidArgumentError, match=r"the module only_here, which Spark's tasks cannot.*--py-files"):
         pickled.unpickled()
+
+
+Declare = Callable[[StatefulProcessorHandle], Any]
+COUNT, TEXT = columns(n=LongType()), columns(note=StringType())
+CONFIGURATION = {"timeMode": "ProcessingTime", "outputMode": "update"}
+
+
+@pytest.fixture
+def stored(tmp_path: Any) -> Callable[..., tuple[StoredTables, TransformWithState]]:
+    """Return a function that declares one thing after the other, and returns what is stored by then, and the last."""
+
+    def declared(declares: Sequence[Declare]) -> tuple[StoredTables, TransformWithState]:
+        steps = [step_of(declare, tmp_path) for declare in declares]
+        tables = StoredTables.of_first_run(steps[0].tables())
+        for step in steps[1:-1]:
+            step.require_restartable(tables, CONFIGURATION)
+            tables = tables.with_declared(step.tables())
+        return tables, steps[-1]
+
+    return declared
+
+
+def step_of(declare: Declare, folder: Any) -> TransformWithState:
+    processor: StatefulProcessor = Scripted(declare)
+    return ProcessorShard(folder / "shard", processor, "ProcessingTime").function
+
+
+def not_null(schema: StructType) -> StructType:
+    return StructType([StructField(field.name, field.dataType, False) for field in schema])
+
+
+def entries(key: StructType) -> Declare:
+    return lambda handle: handle.getMapState("m", key, COUNT)
+
+
+def value(schema: StructType, ttl_ms: int | None = None, name: str = "v") -> Declare:
+    return lambda handle: handle.getValueState(name, schema, ttl_ms)
+
+
+GOES: dict[str, list[Declare]] = {
+    "a column for another one, in two restarts": [
+        value(COUNT),
+        value(columns(b=BooleanType())),
+        value(columns(m=LongType())),
+    ],
+    "a column for one of another type": [value(COUNT), value(columns(n2=StringType()))],
+    "a field for another one, in two restarts": [
+        value(columns(p=COUNT)),
+        value(columns(p=columns(b=BooleanType()))),
+        value(columns(p=columns(m=LongType()))),
+    ],
+    "TTL, and none, and TTL": [value(COUNT, 5), value(COUNT), value(COUNT, 7)],
+    "TTL for a column": [value(columns(n=LongType(), m=LongType())), value(COUNT, 5)],
+    "a column that was NOT NULL before": [value(not_null(COUNT)), value(COUNT)],
+    "a column that was always NOT NULL": [value(not_null(COUNT)), value(TEXT, name="w"), value(not_null(COUNT))],
+    "a key that was always NOT NULL": [entries(not_null(TEXT)), entries(not_null(TEXT))],
+    "what may be null inside of a map's key": [entries(columns(p=not_null(COUNT))), entries(columns(p=COUNT))],
+    "what may not be null inside of a map's key": [entries(columns(p=COUNT)), entries(columns(p=not_null(COUNT)))],
+    "a new variable that is NOT NULL": [value(TEXT, name="w"), value(not_null(COUNT))],
+    "a name that is that of an index": [value(COUNT, 5, "x"), lambda handle: handle.getListState("x.expiring", COUNT)],
+    "everything else": [value(COUNT), lambda handle: handle.getMapState("w", TEXT, COUNT)],
+}
+# Words of the error.
+DOES_NOT: dict[str, tuple[list[Declare], str]] = {
+    "renamed": (
+        [value(COUNT), value(columns(m=LongType()))],
+        "to lose the values, give stateChanges={'v': {'drop': ['n']}}; to keep them hidden",
+    ),
+    "renamed and widened": (
+        [value(columns(n=IntegerType())), value(columns(m=LongType()))],
+        "{'v': {'rename': {'n': 'm'}}}",
+    ),
+    "a field renamed": (
+        [value(columns(p=ArrayType(COUNT))), value(columns(p=ArrayType(columns(m=LongType()))))],
+        "p.n → p.m: what is renamed loses its values",
+    ),
+    "a field of a map's values renamed": (
+        [
+            value(columns(p=MapType(StringType(), COUNT))),
+            value(columns(p=MapType(StringType(), columns(m=LongType())))),
+        ],
+        "p.n → p.m: what is renamed loses its values",
+    ),
+    "comes back narrower": (
+        [value(COUNT), value(columns(b=BooleanType())), value(columns(b=BooleanType(), n=IntegerType()))],
+        "n: int64 → int32",
+    ),
+    "a column NOT NULL comes back": (
+        [
+            value(columns(n=LongType(), m=LongType())),
+            value(COUNT),
+            value(StructType([*COUNT, StructField("m", LongType(), False)])),
+        ],
+        "m: it is NOT NULL",
+    ),
+    "a column becomes NOT NULL": ([value(COUNT), value(not_null(COUNT))], "n: it is NOT NULL"),
+    "a column that was not NOT NULL in between": (
+        [value(not_null(COUNT), 5), value(COUNT, 5), value(not_null(COUNT), 5)],
+        "n: it is NOT NULL",
+    ),
+    "a column that was absent in between": (
+        [value(not_null(COUNT)), value(TEXT), value(StructType([*TEXT, *not_null(COUNT)]))],
+        "n: it is NOT NULL",
+    ),
+    "a map's key becomes NOT NULL": ([entries(TEXT), entries(not_null(TEXT))], "entry.note: it is NOT NULL"),
+    "TTL over a column of its name": (
+        [value(columns(n=LongType(), expires_ms=LongType())), value(COUNT, 5)],
+        "expires_ms: a column of the user's and the time to live",
+    ),
+    "a column of its name over TTL": (
+        [value(COUNT, 5), value(COUNT), value(columns(n=LongType(), expires_ms=LongType()))],
+        "expires_ms: a column of the user's and the time to live",
+    ),
+    "an index's name, which was a variable's": (
+        [value(COUNT, None, "x.expiring"), lambda handle: handle.getListState("x.expiring", COUNT)],
+        "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE",
+    ),
+    "an index's table": ([value(COUNT, 5, "x"), value(TEXT, None, "x.expiring")], "shares a table with an earlier"),
+    "an index where a variable was": (
+        [value(COUNT, None, "x.expiring"), value(COUNT, 5, "x")],
+        "shares a table with an earl",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(GOES))
+def test_what_goes(name: str, stored: Callable[..., tuple[StoredTables, TransformWithState]]) -> None:
+    tables, step = stored(GOES[name])
+    step.require_restartable(tables, CONFIGURATION)
+    assert tables.with_declared(step.tables()).declared == step.tables()
+
+
+@pytest.mark.parametrize("name", list(DOES_NOT))
+def test_what_does_not(name: str, stored: Callable[..., tuple[StoredTables, TransformWithState]]) -> None:
+    declares, words = DOES_NOT[name]
+    tables, step = stored(declares)
+    with pytest.raises(SchemaMismatchError) as caught:
+        step.require_restartable(tables, CONFIGURATION)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("was_nullable", [True, False])
+def test_what_may_be_null_inside_of_grouping_keys_may_change(was_nullable: bool) -> None:
+    def grouped(is_nullable: bool) -> TableSchema:
+        key = pa.schema([("k", pa.struct([pa.field("a", pa.int64(), is_nullable)]))])
+        return TableSchema.of("v.v", key, pa.schema([("n", pa.int64())]))
+
+    stored = StoredTables.of_first_run({"v.v": grouped(was_nullable)})
+    require_same_grouping(stored, grouped(not was_nullable).key)
+
+
+def test_state_of_another_api_is_refused(stored: Callable[..., tuple[StoredTables, TransformWithState]]) -> None:
+    tables, step = stored([value(COUNT), value(TEXT)])
+    with pytest.raises(SchemaMismatchError, match="by another kind of operator"):
+        step.require_restartable(tables, {})
+
+
+@pytest.mark.parametrize("name", ["timeMode", "outputMode"])
+def test_modes_stay(name: str, stored: Callable[..., tuple[StoredTables, TransformWithState]]) -> None:
+    tables, step = stored([value(COUNT), value(COUNT)])
+    with pytest.raises(SchemaMismatchError, match=rf"INVALID_CONFIG_AFTER_RESTART.*another {name}.*stored=another"):
+        step.require_restartable(tables, CONFIGURATION | {name: "another"})
+
+
+def test_a_variable_and_an_index_do_not_share_a_name(tmp_path: Any) -> None:
+    def both(handle: StatefulProcessorHandle) -> None:
+        handle.getValueState("x", COUNT, 5)
+        handle.getValueState("x.expiring", COUNT)
+
+    with pytest.raises(InvalidArgumentError, match="keeps its index under this name"):
+        step_of(both, tmp_path)

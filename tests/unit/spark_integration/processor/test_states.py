@@ -11,13 +11,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql import Row
-from pyspark.sql.types import (
-    ArrayType,
-    FloatType,
-    IntegerType,
-    LongType,
-    StringType,
-)
+from pyspark.sql.types import ArrayType, FloatType, IntegerType, LongType, StringType
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration import timers as shared_timers
@@ -52,8 +46,6 @@ def everything(states: Any, *_: Any) -> Any:
 
 
 def test_state_is_kept_for_each_key_and_only_for_those_that_wrote(shard: ProcessorShard) -> None:
-    """The next micro-batch reads what the last one wrote; other keys have nothing."""
-
     def write(states: Any, key: Any, _: Any) -> None:
         value, elements, entries = states
         n = len(key[0] or "")
@@ -71,8 +63,6 @@ def test_state_is_kept_for_each_key_and_only_for_those_that_wrote(shard: Process
 
 
 def test_a_call_reads_its_own_writes_and_clears(shard: ProcessorShard) -> None:
-    """Before anything is written out: appended, replaced, removed and cleared."""
-
     def first(states: Any, *_: Any) -> Any:
         value, elements, entries = states
         value.update((1,))
@@ -107,7 +97,6 @@ def test_a_call_reads_its_own_writes_and_clears(shard: ProcessorShard) -> None:
 
 @pytest.mark.slow(0.5)
 def test_lists_keep_their_order_over_micro_batches(shard: ProcessorShard) -> None:
-    """Order is that of appending, whatever order rows are stored in."""
     for n in range(30):
         shard.each(["a", "b"], lambda states, key, _, n=n: states[1].appendList([(2 * n,), (2 * n + 1,)]))
     in_order = repr([(n,) for n in range(60)])
@@ -117,9 +106,7 @@ def test_lists_keep_their_order_over_micro_batches(shard: ProcessorShard) -> Non
 @pytest.mark.all
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("kind", ["list", "map"])
-def test_what_was_fetched_for_keys_that_were_called_is_let_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_what_was_fetched_for_keys_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """A slab has up to 20,000 keys: all of their lists or maps at once may be more than a worker's memory."""
     monkeypatch.setattr(slab_module.SlabEntries.__init__, "__defaults__", (1 << 20,))
     text = columns(text=StringType())
@@ -185,9 +172,7 @@ def _use_large_state(directory: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["list", "map"])
-def test_keys_that_timers_call_in_turns_bring_no_window_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_keys_called_in_turns_bring_no_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """After a pause several timers of each key are due: 32 MiB for each call of one would take hours."""
     monkeypatch.setattr(slab_module.SlabEntries.__init__, "__defaults__", (10_000,))
     text = columns(text=StringType())
@@ -313,8 +298,6 @@ def test_an_unwritten_value_reads_as_the_store_will_give_it(tmp_path: Path) -> N
 
 
 def test_an_iterator_shows_what_there_was_at_its_first_step(shard: ProcessorShard) -> None:
-    """Appending and removing while one iterates changes nothing in it."""
-
     def iterate(states: Any, *_: Any) -> Any:
         _, elements, entries = states
         elements.put([(1,), (2,)])
@@ -407,9 +390,7 @@ def test_state_is_for_the_thread_that_calls_the_processor(shard: ProcessorShard)
     assert shard.each(["a"], from_a_thread) == {"a": repr((1, True))}
 
 
-def test_what_is_not_touched_is_neither_read_nor_written(
-    shard: ProcessorShard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_touched_costs_nothing(shard: ProcessorShard, monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable costs nothing where it is not used; a list is appended to and a map (M7) written without a read."""
     from holdfast.mvcc import Transaction
 

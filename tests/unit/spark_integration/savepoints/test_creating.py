@@ -1,29 +1,49 @@
-"""Savepoints of a query that runs: what must fail does so before it is stopped, and says whose fault it is.
-
-Spark's own part, its state and the query, is played: all that counts here is what is asked, and when.
-"""
+"""Savepoints of a running query: what fails before it is stopped, and what tasks store and refuse."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import ArrayType, DataType, LongType, StringType, StructField, StructType
 
+from holdfast.backends.schema import TableSchema, encode_schemas
 from holdfast.errors import (
+    CorruptionError,
     HoldfastError,
     InvalidArgumentError,
     NotFoundError,
+    SchemaMismatchError,
     StateLostError,
     UnavailableError,
 )
+from holdfast.settings import Settings
+from holdfast.snapshotter.savepoints.manifest import Piece
+from holdfast.snapshotter.savepoints.pieces import read_piece
+from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.plan.grouping_keys import Grouping, Key
+from holdfast.spark_integration.processor.state.timers import timer_tables
+from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.savepoints import creating, tasks
+from holdfast.spark_integration.savepoints.tasks import OwnProcess, ShardTask
+from holdfast.spark_integration.savepoints.writing import tables as writing_tables
+from holdfast.spark_integration.savepoints.writing.tables import grouping_width
+from holdfast.spark_integration.savepoints.writing.write import PieceCopier, TableWriter, run_of
 from holdfast.spark_integration.spark_state.pointers import StatefulStep
+from holdfast.spark_integration.timers import KeyTimers, first_due_ms, hashes_of_keys
+from holdfast.spark_integration.ttl.expiry import expiring_tables
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 
 DEDUPLICATION = StatefulStep(0, "dedupe", is_ours=False, has_timeout=False, pointers={})
@@ -202,13 +222,6 @@ def test_what_was_read_of_a_fast_query_counts(ground: Ground, reads_purged: tupl
     assert ground.query.is_running
 
 
-def test_state_that_cannot_be_read_stops_no_query(ground: Ground) -> None:
-    ground.has_state(lost(ground, moves_on=False))
-    with pytest.raises(StateLostError, match="is not in the state directory"):
-        ground.stop()
-    assert ground.query.is_running
-
-
 def lost(ground: Ground, *, moves_on: bool) -> Callable[[], list[StatefulStep]]:
     """Return what finds an object gone, of a micro-batch that the query has left behind by then, or not."""
     batch_id = 0
@@ -231,10 +244,12 @@ def test_a_query_that_is_too_fast_is_named_as_the_cause(ground: Ground) -> None:
     assert isinstance(told.value.__cause__, StateLostError)
 
 
-def test_state_that_is_lost_is_named_as_such(ground: Ground) -> None:
+@pytest.mark.parametrize("how", ["create", "stop"])
+def test_lost_state_is_named_and_stops_no_query(ground: Ground, how: str) -> None:
     ground.has_state(lost(ground, moves_on=False))
     with pytest.raises(StateLostError, match="is not in the state directory"):
-        ground.create()
+        getattr(ground, how)()
+    assert ground.query.is_running
 
 
 @pytest.mark.parametrize(("place", "called"), [("query", "checkpointLocation"), ("durable", "state directory")])
@@ -247,3 +262,204 @@ def test_savepoints_do_not_lie_in_a_directory_of_the_querys(ground: Ground, plac
     with pytest.raises(InvalidArgumentError, match=f"this is the query's {called}: choose another directory"):
         creating.create(ground.spark, ground.folder / "query", target, "one")
     assert not list(ground.folder.rglob("one"))
+
+
+KEYS = pa.schema([("user", pa.string()), ("place", pa.int64())])
+VALUES = pa.schema([("n", pa.int64())])
+
+
+def sent(schema: TableSchema, shard: int, rows: list[tuple[object, ...]]) -> pa.RecordBatch:
+    """Return rows as Spark sends them: hash, shard, and columns whose names say nothing."""
+    columns = [pa.array(column) for column in zip(*rows, strict=True)]
+    hashes = [pa.array(np.arange(len(rows), 0, -1)), pa.array([shard] * len(rows), pa.int32())]
+    names = ["hash", "shard", *(f"c{i}" for i in range(len(columns)))]
+    assert len(columns) == len(schema.key) + len(schema.value)
+    return pa.record_batch([*hashes, *columns], names)
+
+
+def written(folder: Path, tables: dict[str, TableSchema], *batches: pa.RecordBatch) -> list[dict[str, object]]:
+    writer = TableWriter(Settings.parse({}, ["memory"]), str(folder), "one", "totals", encode_schemas(tables))
+    return [row for batch in writer(iter(batches)) for row in batch.to_pylist()]
+
+
+def pieces_of(row: dict[str, object]) -> list[Piece]:
+    return [Piece.read(piece, "a piece") for piece in json.loads(str(row["pieces"]))]
+
+
+def test_rows_are_sorted_and_stored_by_shard(tmp_path: Path) -> None:
+    table = TableSchema.of("state", KEYS, VALUES)
+    batches = [sent(table, shard, [("b", 1, 10), ("a", 2, None)]) for shard in (3, 1)]
+    rows = written(tmp_path, {"state": table}, *batches)
+    assert [(row["shard"], row["error"]) for row in rows] == [(1, None), (3, None)]
+    assert [row["not_null"] for row in rows] == ['["key.user", "key.place"]'] * 2
+    with open_storage(str(tmp_path)) as storage:
+        (piece,) = pieces_of(rows[0])
+        run = read_piece(savepoint_folder(storage, "one"), "totals", piece, table)
+    assert run.batch.to_pydict() == {
+        "hash": [1, 2],
+        "deleted": [False, False],
+        "key.user": ["a", "b"],
+        "key.place": [2, 1],
+        "value.n": [None, 10],
+    }
+
+
+def test_expiring_rows_are_also_stored_by_their_time(tmp_path: Path) -> None:
+    tables = dict(expiring_tables("state", KEYS, VALUES))
+    never = np.iinfo(np.int64).max
+    rows = [("a", 1, 1, 900), ("b", 1, 1, 500), ("c", 1, 1, never), ("d", 1, 1, None)]
+    (row,) = written(tmp_path, tables, sent(tables["state"], 0, rows))
+    with open_storage(str(tmp_path)) as storage:
+        folder = savepoint_folder(storage, "one")
+        runs = [read_piece(folder, "totals", piece, tables[piece.table]) for piece in pieces_of(row)]
+    assert [len(run) for run in runs] == [4, 2]
+    assert (first_due_ms(runs[1]), hashes_of_keys(runs[1]).tolist()) == (500, [3, 4])
+    assert runs[1].keys.column(0).to_pylist() == ["b", "a"]
+    assert row["earliest_ms"] is None
+
+
+def test_timers_of_both_kinds_get_their_order(tmp_path: Path) -> None:
+    one, many = dict(KeyTimers.tables(KEYS, "EventTimeTimeout")), dict(timer_tables(KEYS, "EventTime"))
+    for name, tables in (("one", one), ("many", many)):
+        rows = [("a", 1, 900), ("b", 1, 500)]
+        (row,) = written(tmp_path / name, tables, sent(tables["timers"], 0, rows))
+        assert (row["error"], row["earliest_ms"], len(pieces_of(row))) == (None, 500, 2)
+
+
+def test_what_is_wrong_names_the_key(tmp_path: Path) -> None:
+    table = TableSchema.of("state", KEYS, VALUES)
+    hashes = np.array([7, 7, 7])
+    rows = pa.table({"c0": ["a", "b", "a"], "c1": [1, 1, 1], "c2": [1, 2, 3]})
+    with pytest.raises(InvalidArgumentError, match=r"occurs twice.*user='a', place=1"):
+        run_of(table, hashes, rows)
+    with pytest.raises(SchemaMismatchError, match="column 'n'"):
+        run_of(table, hashes[:1], pa.table({"c0": ["a"], "c1": [1], "c2": ["many"]}))
+    timers = dict(KeyTimers.tables(KEYS, "EventTimeTimeout"))
+    (row,) = written(tmp_path, timers, sent(timers["timers"], 0, [("a", 1, 5), ("b", 1, None)]))
+    assert "a timer has no time" in str(row["error"])
+    assert row["pieces"] is None
+
+
+def test_how_many_columns_an_operator_groups_by() -> None:
+    """Whatever the variables and the columns are called."""
+    keys = pa.schema([("entry.user", pa.string()), ("seq", pa.int64())])
+    number = StructType().add("n", "integer")
+    entry = StructType().add("a", "string").add("b", "string")
+    variables = [
+        StateVariable("a.b", "value", number),
+        StateVariable("l.x", "list", number, ttl_ms=5),
+        StateVariable("m", "map", number, entry),
+    ]
+    tables = {name: table for one in variables for name, table in one.tables(keys).items()}
+    with_timers = tables | dict(timer_tables(keys, "EventTime"))
+    for name in ("v.a.b", "l.l.x", "m.m"):
+        assert grouping_width(with_timers[name], with_timers) == 2
+    for name in ("v.a.b", "l.l.x"):
+        assert grouping_width(tables[name], tables) == 2
+    plain = StateVariable("m", "map", number, entry).tables(KEYS)
+    assert grouping_width(plain["m.m"], plain) == 2
+
+
+def test_what_may_be_null_inside_of_keys_may_differ_from_table_to_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One frame was computed and the other read from a file, say; other types are refused as before."""
+
+    def keyed(data_type: DataType, is_nullable: bool) -> Any:
+        return StructField("k", ArrayType(data_type, is_nullable))
+
+    def resolved(frame: Any, _: object) -> Grouping:
+        return Grouping([Key(frame, frame, "k")], [0])  # a frame is its only key
+
+    monkeypatch.setattr(writing_tables, "resolve_keys", resolved)
+    monkeypatch.setattr(writing_tables, "_state", lambda name, *_, **__: name)
+    frames = {"a": keyed(LongType(), False), "b": keyed(LongType(), True)}
+    assert writing_tables.tables_of_frames(frames, ["k"], "None") == ["a", "b"]
+    with pytest.raises(InvalidArgumentError, match="the same keys"):
+        writing_tables.tables_of_frames({**frames, "c": keyed(StringType(), True)}, ["k"], "None")
+
+
+def test_a_damaged_piece_is_not_copied(tmp_path: Path) -> None:
+    table = TableSchema.of("state", KEYS, VALUES)
+    (row,) = written(tmp_path, {"state": table}, sent(table, 0, [("a", 1, 1)]))
+    (piece,) = pieces_of(row)
+    copier = PieceCopier(Settings.parse({}, ["memory"]), str(tmp_path), "one", "two")
+    task = pa.table([["totals"], [0], [json.dumps(piece.to_json())]], ["operator", "shard", "piece"])
+    path = tmp_path / "one" / piece.key
+    good = path.read_bytes()
+
+    def error() -> str | None:
+        (found,) = [row["error"] for batch in copier(iter(task.to_batches())) for row in batch.to_pylist()]
+        return found
+
+    path.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
+    assert "CorruptionError" in str(error())
+    path.unlink()
+    assert "is missing" in str(error())
+    assert not (tmp_path / "two").exists()
+    path.write_bytes(good)
+    assert error() is None
+    assert (tmp_path / "two" / piece.key).read_bytes() == good
+
+
+SHARDS = [("totals", number) for number in range(6)]
+
+
+@dataclass(frozen=True)
+class Storing(ShardTask):
+    """Stores an object for each shard; fails at one; counts how many shards are under way."""
+
+    GIVEN: ClassVar[str] = "operator string, shard int"
+    RETURNED: ClassVar[str] = "operator string, shard int, error string"
+
+    error: HoldfastError | None = None
+    under_way: list[int] = field(default_factory=list)
+    most: list[int] = field(default_factory=list)
+    lock: Any = field(default_factory=threading.Lock)
+    meet: Any = field(default_factory=lambda: threading.Barrier(2))
+
+    def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
+        with self.lock:
+            self.under_way.append(row["shard"])
+            self.most.append(len(self.under_way))
+        if self.error is None:
+            self.meet.wait(10)  # shards come in twos: a third one would break the rule, a single one the barrier
+        elif row["shard"] == 2:
+            raise self.error
+        opened(self.target).put(f"{row['operator']}-{row['shard']}", b"1")
+        with self.lock:
+            self.under_way.remove(row["shard"])
+        yield {"operator": row["operator"], "shard": row["shard"], "error": None}
+
+
+@pytest.fixture
+def done() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def alone(tmp_path: Path, done: list[int]) -> Iterator[OwnProcess]:
+    with ThreadPoolExecutor(8) as executor:
+        yield OwnProcess.of(str(tmp_path / "durable"), {}, executor, 2, done.append)
+
+
+def test_shards_are_worked_on_side_by_side_but_no_more_than_memory_has_room_for(
+    alone: OwnProcess, tmp_path: Path, done: list[int]
+) -> None:
+    task = Storing(alone.settings, str(tmp_path / "target"))
+    found = alone.run(SHARDS, task)
+    assert [(row["operator"], row["shard"]) for row in found] == SHARDS
+    assert max(task.most) == 2
+    assert sum(done) == 6
+    assert len(list((tmp_path / "target").iterdir())) == 6
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (CorruptionError("a piece is damaged"), "totals, shard 2: a piece is damaged"),
+        (UnavailableError("away"), "away"),
+    ],
+    ids=["damaged", "away"],
+)
+def test_an_error_is_raised_with_its_shard(alone: OwnProcess, tmp_path: Path, error: HoldfastError, says: str) -> None:
+    with pytest.raises(type(error), match=says):
+        alone.run(SHARDS, Storing(alone.settings, str(tmp_path / "target"), error))

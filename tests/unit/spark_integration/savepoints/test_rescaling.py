@@ -1,9 +1,9 @@
-"""Tasks of savepoints without Spark: what they save and restore, to any number of shards, is the same state."""
+"""Restores to any number of shards, with other columns, and into new checkpoint locations."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -13,24 +13,35 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from holdfast.backends.arrow.rows import HashArray
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.backends.schema import encode_schemas
+from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError, SchemaMismatchError
 from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
-from holdfast.snapshotter.savepoints.manifest import Piece, SavedOperator, ShardTimes
+from holdfast.snapshotter.savepoints.manifest import (
+    Piece,
+    PlannedBatch,
+    SavedOperator,
+    SavedQuery,
+    SavedSource,
+    ShardTimes,
+)
 from holdfast.snapshotter.savepoints.pieces import write_pieces
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.snapshotter.version_reader import read_tables
-from holdfast.spark_integration.savepoints import creating, restoring, restoring_shards, tasks
+from holdfast.spark_integration.savepoints import changes, creating, restoring, restoring_shards, tasks
+from holdfast.spark_integration.savepoints.changes import migrated, migrations_of
 from holdfast.spark_integration.savepoints.creating import ShardSaver, StoredNames, shard_row
+from holdfast.spark_integration.savepoints.new_query import begin, finish, forget
 from holdfast.spark_integration.savepoints.restoring_shards import (
     FIRST_VERSION,
     HashRange,
@@ -38,10 +49,15 @@ from holdfast.spark_integration.savepoints.restoring_shards import (
     ShardRestorer,
     rows_of_shards,
 )
+from holdfast.spark_integration.savepoints.seeding import moved, partitions_of, pinned, seed, state_of_stub
 from holdfast.spark_integration.savepoints.tasks import columns_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
-from holdfast.spark_integration.timers import is_by_time, timers_schema
+from holdfast.spark_integration.spark_state.query_location import LoggedBatch
+from holdfast.spark_integration.timers import KeyTimers, is_by_time, timers_schema
 from holdfast.spark_integration.transport.routes import shards_of
+from holdfast.spark_integration.ttl.expiry import expiring_tables
+from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from tests.model.shard_history import TimedStorage
 from tests.tiers import repetitions
 
 KEY = pa.schema([("user", pa.int64())])
@@ -167,7 +183,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.mark.slow(3)
 @pytest.mark.parametrize("seed", repetitions(quick=1, long=50))
 def test_state_goes_through_any_numbers_of_shards(store: Store, seed: int) -> None:
-    """1, 7, 3, 1 and many more shards than keys: the same rows, each where its key is sent to."""
     hashes = some_hashes(seed)
     pointers = store.write(hashes, 1)
     first, directory, shards = store.state("totals", 1, pointers), "totals", 1
@@ -296,7 +311,6 @@ def test_a_new_shard_knows_when_its_first_timer_is_due(store: Store) -> None:
 
 
 def test_a_damaged_piece_is_an_error_that_names_it(store: Store) -> None:
-    """Returned, not raised: Spark would repeat the task for nothing."""
     pointers = store.write(some_hashes(1), 2)
     saved = store.save("one", "totals", 2, pointers)
     with open_storage(str(store.folder / "savepoints")) as savepoints:
@@ -321,3 +335,313 @@ def test_lost_state_is_an_error_that_names_it(store: Store) -> None:
 
 def replace_id(pointer: Pointer) -> Pointer:
     return Pointer(pointer.version, "f" * 16)
+
+
+OLD_KEY = pa.schema([("k", pa.string())])
+VALUE = pa.schema([("n", pa.int64()), ("k", pa.int64())])
+OLD_STATE = TableSchema.of("state", OLD_KEY, VALUE)
+Function = Callable[[pa.RecordBatch], Any]
+
+
+def operator(tables: Mapping[str, TableSchema]) -> SavedOperator:
+    return SavedOperator("totals", 0, "applyInPandasWithState", False, 2, tables, tables, True, {}, (), ())
+
+
+def rows(schema: TableSchema, **columns: Any) -> Run:
+    count = len(columns["n"])
+    keys = Keys.of(schema, np.arange(count, dtype=np.uint64), pa.table({"k": [f"u{i}" for i in range(count)]}))
+    return Run.build(schema, keys, schema.conform(pa.table(columns), "value"))
+
+
+def as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Give the number as text, and the column of the key's name as it is."""
+    return pa.record_batch({"s": batch["n"].cast(pa.string()), "k": batch["k"], "value.k": batch["value.k"]})
+
+
+def test_rows_get_other_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In batches; types are those that are stored, and names those that users see."""
+    monkeypatch.setattr(changes, "_ROWS", 3)
+    seen: list[int] = []
+
+    def function(batch: pa.RecordBatch) -> pa.RecordBatch:
+        seen.append(batch.num_rows)
+        assert batch.schema.names == ["k", "n", "value.k"]
+        return as_text(batch)
+
+    tables = {"state": OLD_STATE, **KeyTimers.tables(OLD_KEY, "EventTimeTimeout")}
+    (migration,) = migrations_of(operator(tables), function).values()
+    wanted = TableSchema.of("state", OLD_KEY, pa.schema([("s", pa.string()), ("k", pa.int64())]))
+    found = migration(rows(OLD_STATE, n=[*range(7)], k=[None, *range(6)]))
+    assert seen == [0, 3, 3, 1]
+    assert found.schema == wanted
+    assert found.values.to_pylist() == [{"s": str(i), "k": i - 1 if i else None} for i in range(7)]
+    assert found.keys.column(0).to_pylist() == [f"u{i}" for i in range(7)]
+    after = migrated(operator(tables), {"state": migration})
+    assert (after.tables, after.declared) == ({**tables, "state": wanted},) * 2
+
+
+def test_a_column_may_be_called_as_a_key_in_another_case() -> None:
+    """The function sees it under a name that Spark can tell apart, and may call its own columns what it likes."""
+    table = TableSchema.of("state", OLD_KEY, pa.schema([("n", pa.int64()), ("K", pa.int64())]))
+
+    def function(batch: pa.RecordBatch) -> pa.RecordBatch:
+        assert batch.schema.names == ["k", "n", "value.K"]
+        return batch.rename_columns(["k", "N", "value.K"]).append_column("n", batch["n"])
+
+    (migration,) = migrations_of(operator({"state": table}), function).values()
+    found = migration(rows(table, n=[1, 2], K=[3, 4]))
+    assert found.values.to_pylist() == [{"N": 1, "K": 3, "n": 1}, {"N": 2, "K": 4, "n": 2}]
+
+
+def test_times_to_live_are_kept() -> None:
+    """The function does not see them; its table may be left with nothing else."""
+    tables = dict(expiring_tables("v.total", OLD_KEY, pa.schema([("n", pa.int64())])))
+    saved = rows(tables["v.total"], n=[1, 2], expires_ms=[5, None])
+    for function, own in ((lambda b: b.select(["k"]), {}), (lambda b: b, {"n": 1})):
+        migration = migrations_of(operator(tables), {"total": function})["v.total"]
+        assert migration(saved).values.to_pylist()[0] == {**own, "expires_ms": 5}
+    with pytest.raises(InvalidArgumentError, match="'expires_ms' is holdfast's own"):
+        migrations_of(operator(tables), lambda b: b.append_column("expires_ms", b["n"]))
+
+
+def only_with_rows(function: Function) -> Function:
+    """Return a function that does wrong only where there are rows."""
+    return lambda batch: function(batch) if batch.num_rows else batch
+
+
+WRONG: dict[str, tuple[Function, str]] = {
+    "fails": (lambda b: pc.divide(b["n"], 0), "it failed: ArrowInvalid: divide by zero"),
+    "no batch": (lambda b: b.to_pandas(), "it returned no pyarrow.RecordBatch"),
+    "other rows": (lambda b: b.slice(1), "it returned another number of rows"),
+    "columns twice": (lambda b: pa.record_batch([b["n"]] * 2, names=["k", "k"]), "two columns of one name"),
+    "other columns": (lambda b: b.select(["k", "n"]), "it returned other columns than for no rows"),
+    "other keys": (lambda b: b.set_column(0, "k", pc.add_checked(b["k"], "x")), "it failed"),
+    "another order": (lambda b: b.take(pa.array([1, 0])), "it returned other keys, or the same in another order"),
+    "nulls": (
+        lambda b: b.set_column(1, pa.field("n", pa.int64(), nullable=False), pa.nulls(2, pa.int64())),
+        "nulls in columns that it says have none",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_what_a_function_may_not_return(name: str) -> None:
+    function, words = WRONG[name]
+    if name == "nulls":
+        required = OLD_STATE.value.set(0, pa.field("n", pa.int64(), nullable=False))
+        fixed = {"state": TableSchema.of("state", OLD_KEY, required)}
+        migration = migrations_of(
+            operator(fixed), lambda b: b.set_column(1, pa.field("n", pa.int64(), nullable=False), b["n"])
+        )["state"]
+        migration = type(migration)(function, migration.before, migration.after, False, migration.returned)
+    else:
+        migration = migrations_of(operator({"state": OLD_STATE}), only_with_rows(function))["state"]
+    with pytest.raises(InvalidArgumentError, match="the function that migrates a state table is wrong") as caught:
+        migration(rows(OLD_STATE, n=[1, 2], k=[3, 4]))
+    assert words in str(caught.value)
+
+
+def test_values_are_of_the_types_that_it_returned_for_no_rows() -> None:
+    """What does not fit names its column."""
+    for function, words in (
+        (lambda b: b.set_column(1, "n", b["n"].cast(pa.string())), "'n' has a different type"),
+        (lambda b: b.set_column(1, "n", pc.multiply(b["n"], 0.5)), "'n' cannot be stored"),
+    ):
+        with pytest.raises(SchemaMismatchError, match=words):
+            migrations_of(operator({"state": OLD_STATE}), only_with_rows(function))["state"](
+                rows(OLD_STATE, n=[1], k=[1])
+            )
+
+
+def test_what_cannot_be_migrated() -> None:
+    both = {"a": TableSchema.of("a", OLD_KEY, VALUE), "b": TableSchema.of("b", OLD_KEY, VALUE)}
+    with pytest.raises(InvalidArgumentError, match="several state tables"):
+        migrations_of(operator(both), as_text)
+    with pytest.raises(NotFoundError, match="no such table to migrate"):
+        migrations_of(operator(both), {"c": as_text})
+    with pytest.raises(InvalidArgumentError, match="functions by table"):
+        migrations_of(operator(both), {"a": "text"})
+    with pytest.raises(InvalidArgumentError, match="it returned no key columns"):
+        migrations_of(operator({"state": OLD_STATE}), lambda b: b.select(["n"]))
+
+
+PINNED = {"spark.sql.shuffle.partitions": "2", "spark.sql.a": "1"}
+BATCH = json.dumps({"batchWatermarkMs": 7, "batchTimestampMs": 9, "conf": PINNED})
+QUERY = SavedQuery("query", 41, "v1", BATCH, 8, (SavedSource("0", '{"logOffset":3}', ()),))
+
+
+def seeded(
+    folder: Path, of_stub: Mapping[str, str], *, fresh: bool = False, planned: PlannedBatch | None = None
+) -> Path:
+    """Fill a location from a stub that pinned some settings, and return it."""
+    stub, location = folder / "stub", folder / "location"
+    for name, text in {
+        "offsets/0": f"v1\n{json.dumps({'batchWatermarkMs': 0, 'conf': of_stub})}\n-",
+        "commits/0": 'v1\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{"0":[["a"]]}}',
+        "state/0/0/1.delta": "?",
+    }.items():
+        (stub / name).parent.mkdir(parents=True, exist_ok=True)
+        (stub / name).write_text(text)
+    with (
+        open_storage(str(location)) as new,
+        open_storage(str(stub)) as old,
+        open_storage(str(folder / "savepoints")) as savepoints,
+    ):
+        first = state_of_stub(old, new, pinned(QUERY, None))
+        seed(new, first, savepoint_folder(savepoints, "one"), QUERY, fresh=fresh, planned=planned)
+    return location
+
+
+def lines(file: Path) -> list[Any]:
+    return [json.loads(line) if line.startswith("{") else line for line in file.read_text().splitlines()]
+
+
+def test_what_a_later_spark_pins_holds_of_the_state_that_it_has_made(tmp_path: Path) -> None:
+    """A savepoint is the way from one Spark to the next."""
+    of_stub = {**PINNED, "spark.sql.since.then": "true"}
+    location = seeded(tmp_path, of_stub)
+    assert lines(location / "offsets/0") == [
+        "v1",
+        {"batchWatermarkMs": 7, "batchTimestampMs": 9, "conf": of_stub},
+        {"logOffset": 3},
+    ]
+    assert lines(location / "commits/0") == ["v1", {"nextBatchWatermarkMs": 8, "stateUniqueIds": {"0": [["a"]]}}]
+
+
+def test_what_was_planned_is_what_runs_first(tmp_path: Path) -> None:
+    """With its own time and watermark, on the state that the stub has made; else Spark plans it."""
+    batch = json.dumps({"batchWatermarkMs": 8, "batchTimestampMs": 11, "conf": {**PINNED, "spark.sql.a": "0"}})
+    planned = PlannedBatch("v1", batch, (SavedSource("0", '{"logOffset":4}', ()),))
+    location = seeded(tmp_path / "planned", PINNED, planned=planned)
+    assert lines(location / "offsets/1") == [
+        "v1",
+        {"batchWatermarkMs": 8, "batchTimestampMs": 11, "conf": PINNED},
+        {"logOffset": 4},
+    ]
+    assert not (location / "commits/1").exists()
+    assert not (seeded(tmp_path / "not planned", PINNED) / "offsets/1").exists()
+
+
+@pytest.mark.parametrize("of_stub", [{"spark.sql.shuffle.partitions": "2"}, {**PINNED, "spark.sql.a": "2"}])
+def test_what_is_not_pinned_as_it_was_is_named(tmp_path: Path, of_stub: dict[str, str]) -> None:
+    """By an older Spark, say: nothing has been written then."""
+    with pytest.raises(InvalidArgumentError, match=r"or a later one, settings=spark\.sql\.a$"):
+        seeded(tmp_path, of_stub)
+    assert not (tmp_path / "location").exists() or not list((tmp_path / "location").iterdir())
+
+
+def test_sources_that_begin_anew_have_no_positions_and_no_watermark(tmp_path: Path) -> None:
+    """What they read again must not be late."""
+    location = seeded(tmp_path, PINNED, fresh=True)
+    _, batch, offset = lines(location / "offsets/0")
+    assert (batch["batchWatermarkMs"], offset) == (0, "-")
+    assert lines(location / "commits/0")[1]["nextBatchWatermarkMs"] == 0
+
+
+HERE = "/state/3/_stateSchema/default/0_1f5d"
+
+
+@pytest.mark.parametrize(
+    ("before", "location", "after"),
+    [
+        ("file:/data/link/query", "file:///new", "file:/new"),
+        ("file:///data/state/0/query", "file:///new/", "file:/new"),
+        ("/data/query", "file:///new", "/new"),
+        ("s3a://bucket/query", "s3://other/new", "s3a://other/new"),
+        ("hdfs://service/query", "hdfs://host:8020/new", "hdfs://host:8020/new"),
+        ("file:/data/query", "s3://bucket/new", "s3a://bucket/new"),
+        ("s3a://bucket/query", "file:///new", "file:/new"),
+    ],
+)
+@pytest.mark.parametrize("key", ["state/3/_metadata/v2/7", "state/3/_metadata/metadata"])
+def test_paths_of_the_states_own_files_are_new(key: str, before: str, location: str, after: str) -> None:
+    """However the original's place was written when Spark wrote them: one that stays would be read for good."""
+
+    def metadata(place: str) -> str:
+        stores = [{"storeName": "default", "stateSchemaFilePaths": [place + HERE]}]
+        properties = json.dumps({"stateName": "/data/state/0/_x"})
+        return "v2\n" + json.dumps({"stateStoreInfo": stores, "operatorPropertiesJson": properties})
+
+    found = moved(key, memoryview(metadata(before).encode()), location)
+    assert lines_of(bytes(found)) == lines_of(metadata(after).encode())
+
+
+def lines_of(data: bytes) -> list[Any]:
+    version, text = data.decode().split("\n")
+    return [version, json.loads(text)]
+
+
+def test_a_path_that_cannot_be_one_of_the_states_is_named() -> None:
+    data = memoryview(b'v2\n{"stateSchemaFilePaths": ["file:/data/schemas/0_1f5d"]}')
+    with pytest.raises(InvalidArgumentError, match=r"outside the checkpoint location.*path=file:/data/schemas/0_1f5d"):
+        moved("state/3/_metadata/v2/7", data, "file:///new")
+
+
+@pytest.mark.parametrize("key", ["state/3/0/_metadata/schema", "state/3/0/7.delta", "state/3/_stateSchema/default/0"])
+def test_other_files_of_state_stay_as_they_are(key: str) -> None:
+    """A user's values may look like paths."""
+    data = memoryview(b'v2\n{"stateSchemaFilePaths": ["file:/data/query/state/3/_stateSchema/x"]}')
+    assert bytes(moved(key, data, "file:///new")) == bytes(data)
+
+
+def test_partitions_are_a_number_of_shards() -> None:
+    def logged(conf: Mapping[str, object]) -> LoggedBatch:
+        return LoggedBatch(4, "v1", json.dumps({"conf": conf}), (), 0)
+
+    assert [partitions_of(logged(conf)) for conf in (PINNED, {})] == [2, 1]
+    for given in ("many", "0", "-1", "3000000000", None, [2], "9" * 5000):
+        with pytest.raises(CorruptionError, match="an impossible number of partitions"):
+            partitions_of(logged({"spark.sql.shuffle.partitions": given}))
+
+
+@pytest.mark.parametrize("has_begun", [True, False], ids=["its mark is seen", "nothing is seen"])
+def test_a_query_that_is_finished_while_another_begins_stays(has_begun: bool) -> None:
+    """The other one has looked at the location, and is held up before it puts its mark: it must not clear it."""
+    location = TimedStorage()
+
+    def whole() -> None:
+        if not has_begun:
+            begin(location, "first")
+        location.put("offsets/0", b"")
+        finish(location, "first")
+
+    if has_begun:
+        begin(location, "first")
+    with pytest.raises(ConflictError, match="must be empty"):
+        begin(FaultyStorage(location, [Fault("delay", "put", wait=whole)]), "second")
+    assert sorted(location.objects) == ["metadata", "offsets/0"]
+
+
+def test_a_query_that_another_has_finished_first_keeps_its_metadata() -> None:
+    """The first one's put of its own is held up until the second has taken the location, and finished."""
+    location = TimedStorage()
+
+    def second() -> None:
+        forget(location, begin(location, "second"))
+        finish(location, "second")
+
+    begin(location, "first")
+    with pytest.raises(ConflictError, match="another restore writes this checkpoint location"):
+        finish(FaultyStorage(location, [Fault("delay", "put", "metadata", wait=second)]), "first")
+    assert location.objects["metadata"][0] == b'{"id":"second"}'
+
+
+def test_a_mark_that_cannot_be_deleted_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """The query is whole: who is told of a failure would delete it."""
+    location = TimedStorage()
+    begin(location, "first")
+    finish(FaultyStorage(location, [Fault("fail", "delete")]), "first")
+    assert sorted(location.objects) == ["holdfast-restoring-first", "metadata"]
+    assert "the query is whole" in caplog.text
+    with pytest.raises(ConflictError, match="must be empty"):
+        begin(location, "second")
+
+
+@pytest.mark.parametrize("name", ["", ".", "a/b", "a b"])
+def test_a_mark_that_no_restore_has_put_is_none(name: str) -> None:
+    """What belongs to its id is deleted, wherever that leads: all savepoints of rescales, by an empty one."""
+    location = TimedStorage()
+    location.objects[f"holdfast-restoring-{name}"] = (b"", 1)
+    with pytest.raises(ConflictError, match="must be empty"):
+        begin(location, "first")
+    assert list(location.objects) == [f"holdfast-restoring-{name}"]

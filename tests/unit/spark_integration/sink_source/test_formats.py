@@ -1,4 +1,4 @@
-"""Whatever a sink takes as an argument, its format takes as an option."""
+"""A sink's arguments as options of its format, whose names lose their case on the way."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from holdfast import sinks
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.sink_source.options import SourceOptions
+from holdfast.sinks import SinkSource, TwoPhaseSink
+from holdfast.spark_integration.sink_source.options import SourceOptions, options_of
 from holdfast.spark_integration.sink_source.registering import DeltaSource, KafkaSource, ParquetSource, PostgresSource
 from tests.pages import ROOT
-
-if TYPE_CHECKING:
-    from holdfast.sinks import SinkSource, TwoPhaseSink
 
 _AS_SPARK_HAS_THEM = {"url": "path", "partition_by": "partitionBy"}
 _QUERY = {"checkpointLocation": "/nowhere/query", "spark.holdfast.state.dir": "/nowhere/durable"}
@@ -33,7 +31,6 @@ _QUERY = {"checkpointLocation": "/nowhere/query", "spark.holdfast.state.dir": "/
     ],
 )
 def test_every_argument_is_an_option(source: type[SinkSource], make: Callable[..., TwoPhaseSink]) -> None:
-    """One that is not would be taken for an option of the storage, or of the target's client."""
     arguments = [_AS_SPARK_HAS_THEM.get(name, name) for name in inspect.signature(make).parameters]
     assert sorted(source.arguments) == sorted(arguments)
 
@@ -98,3 +95,49 @@ print(sorted({{"pandas", "rocksdict", "fsspec", "s3fs", "deltalake", "psycopg", 
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+RETAINED = "spark.sql.streaming.minBatchesToRetain"
+
+
+def parsed(tmp_path: Path, **settings: str) -> SourceOptions:
+    """Return what a data source makes of a session's settings, in lower case as Spark hands them over."""
+    sink = sinks.parquet("out", tmp_path / "target")
+    session = {"spark.holdfast.state.dir": str(tmp_path / "durable"), **settings}
+    given = options_of(session, sink) | {"checkpointLocation": str(tmp_path / "query")}
+    return SourceOptions.parse({name.lower(): value for name, value in given.items()}, sink, ["name", "path"])
+
+
+@pytest.mark.parametrize(("settings", "kept"), [({}, 100), ({RETAINED: "7"}, 7), ({RETAINED: "0"}, 1)])
+def test_as_many_decisions_are_kept_as_the_session_says(tmp_path: Path, settings: dict[str, str], kept: int) -> None:
+    """As by `exactly_once`, and never as an option of the sink."""
+    options = parsed(tmp_path, **settings)
+    decisions, retained = options.open_decisions()
+    decisions.close()
+    assert retained == kept
+    assert options.sink == {}
+
+
+def test_how_many_is_a_number(tmp_path: Path) -> None:
+    """Spark checks settings only: an option may hold anything."""
+    with pytest.raises(InvalidArgumentError, match=f"{RETAINED} cannot be 'all': it must be a whole number"):
+        parsed(tmp_path, **{RETAINED: "all"}).open_decisions()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["spark.holdfast.sink.uot.key", "spark.holdfast.storage.key", "spark.holdfast.backend", "spark.holdfast.sink.o"],
+)
+def test_an_option_of_another_sink_is_refused(tmp_path: Path, name: str) -> None:
+    """A stream has one sink, so it can be known; the client of the target would have to make sense of it."""
+    sink = sinks.parquet("Out", tmp_path / "target")
+    given = {
+        "checkpointlocation": str(tmp_path / "query"),
+        "spark.holdfast.state.dir": str(tmp_path / "durable"),
+        "spark.holdfast.sink.out.key": "a",
+        "secret": "b",
+    }
+    assert SourceOptions.parse(given, sink, ["name", "path"]).sink == {"key": "a", "secret": "b"}
+    with pytest.raises(InvalidArgumentError, match=r"those are spark\.holdfast\.sink\.Out\.<option>") as refused:
+        SourceOptions.parse(given | {name: "not-to-be-seen"}, sink, ["name", "path"])
+    assert "not-to-be-seen" not in str(refused.value)

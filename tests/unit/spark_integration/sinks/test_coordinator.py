@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
+from typing_extensions import Buffer
 
-from holdfast import clock
+from holdfast import clock, sinks
 from holdfast.errors import (
     ConflictError,
     CorruptionError,
@@ -23,18 +23,20 @@ from holdfast.errors import (
     StateLostError,
     UnavailableError,
 )
+from holdfast.sinks import TwoPhaseSink
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
+from holdfast.spark_integration.sinks.exactly_once import warn_of_other_sinks
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery
 from tests import sink_logs
 from tests.model.sink_target import SCHEMA, Crash, CrashingStorage, Killed, ModelSink, Target
-from tests.storage_in_ram import storage_in_ram
+from tests.ram import storage_in_ram
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    import pyarrow as pa
 
 
 def coordinator(url: str, target: Target, query: SinkQuery, retained: int = 100) -> Coordinator:
@@ -135,7 +137,6 @@ def test_a_restored_query_shows_nothing_again_by_naming_the_one_before_it(url: s
     ],
 )
 def test_stories_that_differ_are_refused(url: str, batch_id: int, newest: int, error: type[HoldfastError]) -> None:
-    """Where checkpoint, decisions and target disagree, to go on would lose or double results."""
     target = Target(has_mark=True)
     show(url, target, QUERY, 0, 1, 2, 3)
     target.newest = newest
@@ -145,7 +146,6 @@ def test_stories_that_differ_are_refused(url: str, batch_id: int, newest: int, e
 
 @pytest.mark.parametrize(("batch_id", "newest"), [(3, 2), (3, 3), (4, 3)])
 def test_stories_that_agree_go_on(url: str, batch_id: int, newest: int) -> None:
-    """A decided micro-batch may be visible or not yet, and Spark may repeat it or go on."""
     target = Target(has_mark=True)
     show(url, target, QUERY, 0, 1, 2, 3)
     target.newest = newest
@@ -364,7 +364,6 @@ class _Broken(ModelSink):
 
 
 def test_what_a_sink_raises_while_it_gives_up_hides_nothing(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The micro-batch is visible, or has failed for a reason of its own; a foreign error's text is not told."""
     target = Target(has_mark=False)
     run = Coordinator(_Broken(target, Crash()), QUERY, open_storage(url), 100)
     run.start(0, SCHEMA)
@@ -434,3 +433,39 @@ def test_a_process_of_this_machine_that_lives_is_not_fenced(url: str) -> None:
         begun(other.pid, lambda: clock.now_ms() + 400_000)
         other.communicate()
     assert target.shown(0) == {"part"}
+
+
+SINKS: list[Callable[[str], TwoPhaseSink]] = [
+    lambda name: sinks.parquet(name, "/data/out"),
+    lambda name: sinks.delta(name, "/data/out"),
+    lambda name: sinks.postgres(name, "totals"),
+    lambda name: sinks.kafka(name, "alerts"),
+]
+
+
+@pytest.mark.parametrize("make", SINKS)
+@pytest.mark.parametrize("name", ["", "-a", "a b", "a/b", "a.b", "ä", "a" * 101])
+def test_a_name_that_no_key_can_hold_is_refused(make: Callable[[str], TwoPhaseSink], name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="a sink's name has letters"):
+        make(name)
+
+
+@pytest.mark.parametrize("make", SINKS)
+def test_the_longest_name_is_taken(make: Callable[[str], TwoPhaseSink]) -> None:
+    assert make("a" * 100).name == "a" * 100
+
+
+def test_settings_of_a_misspelt_sink_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing would read them. A name that another sink of the program has, or may have elsewhere, is none."""
+    sinks.exactly_once(sinks.parquet("orders-us", "/data/out"))
+
+    def told(*names: str) -> list[str]:
+        caplog.clear()
+        warn_of_other_sinks({f"spark.holdfast.sink.{name}.secret": "not-to-be-seen" for name in names}, "orders-eu")
+        assert "not-to-be-seen" not in caplog.text
+        return [record.getMessage().split(".*")[0] for record in caplog.records]
+
+    assert told() == told("orders-eu") == told("orders-eu", "orders-us") == told("orders-eu", "alerts") == []
+    assert told("orders-eu", "order-eu", "alerts") == ["spark.holdfast.sink.order-eu"]
+    assert told("orders-eu", "ORDERS-EU") == ["spark.holdfast.sink.ORDERS-EU"]
+    assert told("postgres", "orders-us") == ["spark.holdfast.sink.postgres"]

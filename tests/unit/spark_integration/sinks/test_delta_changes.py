@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 
+from holdfast import clock
 from holdfast.errors import HoldfastError, SchemaMismatchError, StateLostError
 from holdfast.spark_integration.sinks.delta import tables
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
-from tests.unit.spark_integration.sinks.delta_writer import SCHEMA, opened
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery
 
 pytestmark = pytest.mark.slow(7)
 
@@ -23,6 +25,12 @@ pytestmark = pytest.mark.slow(7)
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return str(tmp_path / "table")
+
+
+@pytest.fixture(params=[None, ["key"]], ids=["append", "upsert"])
+def writer(request: pytest.FixtureRequest, url: str) -> Writer:
+    """Return a query that writes to a new table."""
+    return opened(DeltaSink("out", url, request.param, create=True))
 
 
 def _overwrite(url: str) -> None:
@@ -36,12 +44,10 @@ def _overwrite(url: str) -> None:
         (_overwrite, "no such column"),
     ],
 )
-@pytest.mark.parametrize("keys", [None, ["key"]])
 def test_a_table_that_others_change_meanwhile_is_checked_again(
-    url: str, change: Callable[[str], None], said: str, keys: list[str] | None
+    url: str, change: Callable[[str], None], said: str, writer: Writer
 ) -> None:
     """Rows that it would refuse at a start are not decided."""
-    writer = opened(DeltaSink("out", url, keys, create=True))
     writer.write(0, {1: "a"})
     change(url)
     before = DeltaTable(url).version()
@@ -79,7 +85,6 @@ def _another_column_in_a_struct(url: str) -> None:
 def test_a_change_that_leaves_room_for_the_rows_stops_nothing(
     url: str, change: Callable[[str], None], keys: list[str] | None, is_decided: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in PostgreSQL: a column that takes nulls, a comment, a property; also for a process that begins after it."""
     writer = opened(DeltaSink("out", url, keys, create=True))
     writer.write(0, {1: "a"})
     handle = writer.prepared(1, {1: "a", 2: "b"})
@@ -115,15 +120,13 @@ def _remake(url: str, versions: int, *, all_files: bool) -> None:
         write_deltalake(url, pa.table([[100 + i], ["of another"]], schema=SCHEMA), mode="append")
 
 
-@pytest.mark.parametrize("keys", [None, ["key"]])
 @pytest.mark.parametrize("all_files", [True, False])
 @pytest.mark.parametrize("versions", [0, 9])
 @pytest.mark.parametrize("is_decided", [True, False])
 def test_a_table_that_was_dropped_and_made_anew_is_not_taken_for_the_first_one(
-    url: str, keys: list[str] | None, all_files: bool, versions: int, is_decided: bool
+    url: str, writer: Writer, all_files: bool, versions: int, is_decided: bool
 ) -> None:
     """With fewer versions or with more: it lacks what was committed, and gets nothing that looks as if it did not."""
-    writer = opened(DeltaSink("out", url, keys, create=True))
     for batch in range(3):
         writer.write(batch, {batch: "a"})
     handle = writer.prepared(3, {3: "b"})
@@ -176,10 +179,7 @@ def test_no_table_is_made_where_nothing_was_decided(url: str) -> None:
     assert not list(Path(other.url).glob("**/*"))
 
 
-@pytest.mark.parametrize("keys", [None, ["key"]])
-def test_a_table_that_was_dropped_is_said_to_be_gone(url: str, keys: list[str] | None) -> None:
-    """Before the decision and after it; no log is begun in its place."""
-    writer = opened(DeltaSink("out", url, keys, create=True))
+def test_a_table_that_was_dropped_is_said_to_be_gone(url: str, writer: Writer) -> None:
     writer.write(0, {0: "a"})
     handle = writer.prepared(1, {1: "b"})
     writer.sink.confirm(writer.query, 1, [handle])
@@ -197,12 +197,8 @@ def test_a_table_that_was_dropped_is_said_to_be_gone(url: str, keys: list[str] |
     assert writer.shown() == [(0, "a"), (1, "b")]
 
 
-@pytest.mark.parametrize("keys", [None, ["key"]])
-def test_a_table_that_others_change_after_the_decision_gets_no_rows_that_do_not_fit(
-    url: str, keys: list[str] | None
-) -> None:
+def test_a_table_changed_after_the_decision_gets_no_rows_that_do_not_fit(url: str, writer: Writer) -> None:
     """The decision stands: the rows come when the table is as it was."""
-    writer = opened(DeltaSink("out", url, keys, create=True))
     writer.write(0, {0: "a"})
     handle = writer.prepared(1, {1: "b"})
     writer.sink.confirm(writer.query, 1, [handle])
@@ -228,19 +224,13 @@ def _no_nulls(url: str) -> None:
     write_deltalake(url, pa.table([[0], ["a"]], schema=schema), mode="overwrite", schema_mode="overwrite")
 
 
-@pytest.mark.parametrize("keys", [None, ["key"]])
 @pytest.mark.parametrize(
     ("change", "said"), [(_overwrite, "no such column"), (_text_for_numbers, "type"), (_no_nulls, "null")]
 )
 def test_a_table_that_is_changed_while_a_decided_micro_batch_waits_for_a_driver_gets_no_rows_that_do_not_fit(
-    url: str,
-    keys: list[str] | None,
-    change: Callable[[str], None],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
+    url: str, writer: Writer, change: Callable[[str], None], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver died after the decision: a new process knows the table only as it is now."""
-    writer = opened(DeltaSink("out", url, keys, create=True))
     writer.write(0, {0: "a"})
     handle = writer.prepared(1, {1: None})
     writer.sink.confirm(writer.query, 1, [handle])
@@ -270,14 +260,12 @@ def _partitions(url: str) -> None:
     )
 
 
-@pytest.mark.parametrize("keys", [None, ["key"]])
 @pytest.mark.parametrize("is_decided", [True, False])
 @pytest.mark.parametrize("change", [_overwrite, _text_for_numbers, _no_nulls, _new_column_without_nulls, _partitions])
 def test_a_process_that_has_not_opened_the_table_finds_that_it_was_changed(
-    url: str, keys: list[str] | None, is_decided: bool, change: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    url: str, writer: Writer, is_decided: bool, change: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A data source begins and commits a micro-batch in two processes; a commit may come from any."""
-    writer = opened(DeltaSink("out", url, keys, create=True))
     writer.write(0, {0: "a"})
     handle = writer.prepared(1, {1: None})
     version = DeltaTable(url).version()
@@ -297,14 +285,12 @@ def test_a_process_that_has_not_opened_the_table_finds_that_it_was_changed(
     assert writer.shown() == [(0, "a"), (1, None)]
 
 
-@pytest.mark.parametrize("keys", [None, ["key"]])
 @pytest.mark.parametrize("is_decided", [True, False])
 @pytest.mark.parametrize("versions", [0, 1, 9])
 def test_a_table_that_was_set_back_gets_no_rows_behind_the_gap(
-    url: str, keys: list[str] | None, is_decided: bool, versions: int
+    url: str, writer: Writer, is_decided: bool, versions: int
 ) -> None:
     """From a backup of its files, after which others may go on: it is the same table, and lacks what was committed."""
-    writer = opened(DeltaSink("out", url, keys, create=True))
     writer.write(0, {0: "a"})
     shutil.copytree(url, f"{url}-backup")
     for batch in (1, 2):
@@ -335,3 +321,44 @@ def test_a_log_that_was_cleaned_up_is_the_same_table(url: str) -> None:
         Path(url, "_delta_log", f"{version:020}.json").unlink()
     writer.write(2, {3: "a"})
     assert writer.shown() == [(key, "a") for key in range(4)]
+
+
+SCHEMA = pa.schema([("key", pa.int64()), ("word", pa.string())])
+
+
+#: Keys and words, or columns.
+Rows = Mapping[int | None, str | None] | Sequence[Any]
+
+
+class Writer:
+    """A query that writes to a table."""
+
+    def __init__(self, sink: DeltaSink, schema: pa.Schema = SCHEMA) -> None:
+        self.sink, self.schema = sink, schema
+        self.query = SinkQuery(sink.name, clock.new_uuid())
+
+    def prepared(self, batch_id: int, rows: Rows, partition: int = 0) -> Handle:
+        columns = [list(rows), list(rows.values())] if isinstance(rows, Mapping) else list(rows)
+        attempt = SinkAttempt(self.query, batch_id, partition, clock.new_id() + clock.new_id())
+        transaction = self.sink.begin(attempt, self.schema)
+        transaction.write(pa.record_batch(columns, schema=self.schema))
+        return transaction.prepare()
+
+    def write(self, batch_id: int, rows: Rows) -> Handle:
+        handle = self.prepared(batch_id, rows)
+        self.sink.confirm(self.query, batch_id, [handle])
+        self.sink.commit(self.query, batch_id, [handle])
+        return handle
+
+    def shown(self) -> list[tuple[Any, ...]]:
+        rows = DeltaTable(self.sink.url).to_pyarrow_table().select(SCHEMA.names).to_pylist()
+        return sorted((tuple(row.values()) for row in rows), key=str)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return list(DeltaTable(self.sink.url).to_pyarrow_table().to_pylist())
+
+
+def opened(sink: DeltaSink, schema: pa.Schema = SCHEMA) -> Writer:
+    writer = Writer(sink, schema)
+    writer.sink.open(writer.query, schema)
+    return writer

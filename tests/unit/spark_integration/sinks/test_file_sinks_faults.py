@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import date, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,13 +14,14 @@ import pytest
 from deltalake import DeltaTable
 
 from holdfast import clock
-from holdfast.errors import HoldfastError, NotFoundError, UnavailableError
+from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, StateLostError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.files.parquet import ParquetSink, read_parquet
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
 from holdfast.testing.faulty_storage import Fault, FaultyStorage, Kind
+from holdfast.testing.sink_scenario import HANDLE_BYTES_MAX
 from tests.model.sink_target import Killed
 
 SCHEMA = pa.schema([("key", pa.int64())])
@@ -39,13 +42,11 @@ class Target:
         self.storage: ObjectStorage = self.inner
 
     def fail(self, *faults: Fault) -> FaultyStorage:
-        """Make the storage fail from here on."""
         faulty = FaultyStorage(self.inner, faults)
         self.storage = faulty
         return faulty
 
     def prepared(self, batch_id: int) -> Handle:
-        """Write and prepare a row."""
         transaction = self.sink.begin(SinkAttempt(self.query, batch_id, 0, clock.new_id() + clock.new_id()), SCHEMA)
         transaction.write(pa.record_batch([[batch_id]], schema=SCHEMA))
         try:
@@ -55,7 +56,6 @@ class Target:
             raise
 
     def shown(self) -> list[int]:
-        """What readers see."""
         try:
             is_delta = isinstance(self.sink, DeltaSink)
             table = DeltaTable(self.url).to_pyarrow_table() if is_delta else read_parquet(self.url)
@@ -69,7 +69,7 @@ class Target:
         return sum(not any(part in info.key for part in kept) for info in self.inner.list(""))
 
 
-@pytest.fixture
+@pytest.fixture(params=SINKS)
 def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
     made = Target(request.param, tmp_path)
     monkeypatch.setattr("holdfast.spark_integration.sinks.files.sink.storage_of", lambda _url, _options: made.storage)
@@ -79,7 +79,6 @@ def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def requests(target: Target) -> int:
-    """Return how many requests a micro-batch makes."""
     faulty = target.fail()
     handle = target.prepared(0)
     target.sink.confirm(target.query, 0, [handle])
@@ -89,9 +88,7 @@ def requests(target: Target) -> int:
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("target", SINKS, indirect=True)
 def test_a_request_that_fails_loses_and_doubles_nothing(target: Target, kind: Kind) -> None:
-    """At each request of writing and committing; then the next start does what a coordinator does."""
     shown = [0]
     for nth in range(1, requests(target) + 1):
         batch = nth
@@ -121,9 +118,7 @@ def test_a_request_that_fails_loses_and_doubles_nothing(target: Target, kind: Ki
     assert target.files() - len(merged) == committed_files, "nothing is left of dead attempts"
 
 
-@pytest.mark.parametrize("target", SINKS, indirect=True)
 def test_an_abort_that_fails_is_done_again(target: Target) -> None:
-    """At each of its requests: never shown, and in the end gone."""
     nth = 0
     while True:
         nth += 1
@@ -144,10 +139,7 @@ def test_an_abort_that_fails_is_done_again(target: Target) -> None:
     assert nth > 3
 
 
-@pytest.mark.parametrize("target", SINKS, indirect=True)
-def test_a_file_that_comes_after_its_attempt_was_ended_is_found(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_after_its_attempts_end_is_found(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker dies before it learns that; a start that comes so late that no other file can, takes it away."""
 
     def start() -> None:
@@ -176,7 +168,6 @@ def test_a_file_that_comes_after_its_attempt_was_ended_is_found(
     assert target.shown() == [1]
 
 
-@pytest.mark.parametrize("target", SINKS, indirect=True)
 def test_what_many_attempts_have_left_is_ended_at_once(target: Target) -> None:
     """A driver died with 200 tasks at work: a start that ended one after the other would wait for each request."""
     for batch in range(30):
@@ -187,7 +178,6 @@ def test_what_many_attempts_have_left_is_ended_at_once(target: Target) -> None:
     assert target.files() == 0
 
 
-@pytest.mark.parametrize("target", SINKS, indirect=True)
 def test_a_file_that_comes_late_is_found_by_the_next_start(target: Target) -> None:
     """The store did not answer in time, the attempt was given up, and its file has come since: a note names it."""
     faulty, late = target.fail(), list[tuple[str, bytes]]()
@@ -223,7 +213,6 @@ def _ended_before(target: Target, ending: str) -> None:
     zombie.put = put  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("target", SINKS, indirect=True)
 def test_a_zombie_that_was_ended_leaves_nothing(target: Target) -> None:
     """Its note is taken away before its file comes: it notices, and takes the file away."""
     _ended_before(target, ".parquet")
@@ -232,7 +221,6 @@ def test_a_zombie_that_was_ended_leaves_nothing(target: Target) -> None:
     assert target.files() == 0
 
 
-@pytest.mark.parametrize("target", SINKS, indirect=True)
 def test_a_zombie_that_goes_on_after_its_end_leaves_nothing(target: Target) -> None:
     """It was ended before its first file came, and has put notes and files since."""
     _ended_before(target, "000000.parquet")
@@ -246,7 +234,6 @@ def test_a_zombie_that_goes_on_after_its_end_leaves_nothing(target: Target) -> N
     assert target.files() == 0
 
 
-@pytest.mark.parametrize("target", SINKS, indirect=True)
 def test_a_zombie_whose_put_fails_leaves_nothing(target: Target) -> None:
     """It was ended before its file came, and learns nothing of that: the reply to its put is lost."""
     zombie = target.fail()
@@ -269,9 +256,7 @@ def test_a_zombie_whose_put_fails_leaves_nothing(target: Target) -> None:
     assert target.files() == 0
 
 
-def test_a_file_that_is_on_its_way_while_another_fails_is_taken_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_on_its_way_while_another_fails_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of partitions are put at once: what comes after the attempt was ended would stay, and no note names it."""
     sink = DeltaSink("out", str(tmp_path / "target"), partition_by=["key"], create=True)
     query, storage = SinkQuery("out", clock.new_uuid()), open_storage(sink.url)
@@ -300,3 +285,122 @@ def test_a_file_that_is_on_its_way_while_another_fails_is_taken_away(
     transaction.abort()
     assert has_come.wait(10)
     assert not [info.key for info in storage.list("") if info.key.endswith(".parquet")]
+
+
+DAYS, TASKS = 365, 3
+MANY_SCHEMA = pa.schema([("day", pa.date32()), ("task", pa.int32()), ("n", pa.int64())])
+
+
+class Backfill:
+    """A year, written by each task of a micro-batch."""
+
+    def __init__(self, sink: TwoPhaseSink) -> None:
+        self.sink, self.query = sink, SinkQuery("out", clock.new_uuid())
+        sink.open(self.query, MANY_SCHEMA)
+
+    def prepared(self, batch_id: int, days: int = DAYS) -> list[Handle]:
+        handles = []
+        for task in range(TASKS):
+            attempt = SinkAttempt(self.query, batch_id, task, clock.new_id() + clock.new_id())
+            transaction = self.sink.begin(attempt, MANY_SCHEMA)
+            dates = [date(2025, 1, 1) + timedelta(days=day) for day in range(days)]
+            transaction.write(pa.record_batch([dates, [task] * days, range(days)], schema=MANY_SCHEMA))
+            handles.append(transaction.prepare())
+        return handles
+
+
+@pytest.fixture
+def delta(tmp_path: Path) -> Backfill:
+    return Backfill(DeltaSink("out", str(tmp_path), partition_by=["day"], create=True))
+
+
+@pytest.mark.slow(20)
+def test_a_handle_is_small_however_many_files_there_are(delta: Backfill, tmp_path: Path) -> None:
+    """A year of 478 bytes a file, times 90 tasks, was more than a decision holds: found after all was written."""
+    handles = delta.prepared(0)
+    assert max(len(json.dumps(handle)) for handle in handles) < 300
+    assert sorted(map(str, delta.sink.leftovers(delta.query))) == sorted(map(str, handles)), "as a start finds them"
+    delta.sink.confirm(delta.query, 0, handles)
+    for _ in range(2):  # again after the notes are gone
+        delta.sink.commit(delta.query, 0, handles)
+        shown = DeltaTable(str(tmp_path)).to_pyarrow_table()
+        assert shown.num_rows == DAYS * TASKS
+        assert len(shown["day"].unique()) == DAYS
+    assert delta.sink.leftovers(delta.query) == []
+    other = delta.prepared(0, days=40)
+    with pytest.raises(StateLostError, match="other rows"):
+        delta.sink.commit(delta.query, 0, other)
+
+
+@pytest.mark.slow(20)
+def test_few_files_stand_in_the_handle(delta: Backfill) -> None:
+    """So that the driver asks for nothing more than before."""
+    handles = delta.prepared(0, days=2)
+    assert all(handle["files"] for handle in handles)
+    assert all(len(json.dumps(handle)) < HANDLE_BYTES_MAX for handle in handles)
+
+
+def _notes(folder: Path) -> list[Path]:
+    return sorted(Path(folder, "_holdfast").rglob("*.0"))
+
+
+def _swap(folder: Path) -> None:
+    """Put an attempt's note in the place of the next one's: a whole note, and another's."""
+    first, second, *_ = _notes(folder)
+    second.write_bytes(first.read_bytes())
+
+
+def _damage(folder: Path) -> None:
+    note = _notes(folder)[1]
+    data = bytearray(note.read_bytes())
+    data[len(data) // 2] ^= 1
+    note.write_bytes(data)
+
+
+def _lose_a_file(folder: Path) -> None:
+    next(folder.rglob("part-*.parquet")).unlink()
+
+
+@pytest.mark.slow(20)
+@pytest.mark.parametrize(
+    ("change", "before", "after"),
+    [
+        (lambda folder: _notes(folder)[1].unlink(), UnavailableError, StateLostError),
+        (_lose_a_file, UnavailableError, StateLostError),
+        (_swap, CorruptionError, CorruptionError),
+        (_damage, CorruptionError, CorruptionError),
+    ],
+    ids=["note", "file", "swapped", "damaged"],
+)
+@pytest.mark.parametrize("is_decided", [False, True])
+def test_what_the_notes_said_is_what_is_shown(
+    delta: Backfill,
+    tmp_path: Path,
+    change: Callable[[Path], object],
+    before: type[HoldfastError],
+    after: type[HoldfastError],
+    is_decided: bool,
+) -> None:
+    """Else nothing is: a decision that names notes is as good as one that holds what they say."""
+    handles = delta.prepared(0, days=20)
+    change(tmp_path)
+    with pytest.raises(after if is_decided else before):
+        (delta.sink.commit if is_decided else delta.sink.confirm)(delta.query, 0, handles)
+    assert DeltaTable(str(tmp_path)).to_pyarrow_table().num_rows == 0
+
+
+@pytest.mark.slow(20)
+def test_a_parquet_sink_reads_its_notes_too(tmp_path: Path) -> None:
+    sink = ParquetSink("out", str(tmp_path))
+    backfill = Backfill(sink)
+    transaction = sink.begin(SinkAttempt(backfill.query, 0, 0, clock.new_id() + clock.new_id()), MANY_SCHEMA)
+    transaction._file_bytes = 1  # type: ignore[attr-defined]  # each batch is a file
+    for n in range(40):
+        transaction.write(pa.record_batch([[date(2025, 1, 1)], [0], [n]], schema=MANY_SCHEMA))
+    handle = transaction.prepare()
+    assert len(json.dumps(handle)) < 300
+    sink.confirm(backfill.query, 0, [handle])
+    for _ in range(2):
+        sink.commit(backfill.query, 0, [handle])
+        assert sorted(read_parquet(str(tmp_path))["n"].to_pylist()) == list(range(40))
+    assert sink.leftovers(backfill.query) == []

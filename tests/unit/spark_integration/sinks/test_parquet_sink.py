@@ -51,14 +51,12 @@ class Writer:
         self.query = SinkQuery(sink.name, clock.new_uuid(), replaces)
 
     def prepared(self, batch_id: int, keys: list[int], partition: int = 0) -> Handle:
-        """Write and prepare rows."""
         attempt = SinkAttempt(self.query, batch_id, partition, clock.new_id() + clock.new_id())
         transaction = self.sink.begin(attempt, SCHEMA)
         transaction.write(pa.record_batch([keys, [f"word {key}" for key in keys]], schema=SCHEMA))
         return transaction.prepare()
 
     def write(self, batch_id: int, keys: list[int]) -> Handle:
-        """Write, prepare and commit rows."""
         handle = self.prepared(batch_id, keys)
         self.sink.commit(self.query, batch_id, [handle])
         return handle
@@ -158,7 +156,6 @@ def test_a_merge_whose_put_comes_late_changes_nothing(writer: Writer, monkeypatc
 
 
 def test_manifests_that_overlap_are_refused() -> None:
-    """No reader chooses between two stories."""
     inside, across = Manifest(0, 3, 3), Manifest(1, 3, 9)
     assert in_force([Manifest(1, 1, 4), inside]) == [Manifest(1, 1, 4)]
     with pytest.raises(CorruptionError):
@@ -166,7 +163,6 @@ def test_manifests_that_overlap_are_refused() -> None:
 
 
 def test_names_of_other_things_are_no_manifests(writer: Writer) -> None:
-    """What lies beside the manifests is passed over."""
     writer.write(0, [1])
     (writer.folder / "notes.txt").write_text("hello")
     with open_storage(writer.sink.url) as storage:
@@ -184,7 +180,6 @@ def _flipped(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [_cut, _flipped, lambda _data: b""])
 def test_damaged_manifests_are_refused(writer: Writer, damage: Callable[[bytes], bytes]) -> None:
-    """A manifest that is not what was written names no files."""
     writer.write(0, [1])
     (path,) = writer.folder.iterdir()
     path.write_bytes(damage(path.read_bytes()))
@@ -205,7 +200,6 @@ def test_damaged_manifests_are_refused(writer: Writer, damage: Callable[[bytes],
     ],
 )
 def test_hostile_manifests_are_refused(writer: Writer, column: str, value: object) -> None:
-    """A manifest whose checksum is right, made by somebody else, leads nowhere."""
     writer.write(0, [1])
     (path,) = writer.folder.iterdir()
     row = {
@@ -255,7 +249,6 @@ def test_a_prepared_file_that_is_lost_is_never_committed(writer: Writer) -> None
 
 
 def test_other_readers_see_what_counts(writer: Writer) -> None:
-    """DuckDB and pyarrow read the listed files; who reads the folder by itself sees nothing."""
     writer.write(0, [1, 2])
     writer.prepared(1, [3])
     files = parquet_files(writer.sink.url)
@@ -266,7 +259,6 @@ def test_other_readers_see_what_counts(writer: Writer) -> None:
 
 @pytest.mark.parametrize("name", ["queries", "schema", "attempts", "batches"])
 def test_a_sink_may_have_a_name_that_stands_in_keys(tmp_path: Path, name: str) -> None:
-    """What it keeps lies among other things of that name, and is told from them."""
     writer = Writer(ParquetSink(name, str(tmp_path / "target")))
     for batch in range(2):
         assert writer.sink.open(writer.query, SCHEMA) == batch - 1
@@ -366,7 +358,6 @@ def test_columns_that_nobody_has_written_are_refused(writer: Writer, columns: st
 
 
 def test_columns_of_several_sinks_are_refused(writer: Writer) -> None:
-    """A reader of the URL would not know which sink's rows they are."""
     header = {"number": 2, "queries": {"a": ["q"], "b": ["q"]}, "columns": encode_schema(SCHEMA)}
     Path(writer.sink.url, "_holdfast", "queries", f"{2:020}").write_bytes(stored_file.encode("sink-queries", header)[0])
     with pytest.raises(CorruptionError, match=r"sinks='?a, b"):

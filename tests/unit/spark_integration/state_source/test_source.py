@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import decimal
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,22 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
+from holdfast import clock
+from holdfast.backends.base import Pointer
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.executor import local_dirs, takeover
 from holdfast.spark_integration.lookup.keys import key_option, shards_option
+from holdfast.spark_integration.savepoints.restoring_shards import HashRange
+from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.spark_types import arrow_schema, spark_type
-from holdfast.spark_integration.state_source.options import ReadOptions, columns_option, storage_options
-from holdfast.spark_integration.state_source.source import ShownTable, StateSource
+from holdfast.spark_integration.state_source import source
+from holdfast.spark_integration.state_source.options import Place, ReadOptions, columns_option, storage_options
+from holdfast.spark_integration.state_source.source import QueryTable, ShardPart, ShownTable, StateSource, TableReader
 from holdfast.spark_integration.timers import timers_schema
-from tests.unit.snapshotter.savepoints.sample import KEY, STATE, a_savepoint
+from tests.faults.elsewhere import run_elsewhere
+from tests.unit.snapshotter.savepoints.conftest import KEY, STATE, a_savepoint
 
 ALL_TYPES = pa.schema(
     [
@@ -63,7 +72,6 @@ def rows_of(source: StateSource) -> list[dict[str, Any]]:
 
 
 def test_a_table_has_its_keys_values_and_shard(savepoint: Path) -> None:
-    """A partition for each piece, whose batches have exactly the columns that the driver promised."""
     source = StateSource({"path": f"{savepoint}/", "operator": "totals"})
     assert source.schema().simpleString() == "struct<user:string,n:bigint,shard:int>"
     found = rows_of(source)
@@ -86,7 +94,6 @@ def test_every_type_of_state_goes_to_spark_and_keeps_its_values(tmp_path: Path) 
 
 
 def test_names_that_are_taken(tmp_path: Path) -> None:
-    """As read_state has them; the column of shards gives way."""
     schema = TableSchema.of("state", KEY, pa.schema([("user", pa.int64()), ("shard", pa.int64())]))
     no_keys = Keys(np.zeros(0, np.uint64), pa.record_batch([pa.array([], pa.large_string())], schema=KEY))
     with open_storage(str(tmp_path)) as target:
@@ -142,8 +149,6 @@ def test_what_is_not_there_is_said(
 
 
 def test_shards_are_those_that_were_named(savepoint: Path) -> None:
-    """An empty choice is of none, not of all."""
-
     def read(**options: str) -> set[int]:
         return {row["shard"] for row in rows_of(StateSource({"path": str(savepoint), **options}))}
 
@@ -185,7 +190,6 @@ def test_columns_are_the_savepoints(savepoint: Path) -> None:
 
 
 def test_columns_can_be_chosen(savepoint: Path) -> None:
-    """By names with commas, or as JSON, in the order that was asked for."""
     for columns in ("n , user", '["n", "user"]'):
         source = StateSource({"path": str(savepoint), "operator": "totals", "columns": columns})
         assert source.schema().names == ["n", "user"]
@@ -201,3 +205,31 @@ def test_tables_by_time_are_holdfasts_own() -> None:
     """Their numbers have no type in Spark."""
     with pytest.raises(InvalidArgumentError, match="Spark has no type"):
         spark_type(timers_schema("t", STATE.key).value.field(0).type)
+
+
+QUERY_STATE = TableSchema.of("state", pa.schema([("user", pa.string())]), pa.schema([("n", pa.int64())]))
+ROW = PointerRow("5d1f", "totals", 0, 1, Pointer(7, "aa"), None, None, 0)
+
+
+def killed_reading(state_dir: Path, local: Path) -> None:
+    os.environ["SPARK_LOCAL_DIRS"] = str(local)
+    source.read_tables = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment, return-value]
+    part = ShardPart(0, HashRange.of_shard(0, 1), "totals", ROW)
+    held, names = {"totals": {"state": QUERY_STATE}}, {"totals": {"n": "n"}}
+    table = QueryTable(Place(str(state_dir), {}), held, names, QUERY_STATE, ("user",), None, (part,))
+    reader = TableReader(table, ShownTable.of(QUERY_STATE), None, None)
+    list(reader.read(reader.partitions()[0]))
+
+
+@pytest.mark.slow(1)
+def test_what_a_killed_task_read_goes(tmp_path: Path) -> None:
+    """A shard's snapshot, as large as that is, stayed on the executor's disk for good."""
+    local = tmp_path / "local"
+    local.mkdir()
+    (tmp_path / "state").mkdir()
+    process = run_elsewhere(killed_reading, tmp_path / "state", local)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert list(local.rglob("*"))
+    takeover.remove_dead_executors(local, clock.now_ms())
+    assert list(local.rglob("*")) == [local_dirs.user_directory(local)]

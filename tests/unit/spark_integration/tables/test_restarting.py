@@ -1,16 +1,18 @@
-"""What a function's state tables may become at a restart, and in which words it is refused."""
+"""What state tables may become at a restart, and how numbers of list elements go on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from holdfast.backends.column_names import ColumnChanges
-from holdfast.backends.run import TableSchema
-from holdfast.errors import SchemaMismatchError
+from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.errors import CorruptionError, SchemaMismatchError
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
+from holdfast.spark_integration.tables.entry_rows import first_number, renumbered
 from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_api
 from holdfast.spark_integration.timers import KeyTimers
 from holdfast.spark_integration.ttl.expiry import expiring_tables
@@ -75,11 +77,7 @@ DOES_NOT: dict[str, tuple[Tables, Tables, list[str]]] = {
         table(n=pa.timestamp("us")),
         ["n: timestamp[us, tz=UTC] → timestamp[us]"],
     ),
-    "narrowed within": (
-        table(a=WIDER_PLACE),
-        table(a=PLACE),
-        ["a: struct<x: int64, y: large_string> → struct<x:"],
-    ),
+    "narrowed within": (table(a=WIDER_PLACE), table(a=PLACE), ["a: struct<x: int64, y: large_string> → struct<x:"]),
     "keys of a map": (table(a=pa.map_(INT, INT)), table(a=pa.map_(LONG, INT)), ["a: map<int32, int32> → map<int64"]),
     "NOT NULL": (table(n=INT), table(n=REQUIRED), ["n: it is NOT NULL, and rows may be stored that have null"]),
     "a key": (
@@ -121,7 +119,6 @@ DOES_NOT: dict[str, tuple[Tables, Tables, list[str]]] = {
 
 @pytest.mark.parametrize("name", list(GOES))
 def test_what_goes(name: str) -> None:
-    """Without consent: by name, and what is held says that it does."""
     before, after = GOES[name]
     stored = StoredTables.of_first_run(before)
     require_readable_tables(stored, after)
@@ -130,7 +127,6 @@ def test_what_goes(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(DOES_NOT))
 def test_what_does_not(name: str) -> None:
-    """With columns, stored type, declared type and remedy."""
     before, after, words = DOES_NOT[name]
     with pytest.raises(SchemaMismatchError) as caught:
         require_readable_tables(StoredTables.of_first_run(before), after)
@@ -139,7 +135,6 @@ def test_what_does_not(name: str) -> None:
 
 
 def test_what_is_consented_to_goes() -> None:
-    """Once or again; what was renamed is compared with its own type, and a dropped column with none."""
     stored = StoredTables.of_first_run(table(n=LONG, m=TEXT))
     changes = {"state": ColumnChanges(frozenset({"m"}), {"n": "total"})}
     for declared in (table(total=LONG), table(total=LONG, m=INT)):
@@ -152,7 +147,6 @@ def test_what_is_consented_to_goes() -> None:
 
 
 def test_a_hidden_column_is_found_as_it_was() -> None:
-    """In a start of its own, another one may be added; the hidden one keeps its type."""
     stored = (
         StoredTables.of_first_run(table(n=INT, m=INT)).with_declared(table(n=INT)).with_declared(table(n=INT, x=INT))
     )
@@ -166,3 +160,27 @@ def test_an_operator_stays_of_its_kind() -> None:
         require_same_api(stored, stored)
         with pytest.raises(SchemaMismatchError, match="by another kind of operator"):
             require_same_api(stored, now)
+
+
+TABLE = TableSchema.of(
+    "l.items", pa.schema([("user", pa.int64()), ("seq", pa.int64())]), pa.schema([("item", pa.int64())])
+)
+
+
+def elements(*numbers: int) -> Run:
+    columns = [pa.array([7] * len(numbers)), pa.array(numbers, pa.int64())]
+    keys = Keys(np.full(len(numbers), 5, np.uint64), pa.record_batch(columns, schema=TABLE.key))
+    return Run.build(TABLE, keys, pa.record_batch([pa.array(range(len(numbers)))], schema=TABLE.value))
+
+
+def test_numbers_become_smaller_and_stay_in_order() -> None:
+    """Whatever was restored before: an earlier restore has left numbers below zero."""
+    run = renumbered(elements(-(2**60), first_number(3), first_number(8) + 1), 7)
+    assert run.keys.column(1).to_pylist() == [-(2**60) - 7 * 2**32, -4 * 2**32, 2**32 + 1]
+
+
+@pytest.mark.parametrize(("number", "versions"), [(-(2**63), 1), (-(2**62), 2**31 - 1), (0, 2**31), (0, 2**61)])
+def test_numbers_that_no_query_gives_are_damage(number: int, versions: int) -> None:
+    """As of a manifest that somebody has altered: smaller ones would begin again at the largest."""
+    with pytest.raises(CorruptionError, match="numbers that no query gives them"):
+        renumbered(elements(number, 1), versions)

@@ -1,8 +1,16 @@
-"""Packing: every row reaches its shard once, whatever the sizes."""
+"""Packing: every row reaches its shard once, whatever the sizes; and the garbage collector of a Python stage."""
 
 from __future__ import annotations
 
+import gc
+import itertools
+import os
+import socket
+import sys
+import types
+import weakref
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +22,7 @@ from hypothesis import strategies as st
 
 from holdfast.spark_integration.transport import output as output_module
 from holdfast.spark_integration.transport import packed as packed_module
+from holdfast.spark_integration.transport import python_stage
 from holdfast.spark_integration.transport.output import pack_output, unpack_output
 from holdfast.spark_integration.transport.packed import (
     BLOB,
@@ -62,7 +71,6 @@ def inputs(draw: st.DrawFn) -> list[pa.RecordBatch]:
 @pytest.mark.slow(0.5)
 @given(inputs(), st.sampled_from([1, 3, 200]), st.sampled_from([1, 500, 32 << 20]))
 def test_every_row_reaches_its_shard_once(batches: list[pa.RecordBatch], shards: int, blob_bytes: int) -> None:
-    """Also where blobs are flushed again and again because they are large."""
     routes = routes_of(shards)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed_module, "BLOB_BYTES", blob_bytes)
@@ -128,7 +136,6 @@ def test_blobs_are_received_in_each_form_that_spark_gives_them(make: type[bytes 
 
 
 def test_a_slice_packs_only_its_rows() -> None:
-    """Else each shard's blob would carry the whole batch."""
     batch = batch_of([(0, i, "x" * 100, None) for i in range(1000)])
     assert len(write_blob(COLUMNS, [batch.slice(10, 1)])) < 2000
 
@@ -156,7 +163,6 @@ def _as_batches(frames: list[pd.DataFrame]) -> Iterator[pa.RecordBatch]:
 
 
 def test_no_output_sends_no_blob() -> None:
-    """An empty micro-batch costs no stage any work."""
     assert list(pack_output([batch_of([])])) == []
 
 
@@ -169,3 +175,155 @@ def test_columns_of_every_type_are_carried(data_type: pa.DataType, one: Any, oth
     received = read_blob(packed.column(BLOB)[0].as_py())
     assert received.schema == batch.schema
     assert [plain(v) for v in received["v"].to_pylist()] == [plain(v) for v in batch["v"].to_pylist()]
+
+
+_processes = itertools.count(10_000_000)
+
+
+@pytest.fixture(autouse=True)
+def _first_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a process that has just been forked."""
+    process = next(_processes)
+    monkeypatch.setattr(os, "getpid", lambda: process)
+    yield
+    gc.unfreeze()
+
+
+class Cyclic:
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.mark.slow(1)
+def test_what_is_loaded_is_left_out_of_later_collections() -> None:
+    python_stage.freeze_modules()
+    assert gc.get_freeze_count() > 10_000
+    assert len(gc.get_objects()) < 1_000
+
+
+@pytest.mark.slow(1)
+def test_garbage_from_before_and_after_is_collected() -> None:
+    before = weakref.ref(Cyclic())
+    python_stage.freeze_modules()
+    after = weakref.ref(Cyclic())
+    gc.collect()
+    assert before() is None
+    assert after() is None
+
+
+def test_only_old_objects_are_collected_less_often() -> None:
+    """In a loop over keys young garbage goes as always."""
+    before = gc.get_threshold()
+    with python_stage.seldom_collecting_old():
+        young, old, oldest = gc.get_threshold()
+        assert (young, oldest) == (before[0], before[2])
+        assert old > before[1]
+        gone = weakref.ref(Cyclic())
+        kept: list[list[int]] = []
+        while gone() is not None:
+            kept.append([])
+            assert len(kept) <= 2 * young
+    assert gc.get_threshold() == before
+
+
+def test_what_was_set_comes_back_when_a_call_fails() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(KeyError), python_stage.seldom_collecting_old():
+        raise KeyError
+    assert gc.get_threshold() == before
+
+
+def test_whoever_collects_old_objects_even_less_often_may_go_on_so() -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700, 100_000, 10)
+        with python_stage.seldom_collecting_old():
+            assert gc.get_threshold() == (700, 100_000, 10)
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_calls_that_overlap_leave_what_was_there_before_them() -> None:
+    """Of two generators, the one that began first may end first."""
+    before = gc.get_threshold()
+    first, second = python_stage.seldom_collecting_old(), python_stage.seldom_collecting_old()
+    try:
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+        assert gc.get_threshold() == before
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_what_a_function_sets_itself_stays() -> None:
+    before = gc.get_threshold()
+    try:
+        with python_stage.seldom_collecting_old():
+            gc.set_threshold(50_000, 20, 5)
+        assert gc.get_threshold() == (50_000, 20, 5)
+    finally:
+        gc.set_threshold(*before)
+
+
+@pytest.mark.slow(1)
+def test_it_happens_once() -> None:
+    """Freezing takes as long as the collection that it saves, and what lives for a task only must stay collectable."""
+    python_stage.freeze_modules()
+    later = [Cyclic()]
+    frozen = gc.get_freeze_count()
+    python_stage.freeze_modules()
+    assert gc.get_freeze_count() <= frozen
+    assert any(o is later[0] for o in gc.get_objects())
+
+
+@pytest.mark.slow(1)
+def test_it_happens_again_for_what_is_imported_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client of an object storage is loaded by a process that has frozen its modules, and is as large as these."""
+    python_stage.freeze_modules()
+    imported = [Cyclic()]
+    monkeypatch.setitem(sys.modules, "imported_later", types.ModuleType("imported_later"))
+    python_stage.freeze_modules()
+    assert not any(o is imported[0] for o in gc.get_objects())
+
+
+@pytest.mark.slow(1)
+def test_modules_that_come_and_go_freeze_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is frozen is never freed: a function that makes a module in each micro-batch must not fill the memory."""
+    for i in range(10):
+        monkeypatch.setitem(sys.modules, f"made_{i}", types.ModuleType(f"made_{i}"))
+        python_stage.freeze_modules()
+    later = [Cyclic()]
+    monkeypatch.setitem(sys.modules, "made_last", types.ModuleType("made_last"))
+    python_stage.freeze_modules()
+    assert any(o is later[0] for o in gc.get_objects())
+
+
+@pytest.mark.slow(0.5)
+def test_modules_that_come_back_freeze_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    python_stage.freeze_modules()
+    monkeypatch.setitem(sys.modules, "comes_and_goes", types.ModuleType("comes_and_goes"))
+    python_stage.freeze_modules()
+    monkeypatch.delitem(sys.modules, "comes_and_goes")
+    python_stage.freeze_modules()
+    kept = [Cyclic()]
+    monkeypatch.setitem(sys.modules, "comes_and_goes", types.ModuleType("comes_and_goes"))
+    python_stage.freeze_modules()
+    assert any(o is kept[0] for o in gc.get_objects())
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="Linux alone has it")
+def test_a_descriptor_that_has_become_a_file_costs_none(tmp_path: Path) -> None:
+    """A worker's connections come and go with its tasks, and their numbers go to whatever is opened next."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = socket.create_connection(server.getsockname())
+        python_stage.acknowledge_at_once()
+    with (tmp_path / "file").open("w") as file:
+        number = connection.detach()
+        os.dup2(file.fileno(), number)
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        python_stage.acknowledge_at_once()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    os.close(number)

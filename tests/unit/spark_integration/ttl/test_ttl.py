@@ -18,8 +18,7 @@ from holdfast.mvcc import Transaction
 from holdfast.spark_integration import timers as shared_timers
 from holdfast.spark_integration.vectorised.arrow_with_state import ArrowWithState, StateColumns
 from holdfast.spark_integration.vectorised.batch import ShardBatch
-from tests.unit.spark_integration.embedded_shard import FunctionShard
-from tests.unit.spark_integration.vectorised.operator_shard import COUNT, KEY_TYPES, OperatorShard, counts_of
+from tests.unit.spark_integration.embedded_shard import COUNT, KEY_TYPES, FunctionShard, OperatorShard, counts_of
 
 TTL_MS = 1000
 
@@ -64,9 +63,7 @@ def test_what_has_expired_is_removed_when_the_shard_is_called(shard: OperatorSha
     assert shard.earliest_ms is None
 
 
-def test_large_rows_that_expire_together_are_not_looked_up_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_rows_that_expire_are_looked_up_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """65,536 of them are evicted at once: of 100 KB each, no worker holds them all."""
     monkeypatch.setattr(shared_timers.KeysAtOnce.__init__, "__defaults__", (4,))
     monkeypatch.setattr(shared_timers, "AT_ONCE_BYTES", 10_000)
@@ -165,7 +162,6 @@ def test_a_clock_that_is_put_back_loses_nothing(shard: OperatorShard) -> None:
 
 @pytest.mark.parametrize("ttls", [(64, 6400), (6400, 64), (1000, 1001), (50, 70)])
 def test_another_time_to_live_holds_for_what_is_written_from_then_on(tmp_path: Path, ttls: tuple[int, int]) -> None:
-    """The steps of the index change with it; whatever was placed before is found all the same."""
     first, second = ttls
     shard = OperatorShard(tmp_path, {"state": StateColumns(COUNT, first)}, "ProcessingTime")
     shard.run(["ann", "bob"], 3, put(1))
@@ -255,7 +251,6 @@ EVENTS = st.lists(
 
 @given(EVENTS, st.sampled_from([1, 10, 25]))
 def test_rows_expire_by_event_time(batches: list[tuple[list[tuple[str | None, int]], int]], ttl: int) -> None:
-    """Once the watermark has passed their time, or a row of their key comes that is later: after a pause it lags."""
     time = pa.timestamp("us", "UTC")
     output = pa.schema([("user", pa.string()), ("seen", pa.bool_())])
 
