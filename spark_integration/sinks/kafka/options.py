@@ -27,6 +27,8 @@ _OURS = (
     *("transactional.id", "enable.idempotence", "acks", "request.required.acks", "enable.gapless.guarantee"),
     "delivery.report.only.error",
 )
+#: With what ends in ``_cb``: what librdkafka's client takes from Python alone.
+_NO_TEXT = ("logger", "on_delivery", "default.topic.config")
 _DEFAULTS: Mapping[str, str | int | bool] = {
     # As Kafka's own clients choose a partition by the key, Spark's sink among them.
     "partitioner": "murmur2_random",
@@ -54,6 +56,11 @@ class ClientOptions:
         for name in _OURS:
             if name in options:
                 raise InvalidArgumentError("the Kafka sink sets this option itself; remove it", option=name)
+        for name in options:
+            if name.endswith("_cb") or name in _NO_TEXT:
+                raise InvalidArgumentError(
+                    "this option of librdkafka takes an object of Python, and a setting is text; remove it", option=name
+                )
         values = {SERVERS: servers, **options} if servers else dict(options)
         if not values.get(SERVERS, "").strip(", "):
             raise InvalidArgumentError(

@@ -305,6 +305,13 @@ def test_what_makes_results_exactly_once_is_not_the_users(name: str) -> None:
         ClientOptions.of({name: "1"}, "here:1")
 
 
+@pytest.mark.parametrize("name", ["error_cb", "throttle_cb", "oauth_cb", "logger", "default.topic.config"])
+def test_what_only_python_can_give_is_refused_by_name(name: str) -> None:
+    """confluent_kafka raises a bare TypeError, ValueError or AttributeError, or ignores the text."""
+    with pytest.raises(InvalidArgumentError, match=f"takes an object of Python.*option={name}"):
+        ClientOptions.of({name: "print"}, "here:1")
+
+
 @pytest.mark.parametrize("mechanism", ["GSSAPI", "OAUTHBEARER", "SCRAM-SHA-1"])
 def test_logins_that_our_requests_do_not_know_are_refused(mechanism: str) -> None:
     given = options(security__protocol="SASL_SSL", sasl__mechanism=mechanism, sasl__password=_SECRET)
