@@ -10,6 +10,7 @@ so may a server of Spark Connect.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import zipimport
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pyspark
 
 import holdfast
 from holdfast.errors import InvalidArgumentError
@@ -66,7 +69,7 @@ def problem_of(program: str) -> str | None:
         return "which is not there"
     if _is_own(Path(found)):
         return None
-    needed = ["pandas", "pyarrow"]
+    needed = ["pandas", "pyarrow"] if _spark_sends_pyspark() else ["pyspark", "pandas", "pyarrow"]
     # As a zip file it travels to the workers with spark.submit.pyFiles.
     if not isinstance(holdfast.__spec__.loader, zipimport.zipimporter):
         needed.append(f"{holdfast.__name__}.spark_integration")
@@ -85,6 +88,12 @@ def problem_of(program: str) -> str | None:
     if probe.returncode != 0 or version != _VERSION:
         return f"which is {f'Python {version}' if version else 'too old'} and not {_VERSION}"
     return f"which has no {', '.join(name.partition('.')[0] for name in missing)}" if missing else None
+
+
+def _spark_sends_pyspark() -> bool:
+    """Whether Spark puts its own PySpark on the workers' path: as a zip file, which uv's installation does not have."""
+    home = os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent
+    return Path(home, "python", "lib", "pyspark.zip").is_file()
 
 
 def _is_own(program: Path) -> bool:
