@@ -25,6 +25,7 @@ import itertools
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,7 +38,7 @@ from holdfast import clock
 from holdfast.backends import local_files
 from holdfast.backends.base import Pointer
 from holdfast.backends.schema import TableSchema
-from holdfast.errors import CorruptionError, HoldfastError, SchemaMismatchError
+from holdfast.errors import CorruptionError, HoldfastError, SchemaMismatchError, StateLostError
 from holdfast.mvcc.transaction import Changes, Measures
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.spark_integration.client.measures import CallMeasures
@@ -237,8 +238,23 @@ class _Attempt:
         watch = _Watch()
         opened = open_shard(self._operator, self._batch.shard, self._streaming, self._remembered)
         freeze_modules()
-        with opened.backend, reported(opened.log, self._batch.batch_id):
+        with opened.backend, reported(opened.log, self._batch.batch_id), self._last_directory_told():
             yield from self._run(opened, watch)
+
+    @property
+    def _last_directory(self) -> str | None:
+        """The state directory that the query used last, if it was another one."""
+        last = self._remembered.state_dir if self._remembered else None
+        return None if last == self._operator.settings.state_dir else last
+
+    @contextmanager
+    def _last_directory_told(self) -> Iterator[None]:
+        try:
+            yield
+        except StateLostError as exc:
+            if self._last_directory is not None:
+                exc.facts["last_used"] = self._last_directory
+            raise
 
     def _run(self, opened: ShardStore, watch: _Watch) -> Iterator[pa.RecordBatch]:
         pointer, batch_id = self._remembered.pointer if self._remembered else None, self._streaming.batch_id
@@ -249,7 +265,7 @@ class _Attempt:
         with opened.begin(pointer, version) as transaction:
             if pointer is not None:
                 watch.lineage = bound_chain(self._operator, opened, pointer, transaction.view)
-                opened.require_stored(pointer, watch.lineage)
+                opened.require_stored(pointer, watch.lineage, self._last_directory)
             batch = replace(self._batch, counts=CallCounts())
             batch = batch if opened.tables.is_continuous else batch.after_unknown_calls()
             due_ms = yield from self._operator.function.run(batch, transaction)

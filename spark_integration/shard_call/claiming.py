@@ -258,13 +258,20 @@ def declare_once(storage: ObjectStorage, record: OperatorRecord, planned: Stored
     _once("declared", _run_of(storage, record), declare)
 
 
-def require_stored_once(log: ObjectCommitLog, record: OperatorRecord, pointer: Pointer, lineage: Lineage) -> None:
+def require_stored_once(
+    log: ObjectCommitLog,
+    record: OperatorRecord,
+    pointer: Pointer,
+    lineage: Lineage,
+    last_directory: str | None = None,
+) -> None:
     """Check that the state directory holds the objects of a version, at the cost of a get: once per process and run.
 
     Raises `StateLostError` if it has no version of the shard at all, or only such as are older than all that the
     pointer names.
 
     `pointer`, `lineage`: of the version that the shard goes on from.
+    `last_directory`: the state directory that the query used last, if it was another one.
     """
 
     def check() -> None:
@@ -278,8 +285,8 @@ def require_stored_once(log: ObjectCommitLog, record: OperatorRecord, pointer: P
             "the state directory %s does not know the operator %r, which the query's pointers say it does: it was "
             "emptied, or is another one. Nothing of the state is lost, because the pointers carry all of it: if this "
             "is meant, go on, and it fills this directory; else stop the query, and set spark.holdfast.state.dir to "
-            "the directory that it has always had",
-            *(log.storage.url, record.operator),
+            "%s",
+            *(log.storage.url, record.operator, last_directory or "the directory that it has always had"),
         )
 
     of_run = log.storage.url, record.run_id, record.operator

@@ -89,10 +89,10 @@ class ShardStore:
                 newest=max(history),
             )
 
-    def require_stored(self, pointer: Pointer, lineage: Lineage | None) -> None:
-        """Check that the state directory knows the shard's base version."""
+    def require_stored(self, pointer: Pointer, lineage: Lineage | None, last_directory: str | None) -> None:
+        """Check that the state directory knows the shard's base version; see `claiming.require_stored_once`."""
         if self.log is not None and self.record is not None and lineage is not None:
-            claiming.require_stored_once(self.log, self.record, pointer, lineage)
+            claiming.require_stored_once(self.log, self.record, pointer, lineage, last_directory)
 
     def declare(self) -> None:
         """Store whose state this is, and which tables and columns it holds, before any state."""

@@ -281,14 +281,15 @@ def test_a_state_directory_that_is_a_file(lab: Lab) -> None:
 
 
 def test_a_directory_that_the_query_has_not_used(lab: Lab) -> None:
-    """A query at work never begins again with empty state because it was shown another place."""
+    """A query at work never begins again with empty state because it was shown another place; it says the old one."""
     lab.configure({"commit.carriedBytes": "0"})
     lab.feed([("a", 1)])
     lab.run(lab.totals())
     lab.configure({"state.dir": str(lab.folder / "elsewhere")})
     lab.feed([("a", 10)])
-    with pytest.raises(StreamingQueryException, match=r"(?s)StateLostError.*is not in the state directory"):
+    with pytest.raises(StreamingQueryException, match=r"(?s)StateLostError.*is not in the state directory") as caught:
         lab.run(lab.totals(func=never_called))
+    assert f"last_used={lab.folder / 'durable'}" in str(caught.value)
     lab.configure({"state.dir": str(lab.folder / "durable")})
     lab.run(lab.totals())
     assert lab.state() == {"a": (2, 11)}

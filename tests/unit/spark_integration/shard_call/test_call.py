@@ -372,13 +372,14 @@ class Shard:
             transaction.put("counts", keys_of(COUNTS, [("ann",)]), values_of(COUNTS, [(1,)]))
             self.pointer = transaction.commit()
 
-    def begin(self, run: str) -> None:
+    def begin(self, run: str, last_directory: str | None = None) -> None:
         """Go on in a run, as far as the check."""
         assert self.pointer is not None
         record = OperatorRecord.of("totals", "query-1", "def-1", run, 4, TABLES, 100)
         with self.store.begin(self.pointer) as transaction:
             assert transaction.view is not None
-            require_stored_once(self.log, record, self.pointer, Lineage.of(transaction.view.properties))
+            lineage = Lineage.of(transaction.view.properties)
+            require_stored_once(self.log, record, self.pointer, lineage, last_directory)
 
 
 @pytest.fixture
@@ -456,9 +457,11 @@ def test_where_the_pointer_carries_all_a_warning_will_do(
         storage.delete(["totals/operator"])
         for _ in range(2):
             one.begin("run-2")
-    (warned,) = caplog.records
-    assert "does not know the operator 'totals'" in warned.getMessage()
-    assert "else stop the query, and set spark.holdfast.state.dir to the directory that it has" in warned.getMessage()
+        one.begin("run-3", "/data/app")
+    emptied, another = (record.getMessage() for record in caplog.records)
+    assert "does not know the operator 'totals'" in emptied
+    assert "else stop the query, and set spark.holdfast.state.dir to the directory that it has" in emptied
+    assert another.endswith("else stop the query, and set spark.holdfast.state.dir to /data/app")
 
 
 def test_it_is_checked_once_in_a_run_and_process(
