@@ -189,6 +189,12 @@ _CAUSES = (
         "run it again: nothing is lost. A master of local[*,4] instead of local[*] lets Spark repeat such tasks itself",
     ),
     _Cause(
+        # Spark asks the tasks' Python which formats there are, and takes an answer that fails for none.
+        re.compile(r"Failed to find the data source: (?P<format>holdfast(?:-\w+)?)\b"),
+        r"Spark does not find the format \g<format> in the Python that its tasks run in",
+        "call holdfast.register(spark) first: it registers the format, or says why that Python cannot have it",
+    ),
+    _Cause(
         re.compile(r"PYTHON_VERSION_MISMATCH"),
         "Spark runs tasks in another version of Python than this program",
         "set the environment variable PYSPARK_PYTHON to an interpreter of the driver's version (docs/deploy.md)",

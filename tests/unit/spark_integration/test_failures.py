@@ -224,6 +224,11 @@ def test_of_java_only_the_innermost_cause_is_kept() -> None:
             "from one task to the next",
             "local[*,4]",
         ),
+        (
+            "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: holdfast-parquet. Make sure the provider name is",
+            "the format holdfast-parquet in the Python",
+            "holdfast.register(spark)",
+        ),
         ("Could not serialize object: TypeError: cannot pickle '_thread.lock' object", "_thread.lock", "inside of"),
         ("'DataStreamWriter' object has no attribute 'awaitTermination'", "not started", ".start().awaitTermination"),
     ],
