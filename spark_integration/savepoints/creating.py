@@ -467,6 +467,12 @@ class _Saving:
                 elif step.is_ours:
                     found[name] = step
                 else:
+                    if not any(step.is_ours for step in steps):
+                        raise InvalidArgumentError(
+                            "the query has only state of Spark's own operators: savepoints.from_spark (holdfast "
+                            "savepoint from-spark) saves that of Python functions, to go on with holdfast",
+                            operator=name,
+                        )
                     raise InvalidArgumentError(
                         "an operator's state is Spark's own: name it in `without` for a savepoint that can be read, "
                         "and restored for a query without that operator; or clone the query, which copies all state",

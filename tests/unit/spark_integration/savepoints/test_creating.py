@@ -145,6 +145,13 @@ def test_what_cannot_be_saved_stops_no_query(
     assert ground.query.is_running
 
 
+def test_a_query_without_holdfast_is_told_how_to_migrate(ground: Ground) -> None:
+    """Whoever comes from Spark takes `create` for the command that saves a query."""
+    ground.has_state(lambda: [DEDUPLICATION])
+    with pytest.raises(InvalidArgumentError, match=r"only state of Spark's own operators.*savepoint from-spark"):
+        ground.create()
+
+
 def test_what_can_be_saved_is_stopped_first(ground: Ground) -> None:
     """The check leaves nothing in the target, and the save begins when the query has ended."""
     asked: list[bool] = []
