@@ -81,7 +81,7 @@ class KeptTable:
         self.url = url
         #: What the table asked of its writers when it was last checked.
         self.checked: Mapping[str, object] | None = None
-        self.storage_options: dict[str, str] = {}
+        self.storage_options = storage_options(url, {})
         self._options: Mapping[str, str] = {}
         self._secrets: Collection[str] = ()
         self._table: DeltaTable | None = None
@@ -251,7 +251,8 @@ def storage_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
     }
     if url.startswith(("s3://", "s3a://")):
         theirs = {_S3_NAMES[name]: value for name, value in options.items() if name in _S3_NAMES} | theirs
-        if theirs.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+        # Where no option names an endpoint, `deltalake` takes the environment's, as all clients do.
+        if (theirs.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http://"):
             theirs.setdefault("AWS_ALLOW_HTTP", "true")
         for name, (default, needed) in _S3_SAID_TWICE.items():
             if options.get(name, default).lower() != default and needed not in theirs:

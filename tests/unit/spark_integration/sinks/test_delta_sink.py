@@ -30,7 +30,7 @@ from holdfast.snapshotter.storage.options import parse_url
 from holdfast.spark_integration.sinks.delta import commits, tables
 from holdfast.spark_integration.sinks.delta.partitions import described, statistics
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
-from holdfast.spark_integration.sinks.delta.tables import storage_options
+from holdfast.spark_integration.sinks.delta.tables import KeptTable, storage_options
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
 from tests.tiers import cases
 from tests.unit.spark_integration.sinks.test_delta_changes import SCHEMA, Writer, opened
@@ -322,6 +322,13 @@ def test_options_of_storage_have_deltas_names() -> None:
         assert storage_options("s3://b/t", given | {endpoint: "http://h:1"}) == theirs | there
     assert storage_options("s3://b/t", {"anon": "true"}) == {"AWS_SKIP_SIGNATURE": "true"}
     assert storage_options("s3://b/t", {"requester_pays": "false", "client_kwargs.verify": "true"}) == {}
+
+
+def test_an_endpoint_of_the_environment_may_be_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """holdfast's own client takes it as it is; `deltalake` said "URL scheme is not allowed"."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://h:1")
+    assert KeptTable("s3://b/t").storage_options == storage_options("s3://b/t", {}) == {"AWS_ALLOW_HTTP": "true"}
+    assert storage_options("s3://b/t", {"endpoint_url": "https://h"}) == {"AWS_ENDPOINT_URL": "https://h"}
 
 
 @pytest.mark.parametrize(
