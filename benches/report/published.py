@@ -57,9 +57,8 @@ def publish(run: Path, root: Path) -> None:
     plan = results.run["plan"]
     if (root / RESULTS / RUN).exists():
         before = read(root / RESULTS)
-        kept = {question.suite for question, _ in before.measured} - {
-            question.suite for question, _ in results.measured
-        }
+        new_suites = {question.suite for question, _ in results.measured}
+        kept = {question.suite for question, _ in before.measured} - new_suites
         documents += [(question, document) for question, document in before.measured if question.suite in kept]
         plan = _merged(before.run["plan"], plan, kept)
     new = root / RESULTS.with_name("results.new")
@@ -68,7 +67,7 @@ def publish(run: Path, root: Path) -> None:
         file = new / question.suite / f"{question.name}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(_json(document))
-    (new / RUN).write_text(_json(results.run | {"plan": plan}))
+    (new / RUN).write_text(_json({**results.run, "plan": plan}))
     answers = answers_of(read(new))
     for panel in figure.PANELS:
         panel.answer(answers)
