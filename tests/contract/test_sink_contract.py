@@ -23,6 +23,7 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
 )
 from holdfast.testing import SECRET, SinkContract
 from tests.contract.conftest import SampledContract
+from tests.tiers import cases
 
 pytestmark = pytest.mark.slow(30)
 
@@ -217,7 +218,8 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(
-    ("broken", "test", "why"), BROKEN, ids=[f"{broken.__name__}-{test}" for broken, test, _ in BROKEN]
+    ("broken", "test", "why"),
+    cases([pytest.param(*case, id=f"{case[0].__name__}-{case[1]}") for case in BROKEN], quick=4),
 )
 def test_a_broken_sink_fails_its_test(broken: type[CsvFolder], test: str, why: str, tmp_path: Path) -> None:
     """A contract is worth what it finds: each of these sinks breaks one promise."""

@@ -248,7 +248,7 @@ def victim(folder: Path, backend_name: str, pointer: Pointer, kind: Kind, nth: i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend_name", "how"), cases([(b, how) for b in BUILT_IN for how in HOW], quick=2))
+@pytest.mark.parametrize(("backend_name", "how"), cases([(b, how) for b in BUILT_IN for how in HOW]))
 def test_a_kill_while_schemas_change(backend_name: str, how: str, tmp_path: Path) -> None:
     """Before and after each request: both processors read what the last accepted pointer names, and write on.
 

@@ -30,7 +30,7 @@ from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.state_rows import COUNTS, TABLES, contents, counts, keys_of, users, values_of
 from tests.faults.elsewhere import finish, run_elsewhere
-from tests.tiers import LONG
+from tests.tiers import LONG, cases
 
 STEPS = 4
 
@@ -201,8 +201,15 @@ def cut_power(directory: Path, *, lose_entries: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "lose_entries"),
-    [("filesystem", True), ("filesystem", False), (DURABLE, False), ("memory", False)],
-    ids=["filesystem", "filesystem with a journal", "filesystem of a durable shard", "memory"],
+    cases(
+        [
+            pytest.param("filesystem", True, id="filesystem"),
+            pytest.param("filesystem", False, id="filesystem with a journal"),
+            pytest.param(DURABLE, False, id="filesystem of a durable shard"),
+            pytest.param("memory", False, id="memory"),
+        ],
+        quick=2,
+    ),
 )
 def test_a_power_cut_never_shows_another_state(tmp_path: Path, kind: str, lose_entries: bool) -> None:
     """The filesystem backend loses nothing that exists there alone; what was not synced is set aside."""

@@ -28,7 +28,7 @@ from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.state_rows import COUNTS, P1, P2, P3, TABLES, contents, counts, keys_of, users, values_of
 from tests.faults.elsewhere import finish, run_elsewhere
-from tests.tiers import LONG
+from tests.tiers import LONG, cases
 
 KINDS = ("merge", "merged run", "version", "run of one version", "run of two versions")
 EXPECTED = {
@@ -115,7 +115,7 @@ def test_a_flipped_byte_is_named_and_what_shares_it_is_set_aside(filled: Filled,
                 assert contents(view, "counts") == EXPECTED[P2] | {("new",): (1,)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", cases(KINDS, quick=3))
 def test_verify_finds_what_no_time_stamp_tells(filled: Filled, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """A disk that returns other bytes than were written: what a former process left is read as a whole."""
     for offset in offsets(file_of(filled(), kind)):

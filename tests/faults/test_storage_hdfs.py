@@ -183,7 +183,7 @@ def through(proxy: RpcProxy, hdfs: Hdfs, root: str) -> Iterator[Callable[..., Ob
         storage.close()
 
 
-@pytest.mark.parametrize("kind", ["drop_reply", "reset"])
+@pytest.mark.parametrize("kind", cases(["drop_reply", "reset"]))
 @pytest.mark.parametrize("method", ["create", "addBlock", "complete", "rename2"])
 def test_put_whose_call_or_answer_is_lost(
     through: Callable[..., ObjectStorage], proxy: RpcProxy, hdfs: Hdfs, root: str, kind: Any, method: str

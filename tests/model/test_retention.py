@@ -239,7 +239,7 @@ def executor() -> Iterator[Executor]:
         yield threads
 
 
-@pytest.mark.parametrize("seed", repetitions(2, 60))
+@pytest.mark.parametrize("seed", repetitions(1, 60))
 def test_every_version_within_the_horizon_is_restored_in_two_ways(executor: Executor, seed: int) -> None:
     storage = TimedStorage()
     with ram_directory() as home:

@@ -18,7 +18,7 @@ from holdfast.snapshotter.ownership.claims import ALIVE_MS, ENDING_MS, RENEW_EVE
 from tests.model.shard_history import TimedStorage
 from tests.model.sink_target import CrashingStorage, Killed
 from tests.model.turns import Actor, Turns
-from tests.tiers import ALL
+from tests.tiers import ALL, cases
 from tests.unit.snapshotter.ownership.conftest import claimant, record
 
 LOOKS = 4
@@ -120,7 +120,7 @@ def length() -> int:
 
 
 @pytest.mark.parametrize("machine", [1, 2], ids=["its driver is seen to have ended", "nothing is known of it"])
-@pytest.mark.parametrize("later_ms", [0, ENDING_MS + 1, ALIVE_MS + 1])
+@pytest.mark.parametrize("later_ms", cases([ENDING_MS + 1, 0, ALIVE_MS + 1], quick=2))
 def test_a_run_that_stands_still_anywhere(machine: int, later_ms: int) -> None:
     """One that was frozen, or whose executors outlive their driver, wakes before any of its requests."""
     turns = length()
@@ -194,7 +194,7 @@ def begin(world: World, name: str, machine: int, looks: int = 3 * LOOKS) -> Run:
     return run
 
 
-@pytest.mark.parametrize("dead", [("one",), ("one", "two"), ("one", "two", "three", "four", "five")], ids=len)
+@pytest.mark.parametrize("dead", cases([("one", "two"), ("one",), ("one", "two", "three", "four", "five")]), ids=len)
 @pytest.mark.parametrize("later_ms", [0, RENEW_EVERY_MS, ALIVE_MS - 1000])
 def test_a_copy_never_stops_an_original_whoever_died_before(dead: Sequence[str], later_ms: int) -> None:
     """Runs die one after the other, each on another machine or where the one before did; the last one lives.

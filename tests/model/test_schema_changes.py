@@ -306,7 +306,7 @@ _settings = settings(max_examples=examples(6, 25, 400), stateful_step_count=30, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600 if LONG else 600)
-@pytest.mark.parametrize("backend_name", cases(BUILT_IN, quick=2))
+@pytest.mark.parametrize("backend_name", cases(BUILT_IN))
 def test_rows_of_any_age_are_read_as_declared_now(backend_name: str) -> None:
     """After any sequence of restarts, micro-batches, merges, snapshots, restores and moves."""
     run_state_machine_as_test(lambda: ChangingTables(backend_name), settings=_settings)

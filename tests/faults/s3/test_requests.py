@@ -19,6 +19,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.s3.conftest import ACTIONS, THREE_PARTS, requests_of
 from tests.servers.s3 import BUCKET, S3Server
+from tests.tiers import cases
 
 pytestmark = pytest.mark.s3
 
@@ -138,7 +139,7 @@ def test_put_done_but_answered_with_an_error(storage: ObjectStorage, proxy: Faul
     assert storage.get("o") == b"data"
 
 
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("action", cases(list(ACTIONS), quick=2))
 def test_busy_twice(storage: ObjectStorage, proxy: FaultProxy, action: str) -> None:
     storage.put("folder/object", b"1")
     busy = proxy.rule("status", code=503, times=2)

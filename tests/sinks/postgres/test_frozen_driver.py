@@ -36,7 +36,7 @@ from tests.servers.postgres import Postgres
 from tests.servers.programs import wait_until
 from tests.sink_drivers import SCHEMA, Driver, World, stand_still_anywhere
 from tests.sinks.postgres.conftest import Case, case
-from tests.tiers import ALL, LONG
+from tests.tiers import ALL, LONG, cases
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(120)]
 
@@ -128,7 +128,7 @@ def test_a_start_ends_that_of_the_query_that_it_replaces(may_refuse: Case) -> No
 
 
 @pytest.mark.parametrize("how", ["at work", "connecting", "unheard"])
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", cases([2, 1]))
 @pytest.mark.parametrize("step", ["open", "leftovers", "confirm", "commit", "abort"])
 def test_a_driver_whose_session_is_ended_does_the_same_again(
     updating: Case, step: str, times: int, how: str, monkeypatch: pytest.MonkeyPatch

@@ -74,7 +74,7 @@ def ranked(df: DataFrame, places: int) -> DataFrame:
     return df.withColumn("place", F.row_number().over(by_user)).where(F.col("place") <= places)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", cases(list(OPERATORS), quick=4))
 def test_a_batch_data_frame_gives_what_spark_gives(lab: Lab, name: str) -> None:
     """Values, names and types; windows and sessions are over at once."""
     feed(lab, random.Random(9), 2)

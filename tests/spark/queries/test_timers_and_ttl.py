@@ -158,7 +158,7 @@ def counted(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupSt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", repetitions(2, 20))
+@pytest.mark.parametrize("seed", repetitions(1, 20))
 @pytest.mark.parametrize("engine", cases(["nested", "flat", "spark"]))
 def test_late_rows_of_random_streams(lab: Lab, engine: str, seed: int) -> None:
     """Blobs drop them as Spark's own operator does: the same rows in each micro-batch, and as many counted."""

@@ -30,6 +30,7 @@ from holdfast.backends.run_stack import GROWTH, first_to_merge, look_up, merge_i
 from holdfast.backends.stretched_run import StretchedRun
 from holdfast.errors import InvalidArgumentError
 from holdfast.testing.state_rows import COUNTS, PAIRS, TABLES, Row, contents, counts, keys_of, no_counts, run_of, users
+from tests.tiers import cases
 
 sizes = st.lists(st.integers(0, 10_000), min_size=1, max_size=12)
 
@@ -319,7 +320,7 @@ def require_same(whole: Run, cut: StretchedRun, keys: Keys) -> None:
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("key", [name for name in VALUES if name != "map"])
+@pytest.mark.parametrize("key", cases([name for name in VALUES if name != "map"], quick=6))
 def test_values_of_every_type_are_found_by_keys_of_every_type(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ SEEDS = repetitions(quick=10, long=1000)
 MEASUREMENTS = 4
 
 
+@pytest.mark.all  # six seconds of statistics; `verdicts` are tested on fixed figures below
 @pytest.mark.slow(1)
 def test_noise_alone_is_no_regression() -> None:
     """Measured with 100 seeds: a false regression in 2 % of comparisons of two turns, in 5 % of three or five turns.

@@ -24,6 +24,7 @@ from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage.local import LocalStorage
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.version_reader import At, VersionReader, read_tables
+from tests.tiers import cases
 
 PREFIX = "totals/shard-0000"
 COUNTS = TableSchema.of(
@@ -85,7 +86,7 @@ class Lab:
         return At(pointer, self.log.carried.get(pointer))
 
 
-@pytest.fixture(params=["memory", "filesystem", "rocksdb"])
+@pytest.fixture(params=cases(["rocksdb", "filesystem", "memory"], quick=2))
 def lab(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     monkeypatch.setattr(written_run, "STRETCH_BYTES", 4000)  # files of many stretches
     with (

@@ -27,6 +27,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage, WrappedStorag
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.fuzz.forge import put_together, take_apart
 from tests.model.built_in import BUILT_IN
+from tests.tiers import cases
 from tests.unit.snapshotter.snapshots.conftest import SHARD, Opener, Shard, states
 
 
@@ -314,7 +315,7 @@ def damage_of(storage: ObjectStorage, key: str, how: str) -> None:
         storage.put(key, bytes(data[: len(data) // 2] if how == "cut" else data))
 
 
-@pytest.mark.parametrize("how", ["gone", "cut", "altered"])
+@pytest.mark.parametrize("how", cases(["altered", "gone", "cut"]))
 @pytest.mark.parametrize("what", ["manifest", "part"])
 @pytest.mark.parametrize("backend_name", BUILT_IN)
 def test_an_older_snapshot_and_the_commits_stand_in_for_a_damaged_one(
@@ -374,8 +375,7 @@ def freeze_unreadable(shard: Shard, folder: Path) -> None:
     shard.backend.freeze = altered  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("reader", BUILT_IN)
-@pytest.mark.parametrize("writer", BUILT_IN)
+@pytest.mark.parametrize(("writer", "reader"), cases([(w, r) for w in BUILT_IN for r in BUILT_IN], quick=3))
 def test_snapshots_that_cannot_be_opened_are_gone_around(
     shard_of: Opener, tmp_path: Path, caplog: pytest.LogCaptureFixture, writer: str, reader: str
 ) -> None:

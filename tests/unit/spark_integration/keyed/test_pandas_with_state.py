@@ -32,6 +32,7 @@ from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import NoTimeouts, PandasFunction, PandasWithState, Timeouts
 from holdfast.spark_integration.timers import NO_TIMER, KeyTimers, Timers, timers_schema
 from holdfast.spark_integration.ttl.expiry import ExpiringKeyRows, Expiry, expiring_tables
+from tests.tiers import cases
 from tests.unit.spark_integration.embedded_shard import EmbeddedShard
 
 Calls = list[tuple[Any, ...]]
@@ -155,7 +156,7 @@ def test_slabs_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(loop.rows("state")) == 11
 
 
-@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("writes", cases([True, False]))
 @pytest.mark.parametrize("timed_out", [False, True])
 def test_large_states_are_held_a_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool, timed_out: bool

@@ -215,7 +215,7 @@ class Run:
 _MODES = [("ProcessingTime", None), ("ProcessingTime", 30), ("ProcessingTime", 500), ("EventTime", None)]
 # Keys and bytes: all at once, or a few at a time, and lists and maps piece by piece.
 _SLABS = [(20_000, 32 << 20), (3, 100)]
-CASES = cases([(*mode, slab) for mode in _MODES for slab in _SLABS], quick=3)
+CASES = cases([(*mode, slab) for mode in _MODES for slab in _SLABS], quick=2)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from holdfast.spark_integration.keyed.python_values import RowValues
 from holdfast.spark_integration.processor.state import slab as slab_module
 from holdfast.spark_integration.processor.state import states as states_module
 from tests.faults.elsewhere import finish, run_elsewhere
-from tests.tiers import ALL
+from tests.tiers import ALL, cases
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
 
 N = columns(n=LongType())
@@ -132,7 +132,7 @@ def test_what_was_fetched_for_keys_is_let_go(tmp_path: Path, monkeypatch: pytest
     assert peak_bytes < 5 << 20, "all of it is 20 MB"
 
 
-@pytest.mark.parametrize("kind", ["value", "list", "map"])
+@pytest.mark.parametrize("kind", cases(["list", "map", "value"]))
 def test_large_state_is_read_and_written_a_few_keys_at_a_time(tmp_path: Path, kind: str) -> None:
     """What keys have read and written is kept until their slab ends: of 20,000 with 100 kB each, no worker holds it."""
     # In a process without threads of other tests, whose memory would count.
@@ -214,7 +214,7 @@ def test_keys_called_in_turns_bring_no_window(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("slab_keys", [1, 2, 20_000])
-@pytest.mark.parametrize("limit_bytes", [1, 300, 32 << 20])
+@pytest.mark.parametrize("limit_bytes", cases([300, 1, 32 << 20]))
 def test_how_much_is_fetched_at_once_makes_no_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slab_keys: int, limit_bytes: int
 ) -> None:

@@ -18,6 +18,7 @@ from holdfast.errors import HoldfastError, SchemaMismatchError, StateLostError
 from holdfast.spark_integration.sinks.delta import tables
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery
+from tests.tiers import cases
 
 pytestmark = pytest.mark.slow(7)
 
@@ -69,7 +70,7 @@ def _another_column_in_a_struct(url: str) -> None:
     DeltaTable(url).delete("key = 99")
 
 
-@pytest.mark.parametrize("keys", [None, ["key", "word"]])
+@pytest.mark.parametrize("keys", cases([["key", "word"], None]))
 @pytest.mark.parametrize("is_decided", [True, False])
 @pytest.mark.parametrize(
     "change",
@@ -120,7 +121,7 @@ def _remake(url: str, versions: int, *, all_files: bool) -> None:
         write_deltalake(url, pa.table([[100 + i], ["of another"]], schema=SCHEMA), mode="append")
 
 
-@pytest.mark.parametrize("all_files", [True, False])
+@pytest.mark.parametrize("all_files", cases([True, False]))
 @pytest.mark.parametrize("versions", [0, 9])
 @pytest.mark.parametrize("is_decided", [True, False])
 def test_a_table_that_was_dropped_and_made_anew_is_not_taken_for_the_first_one(

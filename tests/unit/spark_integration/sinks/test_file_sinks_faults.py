@@ -315,6 +315,7 @@ def delta(tmp_path: Path) -> Backfill:
 
 
 @pytest.mark.slow(20)
+@pytest.mark.all
 def test_a_handle_is_small_however_many_files_there_are(delta: Backfill, tmp_path: Path) -> None:
     """A year of 478 bytes a file, times 90 tasks, was more than a decision holds: found after all was written."""
     handles = delta.prepared(0)
