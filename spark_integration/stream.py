@@ -13,8 +13,7 @@ from pyspark.sql.types import StructType
 
 from holdfast.distribution import require_no_namesake
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.hosts.group_state import GroupStateHost
-from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
+from holdfast.spark_integration.hosts.host import GroupStateHost, StatefulProcessorHost
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.operators.aggregates import Aggregate

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType, TimestampType
 from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.options import did_you_mean
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
+from holdfast.spark_integration.hosts.host import StatefulProcessorHost
 from holdfast.spark_integration.plan.event_time import NEEDS_WATERMARK, time_column_of
 from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.shard.operator import STATE_TABLE

@@ -34,10 +34,7 @@ from holdfast.settings import MOST_SHARDS, Settings
 from holdfast.snapshotter.ownership.operator_record import find_operator
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.spark_integration.failures import passes
-from holdfast.spark_integration.hosts.batch import run_batch
-from holdfast.spark_integration.hosts.group_state import GroupStateHost
-from holdfast.spark_integration.hosts.host import Host, SentRows
-from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
+from holdfast.spark_integration.hosts.host import GroupStateHost, Host, SentRows, StatefulProcessorHost, run_batch
 from holdfast.spark_integration.plan.arguments import Mode, can_host_processors, operator_name
 from holdfast.spark_integration.plan.event_time import time_column_of, without_watermark
 from holdfast.spark_integration.plan.grouping_keys import Key

@@ -38,8 +38,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration import spark_versions
-from holdfast.spark_integration.hosts.group_state import StateOfGroup
-from holdfast.spark_integration.hosts.stateful_processor import POINTER_SCHEMA, ValueOfGroup
+from holdfast.spark_integration.hosts.host import POINTER_SCHEMA, StateOfGroup, ValueOfGroup
 from holdfast.spark_integration.savepoints import seeding
 from holdfast.spark_integration.savepoints.new_query import NewQuery
 from holdfast.spark_integration.shard.pointer_row import (

@@ -23,7 +23,7 @@ from holdfast.errors import CorruptionError, SchemaMismatchError
 from holdfast.settings import Settings
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration import spark_versions
-from holdfast.spark_integration.hosts.stateful_processor import POINTER_SCHEMA
+from holdfast.spark_integration.hosts.host import POINTER_SCHEMA
 from holdfast.spark_integration.shard import task, timeout
 from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
 from holdfast.spark_integration.shard.pointer_row import POINTER_STATE, QUERY_ID, PointerRow
