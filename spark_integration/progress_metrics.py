@@ -18,7 +18,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX
 from holdfast.spark_integration.client.measures import of_group
 from holdfast.spark_integration.client.recent import over_executors, recent_batches
-from holdfast.spark_integration.transport.observed import (
+from holdfast.spark_integration.transport.output import (
     FIELDS,
     OBSERVATION,
     is_observed,

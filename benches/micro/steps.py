@@ -16,8 +16,7 @@ import pytest
 from holdfast.backends import stored_file
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.spark_integration.transport.output import pack_output, unpack_output
-from holdfast.spark_integration.transport.packed import pack_rows, write_blob
-from holdfast.spark_integration.transport.transport import HASH
+from holdfast.spark_integration.transport.packed import HASH, pack_rows, write_blob
 from holdfast.spark_integration.vectorised.batch import group_rows
 
 Step = Callable[[], Any]

@@ -26,7 +26,7 @@ from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema, require_key_types, sent_schema
 from holdfast.spark_integration.timers import NO_TIMER, KeyTimers
-from holdfast.spark_integration.transport.transport import moments_of
+from holdfast.spark_integration.transport.packed import moments_of
 from holdfast.testing.ddl import parse_schema
 from holdfast.testing.embedded_shard import EmbeddedShard
 

@@ -47,7 +47,7 @@ from holdfast.spark_integration.plan.grouping_keys import Grouping, Key
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.spark_types import Watermark, arrow_schema, conform_output, types_of_keys
 from holdfast.spark_integration.tables.restarting import OperatorFunction
-from holdfast.spark_integration.transport.transport import quoted
+from holdfast.spark_integration.transport.packed import quoted
 from holdfast.spark_integration.ttl.ends import Ends, microseconds, slabs, timestamps
 from holdfast.spark_integration.vectorised.arrays import shown_keys
 

@@ -28,7 +28,7 @@ from holdfast.spark_integration.plan.session import name_folding
 from holdfast.spark_integration.processor.state.variable_tables import JOINED_LEFT, JOINED_RIGHT, LATEST_RIGHT
 from holdfast.spark_integration.shard.operator import ShardFunction
 from holdfast.spark_integration.spark_types import Watermark, arrow_schema, types_of_keys
-from holdfast.spark_integration.transport.transport import quoted
+from holdfast.spark_integration.transport.packed import quoted
 
 How = Literal["inner", "left", "right", "full"]
 #: Spark's names for them, without underscores.

@@ -57,7 +57,7 @@ from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardFunction
 from holdfast.spark_integration.spark_types import arrow_schema, conform_output, types_of_keys
 from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
 from holdfast.spark_integration.tables.restarting import OperatorFunction
-from holdfast.spark_integration.transport.transport import quoted
+from holdfast.spark_integration.transport.packed import quoted
 from holdfast.spark_integration.ttl.ends import (
     NEVER,
     UNTIL,

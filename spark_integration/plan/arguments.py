@@ -30,7 +30,7 @@ from holdfast.spark_integration.spark_versions import (
     require_protobuf,
     wrong_type,
 )
-from holdfast.spark_integration.transport.transport import quoted
+from holdfast.spark_integration.transport.packed import quoted
 from holdfast.spark_integration.ttl.expiry import EXPIRES
 
 Mode = Literal["append", "update"]

@@ -43,10 +43,8 @@ from holdfast.spark_integration.shard.operator import Operator, ShardFunction
 from holdfast.spark_integration.shard.task import state_storage
 from holdfast.spark_integration.shard_call.call import ShardStep
 from holdfast.spark_integration.spark_types import sent_schema
-from holdfast.spark_integration.transport.observed import OBSERVATION, ObservedOutput
-from holdfast.spark_integration.transport.output import Output, PackedOutput
-from holdfast.spark_integration.transport.packed import PackedTransport
-from holdfast.spark_integration.transport.transport import HASH, EventTime, quoted
+from holdfast.spark_integration.transport.output import OBSERVATION, ObservedOutput, Output, PackedOutput
+from holdfast.spark_integration.transport.packed import HASH, EventTime, PackedTransport, quoted
 
 _log = logging.getLogger(__name__)
 _COLUMNS = "shards int, query string, problem string"

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructField
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.plan.session import name_folding
 from holdfast.spark_integration.spark_types import require_key_types
-from holdfast.spark_integration.transport.transport import quoted
+from holdfast.spark_integration.transport.packed import quoted
 
 _KEY_EXPRESSION = "__holdfast_key_"
 _REMEDY = "pass initialState=frame.groupBy(…) with columns of the types that the stream is grouped by"

@@ -21,7 +21,7 @@ from holdfast.mvcc import Transaction
 from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.spark_types import Watermark
-from holdfast.spark_integration.transport.transport import HASH, Received
+from holdfast.spark_integration.transport.packed import HASH, Received
 
 #: The version of a shard that holds what a query was given to begin with, and no micro-batch has written.
 INITIAL_VERSION = 0

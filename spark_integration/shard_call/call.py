@@ -59,10 +59,9 @@ from holdfast.spark_integration.shard_call import claiming
 from holdfast.spark_integration.shard_call.announcing import announce, bound_chain, reported
 from holdfast.spark_integration.shard_call.store import ShardStore, open_shard
 from holdfast.spark_integration.transport.output import Output
-from holdfast.spark_integration.transport.packed import PackedTransport
+from holdfast.spark_integration.transport.packed import PackedTransport, Received
 from holdfast.spark_integration.transport.python_stage import freeze_modules
 from holdfast.spark_integration.transport.routes import hash_of_route, shard_of_route
-from holdfast.spark_integration.transport.transport import Received
 
 MEMORY_BYTES = 128 << 20
 _log = logging.getLogger(__name__)

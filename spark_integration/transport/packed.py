@@ -1,11 +1,13 @@
-"""Rows travel to their shard as blobs: Arrow data in one value of a Spark row, a few per shard and input partition.
+"""How rows reach their shard: as blobs, Arrow data in one value of a Spark row, a few per shard and input partition.
 
-Python splits each Arrow batch by shard: one more Python stage, and no work per row.
+Spark ships a state operator's rows one by one, but a shard wants columns. Python splits each Arrow batch by shard: one
+more Python stage, and no work per row. Output has a seam of its own: `holdfast.spark_integration.transport.output`.
 
 Until November 2026 flat columns could travel as rows instead, with a route that Spark computed. Spark pins the route,
 the key of its state, but not how rows come: a query that began so goes on with blobs.
 
-Late rows in blobs: found by *marks*, small rows beside the blobs, of which Spark drops those that are late.
+If late rows are dropped, Spark tells which, between sending and receiving, by *marks*, small rows beside the blobs, of
+which it drops those that are late.
 
 ::
 
@@ -22,9 +24,9 @@ Spark compares, that of this micro-batch or of the one before, is Spark's matter
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,20 +35,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
+from holdfast.spark_integration.spark_types import Watermark
 from holdfast.spark_integration.transport.python_stage import prepared
 from holdfast.spark_integration.transport.routes import ROUTE, routes_of, shards_of
-from holdfast.spark_integration.transport.transport import (
-    EVENT_TIME,
-    HASH,
-    EventTime,
-    Gather,
-    Received,
-    moments_of,
-    quoted,
-)
 
+HASH = "__holdfast_hash"
+EVENT_TIME = "__holdfast_event_time"
+#: Puts tables of rows together, in memory or in a file.
+Gather = Callable[[Iterable[pa.Table]], pa.Table]
 #: The column that holds blobs.
 BLOB = "__holdfast_blob"
 #: Approximate maximum size.
@@ -63,6 +62,47 @@ WAITING_BYTES = 256 << 20
 #: Spark hands a task's rows to its worker in batches of so many rows, whatever their size, and fails where those of one
 #: have more than 1 GiB. So there are rows without a blob, as many as make a batch of so many bytes full.
 BATCH_BYTES = 512 << 20
+
+
+def quoted(name: str) -> Column:
+    """Return a column by its bare name, whatever characters it contains."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+class Received(NamedTuple):
+    """The rows of one shard and micro-batch.
+
+    `late`: how many more there were, dropped because they were late.
+    """
+
+    rows: pa.Table
+    late: int
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """The column that carries the watermark.
+
+    `filters_rows`: whether Spark drops rows older than the watermark before they reach their shard, as it does for
+    ``EventTimeTimeout``. Otherwise it only needs the column's metadata.
+    """
+
+    column: str
+    watermark: Watermark
+    filters_rows: bool
+
+    @property
+    def sent(self) -> StructField:
+        """The column as it travels: microseconds since 1970. Spark compares these; a time in pandas ends in 2262.
+
+        Times are later by as much as the watermark is held back: Spark drops what is older than its own.
+        """
+        return StructField(EVENT_TIME, LongType(), metadata=Watermark(self.watermark.delay_ms).metadata)
+
+
+def moments_of(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Return the time that Spark compares with the watermark: the column itself or, for windows, their ends."""
+    return pc.struct_field(column, "end") if pa.types.is_struct(column.type) else column
 
 
 def write_blob(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> bytes:
@@ -86,36 +126,6 @@ def marks_of(batches: list[pa.RecordBatch], event_time: EventTime) -> _Longs:
     known = pa.concat_arrays(columns).drop_null().to_numpy()
     last_ms = pc.unique(pa.array(_last_ms(known))).to_numpy() + event_time.watermark.held_back_ms
     return np.where(last_ms > NEVER_LATE // 1000, NEVER_LATE, last_ms * 1000)
-
-
-class Marks:
-    """The marks that arrive in one shard and micro-batch."""
-
-    def __init__(self) -> None:
-        self._earliest_us = NEVER_LATE
-
-    def noted(self, chunk: pd.DataFrame) -> pd.DataFrame:
-        """Return a chunk whose marks have been noted."""
-        if len(chunk):
-            self._earliest_us = min(self._earliest_us, int(chunk[EVENT_TIME].min()))
-        return chunk
-
-    def drop_late(self, rows: pa.Table, event_time: EventTime, gather: Gather) -> Received:
-        """Return the rows that are not late, once all marks are noted."""
-        late = [self._are_late(batch, event_time) for batch in rows.to_batches()]
-        count = sum(int(np.count_nonzero(is_late)) for is_late in late)
-        return Received(gather(_without(rows, late)) if count else rows, count)
-
-    def _are_late(self, rows: pa.RecordBatch, event_time: EventTime) -> npt.NDArray[np.bool_]:
-        times = moments_of(rows.column(event_time.column)).view(pa.int64()).fill_null(NEVER_LATE).to_numpy()
-        first_ms = _last_ms(np.array([self._earliest_us])) - event_time.watermark.held_back_ms
-        is_late: npt.NDArray[np.bool_] = _last_ms(times) < first_ms
-        return is_late
-
-
-def _without(rows: pa.Table, late: list[npt.NDArray[np.bool_]]) -> Iterator[pa.Table]:
-    for batch, is_late in zip(rows.to_batches(), late, strict=True):
-        yield pa.Table.from_batches([batch.filter(pa.array(~is_late))])
 
 
 def _last_ms(times_us: _Longs) -> _Longs:
@@ -165,9 +175,30 @@ class PackedTransport:
 
     def receive(self, chunks: Iterable[pd.DataFrame], gather: Gather) -> Received:
         """Return the rows of one shard and micro-batch; runs in a worker."""
-        marks = Marks()
-        rows = gather(read_blob(blob) for chunk in map(marks.noted, chunks) for blob in chunk[BLOB] if blob is not None)
-        return Received(rows, 0) if self._marked is None else marks.drop_late(rows, self._marked, gather)
+        earliest_us = NEVER_LATE  # of the marks that Spark has not dropped
+
+        def tables() -> Iterator[pa.Table]:
+            nonlocal earliest_us
+            for chunk in chunks:
+                if len(chunk):
+                    earliest_us = min(earliest_us, int(chunk[EVENT_TIME].min()))
+                yield from (read_blob(blob) for blob in chunk[BLOB] if blob is not None)
+
+        rows, event_time = gather(tables()), self._marked
+        if event_time is None:
+            return Received(rows, 0)
+        first_ms = _last_ms(np.array([earliest_us])) - event_time.watermark.held_back_ms
+        late = [_last_ms(_times_us(batch, event_time)) < first_ms for batch in rows.to_batches()]
+        count = sum(int(np.count_nonzero(is_late)) for is_late in late)
+        if count:
+            on_time = zip(rows.to_batches(), late, strict=True)
+            rows = gather(pa.Table.from_batches([batch.filter(pa.array(~is_late))]) for batch, is_late in on_time)
+        return Received(rows, count)
+
+
+def _times_us(rows: pa.RecordBatch, event_time: EventTime) -> _Longs:
+    times: _Longs = moments_of(rows.column(event_time.column)).view(pa.int64()).fill_null(NEVER_LATE).to_numpy()
+    return times
 
 
 def pack_rows(

@@ -32,7 +32,7 @@ from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.shard.operator import STATE_TABLE, BatchTimes, CallCounts, ShardInput
 from holdfast.spark_integration.timers import TIMERS_BY_DUE, Timers, timers_schema
-from holdfast.spark_integration.transport.transport import moments_of
+from holdfast.spark_integration.transport.packed import moments_of
 
 #: The value column that says until when a row is remembered; null for ever.
 UNTIL = pa.field("until", pa.timestamp("us", "UTC"))

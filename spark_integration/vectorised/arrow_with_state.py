@@ -32,7 +32,7 @@ from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import arrow_schema, conform_output, parse_struct
 from holdfast.spark_integration.tables.restarting import StateFunction
 from holdfast.spark_integration.timers import NO_TIMER, TIMERS, TIMERS_BY_DUE, DueTimers, KeyTimers, due_before_ms
-from holdfast.spark_integration.transport.transport import moments_of
+from holdfast.spark_integration.transport.packed import moments_of
 from holdfast.spark_integration.ttl.expiry import (
     EXPIRES,
     LONGEST_TTL_MS,

@@ -27,8 +27,8 @@ from holdfast.spark_integration.processor.state.variable_tables import find_show
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import arrow_schema, types_of_keys
 from holdfast.spark_integration.timers import TIMERS, TIMERS_BY_DUE, KeyTimers
+from holdfast.spark_integration.transport.packed import quoted
 from holdfast.spark_integration.transport.routes import route_column, shard_column
-from holdfast.spark_integration.transport.transport import quoted
 from holdfast.spark_integration.ttl.expiry import EXPIRES, expiring_tables, index_of
 from holdfast.spark_integration.vectorised.arrow_with_state import require_table_name
 

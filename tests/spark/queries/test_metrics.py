@@ -18,7 +18,7 @@ import holdfast
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.client.connection import StateClient
 from holdfast.spark_integration.client.measures import MEASURES
-from holdfast.spark_integration.transport.observed import observed_columns
+from holdfast.spark_integration.transport.output import observed_columns
 from tests.spark.conftest import Lab
 from tests.tiers import cases
 

@@ -24,9 +24,8 @@ import holdfast
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.plan.definition import Definition, KeyedRows
 from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
-from holdfast.spark_integration.transport.packed import PackedTransport
+from holdfast.spark_integration.transport.packed import HASH, Gather, PackedTransport, Received, quoted
 from holdfast.spark_integration.transport.routes import ROUTE, route_column, routes_of, shards_of
-from holdfast.spark_integration.transport.transport import HASH, Gather, Received, quoted
 from holdfast.testing.ddl import parse_schema
 from tests.spark.conftest import Lab
 from tests.tiers import cases

@@ -20,7 +20,7 @@ from holdfast.spark_integration.client.measures import METRICS, of_group
 from holdfast.spark_integration.failures import explain, passes
 from holdfast.spark_integration.progress_metrics import by_name
 from holdfast.spark_integration.restarting import FAILURES_MAX, Exponential, RestartStrategy
-from holdfast.spark_integration.transport.observed import is_observed
+from holdfast.spark_integration.transport.output import is_observed
 from tests.servers.programs import free_ports
 from tests.source_tree import ROOT
 

@@ -29,9 +29,27 @@ from holdfast.spark_integration.shard_call import call as shard_call
 from holdfast.spark_integration.shard_call.call import gather_rows
 from holdfast.spark_integration.spark_types import Watermark, arrow_schema
 from holdfast.spark_integration.transport import packed as packed_module
-from holdfast.spark_integration.transport.observed import MEASURED, ObservedOutput, of_each_shard_once
-from holdfast.spark_integration.transport.output import OneByOneOutput, Output, PackedOutput, RowsOutput, unpack_output
-from holdfast.spark_integration.transport.packed import BLOB, NEVER_LATE, PackedTransport, marks_of, pack_rows
+from holdfast.spark_integration.transport.output import (
+    MEASURED,
+    ObservedOutput,
+    OneByOneOutput,
+    Output,
+    PackedOutput,
+    RowsOutput,
+    of_each_shard_once,
+    unpack_output,
+)
+from holdfast.spark_integration.transport.packed import (
+    BLOB,
+    EVENT_TIME,
+    HASH,
+    NEVER_LATE,
+    EventTime,
+    PackedTransport,
+    Received,
+    marks_of,
+    pack_rows,
+)
 from holdfast.spark_integration.transport.routes import (
     ROUTE,
     hash_of_route,
@@ -40,7 +58,6 @@ from holdfast.spark_integration.transport.routes import (
     shard_of_route,
     shards_of,
 )
-from holdfast.spark_integration.transport.transport import EVENT_TIME, HASH, EventTime, Received
 
 FOLD = dt.datetime(2024, 11, 3, 5, 30, tzinfo=dt.UTC)  # 01:30 in New York, and an hour later again
 #: By type: values that a pandas frame would alter.

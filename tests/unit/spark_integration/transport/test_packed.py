@@ -26,6 +26,8 @@ from holdfast.spark_integration.transport import python_stage
 from holdfast.spark_integration.transport.output import pack_output, unpack_output
 from holdfast.spark_integration.transport.packed import (
     BLOB,
+    EVENT_TIME,
+    HASH,
     NEVER_LATE,
     PackedTransport,
     pack_rows,
@@ -33,7 +35,6 @@ from holdfast.spark_integration.transport.packed import (
     write_blob,
 )
 from holdfast.spark_integration.transport.routes import ROUTE, routes_of, shards_of
-from holdfast.spark_integration.transport.transport import EVENT_TIME, HASH
 from holdfast.testing.state_rows import TYPES, VALUE_TYPES, plain
 
 AT = pa.timestamp("us", "America/New_York")
