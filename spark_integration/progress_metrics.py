@@ -16,8 +16,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX
+from holdfast.spark_integration.client.connection import over_executors, recent_batches
 from holdfast.spark_integration.client.measures import of_group
-from holdfast.spark_integration.client.recent import over_executors, recent_batches
 from holdfast.spark_integration.transport.output import (
     FIELDS,
     OBSERVATION,

@@ -29,7 +29,7 @@ from holdfast.snapshotter.ownership.query_origin import find_origin
 from holdfast.snapshotter.sink_log import SinkLog, StoredSink
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, StateSizes
-from holdfast.spark_integration.client.recent import recent_batches
+from holdfast.spark_integration.client.connection import recent_batches
 from holdfast.spark_integration.lookup.stored_query import opened_query
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
 

@@ -42,7 +42,7 @@ from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing
-from holdfast.spark_integration.client.recent import RecentBatch, over_executors
+from holdfast.spark_integration.client.connection import RecentBatch, over_executors
 from holdfast.spark_integration.executor.processes import lives
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
 from holdfast.spark_integration.spark_types import spark_type

@@ -29,7 +29,7 @@ from holdfast.snapshotter.ownership.operator_record import find_operator
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.spark_integration.client.recent import RecentBatch, over_executors, recent_batches
+from holdfast.spark_integration.client.connection import RecentBatch, over_executors, recent_batches
 from holdfast.spark_integration.lookup.query_pointers import find_state_dir
 from holdfast.spark_integration.lookup.stored_query import StoredQuery, open_query
 from holdfast.ui.directory import Awaited, Directory, NamedQuery, Pointers

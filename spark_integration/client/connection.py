@@ -1,21 +1,25 @@
-"""A worker's connection to its executor's state server: calls the server, and starts it if none runs.
+"""A connection to an executor's state server: calls the server, and starts it if none runs.
 
 No micro-batch waits for the server or fails without it: a commit is complete before it is announced, and the server
 catches up at the next announcement.
 
 The server inherits a lock from the worker, so an executor never has two: a worker that does not get the lock knows that
-a server runs or is starting. Its configuration comes on standard input, its environment from Spark's
-worker.
+a server runs or is starting. Its configuration comes on standard input, its environment from Spark's worker.
+
+`recent_batches` asks all servers of this user on this machine for the last micro-batches, from outside the queries and
+without Spark. A server that does not answer in time is left out.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +28,8 @@ import pyarrow.flight as flight
 
 from holdfast import clock
 from holdfast.errors import HoldfastError, UnavailableError
-from holdfast.spark_integration.client.messages import ServerLostError, decode_error
+from holdfast.spark_integration.client.measures import together
+from holdfast.spark_integration.client.messages import Message, ServerLostError, decode_error, field
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.executor.processes import executor_process, kept_per_process
 
@@ -64,31 +69,37 @@ _LOST = (
     flight.FlightInternalError,
     OSError,
 )
+#: For all servers together; one that hangs leaves the next ones the least.
+_TIMEOUT_SECONDS, _LEAST_SECONDS = 2.0, 0.25
+_log = logging.getLogger(__name__)
 
 
-class ServerLaunch:
-    """Starts the state server of one executor. Safe for many threads.
+class StateClient:
+    """Calls the state server of one executor, and starts it. One instance a process; see `client_of`.
 
-    `process`: the last server that this process started, whether or not it still runs.
+    Safe for many threads. `process`: the last server that this process started, whether or not it still runs.
     """
 
     def __init__(self, executor_directory: Path) -> None:
         self._directory = executor_directory
+        self._socket = local_dirs.socket_path(executor_directory)
         self.process: subprocess.Popen[bytes] | None = None
         self._began_ms: int | None = None
+        self._flight: flight.FlightClient | None = None
+        self._timed_out_ms: int | None = None
 
     @property
     def log_path(self) -> Path:
         """The server's log file."""
         return local_dirs.log_path(self._directory)
 
-    def wait_for(self, ping: Callable[[], object], within_seconds: float) -> None:
-        """Wait until `ping` stops raising ServerLostError; start a server if none runs. Raises `UnavailableError`."""
+    def require_server(self, within_seconds: float = START_WITHIN_SECONDS) -> None:
+        """Wait until a server answers; start one if none runs. Raises `UnavailableError`."""
         end_ms = clock.monotonic_ms() + int(within_seconds * 1000)
         failed = 0
         while True:
             try:
-                ping()
+                self.call("ping")
                 return
             except ServerLostError as exc:
                 if failed >= START_TRIES or clock.monotonic_ms() > end_ms:
@@ -104,7 +115,7 @@ class ServerLaunch:
                 self._start()
             clock.sleep_ms(_LOOK_EVERY_MS)
 
-    def start_unless_just_started(self) -> None:
+    def start_server(self) -> None:
         """Start a server unless one runs, or this process started one a moment ago. Raises `HoldfastError`."""
         now_ms = clock.monotonic_ms()
         if self.process is not None and self.process.poll() is None:
@@ -127,7 +138,7 @@ class ServerLaunch:
         configuration = {
             "executor_directory": str(self._directory),
             "executor": str(executor_process()),
-            "socket": str(local_dirs.socket_path(self._directory)),
+            "socket": str(self._socket),
             "lock": lock,
         }
         try:
@@ -155,26 +166,16 @@ class ServerLaunch:
                 pass_fds=[lock],
             )
 
-
-class StateClient:
-    """Calls the state server of one executor. One instance a process; see `client_of`. Safe for many threads."""
-
-    def __init__(self, executor_directory: Path) -> None:
-        self._socket = local_dirs.socket_path(executor_directory)
-        self.launch = ServerLaunch(executor_directory)
-        self._flight: flight.FlightClient | None = None
-        self._timed_out_ms: int | None = None
-
     def call(self, action: str, body: bytes = b"", timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> Any:
         """Return the server's JSON answer to an action. Raises `ServerLostError`, `HoldfastError`."""
+        options = flight.FlightCallOptions(timeout=timeout_seconds)
         try:
-            with self.mapped_errors():
-                options = flight.FlightCallOptions(timeout=timeout_seconds)
-                answers = list(self.connection().do_action(flight.Action(action, body), options))
-        except ServerLostError as exc:
-            if action in _ANSWERED_AT_ONCE and isinstance(exc.__cause__, flight.FlightTimedOutError):
+            answers = list(self.connection().do_action(flight.Action(action, body), options))
+        except (flight.FlightError, pa.ArrowException, OSError) as exc:
+            mapped = self._mapped(exc)
+            if action in _ANSWERED_AT_ONCE and isinstance(exc, flight.FlightTimedOutError):
                 self._timed_out_ms = clock.monotonic_ms()
-            raise
+            raise mapped from exc
         return json.loads(answers[0].body.to_pybytes()) if answers else None
 
     def connection(self) -> flight.FlightClient:
@@ -185,19 +186,12 @@ class StateClient:
             self._flight = flight.FlightClient(f"grpc+unix://{self._socket}", generic_options=[*_CHANNEL.items()])
         return self._flight
 
-    @contextmanager
-    def mapped_errors(self) -> Iterator[None]:
-        """Raise a call's errors as ours, and drop the connection if it broke."""
-        try:
-            yield
-        except (flight.FlightError, pa.ArrowException, OSError) as exc:
-            raise self._mapped(exc) from exc
-
     def _mapped(self, exc: Exception) -> HoldfastError:
+        """Return a call's error as ours; drop the connection if it broke."""
         answered = decode_error(getattr(exc, "extra_info", None) or b"")
         if answered is not None:
             return answered
-        log = str(self.launch.log_path)
+        log = str(self.log_path)
         if not isinstance(exc, _LOST):
             return HoldfastError("the state server failed; see its log", log=log, error=str(exc)[:200])
         self.close()
@@ -207,14 +201,6 @@ class StateClient:
     def has_just_timed_out(self) -> bool:
         """Whether the server has just failed to answer a quick call in time: the next one would wait in vain."""
         return self._timed_out_ms is not None and clock.monotonic_ms() - self._timed_out_ms < START_AGAIN_AFTER_MS
-
-    def require_server(self, within_seconds: float = START_WITHIN_SECONDS) -> None:
-        """Wait until a server answers; start one if none runs. Raises `UnavailableError`."""
-        self.launch.wait_for(lambda: self.call("ping"), within_seconds)
-
-    def start_server(self) -> None:
-        """Start a server unless one runs, or this process started one a moment ago. Raises `HoldfastError`."""
-        self.launch.start_unless_just_started()
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""
@@ -227,3 +213,70 @@ class StateClient:
 def client_of(executor_directory: Path) -> StateClient:
     """Return this process's client of an executor's state server."""
     return StateClient(executor_directory)
+
+
+@dataclass(frozen=True)
+class RecentBatch:
+    """One micro-batch of one operator: on one executor, or on all that were asked."""
+
+    #: The query's id, and the name of the operator's directory
+    query: str
+    operator: str
+    batch_id: int | None  #: None where Spark does not tell
+    batch_ms: int  #: When it was planned, in ms since 1970
+    shards: int  #: Shards that were called
+    values: Mapping[str, int]  #: Their measures together, by the names of `CallMeasures`
+
+    def ms(self, name: str) -> float:
+        """Return a time by its name without the unit, in ms."""
+        return self.values.get(f"{name}_us", 0) / 1_000
+
+
+def over_executors(batches: Iterable[RecentBatch]) -> list[RecentBatch]:
+    """Return the micro-batches of operators, each once, newest first."""
+    found: dict[tuple[str, str, int, int | None], RecentBatch] = {}
+    for one in batches:
+        place = (one.query, one.operator, one.batch_ms, one.batch_id)
+        so_far = found.get(place, replace(one, shards=0, values={}))
+        values = together(so_far.values, one.values)
+        found[place] = replace(so_far, shards=so_far.shards + one.shards, values=values)
+    return sorted(found.values(), key=lambda one: (one.batch_ms, one.batch_id or 0), reverse=True)
+
+
+def recent_batches(local_dir: str | None = None) -> list[RecentBatch]:
+    """Return the last micro-batches of this user's running queries on this machine, oldest first.
+
+    Cost: a request to each state server, two seconds for those together that do not answer, and a quarter of a second
+    more for each further one. Nothing of a query is changed, or waits.
+    """
+    found: list[RecentBatch] = []
+    end_ms = clock.monotonic_ms() + int(_TIMEOUT_SECONDS * 1000)
+    for root in local_dirs.all_roots(local_dir):
+        for directory in sorted(root.glob(f"{local_dirs.user_name()}/executor-*")):
+            left_seconds = (end_ms - clock.monotonic_ms()) / 1000
+            found += _ask(directory, max(left_seconds, _LEAST_SECONDS))
+    return sorted(found, key=lambda batch: batch.batch_ms)
+
+
+def _ask(executor_directory: Path, timeout_seconds: float) -> list[RecentBatch]:
+    client = StateClient(executor_directory)
+    try:
+        answer = client.call("recent", timeout_seconds=timeout_seconds)
+        return [_read(batch) for batch in answer]
+    except HoldfastError as exc:
+        _log.info("%s is left out: %s", executor_directory, exc)
+        return []
+    finally:
+        client.close()
+
+
+def _read(batch: Message) -> RecentBatch:
+    values: dict[str, Any] = field(batch, "values", dict)
+    return RecentBatch(
+        query=field(batch, "query", str),
+        operator=field(batch, "operator", str),
+        batch_id=None if batch.get("batch_id") is None else field(batch, "batch_id", int),
+        batch_ms=field(batch, "batch_ms", int),
+        shards=field(batch, "shards", int),
+        values={name: field(values, name, int) for name in values},
+    )

@@ -59,9 +59,9 @@ class Executor:
         self.process.stdin.close()
         for client in self.clients:
             client.close()
-            if client.launch.process is not None:
-                client.launch.process.kill()
-                client.launch.process.wait()
+            if client.process is not None:
+                client.process.kill()
+                client.process.wait()
 
 
 def eventually(is_so: Callable[[], Any]) -> Any:

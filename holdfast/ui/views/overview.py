@@ -12,7 +12,7 @@ from holdfast.errors import HoldfastError
 from holdfast.health.failures import counted, read_failures
 from holdfast.health.health import Health, health_of, of_its_own, signs_of
 from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
-from holdfast.spark_integration.client.recent import RecentBatch
+from holdfast.spark_integration.client.connection import RecentBatch
 from holdfast.ui.directory import Awaited, Directory, NamedQuery, Pointers, Progress
 from holdfast.ui.inquiry import Dated, Patience, answers
 from holdfast.ui.site import Site

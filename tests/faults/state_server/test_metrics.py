@@ -15,9 +15,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from holdfast import clock
 from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
+from holdfast.spark_integration.client.connection import recent_batches
 from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.client.messages import Committed, MeasuredBatch, SnapshotNews
-from holdfast.spark_integration.client.recent import recent_batches
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.server import exposition
 from holdfast.spark_integration.server.exposition import PORTS
@@ -171,9 +171,9 @@ def test_recent_micro_batches_are_those_of_all_servers_that_live(executor: Execu
     [found] = recent_batches(str(executor.root))
     assert (found.query, found.operator, found.batch_id, found.shards) == ("query", "totals", 1, 1)
     assert found.values["keys"] == CALL.keys
-    assert shard.client.launch.process is not None
-    shard.client.launch.process.kill()
-    shard.client.launch.process.wait()
+    assert shard.client.process is not None
+    shard.client.process.kill()
+    shard.client.process.wait()
     assert recent_batches(str(executor.root)) == []
     assert recent_batches(str(executor.root / "nowhere")) == []
 

@@ -60,7 +60,7 @@ def test_of_several_that_start_at_once_one_starts(executor: Executor) -> None:
     clients = [executor.client() for _ in range(3)]
     for client in clients:
         client.start_server()
-    started = [c.launch.process.pid for c in clients if c.launch.process is not None]
+    started = [c.process.pid for c in clients if c.process is not None]
     pids = [eventually(lambda c=client: c.call("statistics"))["pid"] for client in clients]
     assert pids == started * 3
 
@@ -69,10 +69,10 @@ def test_one_client_starts_one_server_at_a_time(executor: Executor) -> None:
     """Every batch of every shard asks while the first server is still on its way up."""
     client = executor.client()
     client.start_server()
-    first = client.launch.process
+    first = client.process
     for _ in range(3):
         client.start_server()
-    assert client.launch.process is first
+    assert client.process is first
     eventually(lambda: client.call("statistics"))
 
 
@@ -98,8 +98,8 @@ def test_killed_it_is_started_again_and_catches_up(
         shard.announce(shard.commit(i))
     counters(client)
     os.kill(first, signal.SIGKILL)
-    assert client.launch.process is not None
-    client.launch.process.wait()
+    assert client.process is not None
+    client.process.wait()
     for i in range(3, 6):
         message = shard.commit(i)
         with pytest.raises(UnavailableError):
@@ -115,10 +115,10 @@ def test_it_ends_with_its_executor_and_its_local_state(executor: Executor, shard
     client = executor.client()
     executor.start(client)
     shards(executor, client).commit(0)
-    assert client.launch.process is not None
+    assert client.process is not None
     began = time.monotonic()
     executor.kill()
-    assert client.launch.process.wait(PATIENCE_SECONDS) == 0
+    assert client.process.wait(PATIENCE_SECONDS) == 0
     assert time.monotonic() - began < 10
     assert not executor.directory.exists()
     assert f"executor {executor.id} has ended" in executor.log
@@ -129,8 +129,8 @@ def test_a_server_of_a_dead_executor_ends_at_once(executor: Executor) -> None:
     client = executor.client()
     executor.kill()
     client.start_server()
-    assert client.launch.process is not None
-    assert client.launch.process.wait(PATIENCE_SECONDS) == 0
+    assert client.process is not None
+    assert client.process.wait(PATIENCE_SECONDS) == 0
     assert not executor.directory.exists()
 
 
@@ -169,8 +169,8 @@ def test_a_directory_with_a_long_name_has_its_socket_elsewhere(executors: StartE
     client = executor.client()
     executor.start(client)
     executor.kill()
-    assert client.launch.process is not None
-    client.launch.process.wait(PATIENCE_SECONDS)
+    assert client.process is not None
+    client.process.wait(PATIENCE_SECONDS)
     assert not path.exists()
 
 
@@ -179,8 +179,8 @@ def test_a_server_that_cannot_serve_ends_and_frees_the_lock(executor: Executor) 
     local_dirs.socket_path(executor.directory).mkdir()
     client = executor.client()
     client.start_server()
-    assert client.launch.process is not None
-    assert client.launch.process.wait(PATIENCE_SECONDS) == 1
+    assert client.process is not None
+    assert client.process.wait(PATIENCE_SECONDS) == 1
     assert "the state server ends" in executor.log
     lock = local_dirs.take_lock(executor.directory)
     assert lock is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.flight as flight
 import pytest
 
-from holdfast.spark_integration.client import recent
+from holdfast.spark_integration.client import connection
 from holdfast.spark_integration.client.connection import StateClient
 from holdfast.spark_integration.client.messages import ServerLostError
 from holdfast.spark_integration.executor import local_dirs
@@ -62,14 +62,14 @@ def test_executors_are_asked_whatever_memory_is_free(tmp_path: Path, monkeypatch
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     asked: list[Path] = []
 
-    def ask(directory: Path, timeout_seconds: float) -> list[recent.RecentBatch]:
+    def ask(directory: Path, timeout_seconds: float) -> list[connection.RecentBatch]:
         asked.append(directory)
         return []
 
-    monkeypatch.setattr(recent, "_ask", ask)
+    monkeypatch.setattr(connection, "_ask", ask)
     executors = {tmp_path / root / local_dirs.user_name() / f"executor-{root}" for root in ("disk", "shm")}
     for executor in executors:
         executor.mkdir(parents=True)
-    assert recent.recent_batches() == []
+    assert connection.recent_batches() == []
     assert set(asked) == executors
     assert len(asked) == 2
