@@ -20,7 +20,7 @@ from holdfast.spark_integration.copies import cloning
 from holdfast.spark_integration.executor import local_dirs, takeover
 from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.plan import session
-from holdfast.spark_integration.server import exposition, shard_use, state_server
+from holdfast.spark_integration.server import exposition, housekeeping, state_server
 from holdfast.spark_integration.shard_call import announcing, call
 from holdfast.ui import app, inquiry
 from holdfast.ui.views import heat_map, overview, rows, time_line, upkeep
@@ -121,8 +121,8 @@ FIGURES = {
         f"`--grace HOURS` | {default('gc', '--grace')} |",
         f"at most two files of {mib(state_server.LOG_BYTES_MAX)} MB",
         f"the newest `--limit` ({default('log', '--limit')}) commits",
-        f"after {shard_use.IDLE_ROUNDS} rounds of calls",
-        f"after {minutes(shard_use.SILENT_MS)} minutes (RAM) or {day(takeover.KEPT_MS)} (disk)",
+        f"after {housekeeping.IDLE_ROUNDS} rounds of calls",
+        f"after {minutes(housekeeping.SILENT_MS)} minutes (RAM) or {day(takeover.KEPT_MS)} (disk)",
     ],
     "docs/operators.md": [
         f"rows beyond {mib(call.MEMORY_BYTES)} MiB spill",

@@ -27,8 +27,7 @@ from holdfast.snapshotter.upkeep.verification import verify_shard
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
 from holdfast.spark_integration.executor.local_dirs import RUNS
 from holdfast.spark_integration.executor.takeover import KEPT_MS
-from holdfast.spark_integration.server.housekeeping import Housekeeping
-from holdfast.spark_integration.server.shard_use import IDLE_ROUNDS, SILENT_MS, ShardUse
+from holdfast.spark_integration.server.housekeeping import IDLE_ROUNDS, SILENT_MS, Housekeeping, ShardUse
 from tests.model.shard_history import PREFIX, ShardHistory, TimedStorage, Version
 from tests.soak.cluster import Clock, ClockedStorage
 from tests.soak.cluster import Executor as BenchExecutor

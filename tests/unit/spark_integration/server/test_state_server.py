@@ -38,11 +38,11 @@ from holdfast.spark_integration.server.exposition import Exposition, MeasuredBat
 from holdfast.spark_integration.server.housekeeping import (
     LEFTOVER_EVERY_MS,
     Housekeeping,
+    ShardUse,
     remove_if_empty,
     remove_old_runs,
 )
 from holdfast.spark_integration.server.open_shards import OpenShards
-from holdfast.spark_integration.server.shard_use import ShardUse
 from holdfast.spark_integration.server.snapshotting import Snapshotting
 from holdfast.spark_integration.server.state_server import UPLOAD_THREADS
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
