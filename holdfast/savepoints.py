@@ -23,9 +23,7 @@ from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.savepoints.savepoints import Listed
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.spark_integration.copies.cloning import clone
-from holdfast.spark_integration.copies.draining import drain
-from holdfast.spark_integration.copies.rescaling import rescale
+from holdfast.spark_integration.copies import clone, drain, rescale
 from holdfast.spark_integration.savepoints.changes import Sources
 from holdfast.spark_integration.savepoints.creating import create, stop
 from holdfast.spark_integration.savepoints.difference import Side, TableDifference, difference, facts_that_differ

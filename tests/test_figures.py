@@ -16,7 +16,7 @@ from holdfast.snapshotter import commit_objects, commits
 from holdfast.snapshotter.ownership import claims
 from holdfast.snapshotter.snapshots import snapshots
 from holdfast.snapshotter.storage import hdfs, s3
-from holdfast.spark_integration.copies import cloning
+from holdfast.spark_integration import copies
 from holdfast.spark_integration.executor import local_dirs, takeover
 from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.plan import session
@@ -130,7 +130,7 @@ FIGURES = {
     ],
     "docs/savepoints.md": [
         f"one commit of at most {gib(commit_objects.COMMIT_BYTES_MAX)} GiB",
-        f"up to {mib(cloning.AT_ONCE_BYTES)} MiB together",
+        f"up to {mib(copies.AT_ONCE_BYTES)} MiB together",
     ],
     "docs/ui.md": [
         f"*Yes* if more than {overview._LAG_BEHIND} commits of a shard wait",

@@ -34,8 +34,7 @@ from holdfast.settings import PREFIX
 from holdfast.snapshotter.savepoints.savepoints import find_objects, require_free
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.spark_integration.copies.cloning import copy
-from holdfast.spark_integration.copies.rescaling import rescale_with
+from holdfast.spark_integration.copies import copy, rescale_with
 from holdfast.spark_integration.savepoints.changes import Changes
 from holdfast.spark_integration.savepoints.creating import save
 from holdfast.spark_integration.savepoints.new_query import require_new_location, shards_to_set

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from holdfast import savepoints
 from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError
-from holdfast.spark_integration.copies import cloning
+from holdfast.spark_integration import copies
 from holdfast.spark_integration.savepoints import by_spark, creating, new_query, restoring
 from holdfast.spark_integration.savepoints.new_query import shards_to_set
 from tests.power import NEVER, Killed, Power
@@ -261,7 +261,7 @@ CASE = CASES[0]
 def power(monkeypatch: pytest.MonkeyPatch) -> Any:
     def cut(after: int) -> Power:
         found = Power(after)
-        for module in (creating, restoring, new_query, cloning, by_spark):
+        for module in (creating, restoring, new_query, copies, by_spark):
             monkeypatch.setattr(module, "open_storage", found.open)
         return found
 

@@ -19,7 +19,7 @@ from pyspark.errors import StreamingQueryException
 from holdfast import savepoints, sinks
 from holdfast.commands.export import write
 from holdfast.errors import ConflictError, InvalidArgumentError
-from holdfast.spark_integration.copies.cloning import copy
+from holdfast.spark_integration.copies import copy
 from holdfast.spark_integration.sinks.delta.tables import storage_options
 from tests.servers.hdfs import Hdfs
 from tests.servers.s3 import BUCKET, SECRET_KEY, Moto, S3Server, Versitygw

@@ -18,8 +18,8 @@ from holdfast.errors import ConflictError, CorruptionError, StateLostError, Unav
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage, WrappedStorage
-from holdfast.spark_integration.copies import cloning
-from holdfast.spark_integration.copies.cloning import copy_location, copy_shard
+from holdfast.spark_integration import copies
+from holdfast.spark_integration.copies import copy_location, copy_shard
 from holdfast.spark_integration.savepoints import tasks
 from holdfast.spark_integration.spark_state.pointers import StatefulStep
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
@@ -95,7 +95,7 @@ class SlowTarget(WrappedStorage):
 
 def test_files_in_memory_are_bounded(source: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight threads held a file each, of 4 GiB perhaps; a file that is too large for company goes alone."""
-    monkeypatch.setattr(cloning, "AT_ONCE_BYTES", 3000)
+    monkeypatch.setattr(copies, "AT_ONCE_BYTES", 3000)
     sizes = {f"state/0/0/{n}.sst": 1000 for n in range(12)} | {"state/0/0/12.sst": 4000}
     for key, size_bytes in sizes.items():
         source.put(key, b"x" * size_bytes)
@@ -225,7 +225,7 @@ def test_the_originals_state_directory_is_refused_without_rows(tmp_path: Path, m
     durable = tmp_path / "durable"
     spark: Any = SimpleNamespace(conf=SimpleNamespace(getAll={"spark.holdfast.state.dir": str(durable)}))
     with pytest.raises(ConflictError, match="this one is the original's"):
-        cloning.clone(spark, tmp_path / "query", tmp_path / "clone", to_state_dir=f"{durable}/")
+        copies.clone(spark, tmp_path / "query", tmp_path / "clone", to_state_dir=f"{durable}/")
     assert not [path for folder in ("clone", "durable") for path in (tmp_path / folder).rglob("*") if path.is_file()]
-    cloning.clone(spark, tmp_path / "query", tmp_path / "clone", to_state_dir=tmp_path / "green")
+    copies.clone(spark, tmp_path / "query", tmp_path / "clone", to_state_dir=tmp_path / "green")
     assert (tmp_path / "clone/metadata").is_file()

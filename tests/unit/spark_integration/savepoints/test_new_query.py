@@ -32,7 +32,7 @@ from holdfast.snapshotter.savepoints.pieces import write_pieces
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.copies import cloning, rescaling
+from holdfast.spark_integration import copies
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
 from holdfast.spark_integration.savepoints import by_spark, restoring, seeding, tasks
 from holdfast.spark_integration.savepoints import new_query as module
@@ -560,17 +560,17 @@ def test_before_the_next_part_of_a_new_query(tmp_path: Path, monkeypatch: pytest
         query.put("metadata", b'{"id":"5d1f"}')
         committed(query, 0)
     monkeypatch.setattr(tasks, "stored_steps", lambda *_: [])
-    monkeypatch.setattr(cloning, "_copy_operators", taken)
-    monkeypatch.setattr(cloning, "copy_location", go_on)
-    monkeypatch.setattr(rescaling, "save", taken)
-    monkeypatch.setattr(rescaling, "restore_into", go_on)
+    monkeypatch.setattr(copies, "_copy_operators", taken)
+    monkeypatch.setattr(copies, "copy_location", go_on)
+    monkeypatch.setattr(copies, "save", taken)
+    monkeypatch.setattr(copies, "restore_into", go_on)
     monkeypatch.setattr(restoring, "plans_of", lambda *_: [])
     monkeypatch.setattr(by_spark, "state_by_stub", stub)
     monkeypatch.setattr(seeding, "seed", go_on)
     spark: Any = SimpleNamespace(conf=SimpleNamespace(getAll={"spark.holdfast.state.dir": str(tmp_path / "durable")}))
     work: dict[str, Callable[[], object]] = {
-        CLONE: lambda: cloning.clone(spark, tmp_path / "query", location, to_state_dir=tmp_path / "green"),
-        RESCALE: lambda: rescaling.rescale(spark, tmp_path / "query", location, shards=3),
+        CLONE: lambda: copies.clone(spark, tmp_path / "query", location, to_state_dir=tmp_path / "green"),
+        RESCALE: lambda: copies.rescale(spark, tmp_path / "query", location, shards=3),
         RESTORE: lambda: restoring.restore(spark, tmp_path / "savepoints", "one", location),
     }
     with pytest.raises(ConflictError, match="another restore writes this checkpoint location"):

@@ -1,6 +1,6 @@
-"""Copies a query as it was after a micro-batch, byte by byte, to run a second one beside it.
+"""A new query from another one, or its end: clone, rescale, drain.
 
-::
+**Clone**: copies a query as it was after a micro-batch, byte by byte, to run a second one beside it::
 
     state's directories, records, columns        driver                  state directory of the clone
     what each shard's version is made of         tasks, or the driver    state directory of the clone
@@ -11,17 +11,13 @@ Pointers lie in Spark's state, which nobody but Spark writes, and name the query
 clone keeps both: its state directory is another one, and in it the clone writes under the original's id, which
 `holdfast.snapshotter.ownership.query_origin` tells its new shards. Nothing of the clone names the original's places.
 
-A task copies what a shard's version is made of, byte by byte.
-
 Names of objects say nothing of the state directory or the query, so they stay as they are. Copied are the commits
 and snapshots up to the version, whether it builds on them or not: so the clone can do without a damaged snapshot as
 the original can, and knows as much of what was cleaned up. What the version builds on is checked, byte by byte, and so
 are the parts of all snapshots: one with a damaged part is left out. What is later, or an attempt at the version that
 Spark did not accept, is no part of it.
 
-Of Spark's checkpoint location it copies, while the query may run:
-
-::
+Of Spark's checkpoint location it copies, while the query may run::
 
     offsets/5 … 7   commits/5 … 7          up to the micro-batch
     sources/…                              what its offsets need
@@ -32,15 +28,37 @@ Of Spark's checkpoint location it copies, while the query may run:
 State is copied as it is, whoever keeps it: Spark's own operators, too. Only where Spark's metadata names its own files
 by path, the path is changed, whatever it was.
 
+**Rescale**: a savepoint that nobody keeps, and its restore with other numbers of shards.
+
+**Drain**: ends a query for good, by one more micro-batch, without input, in which all is due up to the end of time::
+
+    location                   <location>-draining, of the same query
+      offsets/7   ─ copied ─▶    offsets/7
+      commits/7   ─ copied ─▶    commits/7
+                                 offsets/8      as 7, a moment later, with END_MS as its watermark: what Spark runs next
+                                 commits/8      ─▶ savepoint, with the watermark of 7
+
+Spark runs what stands in its log of offsets with the watermark that stands there, before it plans anything. With the
+watermark at the end of time all later input would be late, and dropped: so no location in which the query could go on
+ever has it.
+
+Invariants of draining
+----------------------
+* **once**: the last micro-batch is the query's, with a plan of its own: a sink shows it once, whoever repeats it.
+* **no input**: the trigger runs what is planned and plans nothing.
+* **again**: the plan is the same each time. What was stopped half-way goes on in the same copy, as long as the query
+  itself has planned nothing more; what was done is repeated, and shown no second time.
+
 Source: Spark 4.3's ``HDFSBackedStateStoreProvider``, ``RocksDBFileManager``, ``OperatorStateMetadata``, and locations
 that it wrote.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,17 +76,20 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.snapshotter.commit_objects import COMMIT_BYTES_MAX, CommitObjects
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, read_operator, shard_prefix
+from holdfast.snapshotter.ownership.operator_record import declare_operator, read_operator, shard_prefix
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
 from holdfast.snapshotter.ownership.stored_tables import FOLDER as SCHEMAS
+from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.snapshots.manifest import read_manifest
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.spark_integration.savepoints import seeding
-from holdfast.spark_integration.savepoints.creating import SHARD, shard_row
+from holdfast.spark_integration.savepoints.changes import Changes
+from holdfast.spark_integration.savepoints.creating import SHARD, end, require_names, save, shard_row
 from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
+from holdfast.spark_integration.savepoints.restoring import Restorable, restore_into
 from holdfast.spark_integration.savepoints.tasks import ShardTask, SparkTasks, Tasks
 from holdfast.spark_integration.shard.pointer_row import require_state_of
 from holdfast.spark_integration.shard.task import io_executor
@@ -77,6 +98,8 @@ from holdfast.spark_integration.spark_state.query_location import LEFTOVER, Logg
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _FILE_BYTES_MAX = 4 << 30
 #: Files in memory at once have so many bytes together; a larger one is there alone.
@@ -86,6 +109,9 @@ _LOG = re.compile(r"(offsets|commits)/(0|[1-9][0-9]{0,17})")
 _VERSION = re.compile(r"([0-9]{1,18})(_[0-9A-Za-z-]+)?\.(zip|delta|snapshot|changelog)")
 _METADATA = re.compile(r"state/[0-9]+/_metadata/v[0-9]+/([0-9]{1,18})")
 _log = logging.getLogger(__name__)
+#: The end of time, 2262-01-01: pandas has no later years.
+END_MS = 9_214_646_400_000
+_LOG_BYTES_MAX = 256 << 20
 
 
 def copy_location(source: ObjectStorage, target: ObjectStorage, query: QueryLocation, batch: LoggedBatch) -> None:
@@ -181,7 +207,15 @@ def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointe
     copied = _copy_snapshots(source, target, [one.key for one in stored if one.kind == "snapshot"])
     copied |= _copy_all(source, target, [one.key for one in stored if one.kind == "commit"])
     for entry in needed:
-        _require(copied, entry.key, _Object(entry.size_bytes, entry.digest), source, pointer)
+        found, facts = copied.get(entry.key), {"key": f"{source.url}/{entry.key}", "version": pointer.version}
+        if found is None:
+            raise StateLostError("an object that the version is made of is missing, or a part of it is", **facts)
+        if found != _Object(entry.size_bytes, entry.digest):
+            raise CorruptionError(
+                "an object that the version is made of, or a part of it, was altered or damaged; holdfast verify "
+                "names it",
+                **facts,
+            )
     return sum(one is not None and one.digest is not None for one in copied.values())
 
 
@@ -190,25 +224,6 @@ class _Object(NamedTuple):
 
     size_bytes: int
     digest: str | None
-
-
-def _require(
-    copied: Mapping[str, _Object | None],
-    key: str,
-    wanted: _Object,
-    source: PrefixedStorage,
-    pointer: Pointer,
-) -> None:
-    """Check that an object which the version is made of was copied, and is the one that it was made of."""
-    facts = {"key": f"{source.url}/{key}", "version": pointer.version}
-    found = copied.get(key)
-    if found is None:
-        raise StateLostError("an object that the version is made of is missing, or a part of it is", **facts)
-    if found != wanted:
-        raise CorruptionError(
-            "an object that the version is made of, or a part of it, was altered or damaged; holdfast verify names it",
-            **facts,
-        )
 
 
 def _copy_snapshots(source: PrefixedStorage, target: PrefixedStorage, keys: Sequence[str]) -> dict[str, _Object | None]:
@@ -383,13 +398,191 @@ def _copy_operators(
     )
     new.fill(origin)
     for record in records.values():
-        _copy_record(storage, new.storage, record)
+        declare_operator(new.storage, record)
+        for info in storage.list(f"{record.operator}/{SCHEMAS}/"):  # tables that later runs have declared
+            new.storage.put(info.key, storage.get(info.key))
     shards = [shard_row(directory, row) for directory, of in rows.items() for row in of if row.pointer is not None]
     tasks.run(shards, ShardCopier(tasks.settings, str(new.settings.state_dir)))
 
 
-def _copy_record(source: ObjectStorage, target: ObjectStorage, record: OperatorRecord) -> None:
-    """Copy an operator's record, and which tables later runs have declared."""
-    declare_operator(target, record)
-    for info in source.list(f"{record.operator}/{SCHEMAS}/"):
-        target.put(info.key, source.get(info.key))
+def rescale(
+    spark: SparkSession,
+    original: str | Path,
+    checkpoint_location: str | Path,
+    *,
+    shards: int,
+    partitions: int | None = None,
+    rename: Mapping[str, str] | None = None,
+    to_state_dir: str | Path | None = None,
+    continue_sinks: bool = False,
+) -> str:
+    """Make a new query that continues from another, with a different number of shards.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        Its ``spark.holdfast.state.dir`` must be the original query's.
+    original : str or pathlib.Path
+        The original's ``checkpointLocation``. It may keep running and is not changed, unless its sinks are continued.
+    checkpoint_location : str or pathlib.Path
+        The new query's ``checkpointLocation``: new, or left by an attempt that was stopped.
+    shards : int
+        Shards per operator.
+    partitions, rename, continue_sinks
+        As in `holdfast.savepoints.restore`.
+    to_state_dir : str or pathlib.Path, optional
+        The new query's ``spark.holdfast.state.dir``; by default the original's.
+
+    Returns
+    -------
+    str
+        The new query's id.
+
+    Raises
+    ------
+    ConflictError
+        The location is not empty, or another attempt writes the same state. Or the original goes on, so that its sinks
+        show more than the new query begins with.
+    InvalidArgumentError
+        The original is not a query, has operators whose state is Spark's own, or an argument is wrong.
+    NotFoundError
+        The original has not committed a micro-batch, or has no operator to rename.
+    StateLostError, CorruptionError
+        An object of the state is missing or damaged.
+
+    Notes
+    -----
+    Cost: the state is read and written twice, because it is sorted in between: once into a savepoint in the new
+    state directory, which is deleted before the query can start, and once out of it.
+    """
+    changes = Changes(shards, partitions, dict(rename or {}), continue_sinks=continue_sinks)
+    return rescale_with(SparkTasks(spark), original, checkpoint_location, changes, to_state_dir)
+
+
+def rescale_with(
+    tasks: Tasks,
+    original: str | Path,
+    checkpoint_location: str | Path,
+    changes: Changes,
+    to_state_dir: str | Path | None = None,
+) -> str:
+    """Rescale as `rescale` does; raises `NotKnownError`, with nothing done, where only Spark can."""
+    with open_storage(str(original), tasks.options) as location:
+        tasks.require_known(location)
+    with new_query(tasks.settings, tasks.options, checkpoint_location, to_state_dir) as new:
+        save(tasks, original, new.rescaling_url, new.query_id)
+        new.require()  # saving may have taken long
+        saved = Restorable.read(new.rescaling_url, new.query_id, tasks.options, changes)
+        restore_into(tasks, new, saved, tasks.state_maker(saved.conf, saved.hosts))
+        new.remove_savepoint()
+        new.finish()
+        return new.query_id
+
+
+def drain(
+    spark: SparkSession,
+    query: StreamingQuery | None,
+    writer: DataStreamWriter,
+    checkpoint_location: str | Path,
+    target: str | Path,
+    name: str,
+    *,
+    without: Collection[str] = (),
+    comment: str = "",
+    timeout_s: float = 60,
+) -> Savepoint:
+    """Stop a query for good: fire all timers, close all windows, and save it as it is then.
+
+    One more micro-batch, without input, runs with the year 2262 as watermark. It goes where the query's results go, and
+    holdfast's sinks show it once.
+
+    Parameters
+    ----------
+    spark : SparkSession
+    query : pyspark.sql.streaming.StreamingQuery or None
+        None if it has ended, as for a second attempt.
+    writer : pyspark.sql.streaming.DataStreamWriter
+        What the query was started with, or one that is made in the same way. Its location and trigger are replaced.
+    checkpoint_location, target, name, without, comment, timeout_s
+        As in `stop`.
+
+    Returns
+    -------
+    Savepoint
+        Without anything due, and with the watermark that the query had: a restored query takes new input.
+
+    Raises
+    ------
+    StreamingQueryException
+        The last micro-batch failed. Call `drain` again: it goes on where this one was stopped.
+    HoldfastError
+        As in `stop`.
+
+    Notes
+    -----
+    Timers in processing time do not fire for it. The query's own location stays as it was before: do not start it
+    again, or what was drained is done a second time (holdfast's sinks refuse). The last micro-batch runs in a copy of
+    it, ``<checkpoint_location>-draining``, which is deleted at the end.
+    """
+    require_names(without, comment)
+    tasks = SparkTasks(spark)
+    end(tasks, query, checkpoint_location, target, name, without, timeout_s)
+    place = f"{str(checkpoint_location).rstrip('/')}-draining"
+    with open_storage(str(checkpoint_location), tasks.options) as logs, open_storage(place, tasks.options) as copied:
+        _copy_planned(logs, copied)
+        while (undrained := _undrained(copied)) is None:
+            _run_once(writer, place, QueryLocation(copied))
+        savepoint = save(tasks, place, target, name, without=without, comment=comment, times=undrained)
+        copied.delete([info.key for info in copied.list("")])
+    return savepoint
+
+
+def _copy_planned(logs: ObjectStorage, copied: ObjectStorage) -> None:
+    """Copy a location with all that is planned there, unless that was done before."""
+    query, copy = QueryLocation(logs), QueryLocation(copied)
+    keys = [info.key for info in copied.list("")]
+    if "metadata" in keys:
+        newest = query.newest_planned() or 0
+        there, here = copy.planned(newest), query.planned(newest)
+        if there and here and there.plan == here.plan:
+            return
+        copied.delete(["metadata"])
+    copied.delete(keys)
+    batch = query.batch()
+    copy_location(logs, copied, query, batch)
+    planned = query.planned(batch.batch_id + 1)
+    if planned is not None:
+        for source, offset in query.kept_sources(planned.sources):
+            for log in query.source_logs(source, offset):
+                copied.put(f"sources/{source}/{log}", query.source_log(source, log))
+        key = f"offsets/{batch.batch_id + 1}"
+        copied.put(key, logs.get(key, _LOG_BYTES_MAX))
+    copied.put("metadata", logs.get("metadata", _LOG_BYTES_MAX))
+
+
+def _undrained(copied: ObjectStorage) -> LoggedBatch | None:
+    """Return the micro-batch before the last one, once that is done; else plan the next one."""
+    copy = QueryLocation(copied)
+    last = copy.batch()
+    if (copy.newest_planned() or 0) > last.batch_id:
+        return None
+    if json.loads(last.batch)["batchWatermarkMs"] == END_MS:
+        return copy.batch(last.batch_id - 1)
+    version, batch, *sources = bytes(copied.get(f"offsets/{last.batch_id}", _LOG_BYTES_MAX)).decode().split("\n")
+    before = json.loads(batch)
+    # No two micro-batches of a query have one time, and each attempt has the same.
+    planned = before | {"batchWatermarkMs": END_MS, "batchTimestampMs": before["batchTimestampMs"] + 1}
+    copied.put_if_absent(f"offsets/{last.batch_id + 1}", "\n".join([version, json.dumps(planned), *sources]).encode())
+    return None
+
+
+def _run_once(writer: DataStreamWriter, place: str, copy: QueryLocation) -> None:
+    """Run what is planned, and nothing else."""
+    planned = copy.newest_planned()
+    writer.option("checkpointLocation", place).trigger(once=True).start().awaitTermination()
+    if planned not in copy.committed() or copy.newest_planned() != planned:
+        raise UnavailableError(
+            "Spark has not run the micro-batch that was planned for it, or more than that: call drain again",
+            location=place,
+            planned=planned,
+        )
