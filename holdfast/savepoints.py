@@ -27,9 +27,9 @@ from holdfast.spark_integration.copies import clone, drain, rescale
 from holdfast.spark_integration.savepoints.changes import Sources
 from holdfast.spark_integration.savepoints.creating import create, stop
 from holdfast.spark_integration.savepoints.difference import Side, TableDifference, difference, facts_that_differ
+from holdfast.spark_integration.savepoints.from_spark import from_spark
 from holdfast.spark_integration.savepoints.restoring import restore
-from holdfast.spark_integration.savepoints.writing.from_spark import from_spark
-from holdfast.spark_integration.savepoints.writing.write import edit, write
+from holdfast.spark_integration.savepoints.write import edit, write
 from holdfast.spark_integration.state_source.reading import load
 
 __all__ = [

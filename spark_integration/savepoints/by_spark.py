@@ -230,17 +230,9 @@ def _split(chunks: Iterable[pd.DataFrame], number: int) -> Iterator[tuple[Pointe
 
 def steps_by_spark(spark: SparkSession, location: str, batch_id: int) -> list[StatefulStep]:
     """Return what `stored_steps` returns. Raises `InvalidArgumentError`, `NotFoundError`."""
-    require_readable(location)
-    spark_versions.start_state_coordinator(spark)
+    found = operators_by_spark(spark, location, batch_id)
     try:
-        metadata = spark.read.format("state-metadata").option("batchId", batch_id).load(location)
-        found = metadata.select("operatorId", "operatorName", "operatorProperties").distinct().collect()
-    except PySparkException as exc:
-        raise no_query(location) from exc
-    if not found:
-        raise no_query(location)
-    try:
-        return [_read_step(spark, location, batch_id, *one) for one in sorted(found, key=lambda row: row[0])]
+        return [_read_step(spark, location, batch_id, *one) for one in found]
     except PySparkException as exc:
         raise NotFoundError(
             "Spark's state of this micro-batch cannot be read: it may have purged it, or lacks the class of its state "
@@ -252,9 +244,8 @@ def steps_by_spark(spark: SparkSession, location: str, batch_id: int) -> list[St
 
 
 def _read_step(
-    spark: SparkSession, location: str, batch_id: int, number: int, host: str, properties: str | None
+    spark: SparkSession, location: str, batch_id: int, number: int, host: str, known: dict[str, Any]
 ) -> StatefulStep:
-    known = properties_of(properties, number)
     source = spark.read.format("statestore").option("operatorId", number).option("batchId", batch_id)
     has_timeout = False
     if host == GROUP_STATE:
@@ -269,6 +260,24 @@ def _read_step(
         return StatefulStep(number, host, False, False, {}, known)  # the user's own
     pointers = by_directory(PointerRow.read(tuple(row)) for row in rows.collect())
     return StatefulStep(number, host, True, has_timeout, pointers, known)
+
+
+def operators_by_spark(spark: SparkSession, location: str, batch_id: int) -> list[tuple[int, str, dict[str, Any]]]:
+    """Return number, name and properties of Spark's operators with state as they were in a micro-batch, by number.
+
+    Variables come and go at a restart. Raises `InvalidArgumentError` if this is no query with state, or Spark cannot
+    read it.
+    """
+    require_readable(location)
+    spark_versions.start_state_coordinator(spark)
+    try:
+        metadata = spark.read.format("state-metadata").option("batchId", batch_id).load(location)
+        found = metadata.select("operatorId", "operatorName", "operatorProperties").distinct().collect()
+    except PySparkException as exc:
+        raise no_query(location) from exc
+    if not found:
+        raise no_query(location)
+    return [(number, host, properties_of(text, number)) for number, host, text in sorted(found, key=lambda row: row[0])]
 
 
 def properties_of(text: str | None, number: int) -> dict[str, Any]:

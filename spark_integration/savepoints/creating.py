@@ -282,9 +282,9 @@ def save(
         open_storage(str(target), tasks.options) as targets,
     ):
         new = making(targets, name)
-        of = _Saving(tasks, logs, QueryLocation(logs), str(checkpoint_location), str(target), name)
+        of = _Saving(tasks, logs, str(checkpoint_location), str(target), name)
         query_id = of.location.query_id()
-        _, (operators, left_out, query) = of.of_batch(batch_id, lambda batch: of.parts(batch, without, new, query_id))
+        operators, left_out, query = of.of_batch(batch_id, lambda batch: of.parts(batch, without, new, query_id))
         if times is not None:
             query = replace(query, batch=times.batch, next_watermark_ms=times.next_watermark_ms)
         savepoint = Savepoint(name, comment, clock.now_ms(), tasks.versions(), query, operators, left_out)
@@ -340,7 +340,7 @@ def end(
         open_storage(str(checkpoint_location), tasks.options) as logs,
     ):
         require_free(targets, name)
-        of = _Saving(tasks, logs, QueryLocation(logs), str(checkpoint_location), str(target), name)
+        of = _Saving(tasks, logs, str(checkpoint_location), str(target), name)
         query_id = of.location.query_id()
         if query is not None and query_id != str(query.id):
             raise InvalidArgumentError(
@@ -388,32 +388,32 @@ class _Saving:
 
     tasks: Tasks
     logs: ObjectStorage
-    location: QueryLocation
     checkpoint_location: str
     target: str
     name: str
 
-    def of_batch(self, batch_id: int | None, found: Callable[[LoggedBatch], _Found]) -> tuple[LoggedBatch, _Found]:
-        """Return a committed micro-batch and its state; if the query moves on from the last one, try twice."""
-        batch = self.location.batch(batch_id)
-        try:
-            return batch, found(batch)
-        except HoldfastError as exc:
-            if batch_id is not None or not self._has_left(batch):
-                raise
-            _log.warning("the query has moved past micro-batch %d; saving a later one: %s", batch.batch_id, exc)
-        batch = self.location.batch()
-        try:
-            return batch, found(batch)
-        except HoldfastError as exc:
-            if not self._has_left(batch):
-                raise
-            raise UnavailableError(
-                "the query moved past two micro-batches while its state was read: stop it first, or restart it with "
-                "a higher spark.sql.streaming.minBatchesToRetain",
-                batch_id=batch.batch_id,
-                checkpoint_location=self.checkpoint_location,
-            ) from exc
+    @property
+    def location(self) -> QueryLocation:
+        return QueryLocation(self.logs)
+
+    def of_batch(self, batch_id: int | None, found: Callable[[LoggedBatch], _Found]) -> _Found:
+        """Return what is found of a committed micro-batch; if the query moves on from the last one, try twice."""
+        for is_last in (False, True):
+            batch = self.location.batch(batch_id)
+            try:
+                return found(batch)
+            except HoldfastError as exc:
+                if batch_id is not None or not self._has_left(batch):
+                    raise
+                if is_last:
+                    raise UnavailableError(
+                        "the query moved past two micro-batches while its state was read: stop it first, or restart "
+                        "it with a higher spark.sql.streaming.minBatchesToRetain",
+                        batch_id=batch.batch_id,
+                        checkpoint_location=self.checkpoint_location,
+                    ) from exc
+                _log.warning("the query has moved past micro-batch %d; saving a later one: %s", batch.batch_id, exc)
+        raise AssertionError("unreachable")
 
     def _has_left(self, batch: LoggedBatch) -> bool:
         """Tell whether an error may be due to the query's having moved on."""
@@ -423,7 +423,8 @@ class _Saving:
         self, batch: LoggedBatch, without: Collection[str], new: Making, query_id: str
     ) -> tuple[tuple[SavedOperator, ...], tuple[str, ...], SavedQuery]:
         """Save everything after a micro-batch: operators, the names of those that are left out, and the query."""
-        steps, left_out = self._chosen(self._steps(batch), batch.batch_id, without)
+        every = self.tasks.steps(self.logs, self.checkpoint_location, batch)
+        steps, left_out = self._chosen(every, batch.batch_id, without)
         assert self.tasks.settings.state_dir is not None
         with open_storage(self.tasks.settings.state_dir, self.tasks.options) as storage:
             known = {
@@ -436,15 +437,12 @@ class _Saving:
             sinks = sinks_of(storage, query_id)
         return operators, left_out, saved_query(self.location, query_id, batch, new.folder, sinks)
 
-    def _steps(self, batch: LoggedBatch) -> list[StatefulStep]:
-        return self.tasks.steps(self.logs, self.checkpoint_location, batch)
-
     def look(self, without: Collection[str]) -> None:
         """Raise what a save fails with for its operators; nothing, if the query twice leaves behind what is read."""
         for _ in range(2):
             batch = self.location.batch()
             try:
-                steps = self._steps(batch)
+                steps = self.tasks.steps(self.logs, self.checkpoint_location, batch)
             except HoldfastError:
                 if not self._has_left(batch):
                     raise
@@ -566,7 +564,7 @@ def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Known:
         step.number,
         name,
     )
-    shards, modes = partitions_of(batch), _modes(step)
+    shards, modes = partitions_of(batch.conf), _modes(step)
     operator = SavedOperator(name, step.number, step.host, step.has_timeout, shards, {}, {}, True, modes, (), ())
     return _Known(operator, [], {})
 

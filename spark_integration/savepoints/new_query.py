@@ -149,7 +149,7 @@ def new_query(
 def require_new_location(url: str, options: Mapping[str, object]) -> None:
     """Raise as `new_query` does for a checkpoint location that holds something else; nothing is written."""
     with open_storage(url, options) as location, _no_state_directory(location):
-        require_free(location)
+        _stopped(location, {info.key for info in location.list("")})
 
 
 @contextmanager
@@ -190,7 +190,7 @@ def _may_leave_tasks(error: BaseException) -> bool:
 def _withdraw(new: NewQuery) -> None:
     """Let no query start from what is there, and leave it to the next attempt."""
     if is_mine(new.location, new.query_id):  # else it is finished, or somebody else's by now
-        withdraw(new.location)
+        new.location.delete(["metadata"])
         _log.warning(
             "what was stored of the new query stays, because tasks may still write to it; no query can start "
             f"from it: once they have ended, {_AGAIN}",
@@ -203,7 +203,8 @@ def _remove(new: NewQuery) -> None:
     new.remove_savepoint()
     new.remove_stub()
     if is_mine(new.location, new.query_id):  # else what is there may be somebody else's by now
-        abandon(new.location)
+        new.location.delete(["metadata"])  # first: with it, Spark would start a query whose state may be gone already
+        new.location.delete([info.key for info in new.location.list("") if info.key.startswith(_OURS)])
         _clear(new.storage, new.query_id)
         forget(new.location, [new.query_id])
 
@@ -237,12 +238,8 @@ def _remove_folder(url: str, options: Mapping[str, object]) -> None:
             shutil.rmtree(folder.url.removeprefix("file://"), ignore_errors=True)
 
 
-def require_free(location: ObjectStorage) -> None:
-    """Raise `ConflictError` if `begin` would not take a location; nothing is written."""
-    _stopped(location, {info.key for info in location.list("")})
-
-
 def _stopped(location: ObjectStorage, found: set[str]) -> set[str]:
+    """Return the ids of stopped restores; raise `ConflictError` if `begin` would not take such a location."""
     marks = _marks(found)
     if found and (not marks or "metadata" in found):
         raise _not_new(location, min(found))
@@ -284,20 +281,6 @@ def forget(location: ObjectStorage, stopped: Iterable[str]) -> None:
 def is_mine(location: ObjectStorage, query_id: str) -> bool:
     """Tell whether this process still owns a location."""
     return _marks(info.key for info in location.list("")) == {query_id}
-
-
-def withdraw(location: ObjectStorage) -> None:
-    """Keep queries from starting from a location that this process still owns."""
-    location.delete(["metadata"])
-
-
-def abandon(location: ObjectStorage) -> None:
-    """Empty a location that was not finished, and that nobody else has taken, but for the mark.
-
-    ``metadata`` goes first: with it, Spark would start a query whose state may be gone already.
-    """
-    withdraw(location)
-    location.delete([info.key for info in location.list("") if info.key.startswith(_OURS)])
 
 
 def _marks(keys: Iterable[str]) -> set[str]:

@@ -29,7 +29,7 @@ from holdfast.snapshotter.savepoints.manifest import SHARDS_LIMIT, PlannedBatch,
 from holdfast.snapshotter.savepoints.savepoints import read_log
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES, LoggedBatch
+from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES
 
 #: The setting that says into how many partitions Spark divides the state.
 PARTITIONS = "spark.sql.shuffle.partitions"
@@ -60,12 +60,7 @@ def pinned(query: SavedQuery, partitions: int | None) -> dict[str, str]:
     return conf | ({PARTITIONS: str(partitions)} if partitions is not None else {})
 
 
-def partitions_of(batch: LoggedBatch) -> int:
-    """Return into how many partitions a micro-batch's query divides its state; see `pinned_partitions`."""
-    return pinned_partitions(batch.conf)
-
-
-def pinned_partitions(conf: Mapping[str, object]) -> int:
+def partitions_of(conf: Mapping[str, object]) -> int:
     """Return into how many partitions a query divides its state; 1 if it pinned none. Raises `CorruptionError`."""
     text = str(conf.get(PARTITIONS, 1))
     if not _COUNT.fullmatch(text) or int(text) >= SHARDS_LIMIT:

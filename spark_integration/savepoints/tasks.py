@@ -9,7 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
@@ -26,7 +26,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.savepoints.new_query import NewQuery
-from holdfast.spark_integration.savepoints.seeding import FirstState, pinned_partitions
+from holdfast.spark_integration.savepoints.seeding import FirstState, partitions_of
 from holdfast.spark_integration.shard.task import io_executor, storage_at
 from holdfast.spark_integration.spark_state.operators import NotKnownError
 from holdfast.spark_integration.spark_state.pointers import (
@@ -66,9 +66,19 @@ class ShardTask(ABC):
     target: str  #: URL of where it goes
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield what becomes of each row; see `each_row`."""
+        """Yield what becomes of each row; what it lacks is null."""
         opened = partial(storage_at, settings=self.settings)
-        return each_row(batches, lambda row: self.work(row, opened), columns_of(self.RETURNED))
+        for batch in batches:
+            for row in batch.to_pylist():
+                for outcome in self.outcomes(row, opened):
+                    yield pa.RecordBatch.from_pylist([outcome], schema=columns_of(self.RETURNED))
+
+    def outcomes(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[Mapping[str, Any]]:
+        """Yield what becomes of a row, or its error: repeating would not help."""
+        try:
+            yield from self.work(row, opened)
+        except HoldfastError as exc:
+            yield failed(row, exc)
 
     @abstractmethod
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[Mapping[str, Any]]:
@@ -86,17 +96,10 @@ def versions_of(spark: SparkSession) -> dict[str, str]:
     return {"holdfast": distribution.VERSION, "spark": spark_versions.version_of(spark)}
 
 
-def run_tasks(
-    spark: SparkSession,
-    shards: Sequence[tuple[Any, ...]],
-    given: str,
-    task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-    returned: str,
-) -> list[Row]:
+def run_tasks(spark: SparkSession, shards: Sequence[tuple[Any, ...]], task: ShardTask) -> list[Row]:
     """Run a task for some shards, in as many tasks of Spark's, and return what they return.
 
-    `shards`: a row for each; none, and nothing runs; `given`, `returned`: the columns of these rows, and of what comes
-    back: ``operator``, ``shard`` and ``error`` among them.
+    `shards`: a row for each, as the task's `GIVEN` has it; none, and nothing runs.
     """
     from pyspark.errors import PySparkException
 
@@ -105,8 +108,8 @@ def run_tasks(
     try:
         # Each in a partition of its own: without a column Spark chooses at random, and one task may get two of them.
         rows = [(*row, route) for row, route in zip(shards, routes_of(len(shards)), strict=True)]
-        frame = spark.createDataFrame(rows, f"{given}, route int").repartition(len(shards), "route")
-        return run_frame(frame, task, returned)
+        frame = spark.createDataFrame(rows, f"{task.GIVEN}, route int").repartition(len(shards), "route")
+        return run_frame(frame, task, task.RETURNED)
     except PySparkException as exc:
         raise UnavailableError(f"tasks of the savepoint failed: {exc}") from exc
 
@@ -140,32 +143,6 @@ def each_ahead(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Gene
     return ahead(io_executor(), work, items)
 
 
-def each_row(
-    batches: Iterator[pa.RecordBatch],
-    work: Callable[[Mapping[str, Any]], Iterable[Mapping[str, Any]]],
-    returned: pa.Schema,
-) -> Iterator[pa.RecordBatch]:
-    """Yield what some work returns of each row that a task is given, or its error: repeating would not help.
-
-    `work`: returns rows as mappings; what they lack is null; `returned`: of these rows: ``operator``, ``shard`` and
-    ``error`` among them.
-    """
-    for batch in batches:
-        for row in batch.to_pylist():
-            for outcome in outcomes(row, work):
-                yield pa.RecordBatch.from_pylist([outcome], schema=returned)
-
-
-def outcomes(
-    row: Mapping[str, Any], work: Callable[[Mapping[str, Any]], Iterable[Mapping[str, Any]]]
-) -> Iterator[Mapping[str, Any]]:
-    """Yield what some work returns of a row, or its error; see `each_row`."""
-    try:
-        yield from work(row)
-    except HoldfastError as exc:
-        yield failed(row, exc)
-
-
 def failed(facts: Mapping[str, Any], error: HoldfastError) -> dict[str, Any]:
     """Return an error as a task returns it, with the operator and the shard that `facts` name."""
     if error.retryable:
@@ -188,47 +165,46 @@ class Tasks(Protocol):
     @property
     def settings(self) -> Settings:
         """With the query's state directory."""
-        ...
 
     @property
     def options(self) -> Mapping[str, object]:
         """Options of the storages."""
-        ...
 
     def versions(self) -> dict[str, str]:
         """Return the releases that take part."""
-        ...
 
     def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
         """Return the operators with state of a query, with their pointers after a micro-batch; see `stored_steps`."""
-        ...
 
     def run(self, shards: Sequence[tuple[Any, ...]], task: ShardTask) -> Sequence[Any]:
         """Run a task for some shards; see `run_tasks`."""
-        ...
 
     def require_known(self, location: ObjectStorage) -> None:
         """Raise `NotKnownError` if only Spark reads the pointers of a query, or makes such state as it has."""
-        ...
 
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
         """Return what makes the state of a query that pins such settings and has such operators of Spark's.
 
         Raises `NotKnownError` if only Spark makes it.
         """
-        ...
+
+
+def settings_of(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
+    """Return the settings of a session, and the options of its storage."""
+    configuration = dict(spark.conf.getAll)
+    settings = Settings.parse(configuration, backend_names())
+    return settings, parse_storage_options(settings.storage_values(configuration))
 
 
 def configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
-    """Return the settings of a session that reads or restores state, and the options of its storage."""
-    configuration = dict(spark.conf.getAll)
-    settings = Settings.parse(configuration, backend_names())
+    """Return the same of a session that reads or restores state, so that it needs a state directory."""
+    settings, options = settings_of(spark)
     if settings.state_dir is None:
         raise InvalidArgumentError(
             "no state directory is set: set spark.holdfast.state.dir to the one that has the query's state, or is to "
             "get it"
         )
-    return settings, parse_storage_options(settings.storage_values(configuration))
+    return settings, options
 
 
 class SparkTasks:
@@ -253,7 +229,7 @@ class SparkTasks:
 
     def run(self, shards: Sequence[tuple[Any, ...]], task: ShardTask) -> Sequence[Any]:
         """See `Tasks`; each shard has a task of its own."""
-        return run_tasks(self.spark, shards, task.GIVEN, task, task.RETURNED)
+        return run_tasks(self.spark, shards, task)
 
     def require_known(self, location: ObjectStorage) -> None:
         """See `Tasks`; Spark reads and makes its own state."""
@@ -300,12 +276,17 @@ class OwnProcess:
         """Run a task for some shards, some of them side by side; raises what it raises, with the shard."""
         columns, lacking = columns_of(task.GIVEN).names, dict.fromkeys(columns_of(task.RETURNED).names)
         found: list[Mapping[str, Any]] = []
-        with self._storages() as opened:
-            work = partial(task.work, opened=opened)
+        with ExitStack() as stack:
+            storages: dict[str, ObjectStorage] = {}
+
+            def opened(url: str) -> ObjectStorage:
+                if url not in storages:  # threads that come at once open it twice: both are closed
+                    storages[url] = stack.enter_context(open_storage(url, self.options))
+                return storages[url]
 
             def done(row: tuple[Any, ...]) -> list[Mapping[str, Any]]:
                 facts = dict(zip(columns, row, strict=True))
-                return [{**lacking, **outcome} for outcome in outcomes(facts, work)]
+                return [{**lacking, **outcome} for outcome in task.outcomes(facts, opened)]
 
             with closing(ahead(self.executor, done, shards, self.at_once)) as results:
                 for rows in results:
@@ -320,7 +301,7 @@ class OwnProcess:
         self.state_maker(batch.conf, {step.host for step in steps if step.is_ours})
 
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
-        state = NewState.of(conf, pinned_partitions(conf), hosts)
+        state = NewState.of(conf, partitions_of(conf), hosts)
 
         def make(new: NewQuery, operators: Sequence[PointerOperator]) -> FirstState:
             new.require()  # all before may have taken long
@@ -331,16 +312,3 @@ class OwnProcess:
             return FirstState({**conf, **PLAIN_ROWS})
 
         return make
-
-    @contextmanager
-    def _storages(self) -> Iterator[Callable[[str], ObjectStorage]]:
-        """Give a function that returns the storage at a URL, open until the context ends."""
-        with ExitStack() as stack:
-            storages: dict[str, ObjectStorage] = {}
-
-            def opened(url: str) -> ObjectStorage:
-                if url not in storages:  # threads that come at once open it twice: both are closed
-                    storages[url] = stack.enter_context(open_storage(url, self.options))
-                return storages[url]
-
-            yield opened

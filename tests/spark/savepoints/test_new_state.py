@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
@@ -15,8 +15,10 @@ from pyspark.sql import SparkSession
 from holdfast import savepoints
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, UnavailableError
+from holdfast.settings import Settings
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.savepoints.by_spark import run_stub, session_of_stub
-from holdfast.spark_integration.savepoints.tasks import each_row, run_tasks
+from holdfast.spark_integration.savepoints.tasks import ShardTask, run_tasks
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, PointerRow
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_state.pointers import NewState, PointerOperator
@@ -79,15 +81,14 @@ def plain(key: str, data: bytes, codec: str) -> bytes:
     return data[: at - 2] + data[at:].replace(b'"long","nullable":false', b'"long","nullable":true')
 
 
-GIVEN = "operator string, shard int"
-RETURNED = "operator string, shard int, task int, error string"
-SCHEMA = pa.schema([("operator", pa.string()), ("shard", pa.int32()), ("task", pa.int32()), ("error", pa.string())])
+@dataclass(frozen=True)
+class Told(ShardTask):
+    """Yields for each row in which task it is; that of shard 7 is damaged, and of shard 8 cannot be read now."""
 
+    GIVEN: ClassVar[str] = "operator string, shard int"
+    RETURNED: ClassVar[str] = "operator string, shard int, task int, error string"
 
-def told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield for each row in which task it is; that of shard 7 is damaged, and of shard 8 cannot be read now."""
-
-    def work(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[dict[str, Any]]:
         if row["shard"] == 7:
             raise CorruptionError("a piece is damaged", key="k")
         if row["shard"] == 8:
@@ -96,26 +97,27 @@ def told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         assert context is not None
         yield {"operator": row["operator"], "shard": row["shard"], "task": context.partitionId()}
 
-    return each_row(batches, work, SCHEMA)
+
+TOLD = Told(Settings.parse({}, ["memory"]), "nowhere")
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 5])
 def test_each_row_has_a_task_of_its_own(spark: SparkSession, shards: int) -> None:
     """Else one core copies two shards while another one is idle."""
     rows = [("totals", 0 if shard == shards - 1 else shard) for shard in range(shards)]  # also two that are the same
-    found = run_tasks(spark, rows, GIVEN, told, RETURNED)
+    found = run_tasks(spark, rows, TOLD)
     assert sorted(row["task"] for row in found) == list(range(shards))
     assert sorted((row["operator"], row["shard"]) for row in found) == sorted(rows)
 
 
 def test_an_error_that_repeating_cannot_help_comes_back_as_itself(spark: SparkSession) -> None:
     with pytest.raises(CorruptionError, match="totals, shard 7: a piece is damaged, key=k"):
-        run_tasks(spark, [("totals", 1), ("totals", 7)], GIVEN, told, RETURNED)
+        run_tasks(spark, [("totals", 1), ("totals", 7)], TOLD)
 
 
 def test_an_error_that_repeating_may_help_fails_the_task(spark: SparkSession) -> None:
     with pytest.raises(UnavailableError, match="no answer"):
-        run_tasks(spark, [("totals", 8)], GIVEN, told, RETURNED)
+        run_tasks(spark, [("totals", 8)], TOLD)
 
 
 @pytest.mark.spark

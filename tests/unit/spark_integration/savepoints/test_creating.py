@@ -37,10 +37,9 @@ from holdfast.spark_integration.plan.grouping_keys import Grouping, Key
 from holdfast.spark_integration.processor.state.timers import timer_tables
 from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.savepoints import creating, tasks
+from holdfast.spark_integration.savepoints import write as writing
 from holdfast.spark_integration.savepoints.tasks import OwnProcess, ShardTask
-from holdfast.spark_integration.savepoints.writing import tables as writing_tables
-from holdfast.spark_integration.savepoints.writing.tables import grouping_width
-from holdfast.spark_integration.savepoints.writing.write import PieceCopier, TableWriter, run_of
+from holdfast.spark_integration.savepoints.write import PieceCopier, TableWriter, grouping_width, run_of
 from holdfast.spark_integration.spark_state.pointers import StatefulStep
 from holdfast.spark_integration.timers import KeyTimers, first_due_ms, hashes_of_keys
 from holdfast.spark_integration.ttl.expiry import expiring_tables
@@ -376,12 +375,12 @@ def test_what_may_be_null_inside_of_keys_may_differ_from_table_to_table(monkeypa
     def resolved(frame: Any, _: object) -> Grouping:
         return Grouping([Key(frame, frame, "k")], [0])  # a frame is its only key
 
-    monkeypatch.setattr(writing_tables, "resolve_keys", resolved)
-    monkeypatch.setattr(writing_tables, "_state", lambda name, *_, **__: name)
+    monkeypatch.setattr(writing, "resolve_keys", resolved)
+    monkeypatch.setattr(writing, "_state", lambda name, *_, **__: name)
     frames = {"a": keyed(LongType(), False), "b": keyed(LongType(), True)}
-    assert writing_tables.tables_of_frames(frames, ["k"], "None") == ["a", "b"]
+    assert writing.tables_of_frames(frames, ["k"], "None") == ["a", "b"]
     with pytest.raises(InvalidArgumentError, match="the same keys"):
-        writing_tables.tables_of_frames({**frames, "c": keyed(StringType(), True)}, ["k"], "None")
+        writing.tables_of_frames({**frames, "c": keyed(StringType(), True)}, ["k"], "None")
 
 
 def test_a_damaged_piece_is_not_copied(tmp_path: Path) -> None:

@@ -52,7 +52,6 @@ from holdfast.spark_integration.savepoints.restoring_shards import (
 from holdfast.spark_integration.savepoints.seeding import moved, partitions_of, pinned, seed, state_of_stub
 from holdfast.spark_integration.savepoints.tasks import columns_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
-from holdfast.spark_integration.spark_state.query_location import LoggedBatch
 from holdfast.spark_integration.timers import KeyTimers, is_by_time, timers_schema
 from holdfast.spark_integration.transport.routes import shards_of
 from holdfast.spark_integration.ttl.expiry import expiring_tables
@@ -584,14 +583,11 @@ def test_other_files_of_state_stay_as_they_are(key: str) -> None:
     assert bytes(moved(key, data, "file:///new")) == bytes(data)
 
 
-def test_partitions_are_a_number_of_shards() -> None:
-    def logged(conf: Mapping[str, object]) -> LoggedBatch:
-        return LoggedBatch(4, "v1", json.dumps({"conf": conf}), (), 0)
 
-    assert [partitions_of(logged(conf)) for conf in (PINNED, {})] == [2, 1]
+    assert [partitions_of(conf) for conf in (PINNED, {})] == [2, 1]
     for given in ("many", "0", "-1", "3000000000", None, [2], "9" * 5000):
         with pytest.raises(CorruptionError, match="an impossible number of partitions"):
-            partitions_of(logged({"spark.sql.shuffle.partitions": given}))
+            partitions_of({"spark.sql.shuffle.partitions": given})
 
 
 @pytest.mark.parametrize("has_begun", [True, False], ids=["its mark is seen", "nothing is seen"])

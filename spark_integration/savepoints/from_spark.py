@@ -23,30 +23,26 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
 from holdfast import clock
-from holdfast.backends.registry import backend_names
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.settings import Settings
 from holdfast.snapshotter.savepoints.manifest import SavedOperator, SavedSink, Savepoint, sinks_of
 from holdfast.snapshotter.savepoints.savepoints import making
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.plan.arguments import operator_name
 from holdfast.spark_integration.processor.state.timers import timer_tables
 from holdfast.spark_integration.processor.state.variable_tables import Kind
 from holdfast.spark_integration.processor.state.variables import StateVariable
-from holdfast.spark_integration.savepoints.by_spark import properties_of, require_readable
+from holdfast.spark_integration.savepoints.by_spark import operators_by_spark
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
 from holdfast.spark_integration.savepoints.creating import saved_query
 from holdfast.spark_integration.savepoints.seeding import partitions_of
-from holdfast.spark_integration.savepoints.tasks import versions_of
-from holdfast.spark_integration.savepoints.writing.tables import TableRows
-from holdfast.spark_integration.savepoints.writing.write import TableSetWriter, without_rows
+from holdfast.spark_integration.savepoints.tasks import settings_of, versions_of
+from holdfast.spark_integration.savepoints.write import TableRows, TableSetWriter, without_rows
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_COLUMN, POINTER_VARIABLE, STATE_VARIABLES
 from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
-from holdfast.spark_integration.spark_state.pointers import modes_of, no_query
+from holdfast.spark_integration.spark_state.pointers import modes_of
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.tables.entry_rows import first_number
@@ -118,9 +114,7 @@ def from_spark(
     """
     require_comment(comment)
     require_counts(shards=shards)
-    configuration = dict(spark.conf.getAll)
-    settings = Settings.parse(configuration, backend_names())
-    options = parse_storage_options(settings.storage_values(configuration))
+    settings, options = settings_of(spark)
     with (
         open_storage(str(checkpoint_location), options) as logs,
         open_storage(str(target), options) as targets,
@@ -128,7 +122,7 @@ def from_spark(
         new = making(targets, name)
         location = QueryLocation(logs)
         query_id, batch = location.query_id(), location.batch(batchId)
-        wanted = shards if shards is not None else partitions_of(batch)
+        wanted = shards if shards is not None else partitions_of(batch.conf)
         steps = _named(_steps(spark, str(checkpoint_location), batch), operators)
         writer = TableSetWriter(spark, settings, str(target), name)
         saved = [_saved(step, operator, writer, timeoutConf, wanted) for operator, step in steps]
@@ -172,22 +166,8 @@ class _Step:
 
 
 def _steps(spark: SparkSession, location: str, batch: LoggedBatch) -> list[_Step]:
-    from pyspark.errors import PySparkException
-
-    require_readable(location)
-    spark_versions.start_state_coordinator(spark)
-    try:
-        # As it was then: variables come and go at a restart.
-        metadata = spark.read.format("state-metadata").option("batchId", batch.batch_id).load(location)
-        found = metadata.select("operatorId", "operatorName", "operatorProperties").distinct().collect()
-    except PySparkException as exc:
-        raise no_query(location) from exc
-    steps = [
-        _Step(number, host, properties_of(properties, number), location, batch.batch_id, spark)
-        for number, host, properties in sorted(found, key=lambda row: row[0])
-    ]
-    if not steps:
-        raise no_query(location)
+    found = operators_by_spark(spark, location, batch.batch_id)
+    steps = [_Step(*facts, location, batch.batch_id, spark) for facts in found]
     for step in steps:
         if step.host != GROUP_STATE and step.host not in _PROCESSORS:
             raise InvalidArgumentError(

@@ -6,6 +6,12 @@
     what the base has besides  ──▶ copies                     tasks
     manifest                                                  driver, last
 
+    carrier   n         ──▶   hash   shard   carrier   n     ═shuffle═▶  one task for each shard
+    "AA"      42              …      3       "AA"      42
+
+The hash is Spark's ``xxhash64`` of the grouping columns, as a query computes it. A table that another one is sorted by,
+such as timers in the order in which they are due, is made from that one: nobody has to give it.
+
 A task sorts the rows of a shard and stores them as pieces (`TableWriter`), or copies pieces of the base byte for byte
 (`PieceCopier`), since a savepoint names no other.
 
@@ -26,12 +32,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import LongType, StructType
 
 from holdfast import clock
 from holdfast.backends.arrow.rows import HashArray, order_rows
-from holdfast.backends.registry import backend_names
-from holdfast.backends.run import Keys, Run, TableSchema
-from holdfast.backends.schema import decode_schemas, encode_schemas
+from holdfast.backends.run import Keys, Run
+from holdfast.backends.schema import TableSchema, decode_schemas, encode_schemas
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.snapshotter.fields import NUMBER_LIMIT
@@ -48,10 +55,12 @@ from holdfast.snapshotter.savepoints.pieces import fetch_piece, write_pieces
 from holdfast.snapshotter.savepoints.savepoints import Making, making, read_log, read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.spark_integration.lookup.shown import free_name, shown_columns
 from holdfast.spark_integration.plan.arguments import operator_name
+from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
 from holdfast.spark_integration.plan.session import shuffle_partitions
+from holdfast.spark_integration.processor.state.variable_tables import find_shown, grouping_columns, is_of_entry
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
 from holdfast.spark_integration.savepoints.seeding import PARTITIONS
 from holdfast.spark_integration.savepoints.tasks import (
@@ -61,64 +70,183 @@ from holdfast.spark_integration.savepoints.tasks import (
     failed,
     run_frame,
     run_tasks,
+    settings_of,
     versions_of,
 )
-from holdfast.spark_integration.savepoints.writing.tables import TableRows, edited_tables, tables_of_frames
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE
 from holdfast.spark_integration.shard.task import storage_at
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES, NAMED_SOURCES_SETTING
-from holdfast.spark_integration.timers import TIMERS, first_due_ms, timers_run
-from holdfast.spark_integration.ttl.expiry import EXPIRES, NEVER
+from holdfast.spark_integration.spark_types import arrow_schema, types_of_keys
+from holdfast.spark_integration.timers import TIMERS, TIMERS_BY_DUE, KeyTimers, first_due_ms, timers_run
+from holdfast.spark_integration.transport.packed import quoted
+from holdfast.spark_integration.transport.routes import route_column, shard_column
+from holdfast.spark_integration.ttl.expiry import EXPIRES, NEVER, expiring_tables, index_of
+from holdfast.spark_integration.vectorised.arrow_with_state import require_table_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from holdfast.spark_integration.savepoints.writing.tables import TableRows
-
+HASH, SHARD = "hash", "shard"
 #: What a task returns of each shard: its pieces, when its first timer is due, and which columns have no null.
 WRITTEN = "operator string, shard int, pieces string, earliest_ms long, not_null string, error string"
 _BEFORE = 2  # hash and shard; in a run, hash and deletion mark
 
 
 @dataclass(frozen=True)
-class WrittenTable:
-    """A table that tasks have stored."""
+class TableRows:
+    """The rows of a table, as a DataFrame has them."""
 
-    #: Its own, where `TableSchema.not_null` has the columns without a null, and that of its index
-    schemas: Mapping[str, TableSchema]
-    pieces: tuple[Piece, ...]  #: Of both, by shard, ascending
-    earliest_ms: Mapping[int, int | None]  #: By shard with rows: the earliest time of the index
+    schema: TableSchema
+    frame: DataFrame  #: The key columns, then the value columns, in the order of the schema; their names do not matter
+    grouping: int  #: How many of the key columns are those by which the operator groups
+    index: TableSchema | None = None  #: Of the table that has the same keys in the order of a time
+
+    def by_shard(self, shards: int) -> DataFrame:
+        """Return the rows with hash and shard before them, each shard in a partition of its own."""
+        names = [f"c{place}" for place in range(len(self.frame.columns))]
+        frame = self.frame.toDF(*names)
+        hashed = frame.select(F.xxhash64(*names[: self.grouping]).alias(HASH), *names)
+        routed = hashed.repartition(shards, route_column(F.col(HASH), shards))
+        return routed.select(HASH, shard_column(F.col(HASH), shards).alias(SHARD), *names)
 
 
-def write_table(
-    rows: TableRows, settings: Settings, target: str, name: str, operator: str, shards: int
-) -> WrittenTable:
-    """Store the rows of a table as pieces of a savepoint that is not finished.
+def tables_of_frames(
+    frames: Mapping[str, DataFrame],
+    keys: Sequence[str | Column],
+    time_mode: TimeMode,
+    expiring: Collection[str] = (),
+) -> list[TableRows]:
+    """Return the tables of a new operator, whose functions declare their state as these frames have it.
 
-    `settings`: of the session, without credentials; `target`, `name`: URL of the directory of savepoints, and the
-    savepoint's name.
+    `frames`: by table: the key columns, and those of the state. In the table "timers" the only other column says when
+    the key's timer is due, in ms since 1970; `expiring`: tables with a column `EXPIRES`, a bigint: when a row expires,
+    in ms since 1970; null for never.
     """
-    index = {} if rows.index is None else {rows.index.name: rows.index}
-    schemas = {rows.schema.name: rows.schema, **index}
-    writer = TableWriter(settings, target, name, operator, encode_schemas(schemas))
-    pieces: list[Piece] = []
-    earliest_ms: dict[int, int | None] = {}
-    not_null: frozenset[str] | None = None
-    for row in run_frame(rows.by_shard(shards), writer, WRITTEN):
-        found = [Piece.read(piece, "a piece") for piece in json.loads(row["pieces"])]
-        pieces += found
-        earliest_ms[row["shard"]] = row["earliest_ms"]
-        columns = frozenset(json.loads(row["not_null"]))
-        not_null = columns if not_null is None else not_null & columns
-    places = {table: place for place, table in enumerate(schemas)}
-    pieces.sort(key=lambda piece: (places[piece.table], piece.shard))
-    # As long as there is no row, none has a null.
-    own = replace(
-        rows.schema, not_null=frozenset(rows.schema.columns.names[_BEFORE:]) if not_null is None else not_null
+    found: list[TableRows] = []
+    key_types: pa.Schema | None = None
+    for name, frame in frames.items():
+        if name != TIMERS:
+            require_table_name(name)
+        grouping = resolve_keys(frame, keys)
+        types = types_of_keys([key.field for key in grouping.keys])
+        if key_types is not None and not key_types.equals(types):
+            raise InvalidArgumentError("all tables of an operator have the same keys", table=name, keys=types.names)
+        key_types = types
+        if name == TIMERS:
+            found.append(_timers(frame, grouping, types, time_mode))
+        else:
+            found.append(_state(name, frame, grouping, types, expires=name in expiring))
+    unknown = set(expiring) - (frames.keys() - {TIMERS})
+    if unknown:
+        raise InvalidArgumentError("expiring names a table that is not written", table=min(unknown))
+    if time_mode != "None" and TIMERS not in frames:
+        found.append(_no_timers(found[0], time_mode))
+    return found
+
+
+def _state(name: str, frame: DataFrame, grouping: Grouping, key_types: pa.Schema, *, expires: bool) -> TableRows:
+    values = [value for value in _others(frame, grouping) if not (expires and value == EXPIRES)]
+    if not values:
+        raise InvalidArgumentError("a state table needs a column besides its keys", table=name)
+    own = arrow_schema(StructType([frame.schema[value] for value in values]), name)
+    if not expires:
+        return TableRows(TableSchema.of(name, key_types, own), _selected(frame, grouping, values), len(key_types))
+    if EXPIRES not in frame.columns or not isinstance(frame.schema[EXPIRES].dataType, LongType):
+        raise InvalidArgumentError(f"a table whose rows expire needs a bigint column {EXPIRES}", table=name)
+    tables = expiring_tables(name, key_types, own)
+    return TableRows(
+        tables[name], _selected(frame, grouping, [*values, EXPIRES]), len(key_types), tables[index_of(name)]
     )
-    return WrittenTable({own.name: own, **index}, tuple(pieces), earliest_ms)
+
+
+def _timers(frame: DataFrame, grouping: Grouping, key_types: pa.Schema, time_mode: TimeMode) -> TableRows:
+    if time_mode == "None":
+        raise InvalidArgumentError("timers need a clock: timeMode is ProcessingTime or EventTime")
+    tables = KeyTimers.tables(key_types, TIMEOUT_CONF[time_mode])
+    values, expected = _others(frame, grouping), tables[TIMERS].value.names
+    if values != expected:
+        raise InvalidArgumentError(
+            "timers have the keys, and a column that says when one is due", columns=values, expected=expected
+        )
+    return TableRows(tables[TIMERS], _selected(frame, grouping, values), len(key_types), tables[TIMERS_BY_DUE])
+
+
+def _no_timers(table: TableRows, time_mode: TimeMode) -> TableRows:
+    tables = KeyTimers.tables(table.schema.key, TIMEOUT_CONF[time_mode])
+    keys = table.frame.columns[: table.grouping]
+    none = table.frame.select(*map(quoted, keys), F.lit(0).cast("long")).limit(0)
+    return TableRows(tables[TIMERS], none, table.grouping, tables[TIMERS_BY_DUE])
+
+
+def _others(frame: DataFrame, grouping: Grouping) -> list[str]:
+    keys = {key.column for key in grouping.keys}
+    return [name for name in frame.columns if name not in keys]
+
+
+def _selected(frame: DataFrame, grouping: Grouping, values: list[str]) -> DataFrame:
+    return frame.select(*[key.expression for key in grouping.keys], *map(quoted, values))
+
+
+def edited_tables(frames: Mapping[str, DataFrame], tables: Mapping[str, TableSchema]) -> list[TableRows]:
+    """Return tables that take the place of an operator's stored ones.
+
+    Raises `InvalidArgumentError` if a table has other columns; `NotFoundError` if the operator has no such table.
+
+    `frames`: by table, with the columns that `holdfast.savepoints.load` shows, in any order; ``shard`` may be left out.
+    """
+    found = []
+    for name, frame in frames.items():
+        table = find_shown(tables, name)
+        shown = shown_columns(tables[table]).names
+        shard = free_name(SHARD, shown, "_")  # as `load` shows it
+        given = [column for column in frame.columns if column != shard]
+        if sorted(given) != sorted(shown):
+            raise InvalidArgumentError(
+                "the columns are not those of the stored table", table=name, columns=given, expected=shown
+            )
+        places = [f"c{place}" for place in range(len(frame.columns))]
+        selected = frame.toDF(*places).select(*[places[frame.columns.index(column)] for column in shown])
+        _require_same_keys(tables[table], selected)
+        index = TIMERS_BY_DUE if table == TIMERS else index_of(table)
+        found.append(TableRows(tables[table], selected, grouping_width(tables[table], tables), tables.get(index)))
+    return found
+
+
+def _require_same_keys(table: TableSchema, frame: DataFrame) -> None:
+    """Check the types of the keys: the same number has another hash as another type."""
+    fields = StructType(frame.schema.fields[: len(table.key)])
+    given = TableSchema.of(table.name, arrow_schema(fields, table.name), pa.schema([])).key
+    differ = [
+        f"{own.name}: {own.type} → {other.type}"
+        for own, other in zip(table.key, given, strict=True)
+        if own.type != other.type
+    ]
+    if differ:
+        raise InvalidArgumentError(
+            "the keys have different types than the stored ones", table=table.name, changed=differ
+        )
+
+
+def grouping_width(table: TableSchema, tables: Mapping[str, TableSchema]) -> int:
+    """Return how many key columns of an operator's table are those by which it groups.
+
+    Lists have the number of an element behind them, and maps the columns of an entry's key.
+
+    `tables`: all of the operator's: others may say it more surely.
+    """
+    known = grouping_columns(tables, table.name)
+    if known:
+        return len(known)
+    width = next(place for place, name in enumerate(table.key.names) if is_of_entry(name))
+    if not width:
+        raise InvalidArgumentError(
+            "it is not clear which of the key columns the operator groups by: rename those that begin with 'entry.'",
+            table=table.name,
+            keys=table.key.names,
+        )
+    return width
 
 
 @dataclass(frozen=True)
@@ -218,21 +346,9 @@ def _times_of(run: Run) -> pa.Array:
     return run.keys.column(run.keys.num_columns - 1)  # any number of them
 
 
-def copy_pieces(
-    spark: SparkSession, settings: Settings, target: str, base: str, name: str, pieces: Sequence[tuple[str, Piece]]
-) -> None:
-    """Copy pieces of a savepoint, each under its key. Raises `CorruptionError` if one is missing or damaged.
-
-    `settings`: of the session, without credentials.
-    """
-    rows = [(operator, piece.shard, json.dumps(piece.to_json())) for operator, piece in pieces]
-    copier = PieceCopier(settings, target, base, name)
-    run_tasks(spark, rows, copier.GIVEN, copier, copier.RETURNED)
-
-
 @dataclass(frozen=True)
 class PieceCopier(ShardTask):
-    """Copies the pieces of a task; see `copy_pieces` and `ShardTask`."""
+    """Copies pieces of a savepoint, each under its key; see `ShardTask`."""
 
     GIVEN: ClassVar[str] = "operator string, shard int, piece string"
     RETURNED: ClassVar[str] = "operator string, shard int, error string"
@@ -310,8 +426,11 @@ def write(
     """
     require_comment(comment)
     require_counts(shards=shards)
+    if timeMode not in TIMEOUT_CONF:
+        raise InvalidArgumentError(f"timeMode must be one of {', '.join(map(repr, TIMEOUT_CONF))}", given=timeMode)
     frames = dict(tables) if isinstance(tables, Mapping) else {STATE_TABLE: tables}
-    rows = tables_of_frames(frames, _as_list(keys), _known(timeMode), expiring)
+    grouping = keys if isinstance(keys, Sequence) and not isinstance(keys, str) else [keys]
+    rows = tables_of_frames(frames, grouping, timeMode, expiring)
     with _begun(frames, target, name) as (writer, _, new):
         count = shards or writer.settings.shards or shuffle_partitions(writer.spark)
         query, versions = _no_query(sources, count), versions_of(writer.spark)
@@ -402,21 +521,9 @@ def _begun(
     if not frames:
         raise InvalidArgumentError("name at least one table to write")
     spark = next(iter(frames.values())).sparkSession
-    configuration = dict(spark.conf.getAll)
-    settings = Settings.parse(configuration, backend_names())
-    options = parse_storage_options(settings.storage_values(configuration))
+    settings, options = settings_of(spark)
     with open_storage(str(target), options) as targets:
         yield TableSetWriter(spark, settings, str(target), name), targets, making(targets, name)
-
-
-def _as_list(keys: str | Column | Sequence[str | Column]) -> Sequence[str | Column]:
-    return keys if isinstance(keys, Sequence) and not isinstance(keys, str) else [keys]
-
-
-def _known(time_mode: TimeMode) -> TimeMode:
-    if time_mode not in TIMEOUT_CONF:
-        raise InvalidArgumentError(f"timeMode must be one of {', '.join(map(repr, TIMEOUT_CONF))}", given=time_mode)
-    return time_mode
 
 
 @dataclass(frozen=True)
@@ -434,13 +541,18 @@ class TableSetWriter:
         schemas, pieces = dict(operator.tables), list(operator.pieces)
         earliest_ms: dict[int, int | None] = {times.shard: times.earliest_timer_ms for times in operator.times}
         for rows in tables:
-            found = write_table(rows, self.settings, self.target, self.name, operator.name, operator.shards)
-            schemas |= found.schemas
-            pieces = [piece for piece in pieces if piece.table not in found.schemas]
-            pieces += found.pieces
-            for shard, due_ms in found.earliest_ms.items():
-                known = [ms for ms in (earliest_ms.get(shard), due_ms) if ms is not None]
-                earliest_ms[shard] = min(known, default=None)
+            index = {} if rows.index is None else {rows.index.name: rows.index}
+            own = {rows.schema.name: rows.schema, **index}
+            writer = TableWriter(self.settings, self.target, self.name, operator.name, encode_schemas(own))
+            # As long as there is no row, none has a null.
+            not_null = frozenset(rows.schema.columns.names[_BEFORE:])
+            pieces = [piece for piece in pieces if piece.table not in own]
+            for row in run_frame(rows.by_shard(operator.shards), writer, WRITTEN):
+                pieces += [Piece.read(piece, "a piece") for piece in json.loads(row["pieces"])]
+                not_null &= frozenset(json.loads(row["not_null"]))
+                known = [ms for ms in (earliest_ms.get(row["shard"]), row["earliest_ms"]) if ms is not None]
+                earliest_ms[row["shard"]] = min(known, default=None)
+            schemas |= own | {rows.schema.name: replace(rows.schema, not_null=not_null)}
         places = {table: place for place, table in enumerate(schemas)}
         pieces.sort(key=lambda piece: (places[piece.table], piece.shard))
         # The times of the last calls say what was evicted before them: of rows that are written here, nothing is known.
@@ -477,11 +589,11 @@ def _copy_rest(
     """Copy from the first folder to the second all of a savepoint but some tables of an operator."""
     replaced = {schema.name for table in rows for schema in (table.schema, table.index) if schema is not None}
     kept = [
-        (operator.name, piece)
+        (operator.name, piece.shard, json.dumps(piece.to_json()))
         for operator in base.operators
         for piece in operator.pieces
         if operator is not edited or piece.table not in replaced
     ]
-    copy_pieces(writer.spark, writer.settings, writer.target, base.name, writer.name, kept)
+    run_tasks(writer.spark, kept, PieceCopier(writer.settings, writer.target, base.name, writer.name))
     for log in base.query.logs:
         folders[1].put(log.key, read_log(folders[0], log))

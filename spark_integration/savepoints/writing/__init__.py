@@ -1,1 +1,0 @@
-"""Savepoints made of DataFrames: state that was computed, edited, or that Spark's own operators kept."""
