@@ -36,7 +36,7 @@ def by_this_process(
 ) -> _Made:
     """Do some work in this process, or by Spark if `conf` configures it or only Spark knows the state's form."""
     from holdfast.spark_integration.savepoints.tasks import OwnProcess, SparkTasks
-    from holdfast.spark_integration.spark_state.operators import NotKnownError
+    from holdfast.spark_integration.spark_state.pointers import NotKnownError
 
     if not conf:
         try:

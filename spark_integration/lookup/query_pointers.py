@@ -36,8 +36,13 @@ from holdfast.spark_integration.lookup.keys import keys_of
 from holdfast.spark_integration.lookup.shard_readers import ShardReaders
 from holdfast.spark_integration.processor.state.variable_tables import grouping_columns, is_of_entry
 from holdfast.spark_integration.shard.pointer_row import PointerRow, directory_of_query, operator_of
-from holdfast.spark_integration.spark_state.operators import StateOperator, StateOperators, reading_state
-from holdfast.spark_integration.spark_state.pointers import StateStores, read_pointers
+from holdfast.spark_integration.spark_state.pointers import (
+    StateOperator,
+    StateOperators,
+    StateStores,
+    read_pointers,
+    reading_state,
+)
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.timers import TIMERS, is_by_time
 from holdfast.spark_integration.transport.routes import shards_of

@@ -28,10 +28,10 @@ from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.savepoints.new_query import NewQuery
 from holdfast.spark_integration.savepoints.seeding import FirstState, partitions_of
 from holdfast.spark_integration.shard.task import io_executor, storage_at
-from holdfast.spark_integration.spark_state.operators import NotKnownError
 from holdfast.spark_integration.spark_state.pointers import (
     PLAIN_ROWS,
     NewState,
+    NotKnownError,
     PointerOperator,
     StatefulStep,
     stored_steps,

@@ -44,10 +44,8 @@ Files of Spark's default state store, ``HDFSBackedStateStoreProvider``: rows by 
         8.delta
         6.snapshot            all rows of version 6
 
-Version 8 is the newest snapshot not above it, and all changes since. What stands in them is told in
-`holdfast.spark_integration.spark_state.row_streams`; each file is a stream of the codec that Spark has pinned.
-
-Source: Spark 4.3's ``HDFSBackedStateStoreProvider``, and locations that it wrote.
+Version 8 is the newest snapshot not above it, and all changes since; each file is a stream of the codec that Spark has
+pinned.
 
 Spark's ``UnsafeRow``: how its state stores keep keys and values.
 
@@ -67,7 +65,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import lz4.block
 import pyarrow as pa
@@ -107,39 +105,21 @@ _END, _PUT, _DELETE = 0x00, 0x01, 0x10
 _UNIQUE_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
-class UnsafeRow:
-    """One row. Raises `CorruptionError` if it is too short.
+def first_binary(row: bytes, source: str) -> bytes | None:
+    """Return the first column, a binary, of a row with at most 64 columns; None if it is null.
 
-    `source`: what to call the file in an error.
+    Raises `CorruptionError` if the row is too short, or the bytes stand elsewhere. `source`: what to call the file in an
+    error.
     """
-
-    def __init__(self, data: memoryview, columns: int, source: str) -> None:
-        self._data = data
-        self._null_bytes = -(-columns // 64) * _WORD
-        self._source, self._fixed_bytes = source, self._null_bytes + columns * _WORD
-        if len(data) < self._fixed_bytes:
-            raise CorruptionError(f"{source} holds a row that is too short", size_bytes=len(data), columns=columns)
-
-    def is_null(self, column: int) -> bool:
-        """Tell whether a column is null."""
-        return bool(self._data[column // 8] >> column % 8 & 1)
-
-    def binary(self, column: int) -> memoryview | None:
-        """Return the bytes of a column; raises `CorruptionError` if they are elsewhere."""
-        if self.is_null(column):
-            return None
-        size, offset = struct.unpack_from("<II", self._data, self._place(column))
-        if offset < self._fixed_bytes or offset + size > len(self._data):
-            raise CorruptionError(f"{self._source} holds a row whose bytes stand outside of it", column=column)
-        return self._data[offset : offset + size]
-
-    def whole(self, column: int) -> bytes | None:
-        """Return a copy of a column of type binary; raises as `binary`."""
-        data = self.binary(column)
-        return None if data is None else bytes(data)
-
-    def _place(self, column: int) -> int:
-        return self._null_bytes + column * _WORD
+    fixed_bytes = 2 * _WORD
+    if len(row) < fixed_bytes:
+        raise CorruptionError(f"{source} holds a row that is too short", size_bytes=len(row), columns=1)
+    if row[0] & 1:
+        return None
+    size, offset = struct.unpack_from("<II", row, _WORD)
+    if offset < fixed_bytes or offset + size > len(row):
+        raise CorruptionError(f"{source} holds a row whose bytes stand outside of it", column=0)
+    return row[offset : offset + size]
 
 
 def unsafe_row(*columns: int | bytes) -> bytes:
@@ -455,7 +435,10 @@ class RowStream:
     def _read_lineage(self) -> list[Named]:
         text = self._bytes(_TEXT_SIZE.unpack(self._bytes(_TEXT_SIZE.size))[0])
         try:
-            return [_named(item) for item in json.loads(text)]
+            found = [Named(one["version"], checked_unique_id(one["checkpointUniqueId"])) for one in json.loads(text)]
+            if any(type(one.version) is not int or one.version < 0 for one in found):
+                raise ValueError("not the number of a version")
+            return found
         except (ValueError, TypeError, KeyError, RecursionError) as exc:
             raise CorruptionError(f"{self._source} names no versions before its own") from exc
 
@@ -478,18 +461,6 @@ def require_few(rows: Rows, limit_bytes: int, source: str) -> None:
 
 def _too_much(source: str, **facts: int) -> CorruptionError:
     return CorruptionError(f"{source} holds more than Spark stores there", **facts)
-
-
-def _named(item: Any) -> Named:
-    version, unique_id = item["version"], item["checkpointUniqueId"]
-    return Named(checked_version(version), checked_unique_id(unique_id))
-
-
-def checked_version(version: object) -> int:
-    """Return a version's number; raises ValueError for anything else."""
-    if type(version) is not int or version < 0:
-        raise ValueError("not the number of a version")
-    return version
 
 
 def checked_unique_id(unique_id: object) -> str:

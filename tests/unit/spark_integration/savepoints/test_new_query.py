@@ -41,8 +41,7 @@ from holdfast.spark_integration.savepoints.difference import Side, TableDifferen
 from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
 from holdfast.spark_integration.savepoints.restoring import Restorable, restore_with
 from holdfast.spark_integration.savepoints.tasks import OwnProcess
-from holdfast.spark_integration.spark_state.operators import NotKnownError
-from holdfast.spark_integration.spark_state.pointers import stored_steps
+from holdfast.spark_integration.spark_state.pointers import NotKnownError, stored_steps
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 from holdfast.spark_integration.timers import timers_schema
 from holdfast.spark_integration.transport.routes import shards_of

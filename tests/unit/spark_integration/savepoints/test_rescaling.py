@@ -583,7 +583,7 @@ def test_other_files_of_state_stay_as_they_are(key: str) -> None:
     assert bytes(moved(key, data, "file:///new")) == bytes(data)
 
 
-
+def test_partitions_are_a_number_of_shards() -> None:
     assert [partitions_of(conf) for conf in (PINNED, {})] == [2, 1]
     for given in ("many", "0", "-1", "3000000000", None, [2], "9" * 5000):
         with pytest.raises(CorruptionError, match="an impossible number of partitions"):

@@ -18,8 +18,13 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints.by_spark import properties_of, require_readable
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_COLUMN, STATE_VARIABLES, PointerRow
 from holdfast.spark_integration.spark_state import row_streams
-from holdfast.spark_integration.spark_state.operators import NotKnownError, StateOperators
-from holdfast.spark_integration.spark_state.pointers import NewState, PointerOperator, stored_steps
+from holdfast.spark_integration.spark_state.pointers import (
+    NewState,
+    NotKnownError,
+    PointerOperator,
+    StateOperators,
+    stored_steps,
+)
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.spark_state.row_streams import Named
 

@@ -29,16 +29,23 @@ from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.local import LocalStorage
 from holdfast.spark_integration.shard.pointer_row import POINTER_VARIABLE, STATE_VARIABLES
 from holdfast.spark_integration.spark_state import rocksdb_files, row_streams
-from holdfast.spark_integration.spark_state.operators import NotKnownError, StateOperator, StateOperators
-from holdfast.spark_integration.spark_state.pointers import FILE_BYTES_MAX, PART_BYTES_MAX, StateStores, read_pointers
+from holdfast.spark_integration.spark_state.pointers import (
+    FILE_BYTES_MAX,
+    PART_BYTES_MAX,
+    NotKnownError,
+    StateOperator,
+    StateOperators,
+    StateStores,
+    read_pointers,
+)
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
 from holdfast.spark_integration.spark_state.row_streams import (
     Named,
     RowStream,
-    UnsafeRow,
     avro_binary,
     crc_32c,
     decompressed,
+    first_binary,
 )
 
 LIMIT = 1 << 20
@@ -368,11 +375,10 @@ def test_an_archive_that_cannot_be_unpacked_is_refused(tmp_path: Path, method: i
 
 def test_rows_that_point_outside_of_themselves_are_refused() -> None:
     for offset, size in ((8, 1), (15, 1), (100, 1), (16, 5), (16, 2**31), (2**31, 4), (0, 0)):
-        row = UnsafeRow(memoryview(bytes(8) + struct.pack("<II", size, offset) + b"abcd"), 1, "f")
         with pytest.raises(CorruptionError, match="outside"):
-            row.binary(0)
+            first_binary(bytes(8) + struct.pack("<II", size, offset) + b"abcd", "f")
     with pytest.raises(CorruptionError, match="too short"):
-        UnsafeRow(memoryview(bytes(15)), 1, "f")
+        first_binary(bytes(15), "f")
 
 
 def test_ids_of_state_that_name_other_files_are_refused() -> None:
