@@ -197,6 +197,14 @@ def spark_type(t: pa.DataType) -> DataType:
     raise InvalidArgumentError("Spark has no type for a stored column", type=t)
 
 
+def type_name(t: pa.DataType) -> str:
+    """Return Spark's name of a type, or Arrow's if Spark has none."""
+    try:
+        return str(spark_type(t).simpleString())
+    except InvalidArgumentError:
+        return str(t)
+
+
 def require_key_types(fields: list[StructField]) -> None:
     """Check that Spark's ``xxhash64`` and byte equality give the groups that Spark's ``groupBy`` gives."""
     for field in fields:

@@ -32,9 +32,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal
 
-import pyarrow as pa
-
-from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
+from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.health.failures import Failure, Report, ago, count, duration, reports, still
 from holdfast.snapshotter.ownership.claims import ALIVE_MS, Claim, ClaimingRun, claims_of, read_claim
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
@@ -45,7 +43,7 @@ from holdfast.snapshotter.upkeep.catalogue import OperatorListing
 from holdfast.spark_integration.client.connection import RecentBatch, over_executors
 from holdfast.spark_integration.executor.processes import lives
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
-from holdfast.spark_integration.spark_types import spark_type
+from holdfast.spark_integration.spark_types import type_name
 
 #: What shows a query at work where nothing newer than its claim does.
 BY_CLAIM = "its claim in the state directory"
@@ -494,16 +492,8 @@ def tables_of(storage: ObjectStorage, record: OperatorRecord | HoldfastError) ->
         return exc
     return {
         name: {
-            side: [(field.name, _type_name(field.type)) for field in columns]
+            side: [(field.name, type_name(field.type)) for field in columns]
             for side, columns in (("key", schema.key), ("value", schema.value))
         }
         for name, schema in schemas.items()
     }
-
-
-def _type_name(stored: pa.DataType) -> str:
-    """Return Spark's name of a stored type, or Arrow's if Spark has none."""
-    try:
-        return str(spark_type(stored).simpleString())
-    except InvalidArgumentError:
-        return str(stored)

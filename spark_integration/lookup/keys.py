@@ -1,9 +1,9 @@
-"""One key, or some shards, to read: given as options, so that they belong to one read only.
+"""Keys as they are given to look up, and tables as users see them.
 
-Spark's ``xxhash64`` of one key, computed without Spark.
+One key, or some shards, to read are given as options, so that they belong to one read only.
 
-The hash of a key decides its shard and its place there. Spark hashes column by column, each with the hash so far as its
-seed, and leaves nulls out::
+Spark's ``xxhash64`` of one key, computed without Spark, decides its shard and its place there. Spark hashes column by
+column, each with the hash so far as its seed, and leaves nulls out::
 
     42 ──▶ XXH64(user, seed 42) ──▶ XXH64(day as four bytes, seed: the hash so far) ──▶ …
 
@@ -11,6 +11,8 @@ What is hashed of a value are these bytes, little endian: of bool, tinyint, smal
 bigint, timestamps, intervals, double and decimals of up to 18 digits eight; of string and binary all; of larger
 decimals those of a big-endian number without superfluous ones. Each element of an array and each field of a struct is
 hashed as a column is.
+
+A table is shown as key columns, then value columns, under distinct names.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import datetime as dt
 import json
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from numbers import Integral, Real
@@ -32,6 +34,7 @@ import pyarrow as pa
 import xxhash
 
 from holdfast.backends.options import did_you_mean
+from holdfast.backends.rocksdb.codec.rows import encode_values
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import InvalidArgumentError
 
@@ -173,31 +176,11 @@ def parse_key(text: str) -> dict[str, Any]:
     return key
 
 
-@dataclass(frozen=True)
-class Lookup:
-    """A key to look up."""
-
-    keys: Keys  #: With the first columns of the table's keys, those that hashes are of
-
-    @classmethod
-    def of(cls, table: TableSchema, grouping: tuple[str, ...], key: Mapping[str, Any]) -> Self:
-        """Return the look-up of a key in a table. Raises `InvalidArgumentError`.
-
-        `key`: their values, as JSON has them: times and decimals as text, binaries in base64.
-        """
-        return cls(keys_of(table, grouping, [key]))
-
-    @property
-    def hash(self) -> int:
-        """The hash of the key."""
-        return int(self.keys.hashes[0])
-
-    def rows(self, run: Run) -> Run:
-        return run.slice(self.hash, self.hash).with_prefixes(self.keys)
-
-
 def keys_of(table: TableSchema, grouping: Sequence[str], keys: Sequence[Mapping[str, Any]]) -> Keys:
-    """Return keys with their hashes; parameters and errors as of `Lookup.of`."""
+    """Return keys of a table with their hashes: the columns that hashes are of. Raises `InvalidArgumentError`.
+
+    `keys`: their values, as JSON has them: times and decimals as text, binaries in base64.
+    """
     rows, hashes = [], []
     for key in keys:
         if set(key) != set(grouping):
@@ -240,17 +223,9 @@ def _scalar(name: str, value: object, t: pa.DataType) -> pa.Scalar:
     try:
         return pa.scalar(_storable(value, t), t)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, binascii.Error) as exc:
-        raise InvalidArgumentError(f"the key's {name!r} is not of its type: {exc}", type=_shown(t)) from exc
+        from holdfast.spark_integration.spark_types import type_name  # here alone a look-up needs PySpark
 
-
-def _shown(t: pa.DataType) -> str:
-    """Return Spark's name of a type, or Arrow's if Spark has none."""
-    from holdfast.spark_integration.spark_types import spark_type  # here alone a look-up needs PySpark
-
-    try:
-        return str(spark_type(t).simpleString())
-    except InvalidArgumentError:
-        return str(t)
+        raise InvalidArgumentError(f"the key's {name!r} is not of its type: {exc}", type=type_name(t)) from exc
 
 
 def _storable(value: object, t: pa.DataType) -> object:
@@ -299,3 +274,40 @@ def _is_of_type(value: object, t: pa.DataType) -> bool:
     if types.is_large_binary(t):
         return isinstance(value, bytes | bytearray)
     return types.is_duration(t) and isinstance(value, dt.timedelta)
+
+
+def shown_columns(schema: TableSchema) -> pa.Schema:
+    """Return the columns of a table as users see them: one whose name is taken is called ``key.…`` or ``value.…``.
+
+    A name is taken by one that differs only in case, too: Spark, SQL and files of tables do not tell them apart.
+    """
+    names: list[str] = []
+    for side, prefix in ((schema.key, "key."), (schema.value, "value.")):
+        for name in side.names:
+            names.append(free_name(name, names, prefix))
+    return pa.schema([f.with_name(n) for f, n in zip([*schema.key, *schema.value], names, strict=True)])
+
+
+def free_name(name: str, taken: Collection[str], prefix: str) -> str:
+    """Return a name, with a prefix as often as it takes for no other one to be the same in another case."""
+    folded = {other.casefold() for other in taken}
+    while name.casefold() in folded:
+        name = prefix + name
+    return name
+
+
+def as_table(schema: TableSchema, runs: Sequence[Run]) -> pa.Table:
+    """Return runs of a schema as one table."""
+    columns = shown_columns(schema)
+    batches = [pa.RecordBatch.from_arrays([*r.keys.columns, *r.values.columns], schema=columns) for r in runs]
+    return pa.Table.from_batches(batches, schema=columns)
+
+
+def same_rows(one: Mapping[str, pa.Table], other: Mapping[str, pa.Table]) -> bool:
+    """Tell whether tables hold the same values in the same order: NaN, which Arrow finds unequal to itself, is."""
+    return one.keys() == other.keys() and all(_content(one[name]).equals(_content(other[name])) for name in one)
+
+
+def _content(table: pa.Table) -> pa.Array:
+    columns = [column.combine_chunks() for column in table.columns]
+    return encode_values(pa.RecordBatch.from_arrays(columns, schema=table.schema))

@@ -19,7 +19,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -38,18 +38,18 @@ from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.spark_integration.lookup.keys import keys_of
+from holdfast.spark_integration.lookup.keys import as_table, keys_of, same_rows
 from holdfast.spark_integration.lookup.query_pointers import (
     Key,
     KeyVersion,
     Page,
     QueryOperators,
     QueryPointers,
+    ShardReaders,
     StoredOperator,
     find_state_dir,
+    no_rows,
 )
-from holdfast.spark_integration.lookup.shard_readers import ShardReaders, no_rows
-from holdfast.spark_integration.lookup.shown import as_table, same_rows
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.spark_state.query_location import BatchTimes, LoggedBatch
@@ -332,18 +332,10 @@ class StoredQuery:
         found = self.operator(operator, number)
         if type(shard) is not int or not 0 <= shard < found.shards:
             raise InvalidArgumentError("the operator has no such shard", shard=shard, shards=found.shards)
-        name, places = find_shown(found.tables, table), found.places
-        first_hash, skipped = _read_place(after)
-        if shard not in places or places[shard][1].pointer is None:
-            return Page(as_table(found.tables[name], []), None)
-        directory, row = places[shard]
-        stored, schema = self._readers.tables(directory), found.tables[name]
-        if name not in stored.held:  # only the state in another directory of the operator's has it
-            return Page(as_table(schema, []), None)
-        runs = self._readers.first_rows(directory, row, stored, schema, first_hash, skipped + limit + 1)
-        hashes = np.concatenate([run.hashes for run in runs])[skipped:] if runs else np.empty(0, np.uint64)
-        rows = as_table(schema, runs).slice(skipped, limit)
-        return Page(rows, _next_place(hashes, limit, first_hash, skipped))
+        name, (first_hash, skipped) = find_shown(found.tables, table), _read_place(after)
+        runs = self._first_rows(found, name, shard, first_hash, skipped + limit + 1)
+        rows = as_table(found.tables[name], runs).slice(skipped, limit)
+        return Page(rows, _next_place(_hashes(runs)[skipped:], limit, first_hash, skipped))
 
     def rows(
         self, operator: str, table: str, *, batch_id: int | None = None, at_once: int = 1
@@ -384,14 +376,7 @@ class StoredQuery:
             How many rows to read. Hashes are uniform: where the first ones end tells how many follow.
         """
         found = self.operator(operator, self._batch(batch_id).batch_id)
-        directory, row = found.places.get(shard, ("", None))
-        if row is None or row.pointer is None:
-            return 0
-        stored, schema = self._readers.tables(directory), found.tables[find_shown(found.tables, table)]
-        if schema.name not in stored.held:
-            return 0
-        runs = self._readers.first_rows(directory, row, stored, schema, 0, read + 1)
-        hashes = np.concatenate([run.hashes for run in runs]) if runs else np.empty(0, np.uint64)
+        hashes = _hashes(self._first_rows(found, find_shown(found.tables, table), shard, 0, read + 1))
         if len(hashes) <= read:
             return len(hashes)
         first, following = (-(-(number << 64) // found.shards) for number in (shard, shard + 1))
@@ -464,6 +449,16 @@ class StoredQuery:
         wanted = list(operator.tables) if table is None else [find_shown(operator.tables, table)]
         return {one: self._rows(operator, operator.tables[one], keys) for one in wanted}
 
+    def _first_rows(self, operator: StoredOperator, table: str, shard: int, first_hash: int, most: int) -> list[Run]:
+        """Return at least so many rows of a shard from a hash on, if there are as many."""
+        directory, row = operator.places.get(shard, ("", None))
+        if row is None or row.pointer is None:
+            return []
+        stored = self._readers.tables(directory)
+        if table not in stored.held:  # only the state in another directory of the operator's has it
+            return []
+        return self._readers.first_rows(directory, row, stored, operator.tables[table], first_hash, most)
+
     def _rows(self, operator: StoredOperator, table: TableSchema, keys: Sequence[Key]) -> pa.Table:
         prefixes = keys_of(table, operator.grouping, keys)
         of_shard = shards_of(prefixes.hashes, operator.shards)
@@ -493,11 +488,14 @@ class StoredQuery:
             ) from exc
 
     def _can(self, read: Callable[[int], object], batch_id: int) -> bool:
-        try:
+        with suppress(HoldfastError):
             read(batch_id)
-        except HoldfastError:
-            return False
-        return True
+            return True
+        return False
+
+
+def _hashes(runs: Sequence[Run]) -> HashArray:
+    return np.concatenate([run.hashes for run in runs]) if runs else np.empty(0, np.uint64)
 
 
 def _read_place(after: str | None) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from holdfast.backends.schema import KEY_SIDE, VALUE_SIDE
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.settings import MOST_SHARDS
 from holdfast.snapshotter.savepoints.manifest import NAME, SHARDS_LIMIT, SavedOperator, Savepoint
-from holdfast.spark_integration.lookup.shown import shown_columns
+from holdfast.spark_integration.lookup.keys import shown_columns
 from holdfast.spark_integration.processor.state.variable_tables import tables_called
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, STATE_VARIABLES
 from holdfast.spark_integration.timers import TIMERS, is_by_time

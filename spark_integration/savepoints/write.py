@@ -56,7 +56,7 @@ from holdfast.snapshotter.savepoints.savepoints import Making, making, read_log,
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.lookup.shown import free_name, shown_columns
+from holdfast.spark_integration.lookup.keys import free_name, shown_columns
 from holdfast.spark_integration.plan.arguments import operator_name
 from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
 from holdfast.spark_integration.plan.session import shuffle_partitions

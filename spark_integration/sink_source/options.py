@@ -21,8 +21,8 @@ from holdfast.spark_integration.sinks.exactly_once import (
     warn_of_other_sinks,
 )
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
-from holdfast.spark_integration.state_source.options import STORAGE, STORAGE_IN_JSON, storage_options
-from holdfast.spark_integration.state_source.options import in_json as parsed_json
+from holdfast.spark_integration.state_source.source import STORAGE, STORAGE_IN_JSON, storage_options
+from holdfast.spark_integration.state_source.source import in_json as parsed_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -108,8 +108,7 @@ _UNIQUE_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 def first_binary(row: bytes, source: str) -> bytes | None:
     """Return the first column, a binary, of a row with at most 64 columns; None if it is null.
 
-    Raises `CorruptionError` if the row is too short, or the bytes stand elsewhere. `source`: what to call the file in an
-    error.
+    Raises `CorruptionError` if the row is too short, or the bytes stand elsewhere. `source`: what errors call the file.
     """
     fixed_bytes = 2 * _WORD
     if len(row) < fixed_bytes:

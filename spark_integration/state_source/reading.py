@@ -13,13 +13,11 @@ from holdfast import errors
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.settings import STORAGE_PREFIX
 from holdfast.snapshotter.storage.options import parse_url
-from holdfast.spark_integration.lookup.keys import key_option, shards_option
+from holdfast.spark_integration.lookup.keys import as_table, key_option, shards_option
 from holdfast.spark_integration.lookup.query_pointers import Key
-from holdfast.spark_integration.lookup.shown import as_table
 from holdfast.spark_integration.lookup.stored_query import opened_query
 from holdfast.spark_integration.savepoints.tasks import configured
-from holdfast.spark_integration.state_source.options import columns_option, storage_options
-from holdfast.spark_integration.state_source.source import NAME, StateSource
+from holdfast.spark_integration.state_source.source import NAME, StateSource, columns_option, storage_options
 from holdfast.spark_integration.worker_python import require_worker_python
 
 if TYPE_CHECKING:

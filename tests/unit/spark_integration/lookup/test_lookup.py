@@ -26,10 +26,8 @@ from holdfast.snapshotter.snapshots.snapshots import Snapshots
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.version_reader import VersionReader
 from holdfast.spark_integration.executor import local_dirs, takeover
-from holdfast.spark_integration.lookup.keys import hash_of_key, key_option, keys_of, parse_key
-from holdfast.spark_integration.lookup.query_pointers import grouping_of
-from holdfast.spark_integration.lookup.shard_readers import ShardReaders
-from holdfast.spark_integration.lookup.shown import same_rows
+from holdfast.spark_integration.lookup.keys import hash_of_key, key_option, keys_of, parse_key, same_rows
+from holdfast.spark_integration.lookup.query_pointers import ShardReaders, grouping_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from tests.faults.elsewhere import run_elsewhere
 

@@ -24,8 +24,17 @@ from holdfast.spark_integration.savepoints.restoring_shards import HashRange
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.spark_types import arrow_schema, spark_type
 from holdfast.spark_integration.state_source import source
-from holdfast.spark_integration.state_source.options import Place, ReadOptions, columns_option, storage_options
-from holdfast.spark_integration.state_source.source import QueryTable, ShardPart, ShownTable, StateSource, TableReader
+from holdfast.spark_integration.state_source.source import (
+    Place,
+    QueryTable,
+    ReadOptions,
+    ShardPart,
+    ShownTable,
+    StateSource,
+    TableReader,
+    columns_option,
+    storage_options,
+)
 from holdfast.spark_integration.timers import timers_schema
 from tests.faults.elsewhere import run_elsewhere
 from tests.unit.snapshotter.savepoints.conftest import KEY, STATE, a_savepoint
