@@ -7,10 +7,10 @@ import re
 import click
 import pytest
 
+from holdfast import health
 from holdfast.backends.rocksdb import generation
 from holdfast.backends.rocksdb import options as rocksdb
 from holdfast.cli import group
-from holdfast.health import failures
 from holdfast.settings import MOST_SHARDS, Settings
 from holdfast.snapshotter import commit_objects, commits
 from holdfast.snapshotter.ownership import claims
@@ -22,8 +22,7 @@ from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.plan import session
 from holdfast.spark_integration.server import exposition, housekeeping, state_server
 from holdfast.spark_integration.shard_call import announcing, call
-from holdfast.ui import app, inquiry
-from holdfast.ui.views import heat_map, overview, rows, time_line, upkeep
+from holdfast.ui import app, inquiry, overview, rows, shards, time_line, upkeep
 from tests.pages import text
 
 WORDS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 8: "eight", 16: "sixteen"}
@@ -116,7 +115,7 @@ FIGURES = {
         f"more than {kib(SETTINGS.carried_bytes)} KB in each micro-batch",
     ],
     "docs/operations.md": [
-        f"reports the newest {failures.SHOWN_MAX} failures",
+        f"reports the newest {health.SHOWN_MAX} failures",
         f"({SETTINGS.retained_versions} by default)",
         f"`--grace HOURS` | {default('gc', '--grace')} |",
         f"at most two files of {mib(state_server.LOG_BYTES_MAX)} MB",
@@ -136,11 +135,11 @@ FIGURES = {
         f"*Yes* if more than {overview._LAG_BEHIND} commits of a shard wait",
         f"*Follow* updates the page every {WORDS[app.FOLLOW_S]} seconds",
         f"looks again every {WORDS[app.FOLLOW_S]} seconds",
-        f"more than {heat_map.CELLS_MAX} shards, a cell stands for several",
+        f"more than {shards.CELLS_MAX} shards, a cell stands for several",
         f"shown for at least {seconds(inquiry.SHOWN_MS)} seconds",
         f"waits {seconds(int(1000 * inquiry.PATIENCE_S))} seconds for all its stores",
         f"at most {time_line.SHARDS_MAX} evenly spaced shards, at most {time_line.SNAPSHOTS_MAX} each",
-        f"{heat_map.SHARDS_MAX} shards, evenly spaced, or {seconds(heat_map._PATIENCE_MS)} seconds",
+        f"{shards.SHARDS_MAX} shards, evenly spaced, or {seconds(shards._PATIENCE_MS)} seconds",
         f"{rows.ROWS_MAX} to a page, {rows.HISTORY_MAX} versions of a key",
         f"with a filter, {rows.SEARCHED_MAX:,} rows or {seconds(rows._PATIENCE_MS)} seconds",
         f"{upkeep.SHARDS_MAX} shards to a page",

@@ -119,7 +119,7 @@ ABOVE = (
     "holdfast/__init__.py",
     "holdfast/cli*.py",
     "holdfast/commands/*",
-    "holdfast/health/*",
+    "holdfast/health.py",
     "holdfast/restart.py",
     "holdfast/savepoints.py",
     "holdfast/sinks.py",

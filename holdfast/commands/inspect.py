@@ -13,14 +13,16 @@ import click
 from holdfast import clock
 from holdfast.commands.target import SMALL_COMMITS, Target, moment, on_state_dir, opened, plain, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
-from holdfast.health.failures import counted, read_failures, reports
-from holdfast.health.health import (
+from holdfast.health import (
     Health,
     OperatorSigns,
     SparkTables,
+    counted,
     health_of,
     of_its_own,
+    read_failures,
     record_of,
+    reports,
     signs_of,
     tables_of,
 )

@@ -28,7 +28,7 @@ from holdfast.commands.target import (
     with_options,
 )
 from holdfast.errors import InvalidArgumentError, NotFoundError
-from holdfast.health.failures import counted
+from holdfast.health import counted
 from holdfast.savepoints import Listed, Savepoint, TableDifference
 from holdfast.settings import PREFIX
 from holdfast.snapshotter.savepoints.savepoints import find_objects, require_free

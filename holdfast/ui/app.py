@@ -36,20 +36,17 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.sansio.utils import host_is_trusted
 
 from holdfast import __version__, clock
+from holdfast.commands.target import moment, printable, size
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.health.failures import read_failures, still
-from holdfast.health.health import tables_of
-from holdfast.ui import words
-from holdfast.ui.directory import Directory
+from holdfast.health import ago, count, duration, percent, read_failures, still, tables_of, times
 from holdfast.ui.inquiry import Dated, Patience
-from holdfast.ui.site import Site
+from holdfast.ui.overview import Card, card_of, overview
+from holdfast.ui.rows import Asked, rows_view
+from holdfast.ui.shards import CHOICES, LEVELS, MEASURES, ROWS, Measure, Measured, heat_map, measured, shard_view, skew
+from holdfast.ui.site import Directory, Site
 from holdfast.ui.survey import OperatorSurvey, Survey
-from holdfast.ui.views.heat_map import CHOICES, LEVELS, MEASURES, ROWS, Measure, Measured, heat_map, measured, skew
-from holdfast.ui.views.overview import Card, card_of, overview
-from holdfast.ui.views.rows import Asked, rows_view
-from holdfast.ui.views.shard import shard_view
-from holdfast.ui.views.time_line import HEIGHT, WIDTH, WINDOWS, time_line
-from holdfast.ui.views.upkeep import upkeep
+from holdfast.ui.time_line import HEIGHT, WIDTH, WINDOWS, clock_time, time_line
+from holdfast.ui.upkeep import upkeep
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
@@ -116,7 +113,8 @@ def make_app(
     app.url_map.strict_slashes = False
     app.jinja_env.undefined = StrictUndefined
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.jinja_env.filters.update(words.FILTERS)
+    shown_as = (clock_time, count, duration, moment, percent, printable, size, times)
+    app.jinja_env.filters.update({one.__name__: one for one in shown_as})
     guard(app, token, hosts)
     _answer_errors(app)
     _add_pages(app, site, now_ms, monotonic_ms)
@@ -130,7 +128,7 @@ def make_app(
     def shown_everywhere() -> dict[str, Any]:
         at_ms = now_ms()
         return {
-            "ago": lambda then_ms: words.ago(then_ms, at_ms),
+            "ago": lambda then_ms: ago(then_ms, at_ms),
             "follow_s": FOLLOW_S,
             "follows": request.args.get("follow") == "1",
             "here": _here,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
-from holdfast.health.health import OperatorSigns, record_of
+from holdfast.health import OperatorSigns, record_of
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.sink_log import Entry, SinkLog, StoredSink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from holdfast.health.failures import Report
-from holdfast.health.health import Health, Run, Signs, Verdict, health_of, judge, runs_of
+from holdfast.health import Health, Report, Run, Signs, Verdict, health_of, judge, runs_of
 from holdfast.snapshotter.ownership.claims import Claim, ClaimingRun
 from holdfast.spark_integration.client.connection import RecentBatch
 from holdfast.spark_integration.spark_state.query_location import BatchTimes

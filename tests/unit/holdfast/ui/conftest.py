@@ -15,8 +15,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.ui import inquiry
 from holdfast.ui.app import make_app
-from holdfast.ui.directory import Directory
-from holdfast.ui.site import Live, Site, looks_at_once
+from holdfast.ui.site import Directory, Live, Site, looks_at_once
 from tests.unit.holdfast.ui import sample_state
 from tests.unit.holdfast.ui.places import SiteOf
 

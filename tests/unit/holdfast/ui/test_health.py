@@ -21,7 +21,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import Troubles, of_batch
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
-from holdfast.ui.views.overview import overview
+from holdfast.ui.overview import overview
 from tests.model.shard_history import ShardHistory
 from tests.unit.holdfast.commands.conftest import document, put_record, run
 from tests.unit.holdfast.health import in_four_states

@@ -25,10 +25,9 @@ from holdfast.spark_integration.client.connection import RecentBatch, over_execu
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.ui import inquiry
 from holdfast.ui.app import trusted_hosts
-from holdfast.ui.directory import Directory
 from holdfast.ui.inquiry import Patience
-from holdfast.ui.site import BATCHES_MAX, SHOWN_MS, Live
-from holdfast.ui.views.overview import overview
+from holdfast.ui.overview import overview
+from holdfast.ui.site import BATCHES_MAX, SHOWN_MS, Directory, Live
 from tests.model.shard_history import ShardHistory
 from tests.servers.programs import wait_until
 from tests.unit.holdfast.commands.conftest import put_record, run

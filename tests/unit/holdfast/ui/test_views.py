@@ -23,7 +23,7 @@ from flask.testing import FlaskClient
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import TableSchema
 from holdfast.errors import UnavailableError
-from holdfast.health.health import OperatorSigns
+from holdfast.health import OperatorSigns
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.upkeep.catalogue import StateSizes
@@ -31,10 +31,10 @@ from holdfast.spark_integration.lookup.query_pointers import Page, StoredOperato
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.testing.state_rows import COUNTS
 from holdfast.ui.inquiry import SHOWN_MS, Inquiry
+from holdfast.ui.rows import ROWS_MAX, SEARCHED_MAX, TEXT_MAX, Asked, RowsView, rows_view, shown_table, texts
+from holdfast.ui.shards import CELLS_MAX, LEVELS, MEASURES, HeatMap, heat_map, measured
 from holdfast.ui.survey import OperatorSurvey, StoredObjects, Survey, survey
-from holdfast.ui.views.heat_map import CELLS_MAX, LEVELS, MEASURES, HeatMap, heat_map, measured
-from holdfast.ui.views.rows import ROWS_MAX, SEARCHED_MAX, TEXT_MAX, Asked, RowsView, rows_view, shown_table, texts
-from holdfast.ui.views.upkeep import VERIFY_MS, upkeep
+from holdfast.ui.upkeep import VERIFY_MS, upkeep
 from tests.source_tree import ROOT
 from tests.unit.holdfast.commands.conftest import put_record
 from tests.unit.holdfast.ui import sample_state
@@ -146,7 +146,7 @@ def test_verify_ends_in_time(object_ms: int, sample: Path) -> None:
 
 
 def test_a_page_that_read_nothing_says_so(open_page: OpenPage, sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.ui.views.upkeep.VERIFY_MS", 0)
+    monkeypatch.setattr("holdfast.ui.upkeep.VERIFY_MS", 0)
     shown = text(open_page(sample), "0/totals/upkeep?check=verify")
     assert "Nothing in shard 0 was read." in shown
     assert "intact" not in shown

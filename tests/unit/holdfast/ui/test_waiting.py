@@ -20,8 +20,7 @@ from holdfast.spark_integration.lookup.stored_query import StoredQuery
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.ui import inquiry
 from holdfast.ui.app import make_app
-from holdfast.ui.directory import Awaited
-from holdfast.ui.site import Site
+from holdfast.ui.site import Awaited, Site
 from tests import sink_logs
 from tests.servers.programs import wait_until
 from tests.unit.holdfast.commands.conftest import put_record, run

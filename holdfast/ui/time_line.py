@@ -16,12 +16,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.commands.target import moment, size
+from holdfast.health import count, counted
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import StateSizes, list_shard
 from holdfast.ui.survey import COMMIT, HOUR_MS, PART, SNAPSHOT, Column, OperatorSurvey, StoredObjects
-from holdfast.ui.words import clock_time, count, moment, size
 
 SHARDS_MAX = 32
 SNAPSHOTS_MAX = 24
@@ -111,15 +112,13 @@ def _panel(title: str, unit: str, objects: StoredObjects, rows: NDArray[np.bool_
             round(i * WIDTH / BUCKETS, 2),
             round(WIDTH / BUCKETS - 1, 2),
             float(summed[i]) / max(greatest, 1),
-            f"{moment(begin_ms + int(i) * span_ms // BUCKETS)}: {size(summed[i])} in {count(numbers[i])} {unit}"
-            f"{'' if numbers[i] == 1 else 's'}{_versions(int(lowest[i]), int(highest[i]))}",
+            f"{moment(begin_ms + int(i) * span_ms // BUCKETS)}: {size(summed[i])} in {counted(numbers[i], unit)}"
+            f"{_versions(int(lowest[i]), int(highest[i]))}",
         )
         for i in np.flatnonzero(numbers)
     ]
     total = int(sizes.sum())
-    return Panel(
-        title, f"{size(total)} in {count(len(sizes))} {unit}{'' if len(sizes) == 1 else 's'}", size(greatest), bars
-    )
+    return Panel(title, f"{size(total)} in {counted(len(sizes), unit)}", size(greatest), bars)
 
 
 def _versions(lowest: int, highest: int) -> str:
@@ -134,6 +133,11 @@ def ticks(begin_ms: int, end_ms: int) -> list[tuple[float, str]]:
     step_ms = next((step for step in _STEPS_MS if span_ms / step <= _TICKS_MAX), -(-span_ms // _TICKS_MAX))
     first = -(-begin_ms // step_ms) * step_ms
     return [(round((at - begin_ms) / span_ms * 100, 2), _tick(at, step_ms)) for at in range(first, end_ms + 1, step_ms)]
+
+
+def clock_time(at_ms: int) -> str:
+    """Return the time of the day, in UTC."""
+    return moment(at_ms).partition(" ")[2] or moment(at_ms)
 
 
 def _tick(at_ms: int, step_ms: int) -> str:

@@ -19,10 +19,10 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.backends.arrow.values import python_value
+from holdfast.commands.target import printable
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.lookup.query_pointers import KeyVersion, StoredOperator
 from holdfast.spark_integration.lookup.stored_query import StoredQuery
-from holdfast.ui.words import printable
 
 TEXT_MAX = 300
 ROWS_MAX = 50

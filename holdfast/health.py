@@ -21,11 +21,12 @@ The signs and their sources, none of which needs the query to answer::
     this machine        the processes of runs; state servers, which remember the rows of the last micro-batches
 
 A claim is renewed every two minutes while micro-batches run, so it says little more than that; Spark's log is exact.
+Numbers and times are put in words here, for the commands and the page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -33,18 +34,21 @@ from statistics import median
 from typing import Literal
 
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
-from holdfast.health.failures import Failure, Report, ago, count, duration, reports, still
 from holdfast.snapshotter.ownership.claims import ALIVE_MS, Claim, ClaimingRun, claims_of, read_claim
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.upkeep.catalogue import OperatorListing
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing
+from holdfast.snapshotter.upkeep.troubles import batch_of, read_trouble
 from holdfast.spark_integration.client.connection import RecentBatch, over_executors
 from holdfast.spark_integration.executor.processes import lives
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
 from holdfast.spark_integration.spark_types import type_name
 
+_UNITS = ((24 * 60 * 60_000, "d"), (60 * 60_000, "h"), (60_000, "min"), (1_000, "s"))
+SHOWN_MAX = 20
 #: What shows a query at work where nothing newer than its claim does.
 BY_CLAIM = "its claim in the state directory"
 State = Literal["running", "stopped", "stale", "failing"]
@@ -55,6 +59,105 @@ STARTS_IN_VAIN = 3
 _NAME_IT = "pass the query's checkpointLocation as well"
 #: By table, its ``key`` and ``value`` columns as name and type.
 SparkTables = dict[str, dict[str, list[tuple[str, str]]]]
+
+
+def count(value: float) -> str:
+    """Return a whole number with its thousands marked."""
+    return f"{value:,.0f}"
+
+
+def counted(value: float, noun: str) -> str:
+    """Return how many of something there are: 1 commit, 2 commits."""
+    return f"{count(value)} {noun}{'' if value == 1 else 's'}"
+
+
+def duration(ms: float) -> str:
+    """Return a length of time in its largest one or two units: 3 min 20 s."""
+    if ms < 1_000:
+        return f"{ms:.0f} ms"
+    for place, (unit_ms, name) in enumerate(_UNITS):
+        if ms >= unit_ms:
+            whole, rest = divmod(int(ms), unit_ms)
+            finer = "".join(f" {rest // ms} {unit}" for ms, unit in _UNITS[place + 1 : place + 2] if rest >= ms)
+            return f"{whole:,} {name}{finer if whole < 10 else ''}"
+    raise AssertionError
+
+
+def ago(at_ms: int, now_ms: int) -> str:
+    """Return how long ago a moment was; a future one is now, since clocks differ a little."""
+    return "now" if now_ms - at_ms < 1_000 else f"{duration(now_ms - at_ms)} ago"
+
+
+def times(value: float) -> str:
+    """Return a factor in words."""
+    return f"{value:,.0f} times" if value >= 100 else f"{value:.1f} times"
+
+
+def percent(share: float) -> str:
+    """Return a share of 1."""
+    return "under 1 %" if 0 < share < 0.01 else f"{share:.0%}".replace("%", " %")
+
+
+@dataclass(frozen=True, order=True)
+class Report:
+    """A report, as a listing shows it."""
+
+    stored_ms: int
+    shard: str  #: The shard's prefix
+    key: str  #: Below the shard
+
+    @property
+    def batch_id(self) -> int | None:
+        """The failed micro-batch; None for other failures."""
+        return batch_of(self.key)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure, as its report describes it."""
+
+    shard: str  #: The shard's prefix
+    stored_ms: int  #: When it was stored, by the store's clock
+    what: str  #: What fails: ``snapshot``, ``clean-up`` or ``micro-batch 42``
+    error: str
+    in_a_row: int = 0  #: How often in a row; 0 if the report cannot be read
+    host: str = ""
+
+    def sentence(self, now_ms: int) -> str:
+        """Return the failure in words."""
+        times = f", {self.in_a_row:,} times in a row" if self.in_a_row > 1 else ""
+        host = f" on {self.host}" if self.host else ""
+        return f"{self.shard}: {self.what} failed{times}, last {ago(self.stored_ms, now_ms)}{host}: {self.error}"
+
+
+def reports(shards: Iterable[ShardListing], committed: int | None = None) -> list[Report]:
+    """Return the reports of failures that persist, the newest first.
+
+    `committed`: the last micro-batch that is known to be committed: what failed before it is over.
+    """
+    found = [Report(o.modified_ms, shard.prefix, o.key) for shard in shards for o in shard.troubles]
+    return sorted(still(found, committed), reverse=True)
+
+
+def still(found: Iterable[Report], committed: int | None) -> Iterator[Report]:
+    """Yield the reports except those of micro-batches that have been committed since."""
+    return (one for one in found if one.batch_id is None or committed is None or one.batch_id > committed)
+
+
+def read_failures(storage: ObjectStorage, told: Iterable[Report]) -> list[Failure]:
+    """Read the first `SHOWN_MAX` reports. Raises `UnavailableError` if the storage does not answer."""
+    found = []
+    for report in [*told][:SHOWN_MAX]:
+        try:
+            trouble = read_trouble(PrefixedStorage(storage, report.shard), report.key)
+        except NotFoundError:  # over since the listing
+            continue
+        except CorruptionError as exc:
+            found.append(Failure(report.shard, report.stored_ms, report.key, str(exc)))
+        else:
+            what = trouble.what.replace("micro-batch-", "micro-batch ")
+            found.append(Failure(report.shard, report.stored_ms, what, trouble.error, trouble.in_a_row, trouble.host))
+    return found
 
 
 @dataclass(frozen=True)
@@ -316,13 +419,10 @@ def judge(signs: Signs, now_ms: int) -> Verdict:
         return resting
     if newest:
         what = newest.key.partition("/")[2].rpartition("-")[0]
-        why = f"Micro-batches run, but a {what} of {newest.shard} fails: {_effect(what)}."
+        effect = "storage grows" if what == "clean-up" else "commits pile up, and the query will have to wait"
+        why = f"Micro-batches run, but a {what} of {newest.shard} fails: {effect}."
         return Verdict("failing", newest.stored_ms, why, newest)
     return _running(signs, now_ms)
-
-
-def _effect(what: str) -> str:
-    return "storage grows" if what == "clean-up" else "commits pile up, and the query will have to wait"
 
 
 def _running(signs: Signs, now_ms: int) -> Verdict:

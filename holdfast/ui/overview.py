@@ -8,16 +8,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from holdfast.commands.target import size
 from holdfast.errors import HoldfastError
-from holdfast.health.failures import counted, read_failures
-from holdfast.health.health import Health, health_of, of_its_own, signs_of
+from holdfast.health import (
+    Health,
+    count,
+    counted,
+    duration,
+    health_of,
+    of_its_own,
+    percent,
+    read_failures,
+    signs_of,
+    times,
+)
 from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 from holdfast.spark_integration.client.connection import RecentBatch
-from holdfast.ui.directory import Awaited, Directory, NamedQuery, Pointers, Progress
 from holdfast.ui.inquiry import Dated, Patience, answers
-from holdfast.ui.site import Site
+from holdfast.ui.site import Awaited, Directory, NamedQuery, Pointers, Progress, Site
 from holdfast.ui.survey import OperatorSurvey, SinkSurvey, Survey
-from holdfast.ui.words import count, duration, percent, size, times
 
 #: Per directory; further queries have no card.
 CARDS_MAX = 20
@@ -273,7 +282,7 @@ def _behind(found: list[tuple[int, OperatorSurvey]]) -> Answer:
     far = f"{counted(most, 'commit')} in {duration(lag_ms)} {since}: {operator.name} {shard}"
     behind = sum(int((o.objects.lag > _LAG_BEHIND).sum()) for _, o in found)
     if behind:
-        answer = f"Yes, {count(behind)} shard{'' if behind == 1 else 's'}"
+        answer = f"Yes, {counted(behind, 'shard')}"
         return Answer(question, answer, f"At most {far}", "bad", Place(place, operator.name, shard))
     return Answer(question, "No", f"At most {far}", "good", Place(place, operator.name, shard))
 

@@ -1,4 +1,4 @@
-"""Shards as a heat map, and how uneven they are.
+"""An operator's shards as a heat map, and how uneven they are; and one shard's versions and snapshots.
 
 A map has at most `CELLS_MAX` cells. Where an operator has more shards, a cell stands for consecutive ones, and opens a
 map of these. So it is as fast, and as easily read, with ten thousand shards as with ten. Its colour is that of the
@@ -13,15 +13,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from holdfast import clock
+from holdfast.commands.log import describe, note
+from holdfast.commands.target import size
+from holdfast.errors import NotFoundError
+from holdfast.health import Failure, count, counted, duration, percent, read_failures, reports, times
+from holdfast.snapshotter.ownership.operator_record import shard_prefix
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
 from holdfast.spark_integration.lookup.query_pointers import StoredOperator
 from holdfast.spark_integration.lookup.stored_query import StoredQuery
-from holdfast.ui.survey import Column, OperatorSurvey, StoredObjects
-from holdfast.ui.words import count, duration, percent, size, times
+from holdfast.ui.survey import KINDS, Column, OperatorSurvey, StoredObjects
 
 CELLS_MAX = 240
 BARS_MAX = 60
@@ -31,6 +41,7 @@ _PATIENCE_MS = 4_000
 _KNOWN_MAX = 100_000
 #: Neighbours in the list are asked for at different times, so that those asked in time are spread.
 _STRIDE = 8
+VERSIONS_MAX = 20
 
 
 @dataclass(frozen=True)
@@ -43,10 +54,6 @@ class Measure:
     text: Callable[[float], str]  #: A value as text
     is_sum: bool  #: Whether the values of several shards add up
     explained: str
-
-
-def _commits(value: float) -> str:
-    return f"{count(value)} commit{'' if value == 1 else 's'}"
 
 
 MEASURES = {
@@ -72,7 +79,7 @@ MEASURES = {
             "lag",
             "Snapshot lag",
             lambda o: o.objects.lag,
-            _commits,
+            lambda n: counted(n, "commit"),
             False,
             "Commits since the newest snapshot, or all if there is none yet: a restore reads them on top of it. "
             "Small commits that travel with the query do not count.",
@@ -300,3 +307,67 @@ def _filled(shards: Column, found: dict[int, int], objects: StoredObjects) -> Co
     values = (sizes * (rows.sum() / max(int(sizes[asked].sum()), 1))).astype(np.int64)
     values[asked] = rows
     return values
+
+
+@dataclass(frozen=True)
+class VersionRow:
+    """A stored commit or snapshot."""
+
+    version: str
+    kind: str
+    stored_ms: int
+    size_bytes: int
+    note: str
+    is_damaged: bool
+
+
+@dataclass(frozen=True)
+class ShardView:
+    """What a shard holds."""
+
+    shard: int
+    kinds: list[tuple[str, int, int]]  #: Kind of object, how many, and their bytes
+    rows: list[VersionRow]  #: The newest `VERSIONS_MAX`
+    versions: int  #: How many commits and snapshots there are
+    commits_since_snapshot: int  #: All commits, if there is no snapshot
+    has_snapshot: bool
+    state_bytes: int
+    failures: list[Failure]  #: Failures of this shard
+    #: The neighbouring shards
+    before: int | None
+    after: int | None
+
+
+def shard_view(
+    storage: ObjectStorage, executor: Executor, operator: OperatorSurvey, shard: int, committed: int | None = None
+) -> ShardView:
+    """Return what a shard holds now. Raises `NotFoundError` if the operator has no such shard.
+
+    `committed`: the query's last micro-batch that is known to be committed.
+
+    Cost: one listing of the shard, and one request for each version that is shown.
+    """
+    if shard >= operator.shard_count:
+        raise NotFoundError("the operator has no such shard", shard=shard, shards=operator.shard_count)
+    folder = PrefixedStorage(storage, shard_prefix(operator.name, shard))
+    listing, headers = list_shard(folder), Headers(folder)
+    newest = [*reversed(listing.versions)][:VERSIONS_MAX]
+    described = executor.map(partial(describe, headers), newest)
+    totals = [(kind, listing.of_kind(kind)) for kind in KINDS]
+    return ShardView(
+        shard,
+        [(kind, len(found), sum(o.size_bytes for o in found)) for kind, found in totals if found],
+        [_row(row) for row in described],
+        len(listing.versions),
+        listing.commits_since_snapshot,
+        listing.newest_snapshot is not None,
+        int(operator.state[operator.objects.shards == shard].sum()),
+        read_failures(storage, reports([listing], committed)),
+        shard - 1 if shard else None,
+        shard + 1 if shard + 1 < operator.shard_count else None,
+    )
+
+
+def _row(row: dict[str, Any]) -> VersionRow:
+    size_bytes = row["size_bytes"] + row.get("stored_bytes", 0)
+    return VersionRow(row["version"], row["kind"], row["stored_ms"], size_bytes, note(row), "error" in row)

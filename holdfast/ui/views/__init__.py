@@ -1,1 +1,0 @@
-"""What each view of the page shows, read from storage."""
