@@ -131,24 +131,18 @@ def session_of_stub(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[Sp
                 own.conf.set(name, value)
         yield own
         return
-    with _ONE_AT_A_TIME, _set(spark, wanted):
-        yield spark
-
-
-@contextmanager
-def _set(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Change settings of a session for a while."""
-    before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in wanted}
-    try:
-        for name, value in wanted.items():
-            spark.conf.set(name, value)
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)
+    with _ONE_AT_A_TIME:
+        before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in wanted}
+        try:
+            for name, value in wanted.items():
+                spark.conf.set(name, value)
+            yield spark
+        finally:
+            for name, old in before.items():
+                if old is None:
+                    spark.conf.unset(name)
+                else:
+                    spark.conf.set(name, old)
 
 
 def _source(spark: SparkSession, rows: list[dict[str, Any]]) -> DataFrame:
@@ -296,7 +290,11 @@ def require_readable(checkpoint_location: str) -> None:
 
     It looks for ``a%20b`` instead of ``a b``, where another query may be.
     """
-    escaped = sorted({one for one in checkpoint_location if not _is_as_it_is(one)})
+    escaped = sorted(
+        one
+        for one in set(checkpoint_location)
+        if not (one in _AS_IT_IS if one.isascii() else one.isprintable() and not one.isspace())
+    )
     if escaped:
         raise InvalidArgumentError(
             "Spark cannot read the state of a query whose checkpointLocation has such characters: name it through a "
@@ -304,7 +302,3 @@ def require_readable(checkpoint_location: str) -> None:
             checkpoint_location=checkpoint_location,
             characters=escaped,
         )
-
-
-def _is_as_it_is(one: str) -> bool:
-    return one in _AS_IT_IS if one.isascii() else one.isprintable() and not one.isspace()

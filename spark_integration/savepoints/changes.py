@@ -107,20 +107,13 @@ def migrations_of(operator: SavedOperator, given: Any) -> dict[str, Migration]:
 def migrated(operator: SavedOperator, migrations: Mapping[str, Migration]) -> SavedOperator:
     """Return what an operator is like once its rows are migrated; its pieces are still those that were saved."""
     after = {name: migration.after for name, migration in migrations.items()}
-    declared = {
-        name: _without(after[name], _hidden(operator.tables[name], schema)) if name in after else schema
-        for name, schema in operator.declared.items()
-    }
+    declared = dict(operator.declared)
+    for name in after.keys() & declared.keys():
+        # What some rows have, and the query's last run did not declare, it does not declare now.
+        hidden = set(operator.tables[name].value.names) - set(declared[name].value.names)
+        shown = [field for field in after[name].value if field.name not in hidden]
+        declared[name] = replace(after[name], value=pa.schema(shown))
     return replace(operator, tables={**operator.tables, **after}, declared=declared)
-
-
-def _hidden(table: TableSchema, declared: TableSchema) -> set[str]:
-    """Return the columns that some rows have, and the query's last run did not declare."""
-    return set(table.value.names) - set(declared.value.names)
-
-
-def _without(table: TableSchema, hidden: set[str]) -> TableSchema:
-    return replace(table, value=pa.schema([field for field in table.value if field.name not in hidden]))
 
 
 def _after(function: Migrate, table: TableSchema, is_expiring: bool) -> tuple[TableSchema, tuple[str, ...]]:
@@ -244,7 +237,7 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
                 operator=min(unknown),
                 operators=", ".join(sorted(known)),
             )
-    _require_whole(savepoint, changes)
+    _require_whole(savepoint, changes, [operator.number for operator in operators])
     kept = [operator for operator in operators if operator.name not in changes.skip]
     if not kept:
         raise InvalidArgumentError("no operator is left to restore", skip=", ".join(sorted(changes.skip)))
@@ -283,9 +276,8 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
     return plans
 
 
-def _require_whole(savepoint: Savepoint, changes: Changes) -> None:
+def _require_whole(savepoint: Savepoint, changes: Changes, numbers: list[int]) -> None:
     """Check that every operator of the query that was saved has a place in the new one, or is skipped."""
-    operators = sorted(savepoint.operators, key=lambda operator: operator.number)
     in_the_way = sorted(set(savepoint.left_out) - changes.skip)
     if in_the_way:
         raise InvalidArgumentError(
@@ -293,6 +285,5 @@ def _require_whole(savepoint: Savepoint, changes: Changes) -> None:
             "them if the new query does not have them",
             left_out=", ".join(in_the_way),
         )
-    numbers = [operator.number for operator in operators]
     if numbers != (sorted(set(numbers)) if savepoint.left_out else list(range(len(numbers)))):
         raise CorruptionError("the savepoint numbers its operators differently from Spark", numbers=str(numbers))

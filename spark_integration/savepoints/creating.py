@@ -99,7 +99,11 @@ def saved_query(
     """
     logged = (batch.batch_id, batch.offsets_version, batch.batch, batch.next_watermark_ms)
     sources = _saved_sources(location, batch.sources, folder, {})
-    planned = _planned(location, batch.batch_id + 1, sources, folder)
+    planned = None
+    if logged_next := location.planned(batch.batch_id + 1):
+        there = {source.name: {log.name for log in source.logs} for source in sources}
+        further = _saved_sources(location, logged_next.sources, folder, there)
+        planned = PlannedBatch(logged_next.offsets_version, logged_next.batch, further)
     query = SavedQuery(query_id, *logged, sources, planned, tuple(sinks))
     for sink in query.uncommitted:
         _log.warning(
@@ -113,18 +117,6 @@ def saved_query(
             else "the query goes on. Only a savepoint of its end can be restored with continue_sinks",
         )
     return query
-
-
-def _planned(
-    location: QueryLocation, batch_id: int, saved: Iterable[SavedSource], folder: ObjectStorage
-) -> PlannedBatch | None:
-    """Return a micro-batch if Spark has planned it; also copy the source files that it needs."""
-    planned = location.planned(batch_id)
-    if planned is None:
-        return None
-    there = {source.name: {log.name for log in source.logs} for source in saved}
-    sources = _saved_sources(location, planned.sources, folder, there)
-    return PlannedBatch(planned.offsets_version, planned.batch, sources)
 
 
 def _saved_sources(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.backends.arrow.rows import IntArray, take
+from holdfast.backends.arrow.rows import take
 from holdfast.backends.arrow.values import python_rows
 from holdfast.backends.evolution import evolved
 from holdfast.backends.run import Run, TableSchema
@@ -21,6 +21,7 @@ from holdfast.errors import SchemaMismatchError
 from holdfast.snapshotter.savepoints.manifest import SavedOperator, Savepoint
 from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.spark_integration.lookup.query_pointers import no_rows
 from holdfast.spark_integration.lookup.stored_query import ADDED, CHANGED, REMOVED, differing
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange, joined
 from holdfast.spark_integration.timers import is_by_time
@@ -140,8 +141,7 @@ class _Rows:
         # The first piece that may have rows of a range to come, and by key the pieces of the range before.
         self._begin = 0
         self._read: dict[str, Run] = {}
-        no_rows = [pa.array([], field.type) for field in schema.columns]
-        self._none = Run(schema, pa.RecordBatch.from_arrays(no_rows, schema=schema.columns))
+        self._none = no_rows(schema)
 
     def of(self, wanted: HashRange) -> Run:
         """Return the rows whose hashes are in a range."""
@@ -159,17 +159,10 @@ class _Rows:
 
 def _count(found: TableDifference, one: Run, other: Run, keys_each: int) -> None:
     rows = differing(one, other)
-    for kind, run, of_kind in (
-        (REMOVED, one, rows.removed),
-        (CHANGED, one, rows.changed),
-        (ADDED, other, rows.added),
-    ):
+    of_kinds = ((REMOVED, one, rows.removed), (CHANGED, one, rows.changed), (ADDED, other, rows.added))
+    for kind, run, of_kind in of_kinds:
         setattr(found, kind, getattr(found, kind) + len(of_kind))
-        _keep(found.keys[kind], run, of_kind, keys_each)
+        some = of_kind[: max(0, keys_each - len(found.keys[kind]))]
+        if len(some):
+            found.keys[kind] += python_rows(take(run.keys, pa.array(some)))
     found.equal += rows.equal
-
-
-def _keep(kept: list[dict[str, Any]], run: Run, rows: IntArray, keys_each: int) -> None:
-    some = rows[: max(0, keys_each - len(kept))]
-    if len(some):
-        kept += python_rows(take(run.keys, pa.array(some)))

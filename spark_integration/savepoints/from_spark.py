@@ -25,7 +25,6 @@ from pyspark.sql.types import StructType
 from holdfast import clock
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
-from holdfast.settings import Settings
 from holdfast.snapshotter.savepoints.manifest import SavedOperator, SavedSink, Savepoint, sinks_of
 from holdfast.snapshotter.savepoints.savepoints import making
 from holdfast.snapshotter.storage.opening import open_storage
@@ -126,7 +125,10 @@ def from_spark(
         steps = _named(_steps(spark, str(checkpoint_location), batch), operators)
         writer = TableSetWriter(spark, settings, str(target), name)
         saved = [_saved(step, operator, writer, timeoutConf, wanted) for operator, step in steps]
-        sinks = _sinks(settings, options, query_id)
+        sinks: tuple[SavedSink, ...] = ()  # holdfast's, of a query without state of holdfast's
+        if settings.state_dir is not None:
+            with open_storage(settings.state_dir, options) as storage:
+                sinks = sinks_of(storage, query_id)
         query = saved_query(location, query_id, batch, new.folder, sinks)
         savepoint = Savepoint(name, comment, clock.now_ms(), versions_of(spark), query, tuple(saved))
         new.finish(savepoint)
@@ -177,14 +179,6 @@ def _steps(spark: SparkSession, location: str, batch: LoggedBatch) -> list[_Step
                 number=step.number,
             )
     return steps
-
-
-def _sinks(settings: Settings, options: Mapping[str, object], query_id: str) -> tuple[SavedSink, ...]:
-    """Return holdfast's sinks of a query that has no state of holdfast's."""
-    if settings.state_dir is None:
-        return ()
-    with open_storage(settings.state_dir, options) as storage:
-        return sinks_of(storage, query_id)
 
 
 def _named(steps: list[_Step], operators: str | Mapping[int, str]) -> list[tuple[str, _Step]]:

@@ -53,6 +53,8 @@ from holdfast.spark_integration.timers import DUE, TIMERS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: A shard's first commit, and when its first timer is due.
+_Restored = tuple[str, int | None]
 _log = logging.getLogger(__name__)
 
 
@@ -189,8 +191,12 @@ def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: Sta
     for state in states.values():
         state.declare(new.settings)
     shards_of = _restored(tasks, new, saved, states)
-    state_dir = new.settings.state_dir
-    operators = [_pointer_operator(plan.saved, states.get(plan.saved.name), shards_of, state_dir) for plan in plans]
+    operators = []
+    for plan in plans:
+        name, pointers = plan.saved.name, iter(tuple[PointerRow, ...]())
+        if name in states:  # else it is reset
+            pointers = _pointers(states[name], shards_of[name], new.settings.state_dir)
+        operators.append(_pointer_operator(plan.saved, pointers))
     first = make_state(new, operators)
     planned = query.planned if changes.continue_sinks else None
     with open_storage(saved.target, new.options) as savepoints:
@@ -269,18 +275,10 @@ def _advise_of_shards(states: Collection[_State]) -> None:
     )
 
 
-@dataclass(frozen=True)
-class _Restored:
-    """A shard's first version, and when its first timer is due."""
-
-    commit_id: str
-    earliest_timer_ms: int | None
-
-
 def _restored(
     tasks: Tasks, new: NewQuery, saved: Restorable, states: Mapping[str, _State]
 ) -> dict[str, dict[int, _Restored]]:
-    """Restore all shards, and return them by operator and number."""
+    """Restore all shards of operators, and return them by number."""
     rows = [row for state in states.values() for row in rows_of_shards(state.plan.saved, state.plan.shards)]
     found: dict[str, dict[int, _Restored]] = {name: {} for name in states}
     operators = {
@@ -299,30 +297,22 @@ def _restored(
     restorer = ShardRestorer(new.settings, state_dir, saved.target, saved.savepoint.name, operators)
     for row in tasks.run(rows, restorer):
         if row["commit"] is not None:
-            found[row["operator"]][row["shard"]] = _Restored(row["commit"], row["earliest_timer_ms"])
+            found[row["operator"]][row["shard"]] = row["commit"], row["earliest_timer_ms"]
     return found
 
 
-def _pointer_operator(
-    saved: SavedOperator,
-    state: _State | None,
-    shards_of: Mapping[str, Mapping[int, _Restored]],
-    state_dir: str | None,
-) -> PointerOperator:
-    """Return the operator with the pointers of restored shards; none if the operator is reset."""
-    pointers = () if state is None else tuple(_pointers(saved, state, shards_of[saved.name], state_dir))
+def _pointer_operator(saved: SavedOperator, pointers: Iterator[PointerRow]) -> PointerOperator:
     time_mode = _time_mode(saved)
     timeout_conf: TimeoutConf = TIMEOUT_CONF[time_mode] if saved.has_timeout else "NoTimeout"
     output_mode = saved.configuration.get("outputMode", "update").lower()
-    return PointerOperator(saved.host, timeout_conf, time_mode, output_mode, pointers)
+    return PointerOperator(saved.host, timeout_conf, time_mode, output_mode, tuple(pointers))
 
 
-def _pointers(
-    saved: SavedOperator, state: _State, shards: Mapping[int, _Restored], state_dir: str | None
-) -> Iterator[PointerRow]:
+def _pointers(state: _State, shards: Mapping[int, _Restored], state_dir: str | None) -> Iterator[PointerRow]:
+    saved = state.plan.saved
     times = sorted(saved.times, key=lambda of: of.shard)
     numbers = [of.shard for of in times]
-    for shard, restored in sorted(shards.items()):
+    for shard, (commit_id, earliest_timer_ms) in sorted(shards.items()):
         old = HashRange.of_shard(shard, state.plan.shards).shards(saved.shards)
         # What was evicted before it is known of all of them; nothing, if a table was left out for a while.
         before = times[bisect_left(numbers, old[0]) : bisect_right(numbers, old[-1])]
@@ -332,9 +322,9 @@ def _pointers(
             directory=state.directory,
             shard=shard,
             shards=state.plan.shards,
-            pointer=Pointer(FIRST_VERSION, restored.commit_id),
+            pointer=Pointer(FIRST_VERSION, commit_id),
             carried=None,
-            earliest_timer_ms=restored.earliest_timer_ms,
+            earliest_timer_ms=earliest_timer_ms,
             batch_ms=batch_ms,
             state_dir=state_dir,
         )
@@ -348,9 +338,7 @@ def _time_mode(saved: SavedOperator) -> TimeMode:
         return known[stated.lower()]
     if not saved.has_timeout:
         return "None"
-    if not saved.tables:
-        return (
-            "ProcessingTime"  # nothing tells which: Spark keeps only whether there is one, and this needs no watermark
-        )
+    if not saved.tables:  # nothing tells which: Spark keeps only whether there is one, and this needs no watermark
+        return "ProcessingTime"
     names = saved.tables[TIMERS].value.names if TIMERS in saved.tables else []
     return "ProcessingTime" if DUE["ProcessingTimeTimeout"] in names else "EventTime"
