@@ -37,6 +37,7 @@ from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.copies import copy, rescale_with
 from holdfast.spark_integration.savepoints.changes import Changes
 from holdfast.spark_integration.savepoints.creating import save
+from holdfast.spark_integration.savepoints.from_spark import require_sparks_own
 from holdfast.spark_integration.savepoints.new_query import require_new_location, shards_to_set
 from holdfast.spark_integration.savepoints.restoring import Restorable, restore_with
 from holdfast.spark_integration.shard.timeout import TimeoutConf
@@ -105,9 +106,11 @@ def from_spark(
     applyInPandasWithState, transformWithState or transformWithStateInPandas: docs/migrate.md.
     """
     names = _names(operators)
+    # What is wrong with the places is said before Spark starts, which takes half a minute.
     with open_storage(checkpoint_location, parse_storage_options(options)) as storage:
-        QueryLocation(storage).query_id()  # refuses other places before Spark starts, which takes half a minute
-    _require_free(target, name, options)
+        QueryLocation(storage).query_id()
+        _require_free(target, name, options)
+        require_sparks_own(storage, batch_id)
     with started_spark(None, options, conf) as spark:
         made = savepoints.from_spark(
             spark,
@@ -170,7 +173,8 @@ def create(
     Spark does.
     """
     state_dir = state_dir_of(checkpoint_location, state_dir, options)
-    _require_free(target, name, options)
+    if conf:
+        _require_free(target, name, options)
     places = checkpoint_location, target, name
     made = by_this_process(
         state_dir,
@@ -360,10 +364,11 @@ def delete(url: str, name: str, yes: bool, options: dict[str, str], as_json: boo
     """Delete a savepoint, or the remains of one that was never finished."""
     if not yes and as_json:
         raise InvalidArgumentError("cannot ask for confirmation here: pass --yes to delete")
-    with open_storage(url, parse_storage_options(options)) as storage:
-        held = len(find_objects(storage, name))
-    if held and not yes:
-        click.confirm(f"Delete the savepoint {name} in {url}, {counted(held, 'object')}?", abort=True)
+    if not yes:
+        with open_storage(url, parse_storage_options(options)) as storage:
+            held = len(find_objects(storage, name))
+        if held:
+            click.confirm(f"Delete the savepoint {name} in {url}, {counted(held, 'object')}?", abort=True)
     objects = savepoints.delete(url, name, options)
     click.echo(
         json.dumps({"name": name, "objects": objects}) if as_json else f"{name}: {counted(objects, 'object')} deleted"

@@ -15,6 +15,7 @@ Source: Spark 4.3's data sources ``state-metadata`` and ``statestore``, and stat
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,10 @@ from pyspark.sql.types import StructType
 
 from holdfast import clock
 from holdfast.backends.schema import TableSchema
-from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.savepoints.manifest import SavedOperator, SavedSink, Savepoint, sinks_of
 from holdfast.snapshotter.savepoints.savepoints import making
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.plan.arguments import operator_name
 from holdfast.spark_integration.processor.state.timers import timer_tables
@@ -41,7 +43,7 @@ from holdfast.spark_integration.savepoints.write import TableRows, TableSetWrite
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_COLUMN, POINTER_VARIABLE, STATE_VARIABLES
 from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
-from holdfast.spark_integration.spark_state.pointers import modes_of
+from holdfast.spark_integration.spark_state.pointers import NotKnownError, StateOperators, modes_of
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.tables.entry_rows import first_number
@@ -135,6 +137,18 @@ def from_spark(
     return savepoint
 
 
+def require_sparks_own(location: ObjectStorage, batch_id: int | None) -> None:
+    """Raise as `from_spark` does for a micro-batch that is not there, or state that is holdfast's: without Spark.
+
+    What is not known here of Spark's files is left to Spark.
+    """
+    batch, operators = QueryLocation(location).batch(batch_id), StateOperators(location)
+    with suppress(NotKnownError, CorruptionError):
+        for operator in operators.at(batch.batch_id):
+            if operators.hold_pointers(operator):
+                raise _is_ours(operator.number)
+
+
 @dataclass(frozen=True)
 class _Step:
     """One of Spark's operators with state."""
@@ -217,7 +231,7 @@ def _group_state(step: _Step, timeout_conf: TimeoutConf | None) -> tuple[list[Ta
     state = value["groupState"].dataType
     assert isinstance(state, StructType)
     if state.names == [POINTER_COLUMN]:
-        raise _is_ours(step)
+        raise _is_ours(step.number)
     has_timeout = "timeoutTimestamp" in value.names
     if timeout_conf not in (*DUE, "NoTimeout", None) or has_timeout != (timeout_conf in DUE):
         raise InvalidArgumentError(
@@ -243,7 +257,7 @@ def _processor(step: _Step) -> Iterator[TableRows]:
     """Yield the tables of a processor: one for each variable, and timers."""
     declared = [(one["stateName"], one["stateVariableType"], one["ttlEnabled"]) for one in step.variables]
     if POINTER_VARIABLE in [name for name, _, _ in declared]:
-        raise _is_ours(step)
+        raise _is_ours(step.number)
     keys = StructType([])
     for name, kind, has_ttl in declared:
         if kind in _KINDS:
@@ -296,7 +310,7 @@ def _fields(column: str, struct: StructType) -> list[Column]:
     return [F.col(column)[field.name].alias(f"{column}.{place}") for place, field in enumerate(struct)]
 
 
-def _is_ours(step: _Step) -> InvalidArgumentError:
+def _is_ours(number: int) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "the state of this query is holdfast's already: holdfast.savepoints.create saves it", number=step.number
+        "the state of this query is holdfast's already: holdfast.savepoints.create saves it", number=number
     )

@@ -174,8 +174,10 @@ class StateOperators:
         return operators
 
     def hold_pointers(self, operator: StateOperator) -> bool:
-        """Tell whether groups have pointers as their state; see `pointer_columns`."""
-        return bool(self._columns(operator))
+        """Tell whether an operator keeps pointers of holdfast's; of groups see `pointer_columns`."""
+        if operator.host == GROUP_STATE:
+            return bool(operator.partitions and self._columns(operator))
+        return operator.host == STATE_VARIABLES and POINTER_VARIABLE in operator.variables
 
     def has_timeout(self, operator: StateOperator) -> bool:
         """Tell whether each pointer of a group has a timeout beside it."""
@@ -391,14 +393,9 @@ def read_pointers(
 
     `executor`: reads partitions side by side; must not run the caller; `partitions`: read these only.
     """
-    family = None
-    if operator.host == GROUP_STATE:
-        if not operator.partitions or not operators.hold_pointers(operator):
-            return None
-    elif operator.host == STATE_VARIABLES and POINTER_VARIABLE in operator.variables:
-        family = POINTER_VARIABLE
-    else:
+    if not operators.hold_pointers(operator):
         return None
+    family = None if operator.host == GROUP_STATE else POINTER_VARIABLE
     wanted = range(operator.partitions) if partitions is None else partitions
     read = partial(stores.read, location, operator.number, family=family)
     source = f"the state of operator {operator.number} in {location.url}"

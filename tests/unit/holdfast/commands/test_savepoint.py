@@ -31,6 +31,7 @@ from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.spark_state.pointers import metadata_of_groups, schema_of_groups
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.lookup.query_pointers import require_no_state_directory
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
@@ -191,6 +192,45 @@ def test_a_name_that_is_taken_is_told_before_a_spark_starts(
     own = ["--operator", "totals"] if command == "from-spark" else ["--state-dir", tmp_path / "state"]
     with pytest.raises(ConflictError, match="there is a savepoint of this name"):
         invoke(command, tmp_path / "query", "--to", tmp_path, "--name", "one", *own, "--conf", "spark.app.name=x")
+
+
+def test_a_query_on_holdfast_starts_no_spark_to_be_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's metadata tells that its groups hold pointers; and which micro-batches there are."""
+    with open_storage(str(tmp_path / "query")) as location:
+        location.put("metadata", b'{"id": "cb5e9d3c-9e6a-4f6e-9a94-0d5d1b6f7b16"}')
+        location.put("offsets/0", b'v1\n{"conf":{}}\n-')
+        location.put("commits/0", b'v1\n{"nextBatchWatermarkMs":0}')
+        location.put("state/0/_metadata/metadata", metadata_of_groups(0, 2))
+        location.put("state/0/0/_metadata/schema", schema_of_groups(has_timeout=False))
+    monkeypatch.setattr("holdfast.commands.savepoint.started_spark", _no_spark)
+    named = ["--to", tmp_path, "--name", "one", "--operator", "totals"]
+    with pytest.raises(InvalidArgumentError, match="is holdfast's already"):
+        invoke("from-spark", tmp_path / "query", *named)
+    with pytest.raises(NotFoundError, match="this micro-batch is not committed"):
+        invoke("from-spark", tmp_path / "query", *named, "--batch", "7")
+
+
+@pytest.mark.parametrize("how", [["create"], ["delete", "--yes"]], ids=" ".join)
+def test_a_savepoint_is_looked_for_once(
+    target: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: list[str]
+) -> None:
+    """By the function that makes or deletes it."""
+    a_savepoint(target, "one")
+    looked: list[str] = []
+
+    def look(_: ObjectStorage, name: str) -> list[str]:
+        looked.append(name)
+        return []
+
+    for found in ("find_objects", "require_free"):
+        monkeypatch.setattr(f"holdfast.commands.savepoint.{found}", look)
+    if how == ["create"]:
+        monkeypatch.setattr("holdfast.commands.savepoint.state_dir_of", lambda *_: str(tmp_path / "state"))
+        with pytest.raises(InvalidArgumentError, match="lacks the file metadata"):
+            invoke("create", tmp_path / "query", "--to", tmp_path, "--name", "two")
+    else:
+        assert "objects deleted" in invoke("delete", tmp_path, "one", "--yes").output
+    assert looked == []
 
 
 def _no_spark(*_: object) -> None:
