@@ -32,6 +32,7 @@ from holdfast.spark_integration.plan.arguments import (
     operator_name,
     processor_host,
     require_accepted_by_spark,
+    require_takes_batch,
 )
 from holdfast.spark_integration.plan.definition import Definition, KeyedRows
 from holdfast.spark_integration.plan.event_time import (
@@ -461,8 +462,7 @@ class GroupedStream:
         Exactly once: state is kept if and only if Spark commits the micro-batch. Spark allows one such
         operator in a query unless ``spark.sql.streaming.unsupportedOperationCheck`` is false.
         """
-        if not callable(func):
-            raise InvalidArgumentError("func must be callable", given=type(func).__name__)
+        require_takes_batch(func)
         mode = checked_mode(outputMode)
         if timeMode not in TIMEOUT_CONF:
             raise InvalidArgumentError(

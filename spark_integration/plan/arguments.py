@@ -6,6 +6,7 @@ made. So that none is made twice, no column that is dropped or renamed is declar
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, NoReturn
 
@@ -58,6 +59,22 @@ def operator_name(func: object, name: str | None) -> str:
             "beginning with a letter or digit, at most 100 characters"
         )
     return chosen
+
+
+def require_takes_batch(func: object) -> None:
+    """Check that a vectorised function can be called with a shard's batch. Raises `InvalidArgumentError`."""
+    if not callable(func):
+        raise InvalidArgumentError("func must be callable", given=type(func).__name__)
+    try:
+        signature = inspect.signature(func)
+    except (TypeError, ValueError):  # some builtins tell none
+        return
+    try:
+        signature.bind(None)
+    except TypeError as exc:
+        raise InvalidArgumentError(
+            "func must take one argument, the batch, which has rows, state and timers", given=f"func{signature}"
+        ) from exc
 
 
 def declared_struct(schema: StructType | str, what: str) -> StructType:

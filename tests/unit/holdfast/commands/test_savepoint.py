@@ -31,9 +31,9 @@ from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.spark_state.pointers import metadata_of_groups, schema_of_groups
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.lookup.query_pointers import require_no_state_directory
+from holdfast.spark_integration.spark_state.pointers import metadata_of_groups, schema_of_groups
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.unit.holdfast.commands.conftest import put_record
 from tests.unit.holdfast.health.in_four_states import claim

@@ -16,7 +16,12 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 from holdfast.backends.column_names import ColumnChanges
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import Settings
-from holdfast.spark_integration.plan.arguments import changes_of_tables, changes_of_variables, operator_name
+from holdfast.spark_integration.plan.arguments import (
+    changes_of_tables,
+    changes_of_variables,
+    operator_name,
+    require_takes_batch,
+)
 from holdfast.spark_integration.plan.definition import StoredState, stored_state
 from holdfast.spark_integration.plan.event_time import marked_as_delivered, without_watermark
 from holdfast.spark_integration.plan.session import require_session, task_slots, warn_of_partitions
@@ -267,3 +272,23 @@ def test_a_worker_that_spark_lost_costs_a_second_look() -> None:
 def test_what_stays_wrong_is_raised(answers: tuple[Any, ...]) -> None:
     with pytest.raises(SparkConnectGrpcException):
         looked(session(*answers))
+
+
+@pytest.mark.parametrize(
+    ("func", "said"),
+    [
+        ("totals", "func must be callable, given=str"),
+        (lambda key, rows, state: None, r"one argument, the batch.*func\(key, rows, state\)"),
+        (lambda: None, r"one argument, the batch.*func\(\)"),
+        (lambda batch, *, strict: None, "one argument, the batch"),
+    ],
+)
+def test_a_vectorised_function_takes_a_batch(func: object, said: str) -> None:
+    """Of a query that was moved from Spark's API, it is told at definition, not by the first micro-batch."""
+    with pytest.raises(InvalidArgumentError, match=said):
+        require_takes_batch(func)
+
+
+@pytest.mark.parametrize("func", [lambda batch: batch, lambda batch, more=1: more, lambda *batches: None, dict, print])
+def test_what_can_be_called_with_a_batch_is_taken(func: object) -> None:
+    require_takes_batch(func)
