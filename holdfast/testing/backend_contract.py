@@ -53,6 +53,8 @@ FEWER = {"members": MEMBERS, "pairs": PAIRS}
 _NARROW = TableSchema.of("t", COUNTS.key, pa.schema([("n", pa.int32())]))
 _WIDE = TableSchema.of("t", COUNTS.key, pa.schema([("n", pa.int64()), ("note", pa.string())]))
 _NAMES = [(f"user {i}",) for i in range(300)]
+#: Copies a version's frozen files, as a download would, to where a backend takes it.
+CopyOf = Callable[[Pointer, Backend], Path]
 
 
 def make_versions(backend: Backend) -> None:
@@ -122,7 +124,7 @@ class BackendFilesContract(BackendRowsContract):
             yield backend
 
     @pytest.fixture
-    def copy_of(self, backend: Backend) -> Callable[[Pointer, Backend], Path]:
+    def copy_of(self, backend: Backend) -> CopyOf:
         """Return a function that copies a version's frozen files, as a download would, to where a backend takes it."""
         make_versions(backend)
 
@@ -202,7 +204,7 @@ class BackendFilesContract(BackendRowsContract):
 
     @pytest.mark.parametrize("pointer", [P1, P2], ids=str)
     def test_a_thawed_version_answers_as_the_frozen_one(
-        self, backend: Backend, other: Backend, copy_of: Callable[[Pointer, Backend], Path], pointer: Pointer
+        self, backend: Backend, other: Backend, copy_of: CopyOf, pointer: Pointer
     ) -> None:
         """A restore from a snapshot of files: every read, the properties, and what is built on it are the same."""
         folder = copy_of(pointer, other)
@@ -220,7 +222,7 @@ class BackendFilesContract(BackendRowsContract):
             assert users(new, "user 5", "dan", "user 6", "user 7") == [(-5,), (4,), (6,), None]
 
     def test_a_thawed_version_can_be_frozen_and_thawed_again(
-        self, backend: Backend, other: Backend, copy_of: Callable[[Pointer, Backend], Path]
+        self, backend: Backend, other: Backend, copy_of: CopyOf
     ) -> None:
         """State travels on: from the machine that restored it to the next one, and back."""
         other.thaw(P2, copy_of(P2, other))
@@ -236,7 +238,7 @@ class BackendFilesContract(BackendRowsContract):
             assert users(one, "dan", "user 1", "new") == [(4,), (-1,), (None,)]
             assert users(old, "dan", "user 1") == [None, (1,)]
 
-    def test_thawing_twice_does_no_harm(self, other: Backend, copy_of: Callable[[Pointer, Backend], Path]) -> None:
+    def test_thawing_twice_does_no_harm(self, other: Backend, copy_of: CopyOf) -> None:
         """Two attempts restore one version, also while somebody reads it and after somebody built on it."""
         other.thaw(P1, copy_of(P1, other))
         with other.view(P1) as view:
@@ -250,9 +252,7 @@ class BackendFilesContract(BackendRowsContract):
             assert users(view, "user 1", "user 2") == [(1,), (2,)]
             assert users(child, "user 1", "user 2") == [None, (2,)]
 
-    def test_many_thaw_the_same_version_side_by_side(
-        self, other: Backend, copy_of: Callable[[Pointer, Backend], Path]
-    ) -> None:
+    def test_many_thaw_the_same_version_side_by_side(self, other: Backend, copy_of: CopyOf) -> None:
         """All of them find it afterwards, and there is one."""
         folders = [copy_of(P2, other) for _ in range(6)]
 
@@ -267,9 +267,7 @@ class BackendFilesContract(BackendRowsContract):
         assert other.versions() == [P2]
         assert not any(folder.exists() for folder in folders)
 
-    def test_a_version_is_loaded_or_thawed_whichever_comes_first(
-        self, other: Backend, copy_of: Callable[[Pointer, Backend], Path]
-    ) -> None:
+    def test_a_version_is_loaded_or_thawed_whichever_comes_first(self, other: Backend, copy_of: CopyOf) -> None:
         """A restore from commits and one from a snapshot may meet; so may a thaw and a version made here."""
         other.load(P1, counts(*MANY), {"step": 1})
         other.thaw(P1, copy_of(P1, other))
@@ -280,9 +278,7 @@ class BackendFilesContract(BackendRowsContract):
             assert users(first, "user 1") == [(1,)]
             assert users(second, "user 1", "never") == [(-1,), None]
 
-    def test_a_dropped_version_can_be_thawed_again(
-        self, backend: Backend, copy_of: Callable[[Pointer, Backend], Path]
-    ) -> None:
+    def test_a_dropped_version_can_be_thawed_again(self, backend: Backend, copy_of: CopyOf) -> None:
         """Where its files come from, some of them may still be in use."""
         folder = copy_of(P1, backend)
         backend.drop([P1])
@@ -292,7 +288,7 @@ class BackendFilesContract(BackendRowsContract):
             assert contents(view, "counts") == {(name,): (n,) for name, n in MANY}
 
     def test_a_thawed_version_is_there_when_the_directory_is_opened_again(
-        self, make_backend: MakeBackend, copy_of: Callable[[Pointer, Backend], Path], tmp_path: Path
+        self, make_backend: MakeBackend, copy_of: CopyOf, tmp_path: Path
     ) -> None:
         """The next process need not restore it, and finds its files in order."""
         with make_backend(tmp_path / "other", TABLES) as other:
@@ -305,15 +301,11 @@ class BackendFilesContract(BackendRowsContract):
     # What is refused.
 
     @pytest.mark.parametrize("wanted", [P1, Pointer(P2.version, "ffff"), P3], ids=str)
-    def test_files_of_another_version_are_refused(
-        self, other: Backend, copy_of: Callable[[Pointer, Backend], Path], wanted: Pointer
-    ) -> None:
+    def test_files_of_another_version_are_refused(self, other: Backend, copy_of: CopyOf, wanted: Pointer) -> None:
         """A snapshot under a wrong name would take the query back, or to an attempt that was dropped."""
         self._is_refused(other, wanted, copy_of(P2, other), CorruptionError)
 
-    def test_a_missing_file_is_refused(
-        self, backend: Backend, other: Backend, copy_of: Callable[[Pointer, Backend], Path]
-    ) -> None:
+    def test_a_missing_file_is_refused(self, backend: Backend, other: Backend, copy_of: CopyOf) -> None:
         """Any missing file is noticed; so is an empty folder."""
         for name in [path.name for path in backend.freeze(P2)]:
             folder = copy_of(P2, other)
@@ -324,7 +316,7 @@ class BackendFilesContract(BackendRowsContract):
         self._is_refused(other, P2, empty, CorruptionError)
 
     def test_a_cut_file_is_refused_or_lacks_nothing_that_counts(
-        self, backend: Backend, other: Backend, copy_of: Callable[[Pointer, Backend], Path]
+        self, backend: Backend, other: Backend, copy_of: CopyOf
     ) -> None:
         """Any file cut anywhere is noticed, or harmless: never another state."""
         for path in backend.freeze(P2):
@@ -347,7 +339,7 @@ class BackendFilesContract(BackendRowsContract):
     def test_files_of_other_tables_are_refused(
         self,
         make_backend: MakeBackend,
-        copy_of: Callable[[Pointer, Backend], Path],
+        copy_of: CopyOf,
         tmp_path: Path,
         tables: dict[str, TableSchema],
     ) -> None:

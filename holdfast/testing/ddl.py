@@ -44,7 +44,10 @@ def parse_schema(schema: StructType | str) -> StructType:
     """Return a schema that is given as Spark takes it. Raises `InvalidArgumentError`."""
     if isinstance(schema, StructType):
         return schema
-    return _Parser(schema).columns()
+    parser = _Parser(schema)
+    struct = parser.fields()
+    parser.take("")
+    return struct
 
 
 class _Parser:
@@ -54,62 +57,48 @@ class _Parser:
         self._text = text
         self._tokens = [*_tokens(text), ""]
 
-    def columns(self) -> StructType:
-        struct = self._fields("")
-        self._take("")
-        return struct
-
-    def _fields(self, end: str) -> StructType:
+    def fields(self) -> StructType:
         fields = [self._field()]
-        while self._tokens[0] == ",":
-            self._take(",")
+        while self._takes(","):
             fields.append(self._field())
-        if end:
-            self._take(end)
         return StructType(fields)
 
     def _field(self) -> StructField:
         name = self._word().strip("`")
-        if self._tokens[0] == ":":
-            self._take(":")
+        self._takes(":")
         data_type = self._type()
-        nullable = [token.lower() for token in self._tokens[:2]] != ["not", "null"]
-        if not nullable:
-            del self._tokens[:2]
-        return StructField(name, data_type, nullable)
+        is_not_null = self._takes("not") and self._takes("null")
+        return StructField(name, data_type, not is_not_null)
 
     def _type(self) -> DataType:
         name = self._word().lower()
         if name in ("decimal", "dec", "numeric"):
             return self._decimal()
-        if name == "array":
-            self._take("<")
-            element = self._type()
-            self._take(">")
-            return ArrayType(element)
-        if name == "map":
-            self._take("<")
-            key = self._type()
-            self._take(",")
-            value = self._type()
-            self._take(">")
-            return MapType(key, value)
-        if name == "struct":
-            self._take("<")
-            return self._fields(">")
+        if name in ("array", "map", "struct"):
+            self.take("<")
+            made = self._nested(name)
+            self.take(">")
+            return made
         if name not in _TYPES:
             raise self._error(f"no such type: {name!r}")
         return _TYPES[name]
 
+    def _nested(self, name: str) -> DataType:
+        if name == "struct":
+            return self.fields()
+        first = self._type()
+        if name == "array":
+            return ArrayType(first)
+        self.take(",")
+        return MapType(first, self._type())
+
     def _decimal(self) -> DecimalType:
         digits = [10, 0]
-        if self._tokens[0] == "(":
-            self._take("(")
+        if self._takes("("):
             digits[0] = int(self._word())
-            if self._tokens[0] == ",":
-                self._take(",")
+            if self._takes(","):
                 digits[1] = int(self._word())
-            self._take(")")
+            self.take(")")
         return DecimalType(*digits)
 
     def _word(self) -> str:
@@ -118,10 +107,16 @@ class _Parser:
             raise self._error(f"{word!r} stands where a name is wanted")
         return self._tokens.pop(0)
 
-    def _take(self, token: str) -> None:
-        if self._tokens[0] != token:
+    def _takes(self, token: str) -> bool:
+        """Tell whether a token comes next, in any case, and step over it."""
+        is_next = self._tokens[0].lower() == token
+        if is_next:
+            del self._tokens[0]
+        return is_next
+
+    def take(self, token: str) -> None:
+        if not self._takes(token):
             raise self._error(f"{self._tokens[0]!r} stands where {token!r} is wanted")
-        del self._tokens[0]
 
     def _error(self, problem: str) -> InvalidArgumentError:
         return InvalidArgumentError(f"the schema cannot be parsed, pass it as a StructType: {problem}", ddl=self._text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -50,11 +50,17 @@ class EmbeddedShard:
             hashes=pa.array(self._hashes(shown_keys).view(np.int64)),
             times=self.times(processing_ms, watermark_ms),
         )
+        earliest_timer_ms: int | None = None
+
+        def output(transaction: Transaction) -> Iterator[pa.RecordBatch]:
+            nonlocal earliest_timer_ms
+            earliest_timer_ms = yield from function.run(batch, transaction)
+
         with self.begin() as transaction:
-            output = _Drained(function.run(batch, transaction))
+            batches = list(output(transaction))
             transaction.commit()
-        self.earliest_timer_ms, self._previous_ms = output.returned, processing_ms
-        return output.yielded
+        self.earliest_timer_ms, self._previous_ms = earliest_timer_ms, processing_ms
+        return batches
 
     def begin(self) -> Transaction:
         """Begin to read and write what the shard holds now."""
@@ -86,14 +92,3 @@ class EmbeddedShard:
             self._runs[name] = merge_runs([*before, run], drop_deletes=True)
         self._version += 1
         return Pointer(self._version, "tested")
-
-
-class _Drained:
-    """What a generator has yielded, and what it returned."""
-
-    def __init__(self, run: Generator[pa.RecordBatch, None, int | None]) -> None:
-        self.returned: int | None = None
-        self.yielded = list(self._all(run))
-
-    def _all(self, run: Generator[pa.RecordBatch, None, int | None]) -> Iterator[pa.RecordBatch]:
-        self.returned = yield from run

@@ -48,49 +48,20 @@ def kill_this_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _nothing() -> None:
-    """Wait for nothing."""
-
-
-def _unavailable() -> Exception:
-    return UnavailableError("injected fault")
-
-
 @dataclass
 class Fault:
-    """One rule.
+    """One rule."""
 
-    Attributes
-    ----------
-    kind : Kind
-        What happens; see the module.
-    action : Action or None
-        The operation it applies to; None for all.
-    key : str
-        A pattern as of `fnmatch` for the key, the prefix, or any of the keys to delete.
-    nth : int
-        The matching operation at which it happens first, from 1.
-    times : int or None
-        How many matching operations in a row it happens to; None for ever.
-    error : Callable[[], Exception]
-        Makes the error of `fail` and `lose_reply`.
-    wait : Callable[[], object]
-        What `delay` waits for: an event of the test, or a sleep.
-    seen : int
-        How many operations matched so far.
-    hits : int
-        How many times it happened.
-    """
-
-    kind: Kind
-    action: Action | None = None
-    key: str = "*"
-    nth: int = 1
-    times: int | None = 1
-    error: Callable[[], Exception] = _unavailable
-    wait: Callable[[], object] = _nothing
-    seen: int = field(default=0, init=False)
-    hits: int = field(default=0, init=False)
+    kind: Kind  #: What happens; see the module
+    action: Action | None = None  #: The operation it applies to; None for all
+    key: str = "*"  #: A pattern as of `fnmatch` for the key, the prefix, or any of the keys to delete
+    nth: int = 1  #: The matching operation at which it happens first, from 1
+    times: int | None = 1  #: How many matching operations in a row it happens to; None for ever
+    #: Makes the error of `fail` and `lose_reply`
+    error: Callable[[], Exception] = lambda: UnavailableError("injected fault")
+    wait: Callable[[], object] = lambda: None  #: What `delay` waits for: an event of the test, or a sleep
+    seen: int = field(default=0, init=False)  #: How many operations matched so far
+    hits: int = field(default=0, init=False)  #: How many times it happened
 
     def claims(self, action: str, keys: Sequence[str]) -> bool:
         """Count an operation; tell whether the fault happens to it."""
@@ -104,34 +75,18 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation that was asked for.
-
-    Attributes
-    ----------
-    action : Action
-        Its name.
-    keys : tuple[str, ...]
-        The key, the prefix, or the keys to delete.
-    fault : Kind or None
-        What was done to it.
-    """
+    """One operation that was asked for."""
 
     action: Action
-    keys: tuple[str, ...]
-    fault: Kind | None
+    keys: tuple[str, ...]  #: The key, the prefix, or the keys to delete
+    fault: Kind | None  #: What was done to it
 
 
 class FaultyStorage(ObjectStorage):
     """See the module.
 
-    Parameters
-    ----------
-    inner : ObjectStorage
-        Where the work is done; closed with this one.
-    faults : Iterable[Fault], optional
-        The rules; the first one that claims an operation acts on it, the later ones do not see it.
-    stop : Callable[[], None], optional
-        What `stop` and `stop_after` call; the default kills the process.
+    `inner`: where the work is done; closed with this one; `faults`: the first one that claims an operation acts on it,
+    the later ones do not see it; `stop`: what `stop` and `stop_after` call.
     """
 
     def __init__(

@@ -93,7 +93,7 @@ class SinkKills(SinkScenario):
         tables = [self.rows(ROWS, seed=i) for i in range(3)]
         handles = [self.prepared(sink, self.attempt(1, i), rows) for i, rows in enumerate(tables)]
         with SinkWorker(sink) as driver:
-            driver.of_sink("confirm", self.query, 1, handles)
+            driver.ask("sink.confirm", self.query, 1, handles)
             kill_after(driver, delay_ms, "sink.commit", self.query, 1, handles)
         assert self.seen_of(sink, [first, *tables])[:1] == [first], "what was committed before stays visible"
         self.restart_target()
@@ -111,7 +111,7 @@ class SinkKills(SinkScenario):
         first = self.write_batch(sink, 0)
         handles = [self.prepared(sink, self.attempt(1, i), self.rows(ROWS, seed=i)) for i in range(3)]
         with SinkWorker(sink) as driver:
-            left = driver.of_sink("leftovers", self.query)
+            left = driver.ask("sink.leftovers", self.query)
             kill_after(driver, delay_ms, "sink.abort", self.query, left)
         self.begin_again(sink)
         self.expect(sink, first)
@@ -139,14 +139,14 @@ class SinkKills(SinkScenario):
             if moment == "in begin":
                 kill_after(worker, delay_ms, "begin", attempt, self.schema())
                 return []
-            worker.begin(attempt, self.schema())
+            worker.ask("begin", attempt, self.schema())
             if moment == "in write":
                 kill_after(worker, delay_ms, "write", batch)
             elif moment != "after begin":
-                worker.write(batch)
+                worker.ask("write", batch)
             if moment == "in prepare":
                 kill_after(worker, delay_ms, "prepare")
-            return [self.carried(worker.prepare())] if moment == "after prepare" else []
+            return [self.carried(worker.ask("prepare"))] if moment == "after prepare" else []
 
 
 class SinkContract(SinkKills):
@@ -158,7 +158,7 @@ class SinkContract(SinkKills):
         rows = self.rows(ROWS, seed=1)
         with self.written(sink, self.attempt(), rows) as worker:
             self.expect(sink)
-            handle = self.carried(worker.prepare())
+            handle = self.carried(worker.ask("prepare"))
             self.expect(sink)
         sink.confirm(self.query, 0, [handle])
         self.expect(sink)
@@ -180,7 +180,7 @@ class SinkContract(SinkKills):
         """A worker that aborts leaves nothing, and the partition's next attempt is shown alone."""
         sink.open(self.query, self.schema())
         with self.written(sink, self.attempt(), self.rows(ROWS, seed=1)) as worker:
-            worker.abort()
+            worker.ask("abort")
         self.expect(sink)
         rows = self.rows(ROWS, seed=1, attempt=1)
         sink.commit(self.query, 0, [self.prepared(sink, self.attempt(), rows)])
@@ -286,7 +286,7 @@ class SinkContract(SinkKills):
             self.written(sink, self.attempt(), tables[0]) as one,
             self.written(sink, self.attempt(), tables[1]) as other,
         ):
-            handles = [self.carried(worker.prepare()) for worker in (one, other)]
+            handles = [self.carried(worker.ask("prepare")) for worker in (one, other)]
         sink.confirm(self.query, 0, [handles[chosen]])
         sink.commit(self.query, 0, [handles[chosen]])
         self.expect(sink, tables[chosen])
@@ -457,9 +457,9 @@ class SinkContract(SinkKills):
         self.check_silent(f"{sink!r} {sink} {vars(sink)}")
         self.check_silent(repr(bytes(ForkingPickler.dumps(sink))))
 
-    def _late_handle(self, worker: object) -> list[Handle]:
+    def _late_handle(self, worker: SinkWorker) -> list[Handle]:
         try:
-            return [self.carried(worker.prepare())]  # type: ignore[attr-defined]
+            return [self.carried(worker.ask("prepare"))]
         except HoldfastError as exc:
             self.check_error(exc)
             return []

@@ -68,26 +68,6 @@ class SinkWorker:
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None) -> None:
         self.kill()
 
-    def begin(self, attempt: SinkAttempt, schema: pa.Schema, spare: Handle | None = None) -> None:
-        """Begin a transaction, the only one of this process."""
-        self._ask("begin", attempt, schema, spare)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Write rows in the transaction."""
-        self._ask("write", batch)
-
-    def prepare(self) -> Handle:
-        """Prepare the transaction."""
-        return self._ask("prepare")
-
-    def abort(self) -> None:
-        """Abort the transaction."""
-        self._ask("abort")
-
-    def of_sink(self, step: str, query: SinkQuery, *arguments: object) -> Any:
-        """Call a method of the sink, as a driver does."""
-        return self._ask(f"sink.{step}", query, *arguments)
-
     def start(self, step: str, *arguments: object) -> None:
         """Begin a step and do not wait for its end, so that `kill` comes in the middle of it.
 
@@ -111,7 +91,8 @@ class SinkWorker:
         self._process.join()
         self._here.close()
 
-    def _ask(self, step: str, *arguments: object) -> Any:
+    def ask(self, step: str, *arguments: object) -> Any:
+        """Take a step of the only transaction of this process, as a worker does, or ``sink.…``, as a driver does."""
         self.start(step, *arguments)
         return self.finish()
 
@@ -221,15 +202,15 @@ class SinkScenario:
     ) -> Iterator[SinkWorker]:
         """Yield a worker that has written rows and not prepared them."""
         with SinkWorker(sink) as worker:
-            worker.begin(attempt, self.schema(), spare)
+            worker.ask("begin", attempt, self.schema(), spare)
             for batch in rows.to_batches(max_chunksize=max(1, rows.num_rows // 3)):
-                worker.write(batch)
+                worker.ask("write", batch)
             yield worker
 
     def prepared(self, sink: TwoPhaseSink, attempt: SinkAttempt, rows: pa.Table, spare: Handle | None = None) -> Handle:
         """Write and prepare rows in a worker, which is dead when this returns."""
         with self.written(sink, attempt, rows, spare) as worker:
-            return self.carried(worker.prepare())
+            return self.carried(worker.ask("prepare"))
 
     def carried(self, handle: Handle) -> Handle:
         """Return a handle as it comes out of the stored decision."""

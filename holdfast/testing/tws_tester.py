@@ -301,10 +301,8 @@ class TwsTester:
         """
         self._in_pandas = False
         rows = [row for row in input if not self._is_late(row)]
-        if self._input is None or not rows:
-            return self._returned(self._run(self._keys(key, len(rows)), _numbers(len(rows)), rows))
-        typed = _typed(spark_versions.rows_to_arrow(rows, self._input), self._input)
-        return self._returned(self._run(self._keys(key, len(rows)), typed, None))
+        typed = spark_versions.rows_to_arrow(rows, self._input) if self._input is not None and rows else None
+        return self._called(key, rows, typed)
 
     def testInPandas(self, key: Any, input: pd.DataFrame) -> pd.DataFrame:  # noqa: A002
         """Do as `test` does, from and to pandas frames."""
@@ -312,15 +310,20 @@ class TwsTester:
         on_time = [not self._is_late(row) for _, row in input.iterrows()] if self._event_time else [True] * len(input)
         frame = input.loc[on_time].reset_index(drop=True)
         if self._input is None:
-            pieces = [frame] if len(frame) else []
-            return self._returned(self._run(self._keys(key, len(pieces)), _numbers(len(pieces)), pieces))
+            return self._called(key, [frame] if len(frame) else [], None)
         columns = [frame[name] for name in self._input.names]
         timezone = self._by_frame.frame_format.timezone
         rows = spark_versions.pandas_to_arrow(
             columns, self._input, timezone, safecheck=True, int_to_decimal_coercion_enabled=False
         )
-        typed = _typed(pa.Table.from_batches([rows]), self._input)
-        return self._returned(self._run(self._keys(key, len(frame)), typed, None))
+        return self._called(key, [], pa.Table.from_batches([rows]))
+
+    def _called(self, key: Any, pieces: list[Any], typed: pa.Table | None) -> Any:
+        """Run one micro-batch of a key: of rows with types, or else of what the test gives as it is."""
+        if typed is None or self._input is None:
+            return self._returned(self._run(self._keys(key, len(pieces)), _numbers(len(pieces)), pieces))
+        rows = typed.cast(sent_schema(self._input, "the input"))
+        return self._returned(self._run(self._keys(key, len(rows)), rows, None))
 
     def setProcessingTime(self, currentTimeMs: int) -> list[Row] | pd.DataFrame:
         """Advance the processing time, and run a micro-batch of the timers that are due by then, earliest first.
@@ -503,10 +506,6 @@ class TwsTester:
 
 def _parsed(text: str, what: str) -> StructType:
     return parse_struct(parse_schema(text), what)
-
-
-def _typed(rows: pa.Table, schema: StructType) -> pa.Table:
-    return rows.cast(sent_schema(schema, "the input"))
 
 
 def _numbers(n: int) -> pa.Table:
