@@ -57,16 +57,6 @@ ShardRows = tuple[TableSchema, Iterator[tuple[int, Run]]]
 _NOT_IN_CSV = {"array", "map", "struct", "binary"}
 
 
-def saved_rows(target: ObjectStorage, name: str, operator: str | None, table: str) -> ShardRows:
-    """Return the rows of a savepoint's table. Raises `NotFoundError`, `CorruptionError`."""
-    found = read_savepoint(target, name).find_operator(operator)
-    schema = found.tables[find_shown(found.tables, table)]
-    folder = savepoint_folder(target, name)
-    return schema, (
-        (piece.shard, read_piece(folder, found.name, piece, schema)) for piece in found.of_table(schema.name)
-    )
-
-
 def write_files(
     rows: ShardRows,
     columns: Sequence[str],
@@ -176,7 +166,6 @@ def export(
     running. This process writes Parquet and CSV, one shard after another; Spark writes Delta tables, and everything
     with --conf.
     """
-    what = _Exported(location, operator, table, columns, batch_id)
     if is_of_query(context, options):
         if operator is None:
             raise InvalidArgumentError(
@@ -187,12 +176,14 @@ def export(
         raise InvalidArgumentError("--batch needs a query: a savepoint holds one micro-batch", location=location)
     else:
         state_dir = None
+    names = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
+    what = _Exported(location, state_dir, operator, table, names, batch_id, options)
     if kind == "delta" or conf:
-        what.require(state_dir, target, kind, options)
+        what.require(target, kind)
         with started_spark(state_dir, options, conf) as spark, errors_of_spark():
-            write(what.frame(spark, state_dir), target, kind)
+            write(what.frame(spark), target, kind)
     else:
-        what.write(state_dir, target, cast("Kind", kind), options)
+        what.write(target, cast("Kind", kind))
     click.echo(json.dumps({"to": target, "format": kind}) if as_json else f"written to {target}")
 
 
@@ -201,57 +192,54 @@ class _Exported:
     """The exported table: a query's if a state directory is known, else a savepoint's."""
 
     location: str
+    state_dir: str | None
     operator: str | None
     table: str
-    columns: str | None
+    columns: list[str] | None
     batch_id: int | None
+    options: Mapping[str, str]  #: Of the storage
 
-    @property
-    def names(self) -> list[str] | None:
-        if self.columns is None:
-            return None
-        return [name.strip() for name in self.columns.split(",") if name.strip()]
-
-    def frame(self, spark: SparkSession, state_dir: str | None) -> DataFrame:
+    def frame(self, spark: SparkSession) -> DataFrame:
         """Return it as a DataFrame."""
-        if state_dir is None or self.operator is None:
-            return savepoints.load(spark, *_place(self.location), self.operator, self.table, columns=self.names)
-        batch_id = self.batch_id
-        return holdfast.state(
-            spark, self.location, self.operator, table=self.table, columns=self.names, batchId=batch_id
-        )
+        if self.state_dir is None or self.operator is None:
+            return savepoints.load(spark, *_place(self.location), self.operator, self.table, columns=self.columns)
+        where = spark, self.location, self.operator
+        return holdfast.state(*where, table=self.table, columns=self.columns, batchId=self.batch_id)
 
-    def write(self, state_dir: str | None, target: str, kind: Kind, options: Mapping[str, str]) -> None:
+    def write(self, target: str, kind: Kind) -> None:
         with ExitStack() as stack:
-            to = stack.enter_context(open_storage(target, parse_storage_options(options)))
-            rows = self._rows(stack, state_dir, options)
+            to = stack.enter_context(open_storage(target, parse_storage_options(self.options)))
+            rows = self._rows(stack)
             on_rows = stack.enter_context(things_shown("rows", None))
-            write_files(rows, self.names or (), to, kind, on_rows)
+            write_files(rows, self.columns or (), to, kind, on_rows)
 
-    def require(self, state_dir: str | None, target: str, kind: str, options: Mapping[str, str]) -> None:
+    def require(self, target: str, kind: str) -> None:
         """Raise the error of a missing table, column or package, or of a table that is there, before Spark starts."""
         with ExitStack() as stack:
-            schema, _ = self._rows(stack, state_dir, options)
-        made = arrow_schema(ShownTable.of(schema, self.names or ()).struct, "the state")
+            schema, _ = self._rows(stack)
+        made = arrow_schema(ShownTable.of(schema, self.columns or ()).struct, "the state")
         if kind == "csv":
             _require_csv(made)
         elif kind == "delta":
             with needs_extra("delta"):
                 from holdfast.spark_integration.sinks.delta.exporting import require_new_table
-            require_new_table(target, options, made)
+            require_new_table(target, self.options, made)
 
-    def _rows(self, stack: ExitStack, state_dir: str | None, options: Mapping[str, str]) -> ShardRows:
+    def _rows(self, stack: ExitStack) -> ShardRows:
         """Return its rows, which are read as they are asked for."""
-        if state_dir is not None and self.operator is not None:
-            query = stack.enter_context(open_query(self.location, state_dir, options))
+        if self.state_dir is not None and self.operator is not None:
+            query = stack.enter_context(open_query(self.location, self.state_dir, self.options))
             return query.rows(self.operator, self.table, batch_id=self.batch_id)
         directory, name = _place(self.location)
-        saved = stack.enter_context(open_storage(directory, parse_storage_options(options)))
+        target = stack.enter_context(open_storage(directory, parse_storage_options(self.options)))
         try:
-            return saved_rows(saved, name, self.operator, self.table)
+            saved = read_savepoint(target, name).find_operator(self.operator)
+            schema = saved.tables[find_shown(saved.tables, self.table)]
         except NotFoundError:
-            require_no_state_directory(PrefixedStorage(saved, name))
+            require_no_state_directory(PrefixedStorage(target, name))
             raise
+        folder, pieces = savepoint_folder(target, name), saved.of_table(schema.name)
+        return schema, ((piece.shard, read_piece(folder, saved.name, piece, schema)) for piece in pieces)
 
 
 def is_of_query(context: click.Context, options: Mapping[str, str]) -> bool:

@@ -85,10 +85,11 @@ def gc(
         if not as_json:
             _show(target, outcomes, dry_run=dry_run)
         going = [outcome for outcome in outcomes if outcome.plan.delete]
-        if dry_run or (going and not yes and not _is_agreed(going)):
+        count = sum(len(outcome.plan.delete) for outcome in going)
+        if dry_run or (going and not yes and not click.confirm(f"Delete {count:,} objects?")):
             aborted = None
         else:
-            with things_shown("deleting", sum(len(outcome.plan.delete) for outcome in going)) as on_done:
+            with things_shown("deleting", count) as on_done:
                 for outcome in target.executor.map(partial(_carry_out, target), going):
                     on_done(len(outcome.plan.delete))
             folders = [*ours, *([] if operator else [RESCALING])]
@@ -184,10 +185,6 @@ def _outcome(target: Target, shard: ShardListing, *, retain: int, now_ms: int, g
 def _plan(target: Target, shard: ShardListing, retain: int, now_ms: int, grace_ms: int) -> Plan:
     history = History(shard, Headers(target.of(shard)))
     return plan(history, needed_in_storage(retain, history), now_ms, grace_ms)
-
-
-def _is_agreed(going: list[Outcome]) -> bool:
-    return click.confirm(f"Delete {sum(len(o.plan.delete) for o in going):,} objects?")
 
 
 def _carry_out(target: Target, outcome: Outcome) -> Outcome:

@@ -14,9 +14,9 @@ from holdfast import clock
 from holdfast.commands.target import SMALL_COMMITS, Target, moment, on_state_dir, opened, plain, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.health import (
+    Failure,
     Health,
     OperatorSigns,
-    SparkTables,
     counted,
     health_of,
     of_its_own,
@@ -73,9 +73,10 @@ def inspect(
             for health in healths:
                 _show_health(target, health)
             for listing, record in found:
-                _show(target, listing, record, committed.get(listing.name))
+                document = _document(target, listing, record, committed.get(listing.name))
+                _show(target, listing, record, document)
                 if with_shards:
-                    _show_shards(target, listing)
+                    _show_shards(target, document["shards"])
             _show_sinks(target)
             if target.listing.unknown:
                 target.console.print(f"{len(target.listing.unknown):,} objects outside operators are not holdfast's")
@@ -164,35 +165,36 @@ def _document(
 
 
 def _show(
-    target: Target, listing: OperatorListing, record: OperatorRecord | HoldfastError, committed: int | None
+    target: Target, listing: OperatorListing, record: OperatorRecord | HoldfastError, document: Mapping[str, Any]
 ) -> None:
-    console = target.console
+    console, error = target.console, f"[red]{plain(document.get('error', ''))}[/]"
     if isinstance(record, HoldfastError):
-        console.print(f"[bold]{plain(listing.name)}[/] [red]{plain(record)}[/]", soft_wrap=True)
+        console.print(f"[bold]{plain(listing.name)}[/] {error}", soft_wrap=True)
     else:
         console.print(
             f"[bold]{plain(listing.name)}[/] of query {plain(record.query_id)}: "
             f"{len(listing.shards):,} of {record.shards:,} shards have objects here"
         )
-        _show_tables(target, tables_of(target.storage, record))
-    of_state = StateSizes(target.storage, target.executor).of_operator(listing)
-    estimated = f", {of_state.estimated:,} shards estimated" if of_state.estimated else ""
-    console.print(f"{size(of_state.state_bytes)} of state{estimated}")
-    if not of_state.state_bytes:
+        if "tables" in document:
+            _show_tables(target, document["tables"])
+        else:
+            console.print(error, soft_wrap=True)
+    estimated = f", {document['shards_estimated']:,} shards estimated" if document["shards_estimated"] else ""
+    console.print(f"{size(document['state_bytes'])} of state{estimated}")
+    if not document["state_bytes"]:
         console.print(SMALL_COMMITS)
     shown = table("", "objects", "size", right=("objects", "size"))
-    facts = [_facts(shard) for shard in listing.shards.values()]
     for kind in _KINDS:
-        objects = sum(f["objects"][kind] for f in facts)
+        objects = sum(f["objects"][kind] for f in document["shards"])
         if objects or kind in ("commit", "snapshot", "part"):
             words = {"part": "parts of files", "unknown": "unknown"}.get(kind, f"{kind}s")
-            shown.add_row(words, f"{objects:,}", size(sum(f["bytes"][kind] for f in facts)))
+            shown.add_row(words, f"{objects:,}", size(sum(f["bytes"][kind] for f in document["shards"])))
     console.print(shown)
     longest = max(listing.shards.values(), key=lambda shard: shard.commits_since_snapshot, default=None)
     if longest is not None:
         console.print(f"at most {_behind(longest)}: {plain(longest.prefix)}")
-    for failure in read_failures(target.storage, reports(listing.shards.values(), committed)):
-        console.print(f"[red]{plain(failure.sentence(clock.now_ms()))}[/]", soft_wrap=True)
+    for trouble in document["troubles"]:
+        console.print(f"[red]{plain(Failure(**trouble).sentence(clock.now_ms()))}[/]", soft_wrap=True)
 
 
 def _behind(shard: ShardListing) -> str:
@@ -200,15 +202,13 @@ def _behind(shard: ShardListing) -> str:
     return f"{commits} since a shard's newest snapshot" if shard.newest_snapshot else f"{commits} and no snapshot yet"
 
 
-def _show_tables(target: Target, tables: SparkTables | HoldfastError) -> None:
-    if isinstance(tables, HoldfastError):
-        target.console.print(f"[red]{plain(tables)}[/]", soft_wrap=True)
-        return
+def _show_tables(target: Target, tables: Mapping[str, Mapping[str, list[dict[str, str]]]]) -> None:
     shown = table("table", "column", "", "type")
     for name, sides in tables.items():
         for side, columns in sides.items():
-            for column, kind in columns:
-                shown.add_row(plain(name), plain(column), "key" if side == "key" else "", plain(kind))
+            for column in columns:
+                words = plain(name), plain(column["name"]), "key" if side == "key" else "", plain(column["type"])
+                shown.add_row(*words)
     target.console.print(shown)
 
 
@@ -265,12 +265,12 @@ def _show_sinks(target: Target) -> None:
     target.console.print(shown)
 
 
-def _show_shards(target: Target, listing: OperatorListing) -> None:
+def _show_shards(target: Target, shards: Iterable[Mapping[str, Any]]) -> None:
     shown = table(
         *("shard", "newest stored version", "stored", "commits since snapshot", "objects", "size"),
         right=("commits since snapshot", "objects", "size"),
     )
-    for facts in map(_facts, listing.shards.values()):
+    for facts in shards:
         shown.add_row(
             plain(facts["shard"]),
             plain(facts["newest_version"] or ""),

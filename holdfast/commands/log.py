@@ -123,13 +123,12 @@ def _show(target: Target, shards: list[ShardListing], rows: dict[str, list[dict[
         shown = table("stored", "version", "what", "size", "", right=("size",), whole=("stored", "version", "what"))
         for row in rows[shard.prefix]:
             colour = "[cyan]snapshot[/]" if row["kind"] == "snapshot" else "commit"
-            shown.add_row(
-                moment(row["stored_ms"]), plain(row["version"]), colour, size(_size_of(row)), plain(note(row))
-            )
+            shown.add_row(moment(row["stored_ms"]), plain(row["version"]), colour, size(size_of(row)), plain(note(row)))
         target.console.print(shown)
 
 
-def _size_of(row: dict[str, Any]) -> int:
+def size_of(row: dict[str, Any]) -> int:
+    """Return the bytes of a commit; of a snapshot with its files."""
     return int(row["size_bytes"] + row.get("stored_bytes", 0))
 
 

@@ -84,13 +84,7 @@ def same(one: View, other: View) -> bool:
 
 
 class StoredElsewhere(FrozenFiles):
-    """Frozen files as a look-up has them: nothing is here before it is asked for.
-
-    Attributes
-    ----------
-    stored : dict of str to bytes
-        What is there.
-    """
+    """Frozen files as a look-up has them: nothing is here before it is asked for. `stored`: what is there."""
 
     def __init__(self, paths: list[Path], folder: Path) -> None:
         folder.mkdir()

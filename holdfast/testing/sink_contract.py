@@ -63,8 +63,7 @@ class SinkKills(SinkScenario):
             self.expect(sink, *committed)
             rows = self.rows(ROWS, seed=batch_id, attempt=1)
             handle = self.prepared(sink, self.attempt(batch_id), rows)
-            sink.confirm(self.query, batch_id, [handle])
-            sink.commit(self.query, batch_id, [handle])
+            self.show(sink, batch_id, [handle])
             committed.append(rows)
             self.expect(sink, *committed)
         self.begin_again(sink)
@@ -79,9 +78,7 @@ class SinkKills(SinkScenario):
             self.restart_target()
             self.begin_again(sink)
             self.expect(sink)
-            for handle in handles:
-                with self.raises(StateLostError):
-                    sink.commit(self.query, 0, [handle])
+            self.expect_lost(sink, 0, *handles)
         rows = self.write_batch(sink, 0)
         self.expect(sink, rows)
 
@@ -115,9 +112,7 @@ class SinkKills(SinkScenario):
             kill_after(driver, delay_ms, "sink.abort", self.query, left)
         self.begin_again(sink)
         self.expect(sink, first)
-        for handle in handles:
-            with self.raises(StateLostError):
-                sink.commit(self.query, 1, [handle])
+        self.expect_lost(sink, 1, *handles)
 
     @pytest.mark.parametrize("delay_ms", DELAYS_MS)
     def test_a_driver_killed_while_it_opens_the_target(self, sink: TwoPhaseSink, delay_ms: int) -> None:
@@ -196,8 +191,7 @@ class SinkContract(SinkKills):
         self.restart_target()
         self.expect(sink)
         sink.open(self.query, self.schema())
-        sink.confirm(self.query, 0, [handle])
-        sink.commit(self.query, 0, [handle])
+        self.show(sink, 0, [handle])
         self.restart_target()
         self.expect(sink, rows)
 
@@ -270,8 +264,7 @@ class SinkContract(SinkKills):
         handle = self.prepared(sink, self.attempt(1), self.rows(ROWS, seed=1))
         sink.abort(self.query, [handle])
         for _ in range(2):
-            with self.raises(StateLostError):
-                sink.commit(self.query, 1, [handle])
+            self.expect_lost(sink, 1, handle)
         self.expect(sink, first)
         rows = self.rows(ROWS, seed=1, attempt=1)
         sink.commit(self.query, 1, [self.prepared(sink, self.attempt(1), rows)])
@@ -292,8 +285,7 @@ class SinkContract(SinkKills):
         self.expect(sink, tables[chosen])
         self.begin_again(sink)
         self.expect(sink, tables[chosen])
-        with self.raises(StateLostError):
-            sink.commit(self.query, 0, [handles[1 - chosen]])
+        self.expect_lost(sink, 0, handles[1 - chosen])
         self.expect(sink, tables[chosen])
 
     def test_apart_a_slow_attempt_does_not_block_the_commit(self, sink: TwoPhaseSink) -> None:
@@ -302,15 +294,12 @@ class SinkContract(SinkKills):
         rows = self.rows(ROWS, seed=1, attempt=1)
         with self.written(sink, self.attempt(), self.rows(ROWS, seed=1)) as slow:
             handle = self.prepared(sink, self.attempt(), rows)
-            sink.confirm(self.query, 0, [handle])
-            sink.commit(self.query, 0, [handle])
+            self.show(sink, 0, [handle])
             self.expect(sink, rows)
             late = self._late_handle(slow)
         self.expect(sink, rows)
         self.begin_again(sink)
-        for gone in late:
-            with self.raises(StateLostError):
-                sink.commit(self.query, 0, [gone])
+        self.expect_lost(sink, 0, *late)
         sink.commit(self.query, 0, [handle])
         self.expect(sink, rows)
 
@@ -326,8 +315,7 @@ class SinkContract(SinkKills):
                 worker.start("prepare")
             handles = [self.carried(worker.finish()) for worker in workers]
         self.expect(sink)
-        sink.confirm(self.query, 0, handles)
-        sink.commit(self.query, 0, handles)
+        self.show(sink, 0, handles)
         self.expect(sink, *tables)
 
     def test_apart_a_spare_handle_changes_nothing_that_is_shown(self, sink: TwoPhaseSink) -> None:
@@ -340,8 +328,7 @@ class SinkContract(SinkKills):
         assert lost in list(sink.leftovers(self.query))
         sink.commit(self.query, 1, handles[1:])
         self.begin_again(sink)
-        with self.raises(StateLostError):
-            sink.commit(self.query, 2, [lost])
+        self.expect_lost(sink, 2, lost)
         handles.append(self._committed(sink, self.attempt(2), tables[2]))
         handles.append(self._committed(sink, self.attempt(3), tables[3], handles[1]))
         self.expect(sink, *tables)
@@ -353,8 +340,7 @@ class SinkContract(SinkKills):
         self, sink: TwoPhaseSink, attempt: SinkAttempt, rows: pa.Table, spare: Handle | None = None
     ) -> Handle:
         handle = self.prepared(sink, attempt, rows, spare)
-        sink.confirm(self.query, attempt.batch_id, [handle])
-        sink.commit(self.query, attempt.batch_id, [handle])
+        self.show(sink, attempt.batch_id, [handle])
         return handle
 
     def test_found_though_the_handle_never_arrived(self, sink: TwoPhaseSink) -> None:
@@ -367,9 +353,7 @@ class SinkContract(SinkKills):
         self.restart_target()
         self.begin_again(sink)
         self.expect(sink, first)
-        for handle in lost:
-            with self.raises(StateLostError):
-                sink.commit(self.query, 1, [handle])
+        self.expect_lost(sink, 1, *lost)
 
     def test_found_by_the_query_that_replaces_the_dead_one(self, sink: TwoPhaseSink) -> None:
         """A query that replaces another first ends what the other prepared, by the other's id."""
@@ -377,8 +361,7 @@ class SinkContract(SinkKills):
         first = self.write_batch(sink, 0)
         lost = self.prepared(sink, self.attempt(1), self.rows(ROWS, seed=1))
         self.take_over(sink, self.successor(replaces=True))
-        with self.raises(StateLostError):
-            sink.commit(self.query, 1, [lost])
+        self.expect_lost(sink, 1, lost)
         self.expect(sink, first)
 
     def test_found_or_failed_a_zombie_prepares_late(self, sink: TwoPhaseSink) -> None:
@@ -389,13 +372,10 @@ class SinkContract(SinkKills):
             rows = self.rows(ROWS, seed=1, attempt=1)
             handle = self.prepared(sink, self.attempt(), rows)
             late = self._late_handle(zombie)
-        sink.confirm(self.query, 0, [handle])
-        sink.commit(self.query, 0, [handle])
+        self.show(sink, 0, [handle])
         self.expect(sink, rows)
         self.begin_again(sink)
-        for gone in late:
-            with self.raises(StateLostError):
-                sink.commit(self.query, 0, [gone])
+        self.expect_lost(sink, 0, *late)
         self.expect(sink, rows)
 
     def test_the_newest_micro_batch_is_remembered_or_never(self, sink: TwoPhaseSink) -> None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast import clock
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StateLostError
 from holdfast.spark_integration.sinks.two_phase_sink import (
     Handle,
     SinkAttempt,
@@ -226,9 +226,19 @@ class SinkScenario:
         query = query or self.query
         rows = self.rows(ROWS, seed=1000 + batch_id)
         handle = self.prepared(sink, self.attempt(batch_id, query=query), rows)
-        sink.confirm(query, batch_id, [handle])
-        sink.commit(query, batch_id, [handle])
+        self.show(sink, batch_id, [handle], query)
         return rows
+
+    def show(self, sink: TwoPhaseSink, batch_id: int, handles: list[Handle], query: SinkQuery | None = None) -> None:
+        """Make what was prepared visible, as a driver does."""
+        sink.confirm(query or self.query, batch_id, handles)
+        sink.commit(query or self.query, batch_id, handles)
+
+    def expect_lost(self, sink: TwoPhaseSink, batch_id: int, *handles: Handle) -> None:
+        """Check that what is gone is never taken for committed."""
+        for handle in handles:
+            with self.raises(StateLostError):
+                sink.commit(self.query, batch_id, [handle])
 
     def begin_again(self, sink: TwoPhaseSink, query: SinkQuery | None = None) -> int | None:
         """Do what a run does first: open the target, and end what dead attempts have left."""

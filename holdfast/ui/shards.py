@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from holdfast import clock
-from holdfast.commands.log import describe, note
+from holdfast.commands.log import describe, note, size_of
 from holdfast.commands.target import size
 from holdfast.errors import NotFoundError
 from holdfast.health import Failure, count, counted, duration, percent, read_failures, reports, times
@@ -310,24 +310,12 @@ def _filled(shards: Column, found: dict[int, int], objects: StoredObjects) -> Co
 
 
 @dataclass(frozen=True)
-class VersionRow:
-    """A stored commit or snapshot."""
-
-    version: str
-    kind: str
-    stored_ms: int
-    size_bytes: int
-    note: str
-    is_damaged: bool
-
-
-@dataclass(frozen=True)
 class ShardView:
     """What a shard holds."""
 
     shard: int
     kinds: list[tuple[str, int, int]]  #: Kind of object, how many, and their bytes
-    rows: list[VersionRow]  #: The newest `VERSIONS_MAX`
+    rows: list[dict[str, Any]]  #: The newest `VERSIONS_MAX`, as `describe` returns them, with a note
     versions: int  #: How many commits and snapshots there are
     commits_since_snapshot: int  #: All commits, if there is no snapshot
     has_snapshot: bool
@@ -357,7 +345,7 @@ def shard_view(
     return ShardView(
         shard,
         [(kind, len(found), sum(o.size_bytes for o in found)) for kind, found in totals if found],
-        [_row(row) for row in described],
+        [row | {"note": note(row), "size_bytes": size_of(row)} for row in described],
         len(listing.versions),
         listing.commits_since_snapshot,
         listing.newest_snapshot is not None,
@@ -366,8 +354,3 @@ def shard_view(
         shard - 1 if shard else None,
         shard + 1 if shard + 1 < operator.shard_count else None,
     )
-
-
-def _row(row: dict[str, Any]) -> VersionRow:
-    size_bytes = row["size_bytes"] + row.get("stored_bytes", 0)
-    return VersionRow(row["version"], row["kind"], row["stored_ms"], size_bytes, note(row), "error" in row)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from holdfast.health import OperatorSigns, record_of
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.sink_log import Entry, SinkLog, StoredSink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, StateDirListing, StateSizes, list_begun
+from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, StateSizes, list_begun
 
 Column = NDArray[np.int64]
 KINDS = ("commit", "snapshot", "part", "trouble", "probe", "unknown")
@@ -28,6 +28,8 @@ HOUR_MS = 60 * 60_000
 #: Sinks whose newest decision is read.
 _DECISIONS_MAX = 20
 _METADATA_BYTES_MAX = 1 << 16
+#: What fits a column; a store may say anything.
+_LARGEST = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class StoredObjects:
             for o in listing.objects.values()
         )
         # Through a flat stream: a list of a million tuples would take more than all columns.
-        flat = np.fromiter((_bounded(value) for row in rows for value in row), np.int64).reshape(-1, 5)
+        flat = np.fromiter((min(value, _LARGEST) for row in rows for value in row), np.int64).reshape(-1, 5)
         kind, shard, version, size_bytes, modified_ms = flat.T
         return cls(kind.astype(np.int8), shard, version, size_bytes, modified_ms, np.unique(shard))
 
@@ -130,11 +132,6 @@ class StoredObjects:
 def number_of(prefix: str) -> int:
     """Return the number of the shard at a prefix."""
     return int(prefix.rpartition("-")[2])
-
-
-def _bounded(value: int) -> int:
-    """Return a number that fits the column; a store may say anything."""
-    return min(value, 1 << 62)
 
 
 @dataclass(frozen=True)
@@ -226,7 +223,10 @@ def survey(storage: ObjectStorage, sizes: StateSizes) -> Survey:
     listing = list_begun(storage)
     without_record = tuple(listing.without_record())
     foreign = sum(info.key.partition("/")[0] not in without_record for info in listing.unknown)
-    return Survey(_surveyed(storage, listing, sizes), _sinks(storage, listing.sinks), foreign, without_record)
+    operators = {name: _operator(storage, found, sizes) for name, found in listing.operators.items()}
+    sinks = [_sink(storage, one) for one in listing.sinks[:_DECISIONS_MAX]]
+    sinks += [SinkSurvey(one) for one in listing.sinks[_DECISIONS_MAX:]]
+    return Survey(operators, tuple(sinks), foreign, without_record)
 
 
 def _query_id(storage: ObjectStorage) -> str:
@@ -237,10 +237,6 @@ def _query_id(storage: ObjectStorage) -> str:
         return ""
     query_id = found.get("id") if isinstance(found, dict) else None
     return query_id if isinstance(query_id, str) else ""
-
-
-def _surveyed(storage: ObjectStorage, listing: StateDirListing, sizes: StateSizes) -> dict[str, OperatorSurvey]:
-    return {name: _operator(storage, found, sizes) for name, found in listing.operators.items()}
 
 
 def _operator(storage: ObjectStorage, listing: OperatorListing, sizes: StateSizes) -> OperatorSurvey:
@@ -256,11 +252,6 @@ def _operator(storage: ObjectStorage, listing: OperatorListing, sizes: StateSize
         OperatorSigns.of(storage, listing, record),
         sum(info.size_bytes for info in listing.others),
     )
-
-
-def _sinks(storage: ObjectStorage, stored: Sequence[StoredSink]) -> tuple[SinkSurvey, ...]:
-    read = tuple(_sink(storage, one) for one in stored[:_DECISIONS_MAX])
-    return read + tuple(SinkSurvey(one) for one in stored[_DECISIONS_MAX:])
 
 
 def _sink(storage: ObjectStorage, stored: StoredSink) -> SinkSurvey:

@@ -68,12 +68,12 @@ class NewQuery:
     @property
     def stub_url(self) -> str:
         """Where a stub may run: beside the location."""
-        return _stub_url(self.url, self.query_id)
+        return f"{self.url.rstrip('/')}-restoring-{self.query_id}"
 
     @property
     def rescaling_url(self) -> str:
         """A directory for a savepoint that has the query's id as its name, and is gone at the end."""
-        return _rescaling_url(self.settings)
+        return f"{str(self.settings.state_dir).rstrip('/')}/{RESCALING}"
 
     def remove_stub(self) -> None:
         """Delete the stub's location, if there is one."""
@@ -122,12 +122,13 @@ def new_query(
             raise InvalidArgumentError("the new query's state directory must not be its checkpointLocation", given=url)
         with _no_state_directory(location):
             stopped = begin(location, query_id)
+        new = NewQuery(settings, options, url, location, storage, query_id)
         for other in stopped:
-            _remove_folder(_stub_url(url, other), options)
-            _remove_folder(f"{_rescaling_url(settings)}/{other}", options)
+            left = replace(new, query_id=other)
+            left.remove_stub()
+            left.remove_savepoint()
             _clear(storage, other)
         forget(location, stopped)
-        new = NewQuery(settings, options, url, location, storage, query_id)
         try:
             yield new
         except BaseException as exc:  # Ctrl-C and Spark's own errors, too
@@ -221,14 +222,6 @@ def _clear(storage: ObjectStorage, query_id: str) -> None:
             storage.delete(info.key for info in storage.list(f"{directory}/") if info.key != own)
             storage.delete([own])  # last: as long as it is there, the rest is known to be this
     forget_origin(storage, origin)
-
-
-def _rescaling_url(settings: Settings) -> str:
-    return f"{str(settings.state_dir).rstrip('/')}/{RESCALING}"
-
-
-def _stub_url(url: str, query_id: str) -> str:
-    return f"{url.rstrip('/')}-restoring-{query_id}"
 
 
 def _remove_folder(url: str, options: Mapping[str, object]) -> None:
