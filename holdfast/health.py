@@ -42,7 +42,8 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing
 from holdfast.snapshotter.upkeep.troubles import batch_of, read_trouble
-from holdfast.spark_integration.client.connection import RecentBatch, over_executors
+from holdfast.spark_integration.client.connection import over_executors
+from holdfast.spark_integration.client.messages import RecentBatch
 from holdfast.spark_integration.executor.processes import lives
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
 from holdfast.spark_integration.spark_types import type_name

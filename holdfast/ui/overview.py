@@ -23,7 +23,7 @@ from holdfast.health import (
     times,
 )
 from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
-from holdfast.spark_integration.client.connection import RecentBatch
+from holdfast.spark_integration.client.messages import RecentBatch
 from holdfast.ui.inquiry import Dated, Patience, answers
 from holdfast.ui.site import Awaited, Directory, NamedQuery, Pointers, Progress, Site
 from holdfast.ui.survey import OperatorSurvey, SinkSurvey, Survey

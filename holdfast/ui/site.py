@@ -36,7 +36,8 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.upkeep.catalogue import StateSizes
-from holdfast.spark_integration.client.connection import RecentBatch, over_executors, recent_batches
+from holdfast.spark_integration.client.connection import over_executors, recent_batches
+from holdfast.spark_integration.client.messages import RecentBatch
 from holdfast.spark_integration.lookup.query_pointers import find_state_dir
 from holdfast.spark_integration.lookup.stored_query import StoredQuery, open_query
 from holdfast.spark_integration.shard.pointer_row import operator_of

@@ -17,9 +17,9 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ import pyarrow.flight as flight
 from holdfast import clock
 from holdfast.errors import HoldfastError, UnavailableError
 from holdfast.spark_integration.client.measures import together
-from holdfast.spark_integration.client.messages import Message, ServerLostError, decode_error, field
+from holdfast.spark_integration.client.messages import RecentBatch, ServerLostError, decode_error
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.executor.processes import executor_process, kept_per_process
 
@@ -215,23 +215,6 @@ def client_of(executor_directory: Path) -> StateClient:
     return StateClient(executor_directory)
 
 
-@dataclass(frozen=True)
-class RecentBatch:
-    """One micro-batch of one operator: on one executor, or on all that were asked."""
-
-    #: The query's id, and the name of the operator's directory
-    query: str
-    operator: str
-    batch_id: int | None  #: None where Spark does not tell
-    batch_ms: int  #: When it was planned, in ms since 1970
-    shards: int  #: Shards that were called
-    values: Mapping[str, int]  #: Their measures together, by the names of `CallMeasures`
-
-    def ms(self, name: str) -> float:
-        """Return a time by its name without the unit, in ms."""
-        return self.values.get(f"{name}_us", 0) / 1_000
-
-
 def over_executors(batches: Iterable[RecentBatch]) -> list[RecentBatch]:
     """Return the micro-batches of operators, each once, newest first."""
     found: dict[tuple[str, str, int, int | None], RecentBatch] = {}
@@ -262,21 +245,9 @@ def _ask(executor_directory: Path, timeout_seconds: float) -> list[RecentBatch]:
     client = StateClient(executor_directory)
     try:
         answer = client.call("recent", timeout_seconds=timeout_seconds)
-        return [_read(batch) for batch in answer]
+        return [RecentBatch.read(batch, "the state server's answer") for batch in answer]
     except HoldfastError as exc:
         _log.info("%s is left out: %s", executor_directory, exc)
         return []
     finally:
         client.close()
-
-
-def _read(batch: Message) -> RecentBatch:
-    values: dict[str, Any] = field(batch, "values", dict)
-    return RecentBatch(
-        query=field(batch, "query", str),
-        operator=field(batch, "operator", str),
-        batch_id=None if batch.get("batch_id") is None else field(batch, "batch_id", int),
-        batch_ms=field(batch, "batch_ms", int),
-        shards=field(batch, "shards", int),
-        values={name: field(values, name, int) for name in values},
-    )

@@ -9,13 +9,14 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from holdfast import clock, errors
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import TableSchema
 from holdfast.backends.schema import decode_schemas, encode_schemas
-from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, UnavailableError
+from holdfast.snapshotter.fields import NOT_STORED, Coding, SignedInt, Stored
 from holdfast.snapshotter.snapshots.snapshots import SnapshotPolicy
 
 Message = Mapping[str, Any]
@@ -52,32 +53,20 @@ def field(message: Message, name: str, kind: type[_Kind]) -> _Kind:
     return value
 
 
-def pointer_field(message: Message, name: str) -> Pointer | None:
-    """Return the pointer that a field holds as text; None if it is null."""
-    return None if message.get(name) is None else Pointer.parse(field(message, name, str))
+class _Message(Stored, notice=True):
+    """A message, of which a later release may know more fields."""
 
-
-def _number_field(message: Message, name: str) -> int | None:
-    return None if message.get(name) is None else field(message, name, int)
-
-
-def _policy_field(message: Message) -> SnapshotPolicy:
-    policy = field(message, "policy", dict)
-    names = {f.name for f in fields(SnapshotPolicy)}
-    if policy.keys() != names or not all(value is None or type(value) is int for value in policy.values()):
-        raise InvalidArgumentError("a request to the state server needs numbers in 'policy'", names=sorted(names))
-    return SnapshotPolicy(**policy)
-
-
-def _texts_field(message: Message, name: str) -> dict[str, str]:
-    texts = field(message, name, dict)
-    if not all(isinstance(value, str) for value in texts.values()):
-        raise InvalidArgumentError(f"a request to the state server needs texts in {name!r}")
-    return texts
+    @classmethod
+    def read(cls, values: object, source: str = "a request to the state server") -> Self:
+        """Return the message that decoded JSON holds. Raises `InvalidArgumentError`."""
+        try:
+            return super().read(values, source)
+        except CorruptionError as exc:
+            raise InvalidArgumentError(exc.message, **exc.facts) from exc
 
 
 @dataclass(frozen=True)
-class ShardAddress:
+class ShardAddress(_Message, notice=True):
     """What the state server must know to open a shard."""
 
     directory: str  #: The shard's local directory
@@ -93,44 +82,40 @@ class ShardAddress:
         """Return the address of a shard whose tables have these schemas."""
         return cls(str(directory), backend, dict(backend_options), encode_schemas(tables))
 
-    @classmethod
-    def read(cls, message: Message) -> ShardAddress:
-        """Return the address that the field ``shard`` of a message holds. Raises `InvalidArgumentError`."""
-        shard = field(message, "shard", dict)
-        return cls(
-            field(shard, "directory", str),
-            field(shard, "backend", str),
-            _texts_field(shard, "backend_options"),
-            field(shard, "tables", dict),
-        )
-
     def schemas(self) -> dict[str, TableSchema]:
         """Return the tables' schemas. Raises `CorruptionError` if they cannot be read."""
         return decode_schemas(self.tables)
 
 
 @dataclass(frozen=True)
-class MeasuredBatch:
+class MeasuredBatch(_Message, notice=True):
     """What a shard's call has measured, and for which micro-batch."""
 
     batch_id: int | None  #: None where Spark does not tell
     batch_ms: int  #: When the micro-batch was planned: the same in every attempt at it
-    values: Mapping[str, int | None]  #: By the names of `holdfast.spark_integration.client.measures.CallMeasures`
-
-    @classmethod
-    def read(cls, message: Message) -> MeasuredBatch | None:
-        """Return what the field ``measured`` of a message holds; raises `InvalidArgumentError`."""
-        if message.get("measured") is None:
-            return None
-        measured = field(message, "measured", dict)
-        values = field(measured, "values", dict)
-        if not all(value is None or type(value) is int for value in values.values()):
-            raise InvalidArgumentError("a request to the state server needs numbers in 'values'")
-        return cls(_number_field(measured, "batch_id"), field(measured, "batch_ms", int), values)
+    #: By the names of `holdfast.spark_integration.client.measures.CallMeasures`
+    values: Mapping[str, SignedInt | None]
 
 
 @dataclass(frozen=True)
-class SnapshotNews:
+class RecentBatch(_Message, notice=True):
+    """One micro-batch of one operator: on one executor, or on all that were asked."""
+
+    #: The query's id, and the name of the operator's directory
+    query: str
+    operator: str
+    batch_id: int | None  #: None where Spark does not tell
+    batch_ms: int  #: When it was planned, in ms since 1970
+    shards: int  #: Shards that were called
+    values: Mapping[str, SignedInt]  #: Their measures together, by the names of `CallMeasures`
+
+    def ms(self, name: str) -> float:
+        """Return a time by its name without the unit, in ms."""
+        return self.values.get(f"{name}_us", 0) / 1_000
+
+
+@dataclass(frozen=True)
+class SnapshotNews(_Message, notice=True):
     """What the state server answers to an announcement: what became of the shard's snapshots."""
 
     #: Since the last snapshot that this server knows, or since it first saw the shard; None without durable storage
@@ -142,18 +127,16 @@ class SnapshotNews:
     def __add__(self, later: SnapshotNews) -> SnapshotNews:
         return SnapshotNews(later.age_ms, self.stored_bytes + later.stored_bytes, self.failures + later.failures)
 
-    @classmethod
-    def read(cls, message: object) -> SnapshotNews:
-        """Return the news that an answer holds; raises `InvalidArgumentError`."""
-        if not isinstance(message, dict):
-            raise InvalidArgumentError("the state server's answer is not a JSON object")
-        return cls(
-            _number_field(message, "age_ms"), field(message, "stored_bytes", int), field(message, "failures", int)
-        )
+
+def _policy(values: Mapping[str, int | None]) -> SnapshotPolicy:
+    try:
+        return SnapshotPolicy(**values)
+    except TypeError as exc:
+        raise ValueError("other fields") from exc
 
 
 @dataclass(frozen=True)
-class Committed:
+class Committed(_Message, notice=True):
     """A shard has a new version."""
 
     shard: ShardAddress
@@ -163,14 +146,14 @@ class Committed:
     state_dir: str | None
     #: As configured. They cross a socket that only this user can open, and are never stored.
     storage_options: Mapping[str, str]
-    policy: SnapshotPolicy
+    policy: Annotated[SnapshotPolicy, Coding(Mapping[str, int | None], _policy, asdict)]
     retained_versions: int  #: How many versions before the accepted one the query may return to
     upload_bandwidth_bytes: int | None = None  #: Limit on the bytes per second that snapshots send
     measured: MeasuredBatch | None = None
     metrics_port: int | None = None  #: First of the ports where the server may answer Prometheus; None for none
     metrics_address: str = "127.0.0.1"
-    #: In the state server: when the announcement came, in ms that never go back. It is not sent.
-    announced_ms: int = dataclasses.field(default_factory=clock.monotonic_ms, compare=False)
+    #: In the state server: when the announcement came, in ms that never go back
+    announced_ms: Annotated[int, NOT_STORED] = dataclasses.field(default_factory=clock.monotonic_ms, compare=False)
 
     def __repr__(self) -> str:
         accepted = str(self.accepted) if self.accepted else None
@@ -178,37 +161,14 @@ class Committed:
 
     def encode(self) -> bytes:
         """Return the message as bytes."""
-        pointers = {"accepted": str(self.accepted) if self.accepted else None, "committed": str(self.committed)}
-        message = asdict(self) | pointers
-        del message["announced_ms"]
-        return encode(message)
+        return encode(self.to_json())
 
     @classmethod
-    def decode(cls, data: bytes) -> Committed:
+    def of_bytes(cls, data: bytes) -> Committed:
         """Return the message that `encode` wrote. Raises `InvalidArgumentError` if it did not write this."""
-        message = decode(data)
-        committed = pointer_field(message, "committed")
-        if committed is None:
-            raise InvalidArgumentError("an announcement names no version")
-        return cls(
-            shard=ShardAddress.read(message),
-            accepted=pointer_field(message, "accepted"),
-            committed=committed,
-            prefix=field(message, "prefix", str),
-            state_dir=None if message.get("state_dir") is None else field(message, "state_dir", str),
-            storage_options=_texts_field(message, "storage_options"),
-            policy=_policy_field(message),
-            retained_versions=field(message, "retained_versions", int),
-            upload_bandwidth_bytes=_number_field(message, "upload_bandwidth_bytes"),
-            measured=MeasuredBatch.read(message),
-            metrics_port=_number_field(message, "metrics_port"),
-            metrics_address=_metrics_address(message),
-        )
-
-
-def _metrics_address(message: Message) -> str:
-    # Workers of an earlier release do not name it.
-    return field(message, "metrics_address", str) if "metrics_address" in message else Committed.metrics_address
+        # Workers of an earlier release do not name the last fields.
+        defaults = {one.name: one.default for one in fields(cls) if one.default is not dataclasses.MISSING}
+        return cls.read({**defaults, **decode(data)})
 
 
 def encode_error(error: HoldfastError) -> bytes:

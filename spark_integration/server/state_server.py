@@ -102,7 +102,7 @@ class StateService(flight.FlightServerBase):
         if kind == "ping":
             return None
         if kind == "committed":
-            committed = Committed.decode(body)
+            committed = Committed.of_bytes(body)
             self._housekeeping.announce(committed)
             news = self._snapshotting.announce(committed)
             self._batches.announce(committed)
@@ -111,7 +111,7 @@ class StateService(flight.FlightServerBase):
         if kind == "recent":
             return self._batches.recent()
         if kind == "snapshot":
-            return self._snapshotting.write_now(Committed.decode(body))
+            return self._snapshotting.write_now(Committed.of_bytes(body))
         if kind == "statistics":
             return self._statistics()
         if kind == "drain":

@@ -75,7 +75,8 @@ def announce(
     if client.has_just_timed_out:
         return None
     try:
-        return SnapshotNews.read(client.call("committed", message.encode(), ANNOUNCE_TIMEOUT_SECONDS))
+        answer = client.call("committed", message.encode(), ANNOUNCE_TIMEOUT_SECONDS)
+        return SnapshotNews.read(answer, "the state server's answer")
     except HoldfastError as exc:
         _log.info("%s", exc)
         _start_server(client)

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.health import Health, Report, Run, Signs, Verdict, health_of, judge, runs_of
 from holdfast.snapshotter.ownership.claims import Claim, ClaimingRun
-from holdfast.spark_integration.client.connection import RecentBatch
+from holdfast.spark_integration.client.messages import RecentBatch
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
 
 NOW = 1_800_000_000_000

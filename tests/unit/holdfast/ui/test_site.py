@@ -21,7 +21,8 @@ from flask.testing import FlaskClient
 
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.client.connection import RecentBatch, over_executors
+from holdfast.spark_integration.client.connection import over_executors
+from holdfast.spark_integration.client.messages import RecentBatch
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.ui import inquiry
 from holdfast.ui.app import trusted_hosts

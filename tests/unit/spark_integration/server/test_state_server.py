@@ -336,7 +336,7 @@ def test_an_announcement_of_a_release_without_metrics_is_read() -> None:
     fields = json.loads(replace(COMMITTED, metrics_port=9321).encode())
     for name in ("metrics_address", "metrics_port", "measured"):
         del fields[name]
-        read = Committed.decode(json.dumps(fields | {"of a later release": 1}).encode())
+        read = Committed.of_bytes(json.dumps(fields | {"of a later release": 1}).encode())
         assert read.metrics_address == "127.0.0.1"
     assert read.metrics_port is None
 
@@ -516,7 +516,7 @@ def test_a_restarted_query_has_a_snapshot_of_a_shard_that_only_snapshots_open(be
     columns = TableSchema.of("counts", COUNTS.key, pa.schema([*COUNTS.value, ("more", pa.int64())]))
     address = ShardAddress.of(Path(message.shard.directory), "memory", {}, {"counts": columns})
     time.sleep(0.002)  # the clock of announcements has ticked since the shard was opened
-    bench.snapshotting.announce(Committed.decode(replace(message, shard=address).encode()))
+    bench.snapshotting.announce(Committed.of_bytes(replace(message, shard=address).encode()))
     eventually(lambda: bench.snapshots("a") == [str(message.committed)])
 
 
