@@ -12,7 +12,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -148,13 +148,11 @@ def rows_view(query: StoredQuery, operator: str, asked: Asked, monotonic_ms: Cal
     if asked.table is not None and asked.table not in tables:
         raise InvalidArgumentError("the operator has no such table", table=cut(asked.table), tables=", ".join(tables))
     planned = max((row.batch_ms for rows in now.pointers.values() for row in rows), default=0)
-    known = (query.batches(), now.batch_id, planned, tables, table, now.grouping)
+    view = RowsView(asked, query.batches(), now.batch_id, planned, tables, table, now.grouping)
     if asked.key:
         found, is_whole = _of_key(query, now, asked)
-        return RowsView(asked, *known, found=found, is_whole=is_whole)
-    if not table:
-        return RowsView(asked, *known)
-    return _of_shards(query, now, asked, known, monotonic_ms)
+        return replace(view, found=found, is_whole=is_whole)
+    return _of_shards(query, now, view, monotonic_ms) if table else view
 
 
 def _of_key(query: StoredQuery, now: StoredOperator, asked: Asked) -> tuple[list[KeyTable], bool]:
@@ -187,15 +185,9 @@ def _marked(rows: list[list[str | None]], before: list[list[str | None]] | None)
     ]
 
 
-def _of_shards(
-    query: StoredQuery,
-    now: StoredOperator,
-    asked: Asked,
-    known: tuple[list[int], int, int, list[str], str, tuple[str, ...]],
-    monotonic_ms: Callable[[], int],
-) -> RowsView:
-    """Return a page of rows from the requested place, across as many shards as fill it."""
-    table = known[4]
+def _of_shards(query: StoredQuery, now: StoredOperator, view: RowsView, monotonic_ms: Callable[[], int]) -> RowsView:
+    """Return the view with a page of rows from the requested place, across as many shards as fill it."""
+    asked, table = view.asked, view.table
     with_state = sorted({row.shard for rows in now.pointers.values() for row in rows if row.pointer is not None})
     waiting = [shard for shard in with_state if asked.shard is None or shard >= asked.shard]
     until_ms, searched = monotonic_ms() + _PATIENCE_MS, 0
@@ -213,7 +205,7 @@ def _of_shards(
         if is_enough or (not asked.contains and shown.rows):
             break
     following = (waiting[0], after) if waiting else None
-    return RowsView(asked, *known, rows=shown, shard=begun, searched=searched, next=following)
+    return replace(view, rows=shown, shard=begun, searched=searched, next=following)
 
 
 def _of_shard(

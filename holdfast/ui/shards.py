@@ -37,6 +37,7 @@ CELLS_MAX = 240
 BARS_MAX = 60
 LEVELS = 9
 SHARDS_MAX = 48
+_TOP = 8
 _PATIENCE_MS = 4_000
 _KNOWN_MAX = 100_000
 #: Neighbours in the list are asked for at different times, so that those asked in time are spread.
@@ -196,9 +197,9 @@ def _cells(measure: Measure, shards: Column, values: Column, low: int, high: int
     return [Cell(low + i * each, min(low + (i + 1) * each - 1, high), text(i), int(levels[i])) for i in range(number)]
 
 
-def _top(measure: Measure, shards: Column, values: Column, many: int = 8) -> list[tuple[int, int, str, str]]:
+def _top(measure: Measure, shards: Column, values: Column) -> list[tuple[int, int, str, str]]:
     median = float(np.median(values)) if len(values) else 0.0
-    order = np.argsort(-values, kind="stable")[:many]
+    order = np.argsort(-values, kind="stable")[:_TOP]
     return [
         (int(shards[i]), int(values[i]), measure.text(values[i]), times(values[i] / median) if median else "")
         for i in order

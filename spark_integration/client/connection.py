@@ -33,7 +33,7 @@ from holdfast.spark_integration.client.messages import RecentBatch, ServerLostEr
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.executor.processes import executor_process, kept_per_process
 
-START_WITHIN_SECONDS = 60.0
+START_WITHIN_MS = 60_000
 START_TRIES = 3
 START_AGAIN_AFTER_MS = 10_000
 _LOOK_EVERY_MS = 20
@@ -93,9 +93,9 @@ class StateClient:
         """The server's log file."""
         return local_dirs.log_path(self._directory)
 
-    def require_server(self, within_seconds: float = START_WITHIN_SECONDS) -> None:
+    def require_server(self) -> None:
         """Wait until a server answers; start one if none runs. Raises `UnavailableError`."""
-        end_ms = clock.monotonic_ms() + int(within_seconds * 1000)
+        end_ms = clock.monotonic_ms() + START_WITHIN_MS
         failed = 0
         while True:
             try:

@@ -120,27 +120,16 @@ class TableChanges:
         self.removed += len(found.removed)
         self.changed += len(found.changed)
         self.added += len(found.added)
-        self._keep(CHANGED, before, found.changed, after, found.changed_to, rows_max)
-        self._keep(ADDED, None, None, after, found.added, rows_max)
-        self._keep(REMOVED, before, found.removed, None, None, rows_max)
-
-    def _keep(
-        self,
-        kind: str,
-        before: Run | None,
-        old: IntArray | None,
-        after: Run | None,
-        new: IntArray | None,
-        rows_max: int,
-    ) -> None:
-        room = max(0, rows_max - len(self.rows))
-        sides = [
-            None if run is None or rows is None else (_rows(run.keys, rows[:room]), _rows(run.values, rows[:room]))
-            for run, rows in ((before, old), (after, new))
-        ]
-        keys = next(side[0] for side in sides if side is not None)
-        values = [side[1] if side is not None else [None] * len(keys) for side in sides]
-        self.rows += [RowChange(kind, *facts) for facts in zip(keys, *values, strict=True)]
+        old, new = {CHANGED: found.changed, REMOVED: found.removed}, {CHANGED: found.changed_to, ADDED: found.added}
+        for kind in (CHANGED, ADDED, REMOVED):
+            room = max(0, rows_max - len(self.rows))
+            sides = [
+                (_rows(run.keys, rows[kind][:room]), _rows(run.values, rows[kind][:room])) if kind in rows else None
+                for run, rows in ((before, old), (after, new))
+            ]
+            keys = next(side[0] for side in sides if side is not None)
+            values = [side[1] if side is not None else [None] * len(keys) for side in sides]
+            self.rows += [RowChange(kind, *facts) for facts in zip(keys, *values, strict=True)]
 
 
 def _rows(columns: pa.RecordBatch, rows: IntArray) -> list[dict[str, Any]]:

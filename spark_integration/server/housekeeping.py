@@ -45,8 +45,7 @@ from holdfast.mvcc import VersionedStore
 from holdfast.spark_integration.client.messages import Committed
 from holdfast.spark_integration.executor.local_dirs import CLAIM_SUFFIX, IN_MEMORY, ON_DISK, RUNS, SHARD_PREFIX
 from holdfast.spark_integration.executor.takeover import KEPT_MS
-from holdfast.spark_integration.server.durable_logs import DurableLogs
-from holdfast.spark_integration.server.open_shards import OpenShards, ShardQueue
+from holdfast.spark_integration.server.open_shards import DurableLogs, OpenShards, ShardQueue
 
 IDLE_ROUNDS = 32
 SILENT_MS = 15 * 60_000

@@ -33,8 +33,7 @@ from holdfast.snapshotter.upkeep.catalogue import Headers
 from holdfast.snapshotter.upkeep.retention import run_retention
 from holdfast.snapshotter.upkeep.troubles import Troubles
 from holdfast.spark_integration.client.messages import Committed, SnapshotNews
-from holdfast.spark_integration.server.durable_logs import DurableLogs
-from holdfast.spark_integration.server.open_shards import OpenShards, ShardQueue
+from holdfast.spark_integration.server.open_shards import DurableLogs, OpenShards, ShardQueue
 
 RETRY_AFTER_MS, RETRY_AFTER_MS_MAX = 1_000, 5 * 60_000
 #: A clean-up lists all objects of the shard.

@@ -44,10 +44,9 @@ from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.spark_integration.client.messages import Committed, decode, encode_error, field
 from holdfast.spark_integration.executor import local_dirs, takeover
 from holdfast.spark_integration.executor.processes import ProcessId
-from holdfast.spark_integration.server.durable_logs import DurableLogs
 from holdfast.spark_integration.server.exposition import Exposition, MeasuredBatches, ServerMetrics
 from holdfast.spark_integration.server.housekeeping import Housekeeping, ShardUse
-from holdfast.spark_integration.server.open_shards import OpenShards
+from holdfast.spark_integration.server.open_shards import DurableLogs, OpenShards
 from holdfast.spark_integration.server.snapshotting import Snapshotting
 
 CLEAN_EVERY_SECONDS = 300.0

@@ -31,9 +31,8 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.executor.takeover import open_backend
-from holdfast.spark_integration.server.durable_logs import DurableLogs
 from holdfast.spark_integration.server.housekeeping import Housekeeping, ShardUse
-from holdfast.spark_integration.server.open_shards import OpenShards
+from holdfast.spark_integration.server.open_shards import DurableLogs, OpenShards
 from holdfast.spark_integration.server.snapshotting import Snapshotting
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 

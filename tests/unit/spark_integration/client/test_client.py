@@ -62,7 +62,7 @@ def test_executors_are_asked_whatever_memory_is_free(tmp_path: Path, monkeypatch
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     asked: list[Path] = []
 
-    def ask(directory: Path, timeout_seconds: float) -> list[connection.RecentBatch]:
+    def ask(directory: Path, timeout_seconds: float) -> list[object]:
         asked.append(directory)
         return []
 

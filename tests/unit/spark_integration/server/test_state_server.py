@@ -33,7 +33,6 @@ from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.executor.local_dirs import CLAIM_SUFFIX, RUNS
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.spark_integration.server import open_shards, snapshotting, state_server
-from holdfast.spark_integration.server.durable_logs import DurableLogs
 from holdfast.spark_integration.server.exposition import Exposition, MeasuredBatches, ServerMetrics
 from holdfast.spark_integration.server.housekeeping import (
     LEFTOVER_EVERY_MS,
@@ -42,7 +41,7 @@ from holdfast.spark_integration.server.housekeeping import (
     remove_if_empty,
     remove_old_runs,
 )
-from holdfast.spark_integration.server.open_shards import OpenShards
+from holdfast.spark_integration.server.open_shards import DurableLogs, OpenShards
 from holdfast.spark_integration.server.snapshotting import Snapshotting
 from holdfast.spark_integration.server.state_server import UPLOAD_THREADS
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
