@@ -176,7 +176,13 @@ def _show(
             f"{len(listing.shards):,} of {record.shards:,} shards have objects here"
         )
         if "tables" in document:
-            _show_tables(target, document["tables"])
+            tables = table("table", "column", "", "type")
+            for name, sides in document["tables"].items():
+                for side, columns in sides.items():
+                    for column in columns:
+                        is_key = "key" if side == "key" else ""
+                        tables.add_row(plain(name), plain(column["name"]), is_key, plain(column["type"]))
+            console.print(tables)
         else:
             console.print(error, soft_wrap=True)
     estimated = f", {document['shards_estimated']:,} shards estimated" if document["shards_estimated"] else ""
@@ -200,16 +206,6 @@ def _show(
 def _behind(shard: ShardListing) -> str:
     commits = counted(shard.commits_since_snapshot, "commit")
     return f"{commits} since a shard's newest snapshot" if shard.newest_snapshot else f"{commits} and no snapshot yet"
-
-
-def _show_tables(target: Target, tables: Mapping[str, Mapping[str, list[dict[str, str]]]]) -> None:
-    shown = table("table", "column", "", "type")
-    for name, sides in tables.items():
-        for side, columns in sides.items():
-            for column in columns:
-                words = plain(name), plain(column["name"]), "key" if side == "key" else "", plain(column["type"])
-                shown.add_row(*words)
-    target.console.print(shown)
 
 
 def _show_health(target: Target, health: Health) -> None:

@@ -13,7 +13,7 @@ from holdfast.commands.target import SMALL_COMMITS, Target, on_state_dir, opened
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.ownership.claims import FOLDER as CLAIMS
 from holdfast.snapshotter.ownership.claims import retained_versions
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.ownership.operator_record import read_operator
 from holdfast.snapshotter.ownership.stored_tables import FOLDER, stored_tables
 from holdfast.snapshotter.sink_log import damages as damages_of
 from holdfast.snapshotter.upkeep.retention import RETAINED_VERSIONS
@@ -64,22 +64,16 @@ def _retained(target: Target, retain: int | None, damages: list[Damage]) -> Iter
         except (CorruptionError, NotFoundError) as exc:
             damages.append(Damage(f"{name}/operator", str(exc), ("all of the operator",)))
         else:
-            damages += _unreadable_schemas(target, record)
+            try:
+                stored_tables(target.storage, record)
+            except CorruptionError as exc:
+                damages.append(Damage(f"{name}/{FOLDER}", str(exc), ("all of the operator",)))
             try:
                 number = retained_versions(target.storage, record)
             except CorruptionError as exc:
                 newest = listing.claim()
                 damages.append(Damage(f"{name}/{CLAIMS}/{newest.key if newest else ''}", str(exc)))
         yield name, retain or number
-
-
-def _unreadable_schemas(target: Target, record: OperatorRecord) -> list[Damage]:
-    """Return the first damaged object of those that declare tables beside the record."""
-    try:
-        stored_tables(target.storage, record)
-    except CorruptionError as exc:
-        return [Damage(f"{record.operator}/{FOLDER}", str(exc), ("all of the operator",))]
-    return []
 
 
 def _show(target: Target, damages: list[Damage], facts: dict[str, int]) -> None:

@@ -235,12 +235,11 @@ def _row(place: int, operator: OperatorSurvey, whole: int, failing: Mapping[str,
 def _answers(found: list[tuple[int, OperatorSurvey]], lost: list[str], queries: list[Card]) -> list[Answer]:
     told = [_biggest(found), _hottest(found), _behind(found), _failing(found, lost, queries)]
     is_any_running = any(card.health.state == "running" for card in queries)
-    return told if is_any_running else [_past(one) for one in told]
-
-
-def _past(answer: Answer) -> Answer:
-    """Return an answer where no query is known to run: that all was well says nothing of now."""
-    return replace(answer, answer="Not when last seen", verdict="plain") if answer.verdict == "good" else answer
+    if is_any_running:
+        return told
+    # Where no query is known to run, that all was well says nothing of now.
+    past = {"answer": "Not when last seen", "verdict": "plain"}
+    return [replace(one, **past) if one.verdict == "good" else one for one in told]
 
 
 def _biggest(found: list[tuple[int, OperatorSurvey]]) -> Answer:

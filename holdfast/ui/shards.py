@@ -227,24 +227,15 @@ def skew(operator: OperatorSurvey, found: Measured) -> Skew | None:
     median = float(np.median(values))
     edges = np.unique(np.linspace(0, len(values), min(len(values), BARS_MAX) + 1).astype(int))
     means = np.add.reduceat(values, edges[:-1]) / np.diff(edges)
-    bars = [
-        (float(mean) / greatest, f"{_ranks(int(start), int(end))}: {measure.text(mean)}")
-        for mean, start, end in zip(means, edges[:-1], edges[1:], strict=True)
-    ]
-    return Skew(_sentence(measure, values, median), bars, median / greatest)
-
-
-def _ranks(start: int, end: int) -> str:
-    return f"rank {start + 1:,}" if end == start + 1 else f"ranks {start + 1:,} to {end:,}"
-
-
-def _sentence(measure: Measure, values: Column, median: float) -> str:
-    greatest = int(values[0])
+    bars = []
+    for mean, start, end in zip(means, edges[:-1], edges[1:], strict=True):
+        ranks = f"rank {end:,}" if end == start + 1 else f"ranks {start + 1:,} to {end:,}"
+        bars.append((float(mean) / greatest, f"{ranks}: {measure.text(mean)}"))
     by = f", {times(greatest / median)} the median of {measure.text(median)}" if median else ", and most have none"
     tenth = -(-len(values) // 10)
     share = percent(int(values[:tenth].sum()) / int(values.sum()))
     held = f" The largest {count(tenth)} of {count(len(values))} hold {share} of all." if measure.is_sum else ""
-    return f"The largest has {measure.text(greatest)}{by}.{held}"
+    return Skew(f"The largest has {measure.text(greatest)}{by}.{held}", bars, median / greatest)
 
 
 class RowCounter:

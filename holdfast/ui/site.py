@@ -123,7 +123,7 @@ class NamedQuery:
         finally:
             with self._lock:
                 self._readers -= 1
-                is_last = self._is_unread()
+                is_last = self._is_left and not self._readers
             if is_last:
                 self._close()
 
@@ -134,9 +134,6 @@ class NamedQuery:
             self._is_left = True
         if is_last:
             self._close()
-
-    def _is_unread(self) -> bool:
-        return self._is_left and not self._readers
 
     def _close(self) -> None:
         self._surveys.submit(self._stored.close)  # which waits for requests that others have given up

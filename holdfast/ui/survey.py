@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +19,7 @@ from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.sink_log import Entry, SinkLog, StoredSink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, StateSizes, list_begun
+from holdfast.spark_integration.spark_state.query_location import QueryLocation
 
 Column = NDArray[np.int64]
 KINDS = ("commit", "snapshot", "part", "trouble", "probe", "unknown")
@@ -27,7 +27,6 @@ COMMIT, SNAPSHOT, PART, TROUBLE = range(4)
 HOUR_MS = 60 * 60_000
 #: Sinks whose newest decision is read.
 _DECISIONS_MAX = 20
-_METADATA_BYTES_MAX = 1 << 16
 #: What fits a column; a store may say anything.
 _LARGEST = 1 << 62
 
@@ -218,7 +217,7 @@ def survey(storage: ObjectStorage, sizes: StateSizes) -> Survey:
     listed. Cost: one listing, one small request, two for each operator, one for each of the first sinks, and once one
     for each of some snapshots. Memory: about 1 KB an object while it lists, then 33 bytes.
     """
-    if query_id := _query_id(storage):
+    if query_id := QueryLocation(storage).find_id():
         return Survey({}, (), 0, (), query_id)
     listing = list_begun(storage)
     without_record = tuple(listing.without_record())
@@ -227,16 +226,6 @@ def survey(storage: ObjectStorage, sizes: StateSizes) -> Survey:
     sinks = [_sink(storage, one) for one in listing.sinks[:_DECISIONS_MAX]]
     sinks += [SinkSurvey(one) for one in listing.sinks[_DECISIONS_MAX:]]
     return Survey(operators, tuple(sinks), foreign, without_record)
-
-
-def _query_id(storage: ObjectStorage) -> str:
-    """Return the query's id from its checkpoint location; empty for other locations."""
-    try:
-        found = json.loads(bytes(storage.get("metadata", _METADATA_BYTES_MAX)))
-    except (NotFoundError, CorruptionError, ValueError, RecursionError):
-        return ""
-    query_id = found.get("id") if isinstance(found, dict) else None
-    return query_id if isinstance(query_id, str) else ""
 
 
 def _operator(storage: ObjectStorage, listing: OperatorListing, sizes: StateSizes) -> OperatorSurvey:

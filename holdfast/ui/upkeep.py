@@ -19,7 +19,7 @@ from holdfast.snapshotter.ownership.claims import retained_versions
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, shard_prefix
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.catalogue import Headers, ShardListing, list_shard
+from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
 from holdfast.snapshotter.upkeep.retention import RETAINED_VERSIONS, History, needed_in_storage, plan
 from holdfast.snapshotter.upkeep.verification import Damage, verify_shard
 from holdfast.ui.survey import OperatorSurvey
@@ -184,15 +184,11 @@ def _verified(
 def _verify(
     executor: Executor, retained: int, shard: int, folder: PrefixedStorage, go_on: Callable[[int], None]
 ) -> tuple[CheckedShard, tuple[Damage, ...]]:
-    listing = list_shard(folder)
-    if _size(listing) > READ_BYTES_MAX:
-        return CheckedShard(shard, 0, _size(listing), problem="too large for a page: holdfast verify reads it"), ()
+    size_bytes = sum(o.size_bytes for o in list_shard(folder).objects.values())
+    if size_bytes > READ_BYTES_MAX:
+        return CheckedShard(shard, 0, size_bytes, problem="too large for a page: holdfast verify reads it"), ()
     try:
         report = verify_shard(folder, executor, retained, go_on)
     except NotFoundError as exc:  # it is being deleted
         return CheckedShard(shard, problem=str(exc)), ()
     return CheckedShard(shard, report.objects, report.size_bytes, report.versions), report.damages
-
-
-def _size(listing: ShardListing) -> int:
-    return sum(o.size_bytes for o in listing.objects.values())

@@ -211,12 +211,11 @@ def _digest(executor_directory: Path) -> str:
 
 def make_log_directory() -> None:
     """Make the directory of the log files."""
-    user_directory(temporary_directory())
-    private_directory(_log_directory())
+    private_directory(user_directory(temporary_directory()) / "logs")
 
 
 def _log_directory() -> Path:
-    return temporary_directory() / f"holdfast-{os.getuid()}" / "logs"
+    return temporary_directory() / user_name() / "logs"
 
 
 def remove_old_logs(now_ms: int) -> None:

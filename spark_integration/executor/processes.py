@@ -24,7 +24,7 @@ STORAGES = 64
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 ENDS_WITHIN_SECONDS = 5.0
-_PLACE = re.compile(r"[0-9a-f]{16}\.([0-9]{1,9}-[0-9]{1,18})")
+_PROCESS = re.compile("([0-9]{1,9})-([0-9]{1,18})")
 _PYTHON_DAEMONS = ("pyspark.daemon", "pyspark.worker")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _BOOTS = 10**6
@@ -112,13 +112,9 @@ class ProcessId:
     @classmethod
     def parse(cls, text: str) -> ProcessId | None:
         """Parse the output of `str`; None for other text."""
-        pid, _, started = text.partition("-")
-        parsed = cls(int(pid), int(started)) if _is_number(pid) and _is_number(started) else None
+        found = _PROCESS.fullmatch(text)
+        parsed = cls(int(found[1]), int(found[2])) if found else None
         return parsed if str(parsed) == text else None
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
 
 
 def _status(pid: int) -> tuple[int, bool]:
@@ -178,8 +174,7 @@ def lives(place: str, within_seconds: float = ENDS_WITHIN_SECONDS) -> bool | Non
     `place`: what `place_of` returned; anything else stands for no process; `within_seconds`: how long one that is
     ending may take: executors outlive their driver by a second or two.
     """
-    found = _PLACE.fullmatch(place)
-    process = ProcessId.parse(found[1]) if found else None
+    process = ProcessId.parse(place.partition(".")[2])
     if process is None or place != place_of(process):
         return None
     if not process.wait(within_seconds):

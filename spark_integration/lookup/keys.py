@@ -91,16 +91,13 @@ def _bytes_of(value: pa.Scalar) -> bytes | None:
     if types.is_timestamp(t) or types.is_duration(t):
         return struct.pack("<q", value.value)
     if types.is_float32(t) or types.is_float64(t):
-        return _float_bytes(value.as_py(), t.bit_width // 8)
+        number, width = value.as_py(), t.bit_width // 8
+        if number != number:
+            return _CANONICAL_NAN[width]
+        return struct.pack("<f" if width == 4 else "<d", number + 0.0)  # -0.0 + 0.0 is 0.0
     if types.is_decimal128(t):
         return _decimal_bytes(value)
     return None
-
-
-def _float_bytes(number: float, width: int) -> bytes:
-    if number != number:
-        return _CANONICAL_NAN[width]
-    return struct.pack("<f" if width == 4 else "<d", number + 0.0)  # -0.0 + 0.0 is 0.0
 
 
 def _decimal_bytes(value: pa.Scalar) -> bytes:

@@ -474,10 +474,7 @@ def _query_of(location: ObjectStorage) -> str:
 def query_at(location: str | Path, options: Mapping[str, object]) -> str | None:
     """Return the id of the query at a checkpoint location; None for other locations."""
     with open_storage(str(location), options) as storage:
-        try:
-            return QueryLocation(storage).query_id()
-        except (InvalidArgumentError, CorruptionError):
-            return None
+        return QueryLocation(storage).find_id()
 
 
 def _newest(pointers: QueryPointers) -> PointerRow:

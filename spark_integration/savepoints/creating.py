@@ -344,7 +344,12 @@ def end(
         probe_storage(targets, name, checked="the directory for savepoints failed the check before the query stops")
         of.look(without)
         if query is not None:
-            _await_commit(query, of.location, timeout_s)
+            # By the time that Spark has committed what it had planned, it may have planned more, which has just begun.
+            planned, end_ms = of.location.newest_planned() or 0, clock.monotonic_ms() + 1000 * timeout_s
+            while (
+                max(of.location.committed(), default=-1) < planned and query.isActive and clock.monotonic_ms() < end_ms
+            ):
+                clock.sleep_ms(_WAIT_EACH_MS)
     if query is not None:
         query.stop()
 
@@ -358,13 +363,6 @@ def _require_place(target: str | Path, checkpoint_location: str | Path, tasks: T
                 f"this is the query's {what}: choose another directory for savepoints, such as one beside it",
                 target=target,
             )
-
-
-def _await_commit(query: StreamingQuery, location: QueryLocation, timeout_s: float) -> None:
-    """Wait until Spark has committed what it had planned; by then it may have planned more, which has just begun."""
-    planned, end_ms = location.newest_planned() or 0, clock.monotonic_ms() + 1000 * timeout_s
-    while max(location.committed(), default=-1) < planned and query.isActive and clock.monotonic_ms() < end_ms:
-        clock.sleep_ms(_WAIT_EACH_MS)
 
 
 def require_names(without: Collection[str], comment: str) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, find_operator
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables
-from holdfast.snapshotter.savepoints.manifest import SavedOperator, SavedQuery, Savepoint, require_sinks
+from holdfast.snapshotter.savepoints.manifest import SavedOperator, Savepoint, require_sinks
 from holdfast.snapshotter.savepoints.manifest import continue_sinks as hand_over
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -193,9 +193,8 @@ def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: Sta
     shards_of = _restored(tasks, new, saved, states)
     operators = []
     for plan in plans:
-        name, pointers = plan.saved.name, iter(tuple[PointerRow, ...]())
-        if name in states:  # else it is reset
-            pointers = _pointers(states[name], shards_of[name], new.settings.state_dir)
+        state = states.get(plan.saved.name)  # None if it is reset
+        pointers = _pointers(state, shards_of[plan.saved.name], new.settings.state_dir) if state else []
         operators.append(_pointer_operator(plan.saved, pointers))
     first = make_state(new, operators)
     planned = query.planned if changes.continue_sinks else None
@@ -205,12 +204,7 @@ def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: Sta
     if changes.continue_sinks:
         new.require()  # from here on the saved query cannot go on
         hand_over(new.storage, query, new.query_id, clock.new_id())
-    else:
-        _tell_of_sinks(query)
-
-
-def _tell_of_sinks(query: SavedQuery) -> None:
-    """Warn that results will be shown twice if the new query writes to the saved one's sinks."""
+        return
     for sink in query.uncommitted:
         _log.warning(
             "sink %r has decided micro-batch %d of the saved query, which is not in the savepoint: the restored query "
@@ -301,7 +295,7 @@ def _restored(
     return found
 
 
-def _pointer_operator(saved: SavedOperator, pointers: Iterator[PointerRow]) -> PointerOperator:
+def _pointer_operator(saved: SavedOperator, pointers: Iterable[PointerRow]) -> PointerOperator:
     time_mode = _time_mode(saved)
     timeout_conf: TimeoutConf = TIMEOUT_CONF[time_mode] if saved.has_timeout else "NoTimeout"
     output_mode = saved.configuration.get("outputMode", "update").lower()

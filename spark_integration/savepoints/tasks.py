@@ -135,7 +135,10 @@ def require_no_error(found: Iterable[Any]) -> None:
     """Raise the first error that rows of tasks return."""
     for row in found:
         if row["error"] is not None:
-            raise _error_of(row["error"], row["operator"], row["shard"])
+            kind, _, message = row["error"].partition(": ")
+            error: type[HoldfastError] = getattr(errors, kind, CorruptionError)
+            assert issubclass(error, HoldfastError)
+            raise error(f"{row['operator']}, shard {row['shard']}: {message}")
 
 
 def each_ahead(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Generator[_Result, None, None]:
@@ -148,15 +151,6 @@ def failed(facts: Mapping[str, Any], error: HoldfastError) -> dict[str, Any]:
     if error.retryable:
         raise error
     return {"operator": facts["operator"], "shard": facts["shard"], "error": f"{type(error).__name__}: {error}"}
-
-
-def _error_of(text: str, operator: str, shard: int) -> HoldfastError:
-    """Return the error that a task returned as text."""
-    kind, _, message = text.partition(": ")
-    found = getattr(errors, kind, CorruptionError)
-    assert issubclass(found, HoldfastError)
-    error: HoldfastError = found(f"{operator}, shard {shard}: {message}")
-    return error
 
 
 class Tasks(Protocol):

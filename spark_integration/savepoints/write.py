@@ -142,7 +142,10 @@ def tables_of_frames(
     if unknown:
         raise InvalidArgumentError("expiring names a table that is not written", table=min(unknown))
     if time_mode != "None" and TIMERS not in frames:
-        found.append(_no_timers(found[0], time_mode))
+        table, grouping_columns = found[0], found[0].frame.columns[: found[0].grouping]
+        own = KeyTimers.tables(table.schema.key, TIMEOUT_CONF[time_mode])
+        none = table.frame.select(*map(quoted, grouping_columns), F.lit(0).cast("long")).limit(0)
+        found.append(TableRows(own[TIMERS], none, table.grouping, own[TIMERS_BY_DUE]))
     return found
 
 
@@ -171,13 +174,6 @@ def _timers(frame: DataFrame, grouping: Grouping, key_types: pa.Schema, time_mod
             "timers have the keys, and a column that says when one is due", columns=values, expected=expected
         )
     return TableRows(tables[TIMERS], _selected(frame, grouping, values), len(key_types), tables[TIMERS_BY_DUE])
-
-
-def _no_timers(table: TableRows, time_mode: TimeMode) -> TableRows:
-    tables = KeyTimers.tables(table.schema.key, TIMEOUT_CONF[time_mode])
-    keys = table.frame.columns[: table.grouping]
-    none = table.frame.select(*map(quoted, keys), F.lit(0).cast("long")).limit(0)
-    return TableRows(tables[TIMERS], none, table.grouping, tables[TIMERS_BY_DUE])
 
 
 def _others(frame: DataFrame, grouping: Grouping) -> list[str]:

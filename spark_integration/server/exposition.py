@@ -81,10 +81,6 @@ class _Batch:
     values: dict[str, int] = field(default_factory=dict)
     shards: set[str] = field(default_factory=set)
 
-    def add(self, directory: str, values: Mapping[str, int]) -> None:
-        self.shards.add(directory)
-        self.values = together(self.values, values)
-
 
 @dataclass
 class OperatorTotals:
@@ -109,7 +105,8 @@ class OperatorTotals:
         if directory in batch.shards:
             self.values["repeated_calls"] += 1
             return
-        batch.add(directory, values)
+        batch.shards.add(directory)
+        batch.values = together(batch.values, values)
         self.values["calls"] += 1
         self.values.update(values)
 
@@ -238,18 +235,16 @@ class Exposition:
         if message.metrics_port is None or not self._looking.acquire(blocking=False):
             return
         try:
-            if self.port is None and (self._retry_ms is None or self._monotonic_ms() >= self._retry_ms):
-                self._look(message.metrics_address, message.metrics_port)
+            if self.port is not None or (self._retry_ms is not None and self._monotonic_ms() < self._retry_ms):
+                return
+            problem = self._begin(message.metrics_address, message.metrics_port)
+            if problem is not None:
+                self._retry_ms = self._monotonic_ms() + RETRY_AFTER_MS
+                self.failures += 1
+                if self.failures == 1:
+                    _log.warning("this state server shows no metrics to Prometheus: %s", problem)
         finally:
             self._looking.release()
-
-    def _look(self, address: str, first_port: int) -> None:
-        problem = self._begin(address, first_port)
-        if problem is not None:
-            self._retry_ms = self._monotonic_ms() + RETRY_AFTER_MS
-            self.failures += 1
-            if self.failures == 1:
-                _log.warning("this state server shows no metrics to Prometheus: %s", problem)
 
     def _begin(self, address: str, first_port: int) -> str | None:
         """Listen at the first free port; return the reason if none can be had."""

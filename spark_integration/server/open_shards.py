@@ -272,11 +272,6 @@ def _close(slot: _Slot) -> None:
             _log.exception("a shard did not close cleanly; what it lost is restored", stacklevel=2)
 
 
-def open_configured(url: str, options: dict[str, str]) -> ObjectStorage:
-    """Open a storage as a query's configuration says."""
-    return open_storage(url, parse_storage_options(options))
-
-
 class _Opened:
     """A storage, the threads that upload to it, and the number of its users.
 
@@ -287,10 +282,6 @@ class _Opened:
         self.storage = storage
         self.threads = threads
         self.users = 0
-
-    def close(self) -> None:
-        self.threads.shutdown(wait=False)
-        self.storage.close()
 
 
 class DurableLogs:
@@ -304,7 +295,9 @@ class DurableLogs:
     def __init__(
         self,
         new_threads: Callable[[], Executor],
-        open_at: Callable[[str, dict[str, str]], ObjectStorage] = open_configured,
+        open_at: Callable[[str, dict[str, str]], ObjectStorage] = lambda url, options: open_storage(
+            url, parse_storage_options(options)
+        ),
         now_ms: Callable[[], int] = clock.now_ms,
     ) -> None:
         self._new_threads = new_threads
@@ -373,7 +366,8 @@ class DurableLogs:
             closing = [self._opened.pop(place) for place in unused]
         for opened in closing:
             try:
-                opened.close()
+                opened.threads.shutdown(wait=False)
+                opened.storage.close()
             except Exception as exc:  # noqa: BLE001  nobody needs it any more, and the text may hold anything
                 _log.warning("closing %s failed: %s", opened.storage.url, type(exc).__name__)
 

@@ -36,6 +36,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -201,6 +202,12 @@ class QueryLocation:
         query_id: str = found["id"]
         return query_id
 
+    def find_id(self) -> str | None:
+        """Return the query's id; None if this is no checkpoint location, or a damaged one."""
+        with suppress(InvalidArgumentError, CorruptionError):
+            return self.query_id()
+        return None
+
     def committed(self) -> list[int]:
         """Return the numbers of the committed micro-batches that are still logged, ascending."""
         return sorted(self._numbers("commits/") & self._numbers("offsets/"))
@@ -306,7 +313,8 @@ class QueryLocation:
         missing = first_missing(set(wanted.values()), newest + 1, end)
         if missing is None:
             return sorted(wanted, key=lambda name: (wanted[name], name))
-        if not names and self._has_named_sources():
+        in_folders = filter(None, (_IN_SOURCE.match(info.key) for info in self._storage.list("sources/")))
+        if not names and not all(_NUMBER.fullmatch(match[1]) for match in in_folders):
             raise InvalidArgumentError(
                 "the query's sources have names, but its log of micro-batches does not: Spark 4.2 writes them with "
                 "spark.sql.streaming.offsetLog.formatVersion=2, set before the query's first start",
@@ -340,10 +348,6 @@ class QueryLocation:
             key = f"{folder}{later[0]}{COMPACT}"
             data = self._storage.get(key, _LOG_BYTES_MAX)
             return memoryview(cut(data, name, f"{self._storage.url}/{key}"))
-
-    def _has_named_sources(self) -> bool:
-        found = [_IN_SOURCE.match(info.key) for info in self._storage.list("sources/")]
-        return any(not _NUMBER.fullmatch(match[1]) for match in found if match)
 
     def _log_offset(self, offset: str) -> int | None:
         try:
