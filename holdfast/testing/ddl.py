@@ -76,21 +76,17 @@ class _Parser:
             return self._decimal()
         if name in ("array", "map", "struct"):
             self.take("<")
-            made = self._nested(name)
+            made: DataType = self.fields() if name == "struct" else self._type()
+            if name == "array":
+                made = ArrayType(made)
+            elif name == "map":
+                self.take(",")
+                made = MapType(made, self._type())
             self.take(">")
             return made
         if name not in _TYPES:
             raise self._error(f"no such type: {name!r}")
         return _TYPES[name]
-
-    def _nested(self, name: str) -> DataType:
-        if name == "struct":
-            return self.fields()
-        first = self._type()
-        if name == "array":
-            return ArrayType(first)
-        self.take(",")
-        return MapType(first, self._type())
 
     def _decimal(self) -> DecimalType:
         digits = [10, 0]

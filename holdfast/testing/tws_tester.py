@@ -432,23 +432,20 @@ class TwsTester:
         if self._columns is None:
             self._columns = GroupingColumns.of_key(key)
         if self._shard is None:
-            self._step = self._step_of(self._columns)
+            self._step = TransformWithState(
+                processor=self._processor,
+                declared=self._declared,
+                key_types=self._columns.types,
+                key_schema=self._columns.schema,
+                given_keys=list(range(len(self._columns.types))),
+                shown_columns=[],
+                exchange=self._by_row,
+                time_mode=self._time_mode,
+                output_mode="append",
+                is_streaming=True,
+            )
             self._shard = EmbeddedShard(self._name, self._step, self._columns.types)
         return self._columns.rows(key, n)
-
-    def _step_of(self, columns: GroupingColumns) -> TransformWithState:
-        return TransformWithState(
-            processor=self._processor,
-            declared=self._declared,
-            key_types=columns.types,
-            key_schema=columns.schema,
-            given_keys=list(range(len(columns.types))),
-            shown_columns=[],
-            exchange=self._by_row,
-            time_mode=self._time_mode,
-            output_mode="append",
-            is_streaming=True,
-        )
 
     def _run(
         self,

@@ -141,8 +141,20 @@ class StateClient:
             "socket": str(self._socket),
             "lock": lock,
         }
+        environment = {**_SERVER_ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         try:
-            self.process = self._server_process(lock)
+            local_dirs.make_log_directory()
+            private = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with open(private, "ab") as log:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "holdfast.spark_integration.server.state_server"],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,
+                    pass_fds=[lock],
+                )
             assert self.process.stdin is not None
             with suppress(BrokenPipeError), self.process.stdin as stdin:  # it ended at once: its log says why
                 stdin.write(json.dumps(configuration).encode())
@@ -150,21 +162,6 @@ class StateClient:
             raise UnavailableError(f"no state server can be started: {exc}", python=sys.executable) from exc
         finally:
             os.close(lock)  # the new process has inherited it
-
-    def _server_process(self, lock: int) -> subprocess.Popen[bytes]:
-        environment = {**_SERVER_ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        local_dirs.make_log_directory()
-        private = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with open(private, "ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "holdfast.spark_integration.server.state_server"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-                pass_fds=[lock],
-            )
 
     def call(self, action: str, body: bytes = b"", timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> Any:
         """Return the server's JSON answer to an action. Raises `ServerLostError`, `HoldfastError`."""

@@ -55,7 +55,6 @@ from holdfast.snapshotter.savepoints.pieces import fetch_piece, write_pieces
 from holdfast.snapshotter.savepoints.savepoints import Making, making, read_log, read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.lookup.keys import free_name, shown_columns
 from holdfast.spark_integration.plan.arguments import operator_name
 from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
@@ -482,7 +481,16 @@ def edit(
         read = read_savepoint(targets, base)
         edited = read.find_operator(operator)
         rows = edited_tables(frames, edited.tables)
-        _copy_rest(writer, read, edited, rows, (savepoint_folder(targets, base), new.folder))
+        replaced = {schema.name for table in rows for schema in (table.schema, table.index) if schema is not None}
+        kept = [
+            (operator.name, piece.shard, json.dumps(piece.to_json()))
+            for operator in read.operators
+            for piece in operator.pieces
+            if operator is not edited or piece.table not in replaced
+        ]
+        run_tasks(writer.spark, kept, PieceCopier(writer.settings, writer.target, base, name))
+        for log in read.query.logs:
+            new.folder.put(log.key, read_log(savepoint_folder(targets, base), log))
         operators = tuple(writer.written(one, rows) if one is edited else one for one in read.operators)
         made = replace(
             read,
@@ -573,23 +581,3 @@ def _no_query(sources: int | Sequence[str], partitions: int) -> SavedQuery:
     batch = {"batchWatermarkMs": 0, "batchTimestampMs": clock.now_ms(), "conf": conf}
     positions = tuple(SavedSource(name, "-", ()) for name in names)
     return SavedQuery("", 0, NAMED_SOURCES if named else "v1", json.dumps(batch), 0, positions)
-
-
-def _copy_rest(
-    writer: TableSetWriter,
-    base: Savepoint,
-    edited: SavedOperator,
-    rows: Sequence[TableRows],
-    folders: tuple[PrefixedStorage, PrefixedStorage],
-) -> None:
-    """Copy from the first folder to the second all of a savepoint but some tables of an operator."""
-    replaced = {schema.name for table in rows for schema in (table.schema, table.index) if schema is not None}
-    kept = [
-        (operator.name, piece.shard, json.dumps(piece.to_json()))
-        for operator in base.operators
-        for piece in operator.pieces
-        if operator is not edited or piece.table not in replaced
-    ]
-    run_tasks(writer.spark, kept, PieceCopier(writer.settings, writer.target, base.name, writer.name))
-    for log in base.query.logs:
-        folders[1].put(log.key, read_log(folders[0], log))
