@@ -175,27 +175,19 @@ _GAUGES: Sequence[tuple[str, str, Callable[[Sequence[int]], int], str, int]] = (
 )
 
 
+@dataclass(frozen=True)
 class ServerMetrics:
-    """A state server's metrics, as a collector for ``prometheus-client``.
+    """A state server's metrics, as a collector for ``prometheus-client``."""
 
-    `snapshot_ages_ms`: returns the age of each shard's last snapshot, by the shard's directory.
-    """
-
-    def __init__(
-        self,
-        batches: MeasuredBatches,
-        counters: Callable[[], Mapping[str, int]],
-        snapshot_ages_ms: Callable[[], Mapping[str, int]],
-    ) -> None:
-        self._batches = batches
-        self._counters = counters
-        self._snapshot_ages_ms = snapshot_ages_ms
+    batches: MeasuredBatches
+    counters: Callable[[], Mapping[str, int]]
+    snapshot_ages_ms: Callable[[], Mapping[str, int]]  #: Of each shard's last snapshot, by the shard's directory
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics as they are now."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        operators, ages_ms = self._batches.totals(), self._snapshot_ages_ms()
+        operators, ages_ms = self.batches.totals(), self.snapshot_ages_ms()
         newest = {
             labels: [values | {"snapshot_lag_ms": ages_ms.get(shard, 0)} for shard, values in shards.items()]
             for labels, (_, shards) in operators.items()
@@ -210,7 +202,7 @@ class ServerMetrics:
             for labels, shards in newest.items():
                 gauge.add_metric(labels, of([values.get(measure, 0) for values in shards]) / unit)
             yield gauge
-        counters = self._counters()
+        counters = self.counters()
         for name, text, counted in _OF_SERVER:
             yield CounterMetricFamily(f"holdfast_{name}", text, value=counters[counted])
 

@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast import clock
@@ -272,16 +273,13 @@ def _close(slot: _Slot) -> None:
             _log.exception("a shard did not close cleanly; what it lost is restored", stacklevel=2)
 
 
+@dataclass
 class _Opened:
-    """A storage, the threads that upload to it, and the number of its users.
+    """A storage that is open."""
 
-    One that hangs keeps its own threads, and nobody else's.
-    """
-
-    def __init__(self, storage: ObjectStorage, threads: Executor) -> None:
-        self.storage = storage
-        self.threads = threads
-        self.users = 0
+    storage: ObjectStorage
+    threads: Executor  #: Upload to it. One that hangs keeps its own, and nobody else's.
+    users: int = 0
 
 
 class DurableLogs:
