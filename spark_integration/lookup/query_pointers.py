@@ -26,8 +26,6 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast import clock
-from holdfast.backends.evolution import evolved_tables
-from holdfast.backends.options import did_you_mean
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.claims import find_claim
@@ -38,9 +36,8 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.version_reader import At, VersionReader
 from holdfast.spark_integration.executor.takeover import own_directory
-from holdfast.spark_integration.lookup.keys import keys_of
 from holdfast.spark_integration.processor.state.variable_tables import grouping_columns, is_of_entry
-from holdfast.spark_integration.shard.pointer_row import PointerRow, directory_of_query, operator_of, require_state_of
+from holdfast.spark_integration.shard.pointer_row import PointerRow, operator_of, require_state_of
 from holdfast.spark_integration.spark_state.pointers import (
     StateOperator,
     StateOperators,
@@ -49,8 +46,7 @@ from holdfast.spark_integration.spark_state.pointers import (
     reading_state,
 )
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
-from holdfast.spark_integration.timers import TIMERS, is_by_time
-from holdfast.spark_integration.transport.routes import shards_of
+from holdfast.spark_integration.timers import TIMERS
 
 _KEPT_READERS = 16
 _KNOWN_MS = 3_000
@@ -347,99 +343,6 @@ class QueryPointers:
             while len(self._batches) > _KEPT_BATCHES:
                 self._batches.popitem(last=False)
         return found
-
-
-class QueryOperators:
-    """Finds the operators that the pointers and their directories tell."""
-
-    def __init__(self, pointers: QueryPointers, readers: ShardReaders) -> None:
-        self._pointers, self._readers = pointers, readers
-
-    def all(self, batch_id: int) -> list[StoredOperator]:
-        """Return the operators after a micro-batch, with all pointers; raises as `one`."""
-        return [found for held in self._pointers.held(batch_id) for found in self._of(batch_id, held)]
-
-    def directories(self, batch_id: int) -> dict[str, str]:
-        """Return the directories that the pointers name, existing or not, and the query of each; raises as `one`."""
-        by_name = [self._rows_by_name(held) for held in self._pointers.held(batch_id)]
-        return {
-            directory: rows[0].query for names in by_name for of in names.values() for directory, rows in of.items()
-        }
-
-    def of_keys(self, name: str, keys: Sequence[Key], batch_id: int) -> StoredOperator:
-        """Return an operator with the pointers of the shards of some keys, at least; raises as `one`."""
-        record = self._readers.record(name)
-        if record is not None and record.query_id == self._pointers.query_id and keys:
-            schemas = self._readers.tables(name).latest
-            shown = {table: schema for table, schema in schemas.items() if not is_by_time(schema)}
-            hashes = keys_of(next(iter(shown.values())), grouping_of(shown), keys).hashes
-            wanted = set(shards_of(hashes, record.shards).tolist())
-            for held in self._pointers.of_shards(batch_id, wanted):
-                for found in self._of(batch_id, held, name):
-                    if found.shards == record.shards and wanted <= set(found.places):
-                        return found
-        return self.one(name, batch_id)
-
-    def _of(self, batch_id: int, held: Held, name: str | None = None) -> list[StoredOperator]:
-        """Return the operators whose pointers one of Spark's operators holds, or the one of a name."""
-        by_name = self._rows_by_name(held)
-        return [self._operator(one, batch_id, held, by_name[one]) for one in sorted(by_name) if name in (None, one)]
-
-    def _rows_by_name(self, held: Held) -> dict[str, dict[str, list[PointerRow]]]:
-        """Return the pointers that one of Spark's operators holds, by operator and directory."""
-        by_name: dict[str, dict[str, list[PointerRow]]] = {}
-        for row in held.rows:
-            if row.directory is None:
-                raise InvalidArgumentError(
-                    "the query has state that is not durable, because it runs without spark.holdfast.state.dir",
-                    location=self._pointers.url,
-                )
-            by_name.setdefault(operator_of(row.directory) or "", {}).setdefault(row.directory, []).append(row)
-        return by_name
-
-    def _operator(
-        self, name: str, batch_id: int, held: Held, pointers: Mapping[str, list[PointerRow]]
-    ) -> StoredOperator:
-        shards = 0
-        tables: dict[str, TableSchema] = {}
-        for directory, rows in sorted(pointers.items()):
-            shards = max(shards, self._readers.require(directory, rows))
-            latest = self._readers.tables(directory).latest
-            tables = evolved_tables(tables, {name: one for name, one in latest.items() if not is_by_time(one)})
-        ordered = {
-            directory: tuple(sorted(rows, key=lambda row: row.shard)) for directory, rows in sorted(pointers.items())
-        }
-        return StoredOperator(name, batch_id, held.operator.number, held.operator.host, shards, tables, ordered)
-
-    def _without_rows(self, name: str, batch_id: int, held: Held) -> StoredOperator | None:
-        """Return an operator that had no rows yet after a micro-batch; None if the query has no record of it."""
-        for directory in (name, directory_of_query(name, self._pointers.query_id)):
-            record = self._readers.record(directory)
-            if record is not None and record.query_id == self._pointers.query_id:
-                return self._operator(name, batch_id, held, {directory: []})
-        return None
-
-    def one(self, name: str, batch_id: int) -> StoredOperator:
-        """Return one operator.
-
-        Raises `NotFoundError` if the query has none of this name, or cannot return to the micro-batch;
-        `InvalidArgumentError`, `CorruptionError` or `UnavailableError`: as of `QueryPointers.held`.
-        """
-        all_held = self._pointers.held(batch_id)
-        for held in all_held:
-            for operator in self._of(batch_id, held, name):
-                return operator
-        for held in all_held:
-            if not held.rows and (found := self._without_rows(name, batch_id, held)) is not None:
-                return found
-        known = sorted({one for held in all_held for one in self._rows_by_name(held)})
-        raise NotFoundError(
-            "the query's checkpoint location holds no pointers to state of such an operator: check its name, and that "
-            f"the operator has had rows{did_you_mean(name, known)}",
-            operator=name,
-            operators=", ".join(known) or "none",
-            location=self._pointers.url,
-        )
 
 
 def find_state_dir(location: str | Path, options: Mapping[str, object]) -> str:

@@ -31,6 +31,8 @@ import pyarrow.compute as pc
 
 from holdfast.backends.arrow.rows import HashArray, IntArray, take, to_bools
 from holdfast.backends.arrow.values import python_rows
+from holdfast.backends.evolution import evolved_tables
+from holdfast.backends.options import did_you_mean
 from holdfast.backends.rocksdb.codec.rows import encode_values
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, StateLostError
@@ -40,19 +42,21 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.lookup.keys import as_table, keys_of, same_rows
 from holdfast.spark_integration.lookup.query_pointers import (
+    Held,
     Key,
     KeyVersion,
     Page,
-    QueryOperators,
     QueryPointers,
     ShardReaders,
     StoredOperator,
     find_state_dir,
+    grouping_of,
     no_rows,
 )
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
-from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.shard.pointer_row import PointerRow, directory_of_query, operator_of
 from holdfast.spark_integration.spark_state.query_location import BatchTimes, LoggedBatch
+from holdfast.spark_integration.timers import is_by_time
 from holdfast.spark_integration.transport.routes import shards_of
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
@@ -186,7 +190,6 @@ class StoredQuery:
         self._location, self._storage, self._executor = location, storage, executor
         self._pointers = QueryPointers(location, executor)
         self._readers = ShardReaders(storage, executor)
-        self._operators = QueryOperators(self._pointers, self._readers)
 
     @property
     def query_id(self) -> str:
@@ -213,14 +216,18 @@ class StoredQuery:
         NotFoundError
             The micro-batch is not committed, or was purged; names the oldest one that can be read.
         """
-        return self._operators.all(self._batch(batch_id).batch_id)
+        number = self._batch(batch_id).batch_id
+        return [found for held in self._pointers.held(number) for found in self._of(number, held)]
 
     def directories(self) -> Mapping[str, str]:
         """Return the operators' directories that the pointers name, and the query of each by the pointers.
 
         A directory may not be there. Raises as `operators`.
         """
-        return self._operators.directories(self._batch(None).batch_id)
+        by_name = [self._rows_by_name(held) for held in self._pointers.held(self._batch(None).batch_id)]
+        return {
+            directory: rows[0].query for names in by_name for of in names.values() for directory, rows in of.items()
+        }
 
     def times(self) -> list[BatchTimes]:
         """Return when the micro-batches that are logged were planned and committed, ascending, whole or not."""
@@ -228,7 +235,7 @@ class StoredQuery:
 
     def operator(self, name: str, batch_id: int | None = None) -> StoredOperator:
         """Return one operator; raises as `operators`, and NotFoundError if there is none of this name."""
-        return self._operators.one(name, self._batch(batch_id).batch_id)
+        return self._one(name, self._batch(batch_id).batch_id)
 
     def get(
         self, operator: str, keys: Key | Sequence[Key], *, table: str | None = None, batch_id: int | None = None
@@ -421,6 +428,78 @@ class StoredQuery:
     ) -> None:
         self.close()
 
+    # Operators.
+
+    def _one(self, name: str, batch_id: int) -> StoredOperator:
+        all_held = self._pointers.held(batch_id)
+        for held in all_held:
+            for operator in self._of(batch_id, held, name):
+                return operator
+        for held in all_held:
+            if not held.rows and (found := self._without_rows(name, batch_id, held)) is not None:
+                return found
+        known = sorted({one for held in all_held for one in self._rows_by_name(held)})
+        raise NotFoundError(
+            "the query's checkpoint location holds no pointers to state of such an operator: check its name, and that "
+            f"the operator has had rows{did_you_mean(name, known)}",
+            operator=name,
+            operators=", ".join(known) or "none",
+            location=self._pointers.url,
+        )
+
+    def _of_keys(self, name: str, keys: Sequence[Key], batch_id: int) -> StoredOperator:
+        """Return an operator with the pointers of the shards of some keys, at least; raises as `operator`."""
+        record = self._readers.record(name)
+        if record is not None and record.query_id == self.query_id and keys:
+            schemas = self._readers.tables(name).latest
+            shown = {table: schema for table, schema in schemas.items() if not is_by_time(schema)}
+            hashes = keys_of(next(iter(shown.values())), grouping_of(shown), keys).hashes
+            wanted = set(shards_of(hashes, record.shards).tolist())
+            for held in self._pointers.of_shards(batch_id, wanted):
+                for found in self._of(batch_id, held, name):
+                    if found.shards == record.shards and wanted <= set(found.places):
+                        return found
+        return self._one(name, batch_id)
+
+    def _of(self, batch_id: int, held: Held, name: str | None = None) -> list[StoredOperator]:
+        """Return the operators whose pointers one of Spark's operators holds, or the one of a name."""
+        by_name = self._rows_by_name(held)
+        return [self._operator(one, batch_id, held, by_name[one]) for one in sorted(by_name) if name in (None, one)]
+
+    def _rows_by_name(self, held: Held) -> dict[str, dict[str, list[PointerRow]]]:
+        """Return the pointers that one of Spark's operators holds, by operator and directory."""
+        by_name: dict[str, dict[str, list[PointerRow]]] = {}
+        for row in held.rows:
+            if row.directory is None:
+                raise InvalidArgumentError(
+                    "the query has state that is not durable, because it runs without spark.holdfast.state.dir",
+                    location=self._pointers.url,
+                )
+            by_name.setdefault(operator_of(row.directory) or "", {}).setdefault(row.directory, []).append(row)
+        return by_name
+
+    def _operator(
+        self, name: str, batch_id: int, held: Held, pointers: Mapping[str, list[PointerRow]]
+    ) -> StoredOperator:
+        shards = 0
+        tables: dict[str, TableSchema] = {}
+        for directory, rows in sorted(pointers.items()):
+            shards = max(shards, self._readers.require(directory, rows))
+            latest = self._readers.tables(directory).latest
+            tables = evolved_tables(tables, {name: one for name, one in latest.items() if not is_by_time(one)})
+        ordered = {
+            directory: tuple(sorted(rows, key=lambda row: row.shard)) for directory, rows in sorted(pointers.items())
+        }
+        return StoredOperator(name, batch_id, held.operator.number, held.operator.host, shards, tables, ordered)
+
+    def _without_rows(self, name: str, batch_id: int, held: Held) -> StoredOperator | None:
+        """Return an operator that had no rows yet after a micro-batch; None if the query has no record of it."""
+        for directory in (name, directory_of_query(name, self.query_id)):
+            record = self._readers.record(directory)
+            if record is not None and record.query_id == self.query_id:
+                return self._operator(name, batch_id, held, {directory: []})
+        return None
+
     # One look-up.
 
     def _batch(self, batch_id: int | None) -> LoggedBatch:
@@ -434,7 +513,7 @@ class StoredQuery:
         return planned if type(planned) is int else 0
 
     def _get(self, name: str, keys: Sequence[Key], table: str | None, batch_id: int) -> dict[str, pa.Table]:
-        operator = self._operators.of_keys(name, keys, batch_id)
+        operator = self._of_keys(name, keys, batch_id)
         wanted = list(operator.tables) if table is None else [find_shown(operator.tables, table)]
         return {one: self._rows(operator, operator.tables[one], keys) for one in wanted}
 
