@@ -45,7 +45,7 @@ from holdfast.ui.rows import Asked, rows_view
 from holdfast.ui.shards import CHOICES, LEVELS, MEASURES, ROWS, Measure, Measured, heat_map, measured, shard_view, skew
 from holdfast.ui.site import Directory, Site
 from holdfast.ui.survey import OperatorSurvey, Survey
-from holdfast.ui.time_line import HEIGHT, WIDTH, WINDOWS, clock_time, time_line
+from holdfast.ui.time_line import HEIGHT, WIDTH, WINDOWS, clock_time, growth, time_line
 from holdfast.ui.upkeep import upkeep
 
 _HEADERS = {
@@ -188,7 +188,7 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: 
             line=time_line(found.objects, window),
             window=window,
             windows=WINDOWS,
-            growth=directory.growth.growth(found),
+            growth=growth(directory.storage, directory.executor, directory.sizes, found),
             failures=read_failures(directory.storage, still(found.signs.reports, look.committed)),
             tables=tables_of(directory.storage, found.record),
             live=site.live.of_operator(found.query_id, operator),

@@ -45,7 +45,6 @@ from holdfast.spark_integration.spark_state.query_location import BatchTimes
 from holdfast.ui.inquiry import Dated, Inquiry, Patience, answers
 from holdfast.ui.shards import RowCounter
 from holdfast.ui.survey import Survey, survey
-from holdfast.ui.time_line import GrowthReader
 
 _T = TypeVar("_T")
 _ORIGINS = 256
@@ -178,7 +177,7 @@ class Directory:
     executor: Executor  #: For requests side by side
     surveys: Executor  #: For what is asked now and then
     surveyor: Inquiry[Survey]
-    growth: GrowthReader
+    sizes: StateSizes
     rows: RowCounter
     queries: tuple[NamedQuery, ...] = ()  #: The named queries whose state lies here
 
@@ -187,9 +186,8 @@ class Directory:
         """Return a directory; `surveys` must not be `executor`, for which a survey may wait."""
         sizes = StateSizes(storage, executor)
         surveyor = Inquiry(partial(survey, storage, sizes), surveys, storage.url)
-        growth = GrowthReader(storage, executor, sizes)
         origins = lru_cache(maxsize=_ORIGINS)(partial(origin_of, storage))
-        return cls(place, storage.url, storage, origins, executor, surveys, surveyor, growth, RowCounter())
+        return cls(place, storage.url, storage, origins, executor, surveys, surveyor, sizes, RowCounter())
 
     @property
     def awaited(self) -> Awaited | None:

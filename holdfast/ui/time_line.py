@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,40 +193,27 @@ class Growth:
     unreadable: int  #: Snapshots that could not be read
 
 
-class GrowthReader:
-    """Reads how operators of one directory have grown. Safe for many threads."""
+def growth(storage: ObjectStorage, executor: Executor, sizes: StateSizes, operator: OperatorSurvey) -> Growth | None:
+    """Return how an operator has grown; None if no snapshot tells."""
 
-    def __init__(self, storage: ObjectStorage, executor: Executor, sizes: StateSizes) -> None:
-        self._storage = storage
-        self._executor = executor
-        self._size_of = sizes.snapshot_bytes
-
-    def growth(self, operator: OperatorSurvey) -> Growth | None:
-        """Return how an operator has grown; None if no snapshot tells."""
-        shards, chosen = _chosen(operator.objects)
-        found = list(self._executor.map(partial(self._sizes, operator.name), chosen))
-        sizes = [(at_ms, place, state) for place, of_shard in enumerate(found) for at_ms, state in of_shard]
-        known = sorted((at_ms, place, state) for at_ms, place, state in sizes if state is not None)
-        if not known:
-            return None
-        total = _total(known)
-        scale = shards / len({place for _, place, _ in known})
-        drawn = total[np.unique(np.linspace(0, len(total) - 1, min(len(total), POINTS_MAX)).astype(int))]
-        return Growth(
-            curve(drawn[:, 0].astype(np.int64), drawn[:, 1] * scale), len(chosen), shards, len(sizes) - len(known)
-        )
-
-    def _sizes(self, operator: str, shard: int) -> list[tuple[int, int | None]]:
-        folder = PrefixedStorage(self._storage, shard_prefix(operator, shard))
+    def read(shard: int) -> list[tuple[int, int | None]]:
+        folder = PrefixedStorage(storage, shard_prefix(operator.name, shard))
         snapshots = list_shard(folder).of_kind("snapshot")[-SNAPSHOTS_MAX:]
-        return [(stored.modified_ms, self._size_of(folder.prefix, stored)) for stored in snapshots]
+        return [(stored.modified_ms, sizes.snapshot_bytes(folder.prefix, stored)) for stored in snapshots]
 
-
-def _chosen(objects: StoredObjects) -> tuple[int, list[int]]:
-    """Return how many shards have snapshots, and which of them are asked."""
-    shards = np.unique(objects.shard[objects.kind == SNAPSHOT])
+    shards = np.unique(operator.objects.shard[operator.objects.kind == SNAPSHOT])
     places = np.unique(np.linspace(0, len(shards) - 1, min(len(shards), SHARDS_MAX)).astype(int))
-    return len(shards), [int(shard) for shard in shards[places]]
+    chosen = [int(shard) for shard in shards[places]]
+    found = list(executor.map(read, chosen))
+    told = [(at_ms, place, state) for place, of_shard in enumerate(found) for at_ms, state in of_shard]
+    known = sorted((at_ms, place, state) for at_ms, place, state in told if state is not None)
+    if not known:
+        return None
+    total = _total(known)
+    scale = len(shards) / len({place for _, place, _ in known})
+    drawn = total[np.unique(np.linspace(0, len(total) - 1, min(len(total), POINTS_MAX)).astype(int))]
+    sampled = curve(drawn[:, 0].astype(np.int64), drawn[:, 1] * scale)
+    return Growth(sampled, len(chosen), len(shards), len(told) - len(known))
 
 
 def _total(known: list[tuple[int, int, int]]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

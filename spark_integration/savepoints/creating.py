@@ -496,7 +496,9 @@ class _Saving:
             declared, is_continuous = stored.declared, is_continuous and stored.is_continuous
             stored_names[directory] = StoredNames(encode_schemas(stored.held), stored.names)
             for table, schema in stored.live.items():
-                tables[table] = _both(tables[table], schema) if table in tables else schema
+                before = tables.get(table)  # of another directory of the operator
+                both = before and replace(evolved(before, schema), not_null=before.not_null & schema.not_null)
+                tables[table] = both or schema
         if record is None:
             raise CorruptionError("the pointers of an operator name no directory", operator=name)
         rows = [row for of in pointers.values() for row in of]
@@ -562,11 +564,6 @@ def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Known:
 def _modes(step: StatefulStep) -> dict[str, str]:
     """Return the modes that Spark has noted of a host, and asks for again."""
     return modes_of(step.properties, step.number) if step.host == STATE_VARIABLES else {}
-
-
-def _both(one: TableSchema, other: TableSchema) -> TableSchema:
-    """Return the table that holds what a table holds in two directories of an operator."""
-    return replace(evolved(one, other), not_null=one.not_null & other.not_null)
 
 
 def _names_of(step: StatefulStep) -> list[str]:
