@@ -308,7 +308,11 @@ class Assignment:
         failed = [
             str(error) for one in lies.values() if (error := one if isinstance(one, HoldfastError) else one.error)
         ]
-        return Awaited(self._query.location, failed[-1] if failed else _elsewhere(named), is_wrong=True)
+        elsewhere = (
+            "no state directory that was named holds the state of this query: name the one that it uses "
+            f"(spark.holdfast.state.dir), which has the operator {', '.join(sorted(named))}"
+        )
+        return Awaited(self._query.location, failed[-1] if failed else elsewhere, is_wrong=True)
 
 
 def assign(
@@ -359,13 +363,6 @@ def _is_there(storage: ObjectStorage, directory: str, query_id: str) -> bool:
     except CorruptionError:  # of a later release, too
         return True
     return record is not None and record.query_id == query_id
-
-
-def _elsewhere(named: Iterable[str]) -> str:
-    return (
-        "no state directory that was named holds the state of this query: name the one that it uses "
-        f"(spark.holdfast.state.dir), which has the operator {', '.join(sorted(named))}"
-    )
 
 
 class Site:

@@ -44,7 +44,7 @@ from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_COLUMN, POINTER_VARIABLE, STATE_VARIABLES
 from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_state.pointers import NotKnownError, StateOperators, modes_of
-from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
+from holdfast.spark_integration.spark_state.query_location import QueryLocation
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.tables.entry_rows import first_number
 from holdfast.spark_integration.timers import DUE, TIMERS, TIMERS_BY_DUE, KeyTimers
@@ -124,7 +124,8 @@ def from_spark(
         location = QueryLocation(logs)
         query_id, batch = location.query_id(), location.batch(batchId)
         wanted = shards if shards is not None else partitions_of(batch.conf)
-        steps = _named(_steps(spark, str(checkpoint_location), batch), operators)
+        found = operators_by_spark(spark, str(checkpoint_location), batch.batch_id)
+        steps = _named([_Step(*facts, str(checkpoint_location), batch.batch_id, spark) for facts in found], operators)
         writer = TableSetWriter(spark, settings, str(target), name)
         saved = [_saved(step, operator, writer, timeoutConf, wanted) for operator, step in steps]
         sinks: tuple[SavedSink, ...] = ()  # holdfast's, of a query without state of holdfast's
@@ -181,9 +182,8 @@ class _Step:
             ) from exc
 
 
-def _steps(spark: SparkSession, location: str, batch: LoggedBatch) -> list[_Step]:
-    found = operators_by_spark(spark, location, batch.batch_id)
-    steps = [_Step(*facts, location, batch.batch_id, spark) for facts in found]
+def _named(steps: list[_Step], operators: str | Mapping[int, str]) -> list[tuple[str, _Step]]:
+    """Return the operators with their new names. Raises `InvalidArgumentError` if one cannot be migrated."""
     for step in steps:
         if step.host != GROUP_STATE and step.host not in _PROCESSORS:
             raise InvalidArgumentError(
@@ -192,11 +192,6 @@ def _steps(spark: SparkSession, location: str, batch: LoggedBatch) -> list[_Step
                 operator=step.host,
                 number=step.number,
             )
-    return steps
-
-
-def _named(steps: list[_Step], operators: str | Mapping[int, str]) -> list[tuple[str, _Step]]:
-    """Return the operators with their new names."""
     names = {steps[0].number: operators} if isinstance(operators, str) and len(steps) == 1 else operators
     numbers = [step.number for step in steps]
     if isinstance(names, str) or set(names) != set(numbers):

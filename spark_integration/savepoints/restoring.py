@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -195,7 +195,10 @@ def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: Sta
     for plan in plans:
         state = states.get(plan.saved.name)  # None if it is reset
         pointers = _pointers(state, shards_of[plan.saved.name], new.settings.state_dir) if state else []
-        operators.append(_pointer_operator(plan.saved, pointers))
+        time_mode = _time_mode(plan.saved)
+        timeout_conf: TimeoutConf = TIMEOUT_CONF[time_mode] if plan.saved.has_timeout else "NoTimeout"
+        output_mode = plan.saved.configuration.get("outputMode", "update").lower()
+        operators.append(PointerOperator(plan.saved.host, timeout_conf, time_mode, output_mode, tuple(pointers)))
     first = make_state(new, operators)
     planned = query.planned if changes.continue_sinks else None
     with open_storage(saved.target, new.options) as savepoints:
@@ -293,13 +296,6 @@ def _restored(
         if row["commit"] is not None:
             found[row["operator"]][row["shard"]] = row["commit"], row["earliest_timer_ms"]
     return found
-
-
-def _pointer_operator(saved: SavedOperator, pointers: Iterable[PointerRow]) -> PointerOperator:
-    time_mode = _time_mode(saved)
-    timeout_conf: TimeoutConf = TIMEOUT_CONF[time_mode] if saved.has_timeout else "NoTimeout"
-    output_mode = saved.configuration.get("outputMode", "update").lower()
-    return PointerOperator(saved.host, timeout_conf, time_mode, output_mode, tuple(pointers))
 
 
 def _pointers(state: _State, shards: Mapping[int, _Restored], state_dir: str | None) -> Iterator[PointerRow]:

@@ -162,8 +162,11 @@ class OpenShards:
         directory = require_below(self.root, address.directory)
         with self._slot(directory) as slot:
             with slot.changed:
-                if announced_ms is not None:
-                    _refuse_if_older(announced_ms, slot, address)
+                if announced_ms is not None and slot.is_other(address) and slot.wanted_ms >= announced_ms:
+                    raise NotFoundError(
+                        "the shard was opened with other tables, options or in another directory meanwhile",
+                        directory=address.directory,
+                    )
                 _close_if_other(slot, address)
                 if slot.backend is None:
                     slot.backend = open_backend(
@@ -253,15 +256,6 @@ def _close_if_other(slot: _Slot, address: ShardAddress) -> None:
         )
     if slot.is_other(address):
         _close(slot)
-
-
-def _refuse_if_older(announced_ms: int, slot: _Slot, address: ShardAddress) -> None:
-    """Raise `NotFoundError` if a later request opened the shard for something else."""
-    if slot.is_other(address) and slot.wanted_ms >= announced_ms:
-        raise NotFoundError(
-            "the shard was opened with other tables, options or in another directory meanwhile",
-            directory=address.directory,
-        )
 
 
 def _close(slot: _Slot) -> None:

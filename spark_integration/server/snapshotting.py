@@ -117,7 +117,13 @@ class Snapshotting:
         try:
             self._write_unless_busy(message, progress)
         except NotFoundError as exc:
-            self._miss(message, progress, exc)
+            # The version was dropped, or its query removed or restarted, before the snapshot began.
+            self.counters["snapshots_missed"] += 1
+            progress.missed += 1
+            if progress.missed % MISSED_IS_FAILURE == 0:
+                self._fail(message, progress, exc)
+            else:
+                _log.info("no snapshot for %r: %s", message, exc)
         except HoldfastError as exc:
             self._fail(message, progress, exc)
 
@@ -197,15 +203,6 @@ class Snapshotting:
         return message.policy.is_due(lineage, age_ms / 1000)
 
     # Failures.
-
-    def _miss(self, message: Committed, progress: _Progress, exc: NotFoundError) -> None:
-        """Count a version that was dropped, or whose query was removed or restarted, before its snapshot started."""
-        self.counters["snapshots_missed"] += 1
-        progress.missed += 1
-        if progress.missed % MISSED_IS_FAILURE == 0:
-            self._fail(message, progress, exc)
-        else:
-            _log.info("no snapshot for %r: %s", message, exc)
 
     def _fail(self, message: Committed, progress: _Progress, exc: HoldfastError) -> None:
         self.counters["snapshot_errors"] += 1
