@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import hmac
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,13 +98,7 @@ def guard(app: Flask, token: str, hosts: list[str]) -> None:
         return response
 
 
-def make_app(
-    site: Site,
-    token: str,
-    hosts: list[str],
-    now_ms: Callable[[], int] = clock.now_ms,
-    monotonic_ms: Callable[[], int] = clock.monotonic_ms,
-) -> Flask:
+def make_app(site: Site, token: str, hosts: list[str]) -> Flask:
     """Return the application.
 
     `hosts`: under which names it may be asked for.
@@ -117,7 +111,7 @@ def make_app(
     app.jinja_env.filters.update({one.__name__: one for one in shown_as})
     guard(app, token, hosts)
     _answer_errors(app)
-    _add_pages(app, site, now_ms, monotonic_ms)
+    _add_pages(app, site)
 
     @app.url_defaults
     def keep_following(endpoint: str, values: dict[str, object]) -> None:
@@ -126,7 +120,7 @@ def make_app(
 
     @app.context_processor
     def shown_everywhere() -> dict[str, Any]:
-        at_ms = now_ms()
+        at_ms = clock.now_ms()
         return {
             "ago": lambda then_ms: ago(then_ms, at_ms),
             "follow_s": FOLLOW_S,
@@ -159,7 +153,7 @@ def _answer_errors(app: Flask) -> None:
         return Response(text, error.code, content_type="text/plain; charset=utf-8")
 
 
-def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: Callable[[], int]) -> None:
+def _add_pages(app: Flask, site: Site) -> None:
     page = "/<token>/<int:place>/<operator>"
 
     @app.get("/<token>/static/<path:filename>")
@@ -168,14 +162,14 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: 
 
     @app.get("/<token>/")
     def index() -> str:
-        view = overview(site, now_ms())
+        view = overview(site, clock.now_ms())
         # A page that waits for a query follows by itself.
         follows = request.args.get("follow", "1" if view.awaited else "0") == "1"
         return render_template("overview.html", view=view, follows=follows)
 
     @app.get(f"{page}/")
     def operator(place: int, operator: str) -> str:
-        look = _Look.at(site, place, operator, now_ms())
+        look = _Look.at(site, place, operator)
         directory, found = look.directory, look.operator
         shown = _measured(directory, found, CHOICES[_choice("measure", CHOICES)], look.patience)
         window = _choice("window", WINDOWS)
@@ -198,28 +192,26 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: 
 
     @app.get(f"{page}/shard/<int:shard>")
     def shard(place: int, operator: str, shard: int) -> str:
-        look = _Look.at(site, place, operator, now_ms())
+        look = _Look.at(site, place, operator)
         view = shard_view(look.directory.storage, look.directory.executor, look.operator, shard, look.committed)
         return look.render("shard.html", view=view)
 
     @app.get(f"{page}/rows")
     def rows(place: int, operator: str) -> str:
-        look = _Look.at(site, place, operator, now_ms())
+        look = _Look.at(site, place, operator)
         view = None
         if known := look.directory.query_of(operator, look.patience):
             query, name = known
             with query.reading() as stored:
-                view = rows_view(stored, name, _asked(), monotonic_ms)
+                view = rows_view(stored, name, _asked(), clock.monotonic_ms)
         return look.render("rows.html", view=view)
 
     @app.get(f"{page}/upkeep")
     def upkeep_of(place: int, operator: str) -> str:
-        look = _Look.at(site, place, operator, now_ms())
+        look = _Look.at(site, place, operator)
         check, first = _choice("check", ("gc", "verify")), _number("first", 0)
         storage, executor = look.directory.storage, look.directory.executor
-        return look.render(
-            "upkeep.html", view=upkeep(storage, executor, look.operator, check, first, now_ms(), monotonic_ms)
-        )
+        return look.render("upkeep.html", view=upkeep(storage, executor, look.operator, check, first, clock.now_ms()))
 
 
 @dataclass(frozen=True)
@@ -233,13 +225,13 @@ class _Look:
     patience: Patience
 
     @classmethod
-    def at(cls, site: Site, place: int, operator: str, now_ms: int) -> _Look:
+    def at(cls, site: Site, place: int, operator: str) -> _Look:
         """Look at an operator with the patience of a view."""
         patience = Patience.of_a_view()
         directory = site.directory(place, patience)
         dated = directory.surveyor.latest(patience)
         found = dated.found.operator(operator)
-        card = card_of(directory, dated.found, found, site.live.batches(), patience, now_ms)
+        card = card_of(directory, dated.found, found, site.live.batches(), patience, clock.now_ms())
         return cls(directory, dated, found, card, patience)
 
     @property

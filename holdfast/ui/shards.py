@@ -244,8 +244,7 @@ class RowCounter:
     Threads: any.
     """
 
-    def __init__(self, monotonic_ms: Callable[[], int] = clock.monotonic_ms) -> None:
-        self._monotonic_ms = monotonic_ms
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[tuple[str, int, str], int] = {}
 
@@ -260,10 +259,10 @@ class RowCounter:
         )
         shards = np.array([shard for shard, _ in at], np.int64)
         places = np.unique(np.linspace(0, len(at) - 1, min(len(at), SHARDS_MAX)).astype(int)).tolist()
-        until_ms = self._monotonic_ms() + _PATIENCE_MS
+        until_ms = clock.monotonic_ms() + _PATIENCE_MS
         found: dict[int, int] = {}
         for place in sorted(places, key=lambda one: (places.index(one) % _STRIDE, one)):
-            if found and self._monotonic_ms() >= until_ms:
+            if found and clock.monotonic_ms() >= until_ms:
                 break
             found[place] = self._rows(query, operator, *at[place])
         if len(found) == len(at):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,15 +66,12 @@ class ShardReaders:
     `executor`: must not run the caller.
     """
 
-    def __init__(
-        self, storage: ObjectStorage, executor: Executor, monotonic_ms: Callable[[], int] = clock.monotonic_ms
-    ) -> None:
+    def __init__(self, storage: ObjectStorage, executor: Executor) -> None:
         self._storage, self._executor = storage, executor
         #: Those that nobody uses, by shard; and who uses each.
         self._readers: OrderedDict[str, VersionReader] = OrderedDict()
         self._turns: dict[str, threading.Lock] = {}
         self._records: dict[str, tuple[int, OperatorRecord | None, StoredTables | None]] = {}
-        self._monotonic_ms = monotonic_ms
         self._lock = threading.Lock()
 
     def record(self, directory: str) -> OperatorRecord | None:
@@ -149,7 +146,7 @@ class ShardReaders:
         """Return an operator's record and its tables; what a run declares is seen within seconds."""
         with self._lock:
             at_ms, record, stored = self._records.get(directory, (-_KNOWN_MS, None, None))
-        now_ms = self._monotonic_ms()
+        now_ms = clock.monotonic_ms()
         if record is None or now_ms - at_ms >= _KNOWN_MS:
             record = find_operator(self._storage, directory)
             stored = None if record is None else stored_tables(self._storage, record)
