@@ -37,6 +37,7 @@ from holdfast.backends.options import did_you_mean
 from holdfast.backends.rocksdb.codec.rows import encode_values
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.spark_state.query_location import json_object
 
 _SEED = 42
 _LONG_DIGITS = 18
@@ -164,11 +165,8 @@ def _as_json(name: str, value: object) -> object:
 
 def parse_key(text: str) -> dict[str, Any]:
     """Parse a key like ``{"user": "ann"}``; raises `InvalidArgumentError`."""
-    try:
-        key = json.loads(text)
-    except (ValueError, RecursionError):
-        key = None
-    if not isinstance(key, dict) or not key:
+    key = json_object(text)
+    if not key:
         raise InvalidArgumentError('the option key looks like {"user": "ann"}', key=text[:200])
     return key
 

@@ -15,7 +15,6 @@ Source: Spark 4.3's data sources.
 
 from __future__ import annotations
 
-import json
 import string
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,7 +49,7 @@ from holdfast.spark_integration.shard.pointer_row import (
     PointerRow,
 )
 from holdfast.spark_integration.spark_state.pointers import PointerOperator, StatefulStep, by_directory, no_query
-from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES_SETTING
+from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES_SETTING, json_object
 from holdfast.spark_integration.spark_versions import is_classic, is_on
 from holdfast.spark_integration.transport.routes import ROUTE, route_of_hash
 
@@ -276,11 +275,8 @@ def operators_by_spark(spark: SparkSession, location: str, batch_id: int) -> lis
 
 def properties_of(text: str | None, number: int) -> dict[str, Any]:
     """Return what Spark keeps of an operator in its metadata: JSON, or nothing."""
-    try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+    found = json_object(text or "{}")
+    if found is None:
         raise CorruptionError("Spark's metadata of an operator with state is damaged", number=number)
     return found
 

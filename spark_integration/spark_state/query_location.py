@@ -60,6 +60,15 @@ _IN_SOURCE = re.compile(r"sources/([A-Za-z0-9_]+)/")
 NAMED_SOURCES, NAMED_SOURCES_SETTING = "v2", "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
 
+def json_object(text: str) -> dict[str, Any] | None:
+    """Return the JSON object that a text holds; None for any other text."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def number_of(name: str) -> int | None:
     """Return the number of a log file; None for other files."""
     match = _NAME.fullmatch(name)
@@ -106,7 +115,9 @@ def cut(data: bytes | memoryview, name: str, source: str) -> bytes:
         raise CorruptionError(f"{source} does not begin with a version: it is damaged")
     kept, found = [version], set[int]()
     for line in filter(None, lines):
-        number = _number_of_line(line, source)
+        number = (json_object(line) or {}).get("batchId")
+        if type(number) is not int:
+            raise CorruptionError(f"{source} has a line that is not a file of the source: it is damaged")
         if first <= number <= end:
             kept.append(line)
             found.add(number)
@@ -114,16 +125,6 @@ def cut(data: bytes | memoryview, name: str, source: str) -> bytes:
     if missing is not None:
         raise CorruptionError(f"{source} lacks the files of an earlier time: it is damaged", number=missing)
     return "\n".join(kept).encode()
-
-
-def _number_of_line(line: str, source: str) -> int:
-    try:
-        number = json.loads(line)["batchId"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        number = None
-    if type(number) is not int:
-        raise CorruptionError(f"{source} has a line that is not a file of the source: it is damaged")
-    return number
 
 
 @dataclass(frozen=True)
@@ -350,11 +351,7 @@ class QueryLocation:
             return memoryview(cut(data, name, f"{self._storage.url}/{key}"))
 
     def _log_offset(self, offset: str) -> int | None:
-        try:
-            found = json.loads(offset)
-        except (ValueError, RecursionError):
-            return None
-        number = found.get("logOffset") if isinstance(found, dict) else None
+        number = (json_object(offset) or {}).get("logOffset")
         return number if type(number) is int else None
 
     def _numbers(self, folder: str) -> set[int]:

@@ -73,6 +73,7 @@ from holdfast.spark_integration.processor.state.variable_tables import find_show
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.task import io_executor, local_dir_of_session, session_values
+from holdfast.spark_integration.spark_state.query_location import json_object
 from holdfast.spark_integration.spark_types import arrow_schema, spark_type
 
 STORAGE = "storage."
@@ -196,11 +197,8 @@ def storage_options(given: Mapping[str, str]) -> dict[str, str]:
 
 def in_json(text: str) -> dict[str, str]:
     """Parse the option ``storage``. Raises `InvalidArgumentError` if this is no JSON object of texts."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or any(type(value) is not str for value in found.values()):
+    found = json_object(text)
+    if found is None or any(type(value) is not str for value in found.values()):
         # Without the text, which may hold credentials.
         raise InvalidArgumentError('the option storage is a JSON object of names and texts, as {"anon": "true"}')
     return found
