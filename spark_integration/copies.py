@@ -530,8 +530,16 @@ def drain(
     place = f"{str(checkpoint_location).rstrip('/')}-draining"
     with open_storage(str(checkpoint_location), tasks.options) as logs, open_storage(place, tasks.options) as copied:
         _copy_planned(logs, copied)
+        copy = QueryLocation(copied)
         while (undrained := _undrained(copied)) is None:
-            _run_once(writer, place, QueryLocation(copied))
+            planned = copy.newest_planned()
+            writer.option("checkpointLocation", place).trigger(once=True).start().awaitTermination()
+            if planned not in copy.committed() or copy.newest_planned() != planned:
+                raise UnavailableError(
+                    "Spark has not run the micro-batch that was planned for it, or more than that: call drain again",
+                    location=place,
+                    planned=planned,
+                )
         savepoint = save(tasks, place, target, name, without=without, comment=comment, times=undrained)
         copied.delete([info.key for info in copied.list("")])
     return savepoint
@@ -574,15 +582,3 @@ def _undrained(copied: ObjectStorage) -> LoggedBatch | None:
     planned = before | {"batchWatermarkMs": END_MS, "batchTimestampMs": before["batchTimestampMs"] + 1}
     copied.put_if_absent(f"offsets/{last.batch_id + 1}", "\n".join([version, json.dumps(planned), *sources]).encode())
     return None
-
-
-def _run_once(writer: DataStreamWriter, place: str, copy: QueryLocation) -> None:
-    """Run what is planned, and nothing else."""
-    planned = copy.newest_planned()
-    writer.option("checkpointLocation", place).trigger(once=True).start().awaitTermination()
-    if planned not in copy.committed() or copy.newest_planned() != planned:
-        raise UnavailableError(
-            "Spark has not run the micro-batch that was planned for it, or more than that: call drain again",
-            location=place,
-            planned=planned,
-        )

@@ -174,7 +174,7 @@ def diff(
     with open_query(location, state_dir, options) as query:
         found = query.diff(operator, int(before), int(after), table=table, rows_each=rows)
     if as_json:
-        click.echo(json.dumps({"operator": operator, "tables": [_changes(one) for one in found]}, indent=2))
+        click.echo(json.dumps({"operator": operator, "tables": [json_value(asdict(one)) for one in found]}, indent=2))
     else:
         _show_changes(found)
 
@@ -259,8 +259,3 @@ def _harmless(value: object) -> object:
 
 def _documents(tables: Mapping[str, pa.Table]) -> dict[str, list[dict[str, Any]]]:
     return {name: [json_value(row) for row in python_rows(rows)] for name, rows in tables.items()}
-
-
-def _changes(one: TableChanges) -> dict[str, Any]:
-    found: dict[str, Any] = json_value(asdict(one))
-    return found

@@ -71,20 +71,16 @@ def _named(given: Iterable[str], given_by: str) -> dict[str, str]:
     return parsed
 
 
-def _with_those_of_the_variable(
-    _context: click.Context, _option: click.Parameter, given: tuple[str, ...]
-) -> dict[str, str]:
-    """Add the variable's options, so that an endpoint on the command line does not hide its secrets."""
-    return _named(os.environ.get(_VARIABLE, "").split(), f"${_VARIABLE}") | _named(given, "--option")
-
-
 #: Gives a command the options of the storage.
 storage_option = click.option(
     "--option",
     "options",
     multiple=True,
     metavar="NAME=VALUE",
-    callback=_with_those_of_the_variable,
+    # The variable's, too: so an endpoint on the command line does not hide its secrets.
+    callback=lambda _context, _option, given: (
+        _named(os.environ.get(_VARIABLE, "").split(), f"${_VARIABLE}") | _named(given, "--option")
+    ),
     help=f"What a query sets as {STORAGE_PREFIX}NAME; repeatable. Keep secrets off the command line: put them in "
     f"${_VARIABLE}, separated by spaces, or where the store's own tools look. An option overrides the same one "
     "in the variable.",

@@ -46,7 +46,8 @@ class ShownTable:
 def shown_table(name: str, table: pa.Table) -> ShownTable:
     """Return rows as text."""
     columns = [texts(column) for column in table.columns]
-    kinds = [(field.name, _is_number(field.type)) for field in table.schema]
+    are_numbers = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal
+    kinds = [(field.name, any(one(field.type) for one in are_numbers)) for field in table.schema]
     return ShownTable(name, kinds, [list(row) for row in zip(*columns, strict=True)] if columns else [])
 
 
@@ -74,10 +75,6 @@ def cut(found: str) -> str:
     """Return text without control characters, cut to what a cell holds."""
     shown = printable(found[:TEXT_MAX])
     return shown if len(found) <= TEXT_MAX else f"{shown}… ({len(found):,} characters)"
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 @dataclass(frozen=True)

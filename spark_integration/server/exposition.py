@@ -90,17 +90,17 @@ class OperatorTotals:
     values: Counter[str] = field(default_factory=Counter)
     #: By shard's directory, the measures of its last call
     newest: dict[str, dict[str, int]] = field(default_factory=dict)
-    _batches: OrderedDict[int, _Batch] = field(default_factory=OrderedDict)
+    batches: OrderedDict[int, _Batch] = field(default_factory=OrderedDict)  #: The last ones, by time
 
     def add(self, directory: str, measured: MeasuredBatch) -> None:
         """Add the measures of a shard's call."""
         values = {name: value for name, value in measured.values.items() if value is not None}
-        batch = self._batches.get(measured.batch_ms)
+        batch = self.batches.get(measured.batch_ms)
         if batch is None:
-            batch = self._batches[measured.batch_ms] = _Batch(measured.batch_id)
+            batch = self.batches[measured.batch_ms] = _Batch(measured.batch_id)
             self.values["batches"] += 1
-            if len(self._batches) > BATCHES_KEPT:
-                self._batches.popitem(last=False)
+            if len(self.batches) > BATCHES_KEPT:
+                self.batches.popitem(last=False)
         self.newest[directory] = values
         if directory in batch.shards:
             self.values["repeated_calls"] += 1
@@ -109,18 +109,6 @@ class OperatorTotals:
         batch.values = together(batch.values, values)
         self.values["calls"] += 1
         self.values.update(values)
-
-    def recent(self) -> list[dict[str, Any]]:
-        """Return the last micro-batches as JSON values, oldest first."""
-        return [
-            {
-                "batch_id": batch.batch_id,
-                "batch_ms": batch_ms,
-                "shards": len(batch.shards),
-                "values": dict(batch.values),
-            }
-            for batch_ms, batch in self._batches.items()
-        ]
 
 
 class MeasuredBatches:
@@ -154,9 +142,14 @@ class MeasuredBatches:
             return {name: (Counter(o.values), dict(o.newest)) for name, o in self._operators.items()}
 
     def recent(self) -> list[dict[str, Any]]:
-        """Return the last micro-batches of all operators as JSON values."""
+        """Return the last micro-batches of all operators as JSON values, of each oldest first."""
         with self._lock:
-            return [batch | name._asdict() for name, o in self._operators.items() for batch in o.recent()]
+            return [
+                {"batch_id": of.batch_id, "batch_ms": batch_ms, "shards": len(of.shards), "values": dict(of.values)}
+                | name._asdict()
+                for name, totals in self._operators.items()
+                for batch_ms, of in totals.batches.items()
+            ]
 
 
 def _largest(values: Sequence[int]) -> int:
