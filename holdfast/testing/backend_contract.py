@@ -16,6 +16,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -53,8 +54,16 @@ FEWER = {"members": MEMBERS, "pairs": PAIRS}
 _NARROW = TableSchema.of("t", COUNTS.key, pa.schema([("n", pa.int32())]))
 _WIDE = TableSchema.of("t", COUNTS.key, pa.schema([("n", pa.int64()), ("note", pa.string())]))
 _NAMES = [(f"user {i}",) for i in range(300)]
-#: Copies a version's frozen files, as a download would, to where a backend takes it.
 CopyOf = Callable[[Pointer, Backend], Path]
+
+
+def copy_frozen(backend: Backend, pointer: Pointer, target: Backend) -> Path:
+    """Copy a version's frozen files, as a download would, to where another backend takes them."""
+    folder = target.directory.with_name(f"{target.directory.name}-{target.new_id()}")
+    folder.mkdir(parents=True)
+    for path in backend.freeze(pointer):
+        shutil.copyfile(path, folder / path.name)
+    return folder
 
 
 def make_versions(backend: Backend) -> None:
@@ -119,17 +128,9 @@ class BackendFilesContract(BackendRowsContract):
 
     @pytest.fixture
     def copy_of(self, backend: Backend) -> CopyOf:
-        """Return a function that copies a version's frozen files, as a download would, to where a backend takes it."""
+        """Return what copies frozen files of P1 or P2."""
         make_versions(backend)
-
-        def copy(pointer: Pointer, target: Backend) -> Path:
-            folder = target.directory.with_name(f"{target.directory.name}-{target.new_id()}")
-            folder.mkdir(parents=True)
-            for path in backend.freeze(pointer):
-                shutil.copyfile(path, folder / path.name)
-            return folder
-
-        return copy
+        return partial(copy_frozen, backend)
 
     # Opening frozen files where they lie.
 
@@ -221,11 +222,7 @@ class BackendFilesContract(BackendRowsContract):
         """State travels on: from the machine that restored it to the next one, and back."""
         other.thaw(P2, copy_of(P2, other))
         other.apply(P2, P3, counts(("dan", 4)), {"step": 3})
-        folder = backend.directory.with_name("back")
-        folder.mkdir()
-        for path in other.freeze(P3):
-            shutil.copyfile(path, folder / path.name)
-        backend.thaw(P3, folder)
+        backend.thaw(P3, copy_frozen(other, P3, backend))
         assert backend.versions() == [P1, P2, P3]
         with backend.view(P3) as one, other.view(P3) as two, backend.view(P1) as old:
             assert same(one, two)
@@ -394,11 +391,7 @@ class BackendFilesContract(BackendRowsContract):
                     assert [run.values.schema for run in runs] == [_WIDE.value] * len(runs)
                     assert sum(map(len, runs)) == len(expected.keys() & set(_NAMES[:9]))
             with make_backend(tmp_path / "other", {"t": _WIDE}) as other:
-                folder = other.directory.with_name(f"{other.directory.name}-{other.new_id()}")
-                folder.mkdir(parents=True)
-                for path in backend.freeze(P1):
-                    shutil.copyfile(path, folder / path.name)
-                other.thaw(P1, folder)
+                other.thaw(P1, copy_frozen(backend, P1, other))
                 with other.view(P1) as view:
                     assert contents(view, "t") == before
 
