@@ -232,7 +232,7 @@ class Housekeeping:
 
     def _handle(self, message: Committed) -> None:
         try:
-            with self._shards.use_announced(message) as backend:
+            with self._shards.use(message) as backend:
                 if message.state_dir is not None:
                     in_memory = find_backend(message.shard.backend).in_memory
                     self._use.called(message.shard.directory, in_memory=in_memory)
@@ -297,7 +297,7 @@ class Housekeeping:
         for directory, message in list(self._known.items()):
             if os.path.exists(directory):
                 try:
-                    with self._shards.use_announced(message) as backend:
+                    with self._shards.use(message) as backend:
                         shards[directory] = asdict(backend.statistics())
                 except HoldfastError as exc:
                     shards[directory] = {"error": str(exc)}

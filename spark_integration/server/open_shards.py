@@ -13,7 +13,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,24 +145,17 @@ class OpenShards:
         self._slots: dict[Path, _Slot] = {}
         self._lock = threading.Lock()
 
-    def use(self, address: ShardAddress) -> AbstractContextManager[Backend]:
-        """Give the shard's backend, which stays open for the context."""
-        return self._use(address, None)
-
-    def use_announced(self, message: Committed) -> AbstractContextManager[Backend]:
-        """Give the backend of an announced commit's shard as `use` does, unless it is open for something else since.
-
-        Raises `NotFoundError` if it is: a query that was restarted with other columns has it now, and is neither waited
-        for nor disturbed.
-        """
-        return self._use(message.shard, message.announced_ms)
-
     @contextmanager
-    def _use(self, address: ShardAddress, announced_ms: int | None) -> Iterator[Backend]:
-        directory = require_below(self.root, address.directory)
+    def use(self, message: Committed) -> Iterator[Backend]:
+        """Give the backend of an announced commit's shard, which stays open for the context.
+
+        Raises `NotFoundError` if it is open for something else since: a query that was restarted with other columns has
+        it now, and is neither waited for nor disturbed.
+        """
+        address, directory = message.shard, require_below(self.root, message.shard.directory)
         with self._slot(directory) as slot:
             with slot.changed:
-                if announced_ms is not None and slot.is_other(address) and slot.wanted_ms >= announced_ms:
+                if slot.is_other(address) and slot.wanted_ms >= message.announced_ms:
                     raise NotFoundError(
                         "the shard was opened with other tables, options or in another directory meanwhile",
                         directory=address.directory,
@@ -175,7 +168,7 @@ class OpenShards:
                     slot.address, slot.wanted_ms = address, 0
                     slot.identity = _identity(directory)
                 # An announcement is as old as it is, however late its turn: newer ones may have come meanwhile.
-                slot.wanted_ms = max(slot.wanted_ms, clock.monotonic_ms() if announced_ms is None else announced_ms)
+                slot.wanted_ms = max(slot.wanted_ms, message.announced_ms)
                 backend = slot.backend
                 slot.users += 1
             try:

@@ -159,7 +159,7 @@ class Snapshotting:
         with self._logs.log_of(message) as log, ExitStack() as held:
             if log is None:
                 return False
-            with self._shards.use_announced(message) as backend, backend.view(pointer) as view:
+            with self._shards.use(message) as backend, backend.view(pointer) as view:
                 written = Lineage.of(view.properties)
             progress.missed = 0
             lineage = log.snapshots.notes.apply_to(written)
@@ -173,7 +173,7 @@ class Snapshotting:
             started_ms = self._monotonic_ms()
             if not os.path.exists(message.shard.directory):  # else it would be made again, and nobody would know of it
                 raise NotFoundError("the shard was dropped meanwhile", directory=message.shard.directory)
-            with self._shards.use_announced(message) as backend:
+            with self._shards.use(message) as backend:
                 frozen = held.enter_context(log.snapshots.frozen(backend, pointer))
             cleaned = self._clean_up(message, log, progress, lineage, written)
             # A clean-up that fails may have found that parts are gone.

@@ -301,7 +301,7 @@ def test_a_shard_in_use_is_not_let_go(bench: Bench) -> None:
     executor, query = bench.executor(), bench.query(shards=1)
     bench.run(query, executor, 3)
     (message,) = executor.housekeeping._known.values()
-    with executor.shards.use(message.shard) as backend:
+    with executor.shards.use(message) as backend:
         view = backend.view(query.rows[0][0])
     bench.clock.ms += 2 * SILENT_MS
     executor.housekeeping.tidy_up()

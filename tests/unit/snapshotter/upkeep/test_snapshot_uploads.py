@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from holdfast import clock
 from holdfast.backends import local_files, stored_file
 from holdfast.backends.base import Pointer
 from holdfast.backends.stored_file import BLOCK_BYTES, END_BYTES_MAX, NOTICE_BYTES_MAX
@@ -74,7 +75,8 @@ def test_an_upload_lets_the_shard_be_opened_anew(bench: Bench, monkeypatch: pyte
         if "/files/" in key and not begun:
             begun.append(key)
             (message,) = executor.housekeeping._known.values()
-            with executor.shards.use(replace(message.shard, backend_options={"limit": "1g"})):
+            other = replace(message.shard, backend_options={"limit": "1g"})
+            with executor.shards.use(replace(message, shard=other, announced_ms=clock.monotonic_ms() + 1)):
                 opened.append(key)
         put(storage, key, data)
 

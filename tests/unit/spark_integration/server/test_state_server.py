@@ -181,11 +181,17 @@ DAY_MS = 86_400_000
 def commit_to(shards: OpenShards, directory: Path) -> Committed:
     """Commit the first version of a shard, and return its announcement."""
     address = ShardAddress.of(directory, "memory", {}, TABLES)
-    with shards.use(address) as backend, VersionedStore(backend).begin(None) as first:
+    message = Committed(address, None, Pointer(0, "none"), "", None, {}, SnapshotPolicy(), 0)
+    with shards.use(message) as backend, VersionedStore(backend).begin(None) as first:
         first.put("counts", keys_of(COUNTS, [("a",)], [1]), values_of(COUNTS, [(1,)]))
         pointer = first.commit()
     assert pointer is not None
-    return Committed(address, None, pointer, "", None, {}, SnapshotPolicy(), 0)
+    return replace(message, committed=pointer, announced_ms=clock.monotonic_ms())
+
+
+def wanted_now(message: Committed, address: ShardAddress) -> Committed:
+    """Return what a query announces that wants the shard from now on."""
+    return replace(message, shard=address, announced_ms=clock.monotonic_ms() + 1)
 
 
 def test_leftovers_go_although_the_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +228,8 @@ def test_a_shard_that_a_restarted_query_uses_is_not_waited_for(tmp_path: Path, m
     message = commit_to(shards, root / "query" / "op" / "shard")
     keeping.announce(message)
     keeping.queue.end()
-    with shards.use(replace(message.shard, tables=ShardAddress.of("", "", {}, {"counts": COUNTS}).tables)):
+    address = replace(message.shard, tables=ShardAddress.of("", "", {}, {"counts": COUNTS}).tables)
+    with shards.use(wanted_now(message, address)):
         keeping.run()
     shards.close(1.0)
     assert keeping.counters["errors"] == 0
@@ -237,9 +244,9 @@ def test_of_two_announcements_the_newer_one_has_the_shard(tmp_path: Path) -> Non
     address = replace(older.shard, tables=ShardAddress.of("", "", {}, {"counts": COUNTS}).tables)
     newer = replace(older, shard=address, announced_ms=clock.monotonic_ms())
     clock.sleep_ms(2)
-    with shards.use_announced(older):
+    with shards.use(older):
         pass
-    with shards.use_announced(newer) as backend:
+    with shards.use(newer) as backend:
         assert set(backend.tables) == {"counts"}
     shards.close(1.0)
 
@@ -252,9 +259,9 @@ def test_a_query_that_goes_back_to_its_columns_keeps_its_shard(tmp_path: Path) -
     address = replace(first.shard, tables=ShardAddress.of("", "", {}, {"counts": COUNTS}).tables)
     between = replace(first, shard=address, announced_ms=clock.monotonic_ms())
     clock.sleep_ms(2)
-    with shards.use(first.shard):
+    with shards.use(wanted_now(first, first.shard)):
         pass
-    with pytest.raises(NotFoundError, match="meanwhile"), shards.use_announced(between):
+    with pytest.raises(NotFoundError, match="meanwhile"), shards.use(between):
         pass
     shards.close(1.0)
 
@@ -361,7 +368,7 @@ class Bench:
         address = ShardAddress.of(self.root / "query" / "totals" / shard, "memory", {}, {"counts": COUNTS})
         message = Committed(address, None, Pointer(0, "none"), f"totals/{shard}", at, {}, SnapshotPolicy(1), 9)
         for _ in range(times):
-            with self.logs.log_of(message) as log, self.shards.use(address) as backend:
+            with self.logs.log_of(message) as log, self.shards.use(message) as backend:
                 accepted = self._newest.get(shard)
                 with VersionedStore(backend, log).begin(accepted) as transaction:
                     transaction.put("counts", keys_of(COUNTS, [("a",)], [1]), values_of(COUNTS, [(1,)]))
@@ -388,10 +395,11 @@ class Bench:
         return begun, going_on
 
 
-def with_another_column(shard: ShardAddress) -> ShardAddress:
-    """Return the address of a shard as a query has it that was restarted with another column."""
+def with_another_column(message: Committed) -> Committed:
+    """Return what a query announces of a shard that is restarted now with another column."""
     columns = TableSchema.of("counts", COUNTS.key, pa.schema([*COUNTS.value, ("more", pa.int64())]))
-    return ShardAddress.of(shard.directory, "memory", {}, {"counts": columns})
+    address = ShardAddress.of(message.shard.directory, "memory", {}, {"counts": columns})
+    return replace(message, shard=address, announced_ms=clock.monotonic_ms() + 1)
 
 
 @pytest.fixture
@@ -449,12 +457,12 @@ def test_a_query_that_restarts_with_other_columns_keeps_its_shard(
     monkeypatch.setattr(open_shards, "REPLACE_WITHIN_SECONDS", 1.0)
     message = bench.commit("a")
     begun, going_on = bench.slow("list", "totals/a/snapshots/*")
-    address = with_another_column(message.shard)
+    restarted = with_another_column(message)
     counters = bench.snapshotting.counters
     try:
         bench.snapshotting.announce(message)
         assert begun.wait(10)
-        with bench.shards.use(address) as reopened:
+        with bench.shards.use(restarted) as reopened:
             assert reopened.tables["counts"].value.names == ["n", "more"]
             if in_use:
                 going_on.set()
@@ -464,7 +472,7 @@ def test_a_query_that_restarts_with_other_columns_keeps_its_shard(
     finally:
         going_on.set()
     assert (counters["snapshots_missed"], counters["snapshot_errors"], counters["snapshots"]) == (1, 0, 0)
-    with bench.shards.use(address) as still:
+    with bench.shards.use(restarted) as still:
         assert still is reopened
 
 
@@ -476,12 +484,12 @@ def test_a_query_that_has_restarted_keeps_its_shard_from_what_was_announced_befo
     monkeypatch.setattr(open_shards, "REPLACE_WITHIN_SECONDS", 1.0)
     begun, going_on = bench.slow("put", "totals/b/snapshots/*")
     message = bench.commit("a")
-    address = with_another_column(message.shard)
+    restarted = with_another_column(message)
     try:
         bench.snapshotting.announce(bench.commit("b"))
         assert begun.wait(10)
         bench.snapshotting.announce(message)
-        with bench.shards.use(address) as reopened:
+        with bench.shards.use(restarted) as reopened:
             if in_use:
                 going_on.set()
                 assert bench.snapshotting.queue.drain(10)
@@ -490,7 +498,7 @@ def test_a_query_that_has_restarted_keeps_its_shard_from_what_was_announced_befo
     assert bench.snapshotting.queue.drain(10)
     counters = bench.snapshotting.counters
     assert (counters["snapshots_missed"], counters["snapshot_errors"], counters["snapshots"]) == (1, 0, 1)
-    with bench.shards.use(address) as still:
+    with bench.shards.use(restarted) as still:
         assert still is reopened
 
 
