@@ -238,8 +238,8 @@ def _answers(found: list[tuple[int, OperatorSurvey]], lost: list[str], queries: 
     if is_any_running:
         return told
     # Where no query is known to run, that all was well says nothing of now.
-    past = {"answer": "Not when last seen", "verdict": "plain"}
-    return [replace(one, **past) if one.verdict == "good" else one for one in told]
+    past = "Not when last seen"
+    return [replace(one, answer=past, verdict="plain") if one.verdict == "good" else one for one in told]
 
 
 def _biggest(found: list[tuple[int, OperatorSurvey]]) -> Answer:

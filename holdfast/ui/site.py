@@ -122,7 +122,7 @@ class NamedQuery:
         finally:
             with self._lock:
                 self._readers -= 1
-                is_last = self._is_left and not self._readers
+                is_last = self._is_unread()
             if is_last:
                 self._close()
 
@@ -133,6 +133,9 @@ class NamedQuery:
             self._is_left = True
         if is_last:
             self._close()
+
+    def _is_unread(self) -> bool:
+        return self._is_left and not self._readers
 
     def _close(self) -> None:
         self._surveys.submit(self._stored.close)  # which waits for requests that others have given up

@@ -130,7 +130,7 @@ class SnapshotNews(_Message, notice=True):
 
 def _policy(values: Mapping[str, int | None]) -> SnapshotPolicy:
     try:
-        return SnapshotPolicy(**values)
+        return SnapshotPolicy(**values)  # type: ignore[arg-type]  # a worker has made them of one
     except TypeError as exc:
         raise ValueError("other fields") from exc
 

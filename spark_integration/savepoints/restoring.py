@@ -193,8 +193,10 @@ def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: Sta
     shards_of = _restored(tasks, new, saved, states)
     operators = []
     for plan in plans:
-        state = states.get(plan.saved.name)  # None if it is reset
-        pointers = _pointers(state, shards_of[plan.saved.name], new.settings.state_dir) if state else []
+        name = plan.saved.name
+        pointers: Iterable[PointerRow] = ()
+        if name in states:  # else it is reset
+            pointers = _pointers(states[name], shards_of[name], new.settings.state_dir)
         time_mode = _time_mode(plan.saved)
         timeout_conf: TimeoutConf = TIMEOUT_CONF[time_mode] if plan.saved.has_timeout else "NoTimeout"
         output_mode = plan.saved.configuration.get("outputMode", "update").lower()
