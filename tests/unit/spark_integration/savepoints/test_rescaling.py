@@ -279,9 +279,9 @@ def test_shards_are_matched_at_the_cost_of_both_numbers(monkeypatch: pytest.Monk
     monkeypatch.setattr(HashRange, "of_shard", counted)
     monkeypatch.setattr(HashRange, "overlaps", lambda self, _: compared.append(self))
     rows = rows_of_shards(saved, new)
-    state: Any = SimpleNamespace(query_id="q", directory="totals", plan=SimpleNamespace(shards=new))
-    restored: Any = {shard: SimpleNamespace(commit_id=f"{shard:016x}", earliest_timer_ms=None) for shard in range(new)}
-    pointers = list(restoring._pointers(saved, state, restored, "/data/app"))
+    state: Any = SimpleNamespace(query_id="q", directory="totals", plan=SimpleNamespace(shards=new, saved=saved))
+    restored = {shard: (f"{shard:016x}", None) for shard in range(new)}
+    pointers = list(restoring._pointers(state, restored, "/data/app"))
     assert len(compared) < 5 * 800
     monkeypatch.undo()
     for _, first, last, found in rows[:: len(rows) // 7 or 1]:
