@@ -221,16 +221,26 @@ def _finish(server: StateService, shards: OpenShards, workers: list[threading.Th
     closing.join(left_seconds())
 
 
+class _NoPandas:
+    """An import hook that hides pandas."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Leave other modules to the next finder."""
+        if name == "pandas":
+            raise ModuleNotFoundError("not here", name=name)
+
+
 def _convert_without_pandas() -> None:
     """Keep pyarrow from importing pandas when it converts numpy arrays: nothing here needs pandas.
 
     Saves 57 MB of memory and a second of CPU before the first answer. pyarrow looks for pandas only once.
     """
-    sys.modules["pandas"] = None  # type: ignore[assignment]  # so an import of it fails
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
     try:
         pa.array(np.zeros(1)).to_numpy()
     finally:
-        del sys.modules["pandas"]
+        sys.meta_path.remove(finder)
 
 
 def _raise_file_limit() -> None:
