@@ -466,7 +466,7 @@ def rescale_with(
     changes: Changes,
     to_state_dir: str | Path | None = None,
 ) -> str:
-    """Rescale as `rescale` does; raises `NotKnownError`, with nothing done, where only Spark can."""
+    """Rescale as `rescale` does; if only Spark can, do nothing and raise `NotKnownError`."""
     with open_storage(str(original), tasks.options) as location:
         tasks.require_known(location)
     with new_query(tasks.settings, tasks.options, checkpoint_location, to_state_dir) as new:

@@ -141,7 +141,7 @@ class NamedQuery:
         self._surveys.submit(self._stored.close)  # which waits for requests that others have given up
 
     def _pointers(self, stored: StoredQuery) -> Pointers:
-        """Read only new pointers: they lie in many small files, and never change."""
+        """Read only new pointers: they are in many small files, and never change."""
         found, known = Pointers(tuple(stored.times()), {}, stored.query_id), self.pointers.known
         if not found.batches:
             return found

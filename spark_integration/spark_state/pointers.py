@@ -259,7 +259,7 @@ def metadata_of_groups(number: int, partitions: int) -> bytes:
 def schema_of_groups(*, has_timeout: bool) -> bytes:
     """Return the schema of its state, as Spark writes it where groups have pointers.
 
-    All columns may be null: whatever a Spark thinks of its own, it takes these for fitting.
+    All columns may be null, so that they fit whatever schema a version of Spark expects.
     """
     pointer = _struct(**{POINTER_COLUMN: "binary"})
     value = _struct(groupState=pointer, **({_TIMEOUT: "long"} if has_timeout else {}))
