@@ -56,6 +56,8 @@ from holdfast.snapshotter.upkeep.troubles import NAME as TROUBLE_NAME
 
 _SHARD = re.compile(r"shard-([0-9]{4}|[1-9][0-9]{4,8})")
 _RESCALED = re.compile(rf"({RESCALING}/[0-9a-f-]{{36}})/(savepoint|(?:sources|operators)/.+)")
+#: A savepoint's manifest, below the savepoint.
+_MANIFEST = "savepoint"
 #: What a query stores of an operator before its record.
 _BEGUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*/(probes|claims|schemas|shard-[0-9]+/troubles)/.+")
 _SNAPSHOT = re.compile(r"(.+)-[0-9a-f]{16}")
@@ -288,6 +290,10 @@ def _nothing_found(storage: ObjectStorage, operator: str | None, infos: Collecti
         hint = "this is the directory of one operator: give the directory above it"
     elif below := next((info.key for info in infos if _is_record(info)), None):
         hint = f"one of its folders does: give {storage.url}/{below.rsplit('/', 2)[0]}"
+    elif any(info.key == _MANIFEST for info in infos):
+        hint = "this is a savepoint: `holdfast savepoint show` and `verify` take its directory and its name"
+    elif any(info.key.partition("/")[2] == _MANIFEST for info in infos):
+        hint = "this is a directory of savepoints: `holdfast savepoint list` shows them"
     else:
         hint = "check that the URL is what spark.holdfast.state.dir says"
     return NotFoundError(f"the directory holds no holdfast state; {hint}", storage=storage.url, objects=len(infos))

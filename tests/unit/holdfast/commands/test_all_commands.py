@@ -115,6 +115,11 @@ def test_one_operator_of_several(root: Path, shard: ShardHistory, storage: Objec
         (["notes.txt"], "holds no holdfast state; check"),
         (["operator", "shard-0001/commits/1-aa"], "this is the directory of one operator"),
         (["a/b/totals/operator"], "give .*/a/b"),
+        (
+            ["before/savepoint", "before/operators/totals/state/0"],
+            "a directory of savepoints: `holdfast savepoint list`",
+        ),
+        (["savepoint", "operators/totals/state/0"], "this is a savepoint: `holdfast savepoint show`"),
     ],
 )
 @pytest.mark.parametrize("command", ["gc", "verify", "log", "inspect"])
