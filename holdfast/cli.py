@@ -34,8 +34,8 @@ _COMMANDS = {
     "ui": "holdfast.ui.command:ui",
     "verify": "holdfast.commands.verify:verify",
 }
-
-
+# What `holdfast savepoint` alone has.
+_OF_SAVEPOINTS = {"create", "delete", "from-spark", "list", "restore", "show"}
 # Commands with packages that only an extra of the same name installs.
 _EXTRAS = {"bench"}
 # What an installation beside a Spark that came without pip leaves out, docs/deploy.md.
@@ -60,7 +60,8 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in _COMMANDS and args[0][:1].isalpha():
-            ctx.fail(f"no such command: {args[0]!r}{did_you_mean(args[0], _COMMANDS)}")
+            below = f"; did you mean 'savepoint {args[0]}'?" if args[0] in _OF_SAVEPOINTS else ""
+            ctx.fail(f"no such command: {args[0]!r}{below or did_you_mean(args[0], _COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:

@@ -66,7 +66,17 @@ RENAME = click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give a
 _ORIGINAL = click.argument("original", metavar="LOCATION")
 
 
-@click.group()
+class _Group(click.Group):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        above = ctx.find_root().command
+        if args[0] not in self.commands and isinstance(above, click.Group) and args[0] in above.list_commands(ctx):
+            ctx.fail(f"no such command: {args[0]!r}; did you mean 'holdfast {args[0]}'?")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Group)
 def savepoint() -> None:
     """Make and manage savepoints: your own copies of a query's state."""
 

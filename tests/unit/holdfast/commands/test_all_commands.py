@@ -19,8 +19,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from holdfast.backends import stored_file
-from holdfast.cli import group
+from holdfast.cli import _COMMANDS, _OF_SAVEPOINTS, group
 from holdfast.commands.inspect import inspect
+from holdfast.commands.savepoint import savepoint
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -32,7 +33,15 @@ from tests.unit.snapshotter.ownership.conftest import claimant, take, take_after
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("gett", "get"), ("savepiont", "savepoint"), ("exprot", "export"), ("xyzzy", None)]
+    ("given", "meant"),
+    [
+        ("gett", "get"),
+        ("savepiont", "savepoint"),
+        ("exprot", "export"),
+        ("restore", "savepoint restore"),
+        ("create", "savepoint create"),
+        ("xyzzy", None),
+    ],
 )
 def test_a_misspelt_command_is_recognised(given: str, meant: str | None) -> None:
     """The commands are imported when they run, so click does not know their names."""
@@ -40,6 +49,13 @@ def test_a_misspelt_command_is_recognised(given: str, meant: str | None) -> None
     assert refused.exit_code == 2
     assert (f"did you mean {meant!r}?" in refused.output) == (meant is not None)
     assert repr(given) in refused.output
+
+
+def test_a_command_is_found_beside_savepoints(root: Path) -> None:
+    refused = run("savepoint", "clone", root)
+    assert refused.exit_code == 2
+    assert "no such command: 'clone'; did you mean 'holdfast clone'?" in refused.output
+    assert set(savepoint.commands) - set(_COMMANDS) == _OF_SAVEPOINTS
 
 
 @pytest.mark.parametrize(
