@@ -87,7 +87,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.spark_integration.savepoints import seeding
 from holdfast.spark_integration.savepoints.changes import Changes
-from holdfast.spark_integration.savepoints.creating import SHARD, end, require_names, save, shard_row
+from holdfast.spark_integration.savepoints.creating import SHARD, end, require_names, require_query, save, shard_row
 from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
 from holdfast.spark_integration.savepoints.restoring import Restorable, restore_into
 from holdfast.spark_integration.savepoints.tasks import ShardTask, SparkTasks, Tasks
@@ -525,6 +525,12 @@ def drain(
     it, ``<checkpoint_location>-draining``, which is deleted at the end.
     """
     require_names(without, comment)
+    require_query(query)
+    if not hasattr(writer, "trigger"):  # said before the query stops
+        raise InvalidArgumentError(
+            "drain takes a writer that is not started yet: out.writeStream.outputMode(…).foreachBatch(…)",
+            writer=type(writer).__name__,
+        )
     tasks = SparkTasks(spark)
     end(tasks, query, checkpoint_location, target, name, without, timeout_s)
     place = f"{str(checkpoint_location).rstrip('/')}-draining"

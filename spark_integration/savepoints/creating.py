@@ -312,8 +312,15 @@ def stop(
         query's location, an operator that cannot be saved, one in `without` that the query does not have.
     """
     require_names(without, comment)
+    require_query(query)
     end(SparkTasks(spark), query, checkpoint_location, target, name, without, timeout_s)
     return create(spark, checkpoint_location, target, name, without=without, comment=comment)
+
+
+def require_query(query: object) -> None:
+    """Raise `InvalidArgumentError` unless it is a query, or None for one that has ended."""
+    if query is not None and not hasattr(query, "isActive"):
+        raise InvalidArgumentError("pass the query that start() returned, or None if it has ended", given=query)
 
 
 def end(

@@ -33,6 +33,7 @@ from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.copies import drain
 from holdfast.spark_integration.plan.grouping_keys import Grouping, Key
 from holdfast.spark_integration.processor.state.timers import timer_tables
 from holdfast.spark_integration.processor.state.variables import StateVariable
@@ -141,6 +142,17 @@ def test_what_cannot_be_saved_stops_no_query(
     ground.has_state(lambda: [DEDUPLICATION, TOTALS])
     with pytest.raises(error, match=says):
         ground.stop(**options)
+    assert ground.query.is_running
+
+
+def test_other_things_than_a_query_and_its_writer_stop_no_query(ground: Ground) -> None:
+    where = ground.folder / "query", ground.folder / "savepoints", "one"
+    with pytest.raises(InvalidArgumentError, match=r"the query that start\(\) returned, .*given=totals"):
+        creating.stop(ground.spark, "totals", *where)  # type: ignore[arg-type]
+    with pytest.raises(
+        InvalidArgumentError, match=r"a writer that is not started yet: out\.writeStream"
+    ):
+        drain(ground.spark, ground.query, ground.query, *where)  # type: ignore[arg-type]
     assert ground.query.is_running
 
 
