@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
@@ -66,6 +68,39 @@ def expected(folder: Path) -> list[tuple[Any, ...]]:
         numbered AS (SELECT *, sum(begins::int) OVER (PARTITION BY "user" ORDER BY at_us) AS session FROM marked)
         SELECT "user", min(at_us), max(at_us) + {GAP_S} * 1_000_000, count(*), sum(amount)::bigint
         FROM numbered GROUP BY "user", session
+    """
+    with duckdb.connect() as connection:
+        return connection.execute(query).fetchall()
+
+
+def stored(savepoint: Path, operators: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[Any, ...]]]:
+    """Read tables of a savepoint: by name of the operator, the rows of files that have it, with times in microseconds.
+
+    Of visits those that are remembered, of sessions those that are open.
+    """
+    import duckdb
+
+    queries = {
+        "visits": 'SELECT "key.user", epoch_us("key.at") FROM rows',
+        "sessions": """SELECT "key.user", epoch_us("key.session_start"), epoch_us("value.session_end"), "value.n",
+            "value.total" FROM rows""",
+    }
+    found = {}
+    for name, files in operators.items():
+        rows = pa.concat_tables(pa.ipc.open_stream(savepoint / file).read_all() for file in files)
+        with duckdb.connect() as connection:
+            connection.register("rows", rows)
+            found[name] = connection.execute(queries[name]).fetchall()
+    return found
+
+
+def visits(folder: Path, after_us: int) -> list[tuple[Any, ...]]:
+    """Compute from all input the visits that are later than a watermark."""
+    import duckdb
+
+    query = f"""
+        SELECT DISTINCT "user", epoch_us("at") // 20_000_000 * 20_000_000 AS at_us
+        FROM read_parquet('{folder}/input/*.parquet') WHERE at_us > {after_us}
     """
     with duckdb.connect() as connection:
         return connection.execute(query).fetchall()
