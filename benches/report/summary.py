@@ -20,7 +20,7 @@ from holdfast.benches.report.words import count, duration, in_one_turn, listed, 
 
 # Suites whose loads are somebody's own, or like it; others compare ways to write a query.
 _OWN = "own-load"
-_ADVISING = (_OWN, "jobs")
+_ADVISING = (_OWN, "jobs", "growth")
 _AS_MUCH_MEMORY = 1.1
 _IF_EQUAL = ("filesystem", "memory", "rocksdb")
 
@@ -301,8 +301,9 @@ def _figure(answer: Answer, label: str) -> str:
 def _read_crossing(found: Summary, answer: Answer) -> None:
     """Say which backend to use at which sizes; what lies between two of them was not measured."""
     along, all_of = of_field(answer.question.along), _contenders(answer)
-    if any(answer.engine(label).startswith("store-") for label in all_of.values()):
-        return  # of a part of holdfast: no advice on the whole
+    of_a_part = any(answer.engine(label).startswith("store-") for label in all_of.values())
+    if of_a_part or answer.question.suite not in _ADVISING:
+        return
     chosen: list[list[tuple[float, Choice]]] = []
     places = sorted({x for label in answer.labels if (x := answer.along(label)) is not None})
     before = None

@@ -77,6 +77,16 @@ def test_the_headline_has_the_floor_and_the_backend_for_large_states(tmp_path: P
     assert backend == "use filesystem at 50 million keys"
 
 
+def test_a_suite_that_compares_ways_advises_no_backend(tmp_path: Path) -> None:
+    """Else the one sentence says thrice which backend to use at 200,000 rows."""
+    document = sample_results.growth()
+    document["suite"] = "operators"
+    documents = {("jobs", "job-a"): sample_results.job_a(), ("operators", "keys"): document}
+    found = summary_of(tmp_path, documents)
+    assert len(found.headline) == 1
+    assert not [advice for advice in found.choices if "keys" in advice.sentence.text]
+
+
 def test_missed_targets_are_losses(tmp_path: Path) -> None:
     found = summary_of(tmp_path, {("jobs", "job-a"): sample_results.job_a()})
     assert "A target is missed: holdfast-memory/floor, wanted at least 0.8, measured 0.71" in texts(found.losses)
