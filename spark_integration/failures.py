@@ -81,6 +81,10 @@ _SQL_STATE = re.compile(r"(?:\s*SQLSTATE: \w{5})+(?:;\n.*|\s*)$", re.DOTALL)
 _OPERATOR_FACT = re.compile(r"\boperator=('[^']*'|\S+)")
 
 _AGAIN = "start the query again: nothing of this micro-batch was kept"
+_RUN_IT_AGAIN = (
+    "Spark has logged the micro-batch as done all the same: before the next start, delete the newest file of commits/ "
+    "in the checkpointLocation, what offsets/ has of a later number, and their .crc files, so that it runs again"
+)
 #: What to do about each error, where its message does not say more.
 _WHAT_TO_DO = {
     errors.UnavailableError: "make available what did not answer, and start the query again: nothing is lost",
@@ -106,10 +110,17 @@ class _Cause:
 _CAUSES = (
     _Cause(
         re.compile(r"STATE_STORE_COMMIT_VALIDATION_FAILED\S* .*? for batch (?P<batch>\d+)"),
-        "foreachBatch read only a part of the micro-batch, as limit, first and show do, so that some "
+        "foreachBatch read only a part of the micro-batch, as limit, first and show do, or nothing of it, so that some "
         "partitions did not commit their state; Spark checks that each did",
         "read all of it in foreachBatch: count() or collect() instead, or rows.persist() and one action over all rows "
-        "before the one that takes a part; and start the query again: nothing of this micro-batch was kept",
+        f"before the one that takes a part. {_RUN_IT_AGAIN}",
+    ),
+    _Cause(
+        # By the state store: FileNotFoundException or CANNOT_LOAD_STATE_STORE.
+        re.compile(r"state/\d+/\d+/(?:[\w-]+/)?\d+\.(?:delta|changelog|zip) does not exist"),
+        "Spark's own state store lacks a file of the last micro-batch: a foreachBatch that read only a part of it, as "
+        "limit, first and show do, or something that deletes files of the checkpointLocation",
+        f"make foreachBatch read all of it, as by count() or collect(). {_RUN_IT_AGAIN}",
     ),
     _Cause(
         re.compile(r"No module named '(?:pyspark|holdfast|pandas|pyarrow|numpy)\b"),

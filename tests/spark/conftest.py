@@ -189,6 +189,17 @@ def configured(lab: Lab) -> Iterator[None]:
                 lab.spark.conf.unset(name)
 
 
+@pytest.fixture
+def own_file_manager(spark: SparkSession) -> Iterator[None]:
+    """Give Spark its own way with the files of its checkpoint: the other tests' does not replace a failed attempt's."""
+    manager = "spark.sql.streaming.checkpointFileManagerClass"
+    others = spark.conf.get(manager)
+    assert others is not None
+    spark.conf.set(manager, others.replace("FileSystemBased", "FileContextBased"))
+    yield
+    spark.conf.set(manager, others)
+
+
 def age(paths: Iterator[Path], milliseconds: int) -> None:
     """Let time pass for these files."""
     for path in paths:

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
 
 import holdfast
 from tests.spark.conftest import Lab, count_and_sum
 from tests.spark.running_tasks import wait_for_tasks
 from tests.tiers import cases
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("own_file_manager")]
 
 FIRST = [("a", 1), ("b", 2), ("a", 3), (None, 4)]
 SECOND = [("a", 10), ("c", 20), (None, 30), ("", 40)]
 AFTER_FIRST = {"a": (2, 4), "b": (1, 2), None: (1, 4)}
 AFTER_BOTH = {"a": (3, 14), "b": (1, 2), "c": (1, 20), None: (2, 34), "": (1, 40)}
-_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
-
-
-@pytest.fixture(autouse=True)
-def own_file_manager(spark: SparkSession) -> Iterator[None]:
-    """Give Spark its own way with the files of its checkpoint: the other tests' does not replace a failed attempt's."""
-    others = spark.conf.get(_MANAGER)
-    assert others is not None
-    spark.conf.set(_MANAGER, others.replace("FileSystemBased", "FileContextBased"))
-    yield
-    spark.conf.set(_MANAGER, others)
 
 
 def fails(lab: Lab, expected: str, query: str = "query", **options: Any) -> None:

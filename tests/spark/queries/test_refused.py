@@ -81,7 +81,7 @@ def test_unknown_key_column(lab: Lab) -> None:
 
 
 def test_no_key(lab: Lab) -> None:
-    with pytest.raises(InvalidArgumentError, match="at least one key"):
+    with pytest.raises(InvalidArgumentError, match=r"at least one key column; stream\(df\)\.window"):
         holdfast.stream(lab.spark.range(1)).groupBy()
 
 
@@ -541,11 +541,14 @@ def test_state_of_other_columns(lab: Lab) -> None:
 
 
 @pytest.mark.since("4.1")
+@pytest.mark.usefixtures("own_file_manager")
 def test_a_foreach_batch_that_takes_a_part(lab: Lab) -> None:
-    """Spark says only "Exception thrown in awaitResult"; we say why, and what reads all rows."""
-    lab.feed([("a", 1), ("b", 2), ("c", 3), ("d", 4)])
+    """Spark says only "Exception thrown in awaitResult"; we say why, what reads all rows, and how to go on."""
+    keys = [(key, 1) for key in "abcdefgh"]
+    lab.feed(keys)
+    location = lab.folder / "query"
     writer = lab.totals().writeStream.foreachBatch(lambda rows, _: rows.first()).outputMode("update")
-    writer = writer.trigger(availableNow=True).option("checkpointLocation", str(lab.folder / "query"))
+    writer = writer.trigger(availableNow=True).option("checkpointLocation", str(location))
     query = writer.start()
     with pytest.raises(StreamingQueryException) as caught:
         query.awaitTermination()
@@ -556,6 +559,16 @@ def test_a_foreach_batch_that_takes_a_part(lab: Lab) -> None:
         assert lines[0].startswith("what:        foreachBatch read only a part of the micro-batch")
         assert lines[1] == "micro-batch: 0"
         assert "count() or collect()" in lines[2]
+        assert "delete the newest file of commits/" in lines[2]
+    lab.feed(keys)
+    what, to_do = explained(lab, lab.totals())
+    assert "lacks a file of the last micro-batch: a foreachBatch" in what
+    assert "delete the newest file of commits/" in to_do
+    for log, number in (("commits", 0), ("offsets", 1)):
+        (location / log / f"{number}").unlink()
+        (location / log / f".{number}.crc").unlink()
+    shown = lab.run(lab.totals(), "query", "update")
+    assert [sorted(row["total"] for row in batch) for batch in shown] == [[1] * 8, [2] * 8]
 
 
 def test_an_error_of_sparks_own(lab: Lab) -> None:

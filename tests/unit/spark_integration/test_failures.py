@@ -202,6 +202,11 @@ def test_of_java_only_the_innermost_cause_is_kept() -> None:
     ("said", "what", "to_do"),
     [
         ("[STATE_STORE_COMMIT_VALIDATION_FAILED] Validation failed for batch 12.", "limit", "count()"),
+        (
+            "java.io.FileNotFoundException: File file:/app-spark/state/0/1/12.delta does not exist",
+            "a foreachBatch that read only a part",
+            "delete the newest file of commits/",
+        ),
         ("python3: … (ModuleNotFoundError: No module named 'pyspark')", "lacks", "PYSPARK_PYTHON"),
         ("ModuleNotFoundError: No module named 'holdfast.backends'", "lacks", "PYSPARK_PYTHON"),
         ("[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10", "version", "PYSPARK_PYTHON"),
