@@ -56,7 +56,9 @@ def resolve_keys(df: DataFrame, keys: Sequence[object]) -> Grouping:
     if len(keys) == 1 and isinstance(keys[0], Sequence) and not isinstance(keys[0], str):
         keys = keys[0]
     if not keys:
-        raise InvalidArgumentError("groupBy needs at least one key column")
+        raise InvalidArgumentError(
+            "groupBy needs at least one key column; stream(df).window(…).agg(…) takes all rows together"
+        )
     names, distinct = df.columns, list(dict.fromkeys(df.columns))
     by_name = [quoted(key) if isinstance(key, str) and key in distinct else key for key in keys]
     df.groupBy(by_name)  # type: ignore[arg-type]  # rejects what cannot be a key
