@@ -89,7 +89,8 @@ _RUN_IT_AGAIN = (
 _WHAT_TO_DO = {
     errors.UnavailableError: "make available what did not answer, and start the query again: nothing is lost",
     errors.StateLostError: "set the directory and the checkpoint location that the query has always had, or bring the "
-    "objects back; else go back to an earlier micro-batch (docs/operations.md)",
+    "objects back; else go back to an earlier micro-batch (docs/operations.md), or, if the query began without a "
+    "state directory, start afresh at another checkpoint location",
     errors.CorruptionError: "let `holdfast verify` name every damaged object; restore them, or go back to an earlier "
     "micro-batch (docs/operations.md)",
 }
