@@ -194,6 +194,7 @@ def asked(recorded: Sequence[Any], *others: Any) -> list[Any]:
 
 
 SEEDS = asked([1], 2, 3, 4, 5)
+SMOKE_SEEDS = asked([pytest.param(1, marks=pytest.mark.smoke)], 2, 3, 4, 5)
 #: In each output mode, by length, slide and start.
 HOUR, SLIDING, SHIFTED = (
     ("1 hour", None, None),
@@ -206,7 +207,7 @@ WINDOWS = asked(
 )
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SMOKE_SEEDS)
 def test_aggregates_by_key(lab: Lab, questions: Questions | None, seed: int) -> None:
     """Values, types and rows of each micro-batch are Spark's, for all aggregates; no row is too late."""
     compare(
@@ -245,7 +246,7 @@ def test_windows(
     assert sum(map(len, shown)) > 20
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SMOKE_SEEDS)
 def test_sessions(lab: Lab, questions: Questions | None, seed: int) -> None:
     """Sessions grow together as Spark's do: also those that touch, and those that a late row joins."""
     shown = compare(
