@@ -137,7 +137,13 @@ def processor_host(
     require_protobuf()
     if df.isStreaming:
         require_host_of_processors(classic=is_classic(df.sparkSession))
-        _require_state_store(df.sparkSession)
+        provider = str(df.sparkSession.conf.get(_PROVIDER))
+        if provider.endswith(_UNFIT_PROVIDER):
+            raise InvalidArgumentError(
+                "Spark's transformWithState, in which processors run, needs Spark's RocksDB state store: set "
+                f"{_PROVIDER} to org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+                is_now=provider,
+            )
     if event_time_column:
         require_event_time(event_time_column, output, times, df)
     return StatefulProcessorHost(mode, times, event_time_column)
@@ -153,16 +159,6 @@ def can_host_processors(session: SparkSession) -> bool:
     except InvalidArgumentError:
         return False
     return True
-
-
-def _require_state_store(session: SparkSession) -> None:
-    provider = str(session.conf.get(_PROVIDER))
-    if provider.endswith(_UNFIT_PROVIDER):
-        raise InvalidArgumentError(
-            "Spark's transformWithState, in which processors run, needs Spark's RocksDB state store: set "
-            f"{_PROVIDER} to org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-            is_now=provider,
-        )
 
 
 def time_mode_of(given: object, df: DataFrame) -> TimeMode:

@@ -60,9 +60,9 @@ BEHIND_ANOTHER = (
 class StoredState:
     """The state under an operator's name."""
 
-    shards: int | None  #: How many it was written with; None if there is none, or it cannot be read
-    query: str | None  #: The id of the query that it is of
-    problem: str | None  #: Why the operator cannot go on with it
+    shards: int | None = None  #: How many it was written with; None if there is none, or it cannot be read
+    query: str | None = None  #: The id of the query that it is of
+    problem: str | None = None  #: Why the operator cannot go on with it
 
 
 def stored_state(session: SparkSession, settings: Settings, operator: str, function: ShardFunction) -> StoredState:
@@ -74,7 +74,7 @@ def stored_state(session: SparkSession, settings: Settings, operator: str, funct
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
-            found = StoredState(None, None, None)
+            found = StoredState()
             try:
                 found = _look(settings, operator, function)
             except HoldfastError as exc:
@@ -96,7 +96,7 @@ def _look(settings: Settings, operator: str, function: ShardFunction) -> StoredS
     storage = state_storage(settings)
     record = None if storage is None else find_operator(storage, operator)
     if storage is None or record is None:
-        return StoredState(None, None, None)
+        return StoredState()
     problem = None
     try:
         tables = stored_tables(storage, record).with_changes(function.changes())
@@ -150,7 +150,9 @@ class Definition:
                 "stateChanges are remembered with the state: set spark.holdfast.state.dir, or leave them out",
                 operator=self.name,
             )
-        session, stored = self._session, self._stored()
+        session, stored = self.rows.df.sparkSession, StoredState()
+        if self.settings.state_dir is not None and self._is_streaming:
+            stored = stored_state(session, self.settings, self.name, self.rows.function)
         kept = None if self.settings.shards is not None else stored.shards
         if kept is None and self._is_streaming:
             warn_of_partitions(session, stacklevel=3)
@@ -177,10 +179,6 @@ class Definition:
         return rows.step.output.receive(self.host.run(rows, initial))
 
     @property
-    def _session(self) -> SparkSession:
-        return self.rows.df.sparkSession
-
-    @property
     def _is_streaming(self) -> bool:
         return self.rows.df.isStreaming
 
@@ -190,15 +188,11 @@ class Definition:
             *[quoted(name) for name in rows.columns],
         )
         hashed = F.xxhash64(*[quoted(key.column) for key in rows.keys])
-        transport = self._transport(rows, shards)
-        step = ShardStep(self._operator(rows, shards, definition_id), transport, self._sent_output())
-        return SentRows(transport.send(carried, hashed), step)
-
-    def _sent_output(self) -> Output:
-        """Return the output, with the calls' measures beside it if the query's progress is to have them."""
+        transport, output = self._transport(rows, shards), self.output
         if self._is_streaming and self.settings.metrics_in_progress:
-            return ObservedOutput.of(self.output, OBSERVATION + self.name)
-        return self.output
+            output = ObservedOutput.of(output, OBSERVATION + self.name)
+        step = ShardStep(self._operator(rows, shards, definition_id), transport, output)
+        return SentRows(transport.send(carried, hashed), step)
 
     def _operator(self, rows: KeyedRows, shards: int, definition_id: str) -> Operator:
         time = time_column_of(self.rows.df)
@@ -217,12 +211,6 @@ class Definition:
             fires_by_watermark=self.host.drops_late_rows,
         )
 
-    def _stored(self) -> StoredState:
-        """Return what is stored under the operator's name, as far as it can matter."""
-        if self.settings.state_dir is None or not self._is_streaming:
-            return StoredState(None, None, None)
-        return stored_state(self._session, self.settings, self.name, self.rows.function)
-
     def _transport(self, rows: KeyedRows, shards: int) -> PackedTransport:
         expressions = [StructField(key.column, key.field.dataType) for key in rows.expressions]
         schema = StructType([*expressions, *rows.columns.values(), StructField(HASH, LongType(), False)])
@@ -230,14 +218,10 @@ class Definition:
         types = sent_schema(schema, "the initial state" if is_initial else "the input")
         # Of a stream Spark hands over batches of so many rows.
         bounded = rows_each(rows.df) if self._is_streaming and not is_initial else None
-        return PackedTransport(shards, types, self._event_time(rows.df), bounded)
-
-    def _event_time(self, df: DataFrame) -> EventTime | None:
-        """Return what travels beside the rows of a stream."""
-        time = time_column_of(df)
-        if time is None or not df.isStreaming:
-            return None
-        return EventTime(time.field.name, time.watermark, self.host.drops_late_rows)
+        time, event_time = time_column_of(rows.df), None
+        if time is not None and rows.df.isStreaming:
+            event_time = EventTime(time.field.name, time.watermark, self.host.drops_late_rows)
+        return PackedTransport(shards, types, event_time, bounded)
 
 
 def operator_plan(rows: KeyedRows, output: StructType, mode: Mode, name: str, *, is_timed: bool) -> DataFrame:

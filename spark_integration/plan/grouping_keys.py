@@ -74,7 +74,12 @@ def resolve_keys(df: DataFrame, keys: Sequence[object]) -> Grouping:
         found.setdefault(key.column, key)
         given.append(list(found).index(key.column))
     resolved = list(found.values())
-    _require_names(resolved)
+    taken = [key.field.name for key in resolved]
+    repeated = sorted({name for name in taken if taken.count(name) > 1})
+    if repeated:
+        raise InvalidArgumentError(
+            "two different keys have the same name: rename one, as in F.col('a.b').alias('b2')", repeated=repeated
+        )
     require_key_types([key.field for key in resolved])
     return Grouping(resolved, given)
 
@@ -100,15 +105,6 @@ def _input_column(df: DataFrame, names: list[str], key: Column, name: str) -> st
             raise
         return None
     return spelt[0]
-
-
-def _require_names(keys: list[Key]) -> None:
-    names = [key.field.name for key in keys]
-    repeated = sorted({n for n in names if names.count(n) > 1})
-    if repeated:
-        raise InvalidArgumentError(
-            "two different keys have the same name: rename one, as in F.col('a.b').alias('b2')", repeated=repeated
-        )
 
 
 def initial_rows(given: GroupedData, df: DataFrame, grouping: Grouping) -> tuple[DataFrame, Grouping]:

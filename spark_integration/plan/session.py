@@ -32,9 +32,8 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.executor.processes import ProcessId, place_of
-from holdfast.spark_integration.spark_versions import is_classic
+from holdfast.spark_integration.spark_versions import is_classic, is_on, require_fitting_arrow
 from holdfast.spark_integration.worker_python import require_worker_python
 
 _KEY = "spark.sql.shuffle.partitions"
@@ -54,10 +53,12 @@ def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
     configuration = dict(df.sparkSession.conf.getAll)
     settings = Settings.parse(configuration, backend_names())
     find_backend(settings.backend).parse_options(settings.backend, settings.backend_options)
-    is_remote = not spark_versions.is_classic(df.sparkSession)
+    is_remote = not is_classic(df.sparkSession)
     if df.isStreaming and not is_remote:  # a client's versions are not those of the server's workers
-        spark_versions.require_fitting_arrow(pa.__version__)
-    _check_storage(settings, configuration, is_remote=is_remote)
+        require_fitting_arrow(pa.__version__)
+    if settings.state_dir is not None and not is_remote:
+        # So that unknown schemes and options fail at definition; a client may lack the packages and credentials.
+        open_storage(settings.state_dir, parse_storage_options(settings.storage_values(configuration))).close()
     if settings.state_dir is None and df.isStreaming:
         warnings.warn(
             "this query's state is not durable: losing an executor loses its state, and the query fails; set "
@@ -65,16 +66,6 @@ def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
             stacklevel=stacklevel + 1,
         )
     return settings if is_remote else replace(settings, driver=place_of(ProcessId.of(os.getpid())))
-
-
-def _check_storage(settings: Settings, configuration: Mapping[str, str], *, is_remote: bool) -> None:
-    """Open the durable storage, without a request, so that unknown schemes and options fail at definition.
-
-    A Spark Connect client may lack the executors' packages and credentials, so it opens nothing.
-    """
-    if settings.state_dir is not None and not is_remote:
-        options = parse_storage_options(settings.storage_values(configuration))
-        open_storage(settings.state_dir, options).close()
 
 
 def rows_each(df: DataFrame) -> int:
@@ -85,7 +76,7 @@ def rows_each(df: DataFrame) -> int:
 
 def name_folding(df: DataFrame) -> Callable[[str], str]:
     """Return a function that folds the case of names, if the DataFrame's session ignores it."""
-    return str if spark_versions.is_on(df.sparkSession, "spark.sql.caseSensitive") else str.lower
+    return str if is_on(df.sparkSession, "spark.sql.caseSensitive") else str.lower
 
 
 def shuffle_partitions(session: SparkSession) -> int:
@@ -99,8 +90,10 @@ def warn_of_partitions(session: SparkSession, stacklevel: int) -> None:
     `stacklevel` says how many calls up the user's is.
     """
     configuration = dict(session.conf.getAll)
-    partitions = shuffle_partitions(session)
-    slots = task_slots(configuration, _default_parallelism(session, configuration))
+    partitions, cores = shuffle_partitions(session), None
+    if "spark.default.parallelism" not in configuration and is_classic(session):
+        cores = int(session.sparkContext.defaultParallelism)
+    slots = task_slots(configuration, cores)
     if slots is not None and partitions > _FAR_MORE * slots:
         warnings.warn(
             f"this session has {partitions} shuffle partitions for {slots} task slots: a query that first starts in it "
@@ -109,12 +102,6 @@ def warn_of_partitions(session: SparkSession, stacklevel: int) -> None:
             "started with",
             stacklevel=stacklevel + 1,
         )
-
-
-def _default_parallelism(session: SparkSession, configuration: Mapping[str, str]) -> int | None:
-    if "spark.default.parallelism" in configuration or not is_classic(session):
-        return None
-    return int(session.sparkContext.defaultParallelism)
 
 
 def task_slots(configuration: Mapping[str, str], local_cores: int | None) -> int | None:
