@@ -80,9 +80,7 @@ def named_values(row: Any) -> dict[str, Any]:
 
 
 class OutputRows:
-    """Gathers the rows that a processor returns for many keys, and converts them together.
-
-    `rows_each`: a batch is yielded once it has so many rows.
+    """Gathers the rows that a processor returns for many keys, and converts them together, `rows_each` at a time.
 
     After a failed conversion, `failed_key` is the key whose row caused it.
     """

@@ -23,11 +23,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from pyspark.sql.types import StructType
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.processor.state.slab import (
-    invalid_handle_state,
-    invalid_time_mode,
-    state_error,
-)
+from holdfast.spark_integration.processor.state.slab import invalid_handle_state, state_error
 from holdfast.spark_integration.processor.state.timers import ProcessorTimers
 from holdfast.spark_integration.processor.state.variable_tables import Kind
 from holdfast.spark_integration.processor.state.variables import StateVariable
@@ -182,7 +178,12 @@ class ProcessorHandle(StatefulProcessorHandle):
         if self.phase not in (INITIALIZED, DATA_PROCESSED):
             raise invalid_handle_state(doing, operation, self.phase)
         if self._timers is None:
-            raise invalid_time_mode(doing, operation, SHOWN_TIME_MODES[self._time_mode])
+            raise state_error(
+                doing,
+                "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE",
+                f"Failed to perform stateful processor operation={operation} with invalid "
+                f"timeMode={SHOWN_TIME_MODES[self._time_mode]}.",
+            )
         return self._timers
 
     def _require_declaring(self, doing: str, operation: str) -> None:

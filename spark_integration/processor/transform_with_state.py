@@ -82,18 +82,6 @@ _warned: set[str] = set()
 _NO_TIME = -1
 
 
-def require_same_configuration(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Check what no run may change: time mode and output mode. Raises `SchemaMismatchError` if it was changed."""
-    for name, value in now.items():
-        if stored.get(name) != value:
-            _refuse(
-                "STATE_STORE_INVALID_CONFIG_AFTER_RESTART",
-                f"the query began with another {name}: set it back, {NEW_QUERY}",
-                stored=stored.get(name),
-                asked=value,
-            )
-
-
 def require_same_grouping(stored: StoredTables, grouping: pa.Schema) -> None:
     """Check the grouping columns of stored state. Raises `SchemaMismatchError` if they differ."""
     for name, table in stored.held.items():
@@ -266,7 +254,14 @@ class TransformWithState:
     def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
         tables = self.tables()
         require_same_api(configuration, self.configuration())
-        require_same_configuration(configuration, self.configuration())
+        for name, value in self.configuration().items():
+            if configuration.get(name) != value:
+                _refuse(
+                    "STATE_STORE_INVALID_CONFIG_AFTER_RESTART",
+                    f"the query began with another {name}: set it back, {NEW_QUERY}",
+                    stored=configuration.get(name),
+                    asked=value,
+                )
         require_same_grouping(stored, self.grouping.key)
         for variable in self.declared.variables:
             require_same_kind(variable, stored)
@@ -291,16 +286,13 @@ class TransformWithState:
         """Yield slabs of keys in ascending order: the keys, as the processor sees them, and the rows of each."""
         keys = batch.keys(self.grouping)
         order = KeyOrder.of(keys)
-        exchange = self._exchange_of(batch)
+        is_first = batch.batch_id == 0 or not self.is_streaming
+        exchange = self.first_exchange if is_first and self.first_exchange is not None else self.exchange
         slabs = exchange.slabs(batch.rows.select(self.shown_columns), order)
         for slab in slabs.slabs(at_once):
             first_rows = order.first_rows(slab.first_key, slab.keys)
             shown = batch.keys_shown_at(first_rows).select(self.given_keys)
             yield keys.take(first_rows), exchange.keys(shown), slab
-
-    def _exchange_of(self, batch: ShardInput) -> Exchange:
-        is_first = batch.batch_id == 0 or not self.is_streaming
-        return self.first_exchange if is_first and self.first_exchange is not None else self.exchange
 
     @property
     def grouping(self) -> TableSchema:
@@ -348,7 +340,11 @@ class _Calls:
         schemas = [variable.schema for variable in variables]
         self.at_once = at_once_of(batch.operator, *schemas, has_entries=has_entries)
         self._slab = CalledSlab()
-        self._timers = self._open_timers(transaction, batch.times)
+        self._timers: ProcessorTimers | None = None
+        if step.time_mode != "None":
+            schema = timer_tables(step.key_types, step.time_mode)[TIMERS]
+            entries = EntryRows(transaction, schema, len(step.key_types), None)
+            self._timers = ProcessorTimers(transaction, entries, self._slab, batch.times.earliest_timer_ms)
         self._states = ProcessorStates(transaction, step.tables(), len(step.key_types), self._slab, batch.times)
         self._output = step.exchange.output()
         self._handle = ProcessorHandle(step.time_mode, step.declared.schemas, self._states, self._timers, CREATED)
@@ -412,18 +408,16 @@ class _Calls:
             for at, due_ms in zip(places.tolist(), due.due_ms.tolist(), strict=True):
                 self._slab.enter(at)
                 try:
-                    yield from self._output.add_all(self._expire(shown[at], due_ms), shown[at])
+                    # By keyword, as Spark does: a method with other parameter names fails there too.
+                    returned = self._processor.handleExpiredTimer(
+                        key=shown[at], timerValues=self._times, expiredTimerInfo=ExpiredTimerInfo(due_ms)
+                    )
+                    yield from self._output.add_all(returned, shown[at])
                     timers.delete(due_ms)
                 except Exception as exc:
                     note_key(exc, self._operator, self._output.failed_key or shown[at])
                     raise
             self._flush(shown)
-
-    def _expire(self, key: KeyTuple, due_ms: int) -> Any:
-        # By keyword, as Spark does: a method with other parameter names fails there too.
-        return self._processor.handleExpiredTimer(
-            key=key, timerValues=self._times, expiredTimerInfo=ExpiredTimerInfo(due_ms)
-        )
 
     def _begin(self, keys: Keys) -> None:
         self._moved_bytes = self._transaction.measures.moved_bytes
@@ -456,13 +450,6 @@ class _Calls:
         due_ms = None if self._timers is None else self._timers.earliest()
         found = [None if due_ms is None else max(0, due_ms), self._states.next_expiry_ms()]
         return min((at for at in found if at is not None), default=None)
-
-    def _open_timers(self, transaction: Transaction, times: BatchTimes) -> ProcessorTimers | None:
-        if self._step.time_mode == "None":
-            return None
-        schema = timer_tables(self._step.key_types, self._step.time_mode)[TIMERS]
-        entries = EntryRows(transaction, schema, len(self._step.key_types), None)
-        return ProcessorTimers(transaction, entries, self._slab, times.earliest_timer_ms)
 
     def _in_phase(self, phase: str) -> None:
         self._handle.phase = self._slab.phase = phase

@@ -22,7 +22,6 @@ from holdfast.spark_integration.keyed.slabs import SLAB_BYTES, SLAB_KEYS
 from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
 
 INVALID_HANDLE_STATE = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE"
-INVALID_TIME_MODE = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE"
 _NONE = -1
 # A window that holds too much is followed by one of a fraction of its keys; one that does not, by one of more.
 _STEP = 4
@@ -42,25 +41,6 @@ def invalid_handle_state(doing: str, operation: str, phase: str) -> PySparkRunti
         doing,
         INVALID_HANDLE_STATE,
         f"Failed to perform stateful processor operation={operation} with invalid handle state={phase}.",
-    )
-
-
-def invalid_time_mode(doing: str, operation: str, time_mode: str) -> PySparkRuntimeError:
-    """Return the error of a call about timers or TTL that does not go with the time mode."""
-    return state_error(
-        doing,
-        INVALID_TIME_MODE,
-        f"Failed to perform stateful processor operation={operation} with invalid timeMode={time_mode}.",
-    )
-
-
-def missing_variable(doing: str, name: str) -> PySparkRuntimeError:
-    """Return the error of a use of a variable that the processor has deleted after it declared it."""
-    return state_error(
-        doing,
-        "STATE_STORE_UNSUPPORTED_OPERATION_ON_MISSING_COLUMN_FAMILY",
-        f"init has declared the variable {name} and then deleted it: call deleteIfExists before the declaration, which "
-        "then finds it empty, or leave the declaration out.",
     )
 
 
@@ -119,7 +99,12 @@ class MissingSlab(CalledSlab):
 
     def current(self, doing: str) -> int:
         """Raise `PySparkRuntimeError`, whoever asks."""
-        raise missing_variable(doing, self._name)
+        raise state_error(
+            doing,
+            "STATE_STORE_UNSUPPORTED_OPERATION_ON_MISSING_COLUMN_FAMILY",
+            f"init has declared the variable {self._name} and then deleted it: call deleteIfExists before the "
+            "declaration, which then finds it empty, or leave the declaration out.",
+        )
 
 
 @dataclass(frozen=True)
@@ -184,7 +169,11 @@ class SlabEntries:
             if size_bytes > self._limit_bytes:
                 return None
         if not parts:
-            return FetchedKeys(first, end, _nothing(self._rows), [0] * (end - first + 1))
+            places: IntArray = np.empty(0, np.int64)
+            own_keys, values = (
+                pa.RecordBatch.from_pylist([], schema=of) for of in (self._rows.own_key_types, self._rows.value_types)
+            )
+            return FetchedKeys(first, end, Entries(places, own_keys, values), [0] * (end - first + 1))
         found = _joined(parts)
         found = found.take(np.argsort(found.places, kind="stable"))
         bounds = np.searchsorted(found.places, np.arange(end - first + 1))
@@ -199,12 +188,3 @@ def _joined(parts: list[Entries]) -> Entries:
         pa.concat_batches([part.own_keys for part in parts]),
         pa.concat_batches([part.values for part in parts]),
     )
-
-
-def _nothing(rows: EntryRows) -> Entries:
-    places: IntArray = np.empty(0, np.int64)
-    return Entries(places, _no_rows(rows.own_key_types), _no_rows(rows.value_types))
-
-
-def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)

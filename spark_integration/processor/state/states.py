@@ -211,13 +211,14 @@ class ProcessorMapState(MapState):
         self._cleared.add(at)
 
     def iterator(self) -> Iterator[tuple[State, State]]:
-        return self._snapshot()
+        self._slab.current("getting map state")
+        return self._now(self._slab.call)
 
     def keys(self) -> Iterator[State]:
-        return (key for key, _ in self._snapshot())
+        return (key for key, _ in self.iterator())
 
     def values(self) -> Iterator[State]:
-        return (value for _, value in self._snapshot())
+        return (value for _, value in self.iterator())
 
     def _value(self, key: Any, doing: str) -> State | None:
         at = self._slab.current(doing)
@@ -237,10 +238,6 @@ class ProcessorMapState(MapState):
         if user_key not in stored:
             stored[user_key] = self._look_up(at, 1, user_key)[0]
         return stored[user_key]
-
-    def _snapshot(self) -> Iterator[tuple[State, State]]:
-        self._slab.current("getting map state")
-        return self._now(self._slab.call)
 
     def _now(self, call: int) -> Iterator[tuple[State, State]]:
         """Iterate over what the map holds at the first step."""
@@ -532,7 +529,8 @@ class ProcessorValueState(ValueState):
         if not self._changed:
             return
         put = {at: value for at, value in self._changed.items() if value is not None}
-        gone = [at for at, value in self._changed.items() if value is None and self._may_exist(at)]
+        stored = self._stored
+        gone = [at for at, new in self._changed.items() if new is None and (stored is None or stored[at] is not None)]
         # What was fetched knows the index of what expires.
         rows = self._open() if self._opened is None else self._opened
         if put:
@@ -541,9 +539,6 @@ class ProcessorValueState(ValueState):
             rows.put(values, np.array(list(put), np.int64))
         if gone:
             rows.delete(np.array(gone, np.int64))
-
-    def _may_exist(self, at: int) -> bool:
-        return self._stored is None or self._stored[at] is not None
 
 
 _AnyState = ProcessorValueState | ProcessorListState | ProcessorMapState
@@ -608,10 +603,7 @@ class ProcessorStates:
             state.begin()
 
     def flush(self) -> None:
-        """Write what a slab has changed.
-
-        Raises `StateValueError` if a value does not fit its column; ``row`` is the place of its key in the slab.
-        """
+        """Write what a slab has changed; raises as the flush of a variable."""
         for state in self._opened.values():
             state.flush()
 

@@ -83,12 +83,11 @@ def grouping_columns(tables: Mapping[str, TableSchema], name: str) -> tuple[str,
     names = tables[name].key.names
     if own := _OWN_KEYS.get(name[:2]):
         return tuple(names[:-own])
-    plain = [schema.key.names for table, schema in tables.items() if table != TIMERS and not _has_own_keys(table)]
+    with_own_keys = (table_of("list", ""), table_of("map", ""))
+    plain = [
+        schema.key.names for table, schema in tables.items() if table != TIMERS and not table.startswith(with_own_keys)
+    ]
     if plain:
         shortest = min(plain, key=len)
         return tuple(shortest) if names[: len(shortest)] == shortest else ()
     return tuple(names[:-1]) if is_of_elements(name) else ()
-
-
-def _has_own_keys(table: str) -> bool:
-    return any(table.startswith(table_of(kind, "")) for kind in KINDS if kind != "value")
