@@ -26,13 +26,7 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from holdfast.errors import (
-    CorruptionError,
-    HoldfastError,
-    InvalidArgumentError,
-    NotFoundError,
-    UnavailableError,
-)
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -191,15 +185,10 @@ def _classify(exc: BaseException) -> tuple[type[HoldfastError], str]:
             return kind, message
     if isinstance(exc, OSError):
         return _classify_os(exc)
-    return _classify_hdfs(str(exc))
-
-
-def _classify_hdfs(text: str) -> tuple[type[HoldfastError], str]:
-    """Return class and message for the text of an error of hdfs-native, or of anything else."""
-    if _HDFS_RENAME_ONTO_FOLDER in text:
+    if _HDFS_RENAME_ONTO_FOLDER in str(exc):
         return InvalidArgumentError, _COLLISION
-    names = _HDFS_TEXT.match(text)
-    for name in reversed(names.groups()) if names else ():
+    of_hdfs = _HDFS_TEXT.match(str(exc))
+    for name in reversed(of_hdfs.groups()) if of_hdfs else ():
         if name in _BY_HDFS_NAME:
             return _BY_HDFS_NAME[name]
     return UnavailableError, _NO_ANSWER

@@ -72,14 +72,9 @@ _TIME_NAMES = ("mtime", "LastModified", "last_modified", "modified", "updated", 
 
 
 class FsspecStorage(ObjectStorage):
-    """See the module.
+    """See the module. `url`: the root, without credentials."""
 
-    `url`: the root, without credentials.
-    """
-
-    def __init__(
-        self, scheme: str, url: str, options: Mapping[str, object], *, new_id: Callable[[], str] = clock.new_id
-    ) -> None:
+    def __init__(self, scheme: str, url: str, options: Mapping[str, object]) -> None:
         if scheme not in fsspec.available_protocols():
             if package := _PACKAGES.get(scheme):
                 raise InvalidArgumentError(
@@ -99,7 +94,6 @@ class FsspecStorage(ObjectStorage):
             raise InvalidArgumentError("storage URL must name a root, such as scheme://root", scheme=scheme)
         self._secrets = secrets_of(options)
         self._renames, self._creates = scheme in _RENAMES, scheme in _CREATES
-        self._new_id = new_id
         self._connections = Connections(partial(_connect, self.url, dict(options)))
         weakref.finalize(self, self._connections.release)
 
@@ -229,7 +223,7 @@ class FsspecStorage(ObjectStorage):
 
     def _put_and_move(self, fs: Any, path: str, content: bytes) -> None:
         folder = path.rpartition("/")[0]
-        temporary = f"{folder}/{TEMPORARY_PREFIX}{self._new_id()}"
+        temporary = f"{folder}/{TEMPORARY_PREFIX}{clock.new_id()}"
         fs.makedirs(folder, exist_ok=True)
         try:
             fs.pipe_file(temporary, content)

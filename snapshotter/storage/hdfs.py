@@ -49,12 +49,7 @@ import hdfs_native
 from holdfast import clock
 from holdfast.backends.options import did_you_mean
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
-from holdfast.errors import (
-    HoldfastError,
-    InvalidArgumentError,
-    NotFoundError,
-    UnavailableError,
-)
+from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.connections import Connections
 from holdfast.snapshotter.storage.errors import translated
 from holdfast.snapshotter.storage.object_storage import (
@@ -230,16 +225,17 @@ class HdfsStorage(ObjectStorage):
         root: str,
         options: Mapping[str, object],
         *,
-        new_id: Callable[[], str] = clock.new_id,
-        monotonic_ms: Callable[[], int] = clock.monotonic_ms,
         sleep_ms: Callable[[int], None] = clock.sleep_ms,
     ) -> None:
         if "@" in authority:
             raise InvalidArgumentError("hdfs URL names a user: set HADOOP_USER_NAME where the executors run instead")
         if root:
             check_key(root)  # HDFS itself has no colon in a name
-        flat = dotted(options)
-        _check_options(flat)
+        flat, known = dotted(options), {*_OURS, *_CLIENT}
+        for name in flat:
+            if name not in known and not name.startswith(_HADOOP):
+                hint = did_you_mean(name, {*known, *_DEFAULTS}) or "; Hadoop's own begin with dfs., fs. or hadoop."
+                raise InvalidArgumentError(f"unknown option for hdfs storage{hint}", option=name)
         super().__init__(f"hdfs://{authority}/{root}".rstrip("/"))
         address = f"hdfs://{authority}" if authority else None
         self._root = f"/{root}" if root else ""
@@ -247,7 +243,7 @@ class HdfsStorage(ObjectStorage):
         self._timeout_seconds, self._retry_seconds = ours["operation_timeout_seconds"], ours["retry_seconds"]
         parameters: dict[str, Any] = {name: str(flat.pop(name)) for name in _CLIENT if name in flat}
         config = _DEFAULTS | {name: str(value) for name, value in flat.items()}
-        self._new_id, self._monotonic_ms, self._sleep_ms = new_id, monotonic_ms, sleep_ms
+        self._sleep_ms = sleep_ms
         self._clients = Connections(partial(hdfs_native.Client, address, config, **parameters))
         weakref.finalize(self, self._clients.release)
 
@@ -299,7 +295,8 @@ class HdfsStorage(ObjectStorage):
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
         folder = f"{self._root}/{check_folder(prefix)}"
         found = self._perform("list", prefix, lambda client, _: files_below(client, folder))
-        left = [s.path for s in found if _is_temporary(s.path) and s.modification_time < before_ms]
+        old = [one.path for one in found if one.modification_time < before_ms]
+        left = [path for path in old if path.rpartition("/")[2].startswith(TEMPORARY_PREFIX)]
         self._delete_files({path.removeprefix(f"{self._root}/"): path for path in left})
         return len(left)
 
@@ -343,7 +340,7 @@ class HdfsStorage(ObjectStorage):
         self, action: Action, key: str, work: Callable[[hdfs_native.Client, Attempt], _T], seconds: float = 0.0
     ) -> _T:
         """Run `work`, and repeat it while its failure may be transient; `seconds` extend an operation's limit."""
-        start_ms, pause_ms = self._monotonic_ms(), _FIRST_PAUSE_MS
+        start_ms, pause_ms = clock.monotonic_ms(), _FIRST_PAUSE_MS
         while True:
             self._require_open()
             if action != "delete":  # that counts its keys
@@ -352,7 +349,7 @@ class HdfsStorage(ObjectStorage):
                 with translated(action, self.url, key):
                     return self._attempt(work, seconds)
             except UnavailableError as error:
-                if self._monotonic_ms() - start_ms + pause_ms > self._retry_seconds * 1000:
+                if clock.monotonic_ms() - start_ms + pause_ms > self._retry_seconds * 1000:
                     raise
                 _LOG.debug("trying again action=%s key=%s detail=%s", action, key, error.facts.get("detail"))
             self._sleep_ms(pause_ms)
@@ -368,7 +365,7 @@ class HdfsStorage(ObjectStorage):
             raise
 
     def _put(self, client: hdfs_native.Client, attempt: Attempt, path: str, view: memoryview) -> None:
-        temporary = f"{path.rpartition('/')[0]}/{TEMPORARY_PREFIX}{self._new_id()}"
+        temporary = f"{path.rpartition('/')[0]}/{TEMPORARY_PREFIX}{clock.new_id()}"
         try:
             writer = create_file(client, temporary)
             for start in range(0, view.nbytes, PIECE_BYTES):
@@ -390,8 +387,8 @@ class HdfsStorage(ObjectStorage):
         try:
             client.rename(temporary, path, False)
         except FileExistsError as exc:
-            size = view.nbytes
-            if client.get_file_info(path).length != size or _read_first(client, attempt, path, size) != view:
+            is_same = client.get_file_info(path).length == view.nbytes
+            if not is_same or read_file(client, attempt, path, lambda found: (0, min(view.nbytes, found))) != view:
                 raise taken(path.removeprefix(f"{self._root}/"), self.url) from exc
             client.delete(temporary, False)
 
@@ -402,20 +399,3 @@ class HdfsStorage(ObjectStorage):
                 client.delete(temporary, False)
                 return
             self._sleep_ms(_FIRST_PAUSE_MS)
-
-
-def _read_first(client: hdfs_native.Client, attempt: Attempt, path: str, size: int) -> memoryview:
-    return read_file(client, attempt, path, lambda found: (0, min(size, found)))
-
-
-def _is_temporary(path: str) -> bool:
-    return path.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
-
-
-def _check_options(options: Mapping[str, object]) -> None:
-    """Refuse a name that is neither Hadoop's nor ours."""
-    known = {*_OURS, *_CLIENT}
-    for name in options:
-        if name not in known and not name.startswith(_HADOOP):
-            hint = did_you_mean(name, {*known, *_DEFAULTS}) or "; Hadoop's own begin with dfs., fs. or hadoop."
-            raise InvalidArgumentError(f"unknown option for hdfs storage{hint}", option=name)

@@ -64,10 +64,7 @@ class _NoLinksError(Exception):
 
 
 class LocalStorage(ObjectStorage):
-    """See the module.
-
-    `root`: absolute, normalised path. It may itself be, or lead through, a symbolic link.
-    """
+    """See the module. `root`: absolute, normalised path; it may be, or lead through, a symbolic link."""
 
     def __init__(self, root: str) -> None:
         super().__init__(f"file://{root}")
@@ -151,7 +148,11 @@ class LocalStorage(ObjectStorage):
             self._begin("delete")
             absent = suppress(FileNotFoundError, NotADirectoryError)
             with translated("delete", self.url, key), absent, self._folder(tuple(folder)) as at:
-                _remove_object(name, at)
+                try:
+                    os.unlink(name, dir_fd=at)
+                except (IsADirectoryError, PermissionError):  # of a folder, which does not count: EPERM not on Linux
+                    if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+                        raise
 
         self._delete_each(keys, delete)
 
@@ -210,8 +211,16 @@ class LocalStorage(ObjectStorage):
         self._begin("get")
         with translated("get", self.url, key):
             try:
+                # O_NONBLOCK: opening a planted pipe must not wait for its writer.
                 with self._folder(tuple(folder)) as at:
-                    data = _with_file(name, at, read)
+                    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+                try:
+                    found = os.fstat(file)
+                    if not stat.S_ISREG(found.st_mode):
+                        raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
+                    data = read(file, found.st_size)
+                finally:
+                    os.close(file)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
                 raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
         self._requests.add_bytes("get", data.nbytes)
@@ -253,7 +262,9 @@ def _link(temporary: str, name: str, at: int) -> bool:
     try:
         os.link(temporary, name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
     except OSError as exc:
-        found = _mode(name, at)
+        found = None
+        with suppress(FileNotFoundError):
+            found = os.stat(name, dir_fd=at, follow_symlinks=False).st_mode
         if found is None and not isinstance(exc, FileExistsError):
             if exc.errno in _MET_BY_ANY_CALL:
                 raise
@@ -263,26 +274,6 @@ def _link(temporary: str, name: str, at: int) -> bool:
         is_linked = False
     _remove(temporary, at)
     return is_linked
-
-
-def _mode(name: str, at: int) -> int | None:
-    """Return the mode of the file at a name, or None."""
-    try:
-        return os.stat(name, dir_fd=at, follow_symlinks=False).st_mode
-    except FileNotFoundError:
-        return None
-
-
-def _with_file(name: str, at: int, read: Callable[[int, int], memoryview]) -> memoryview:
-    # O_NONBLOCK: opening a planted pipe must not wait for its writer.
-    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
-    try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode):
-            raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
-        return read(file, found.st_size)
-    finally:
-        os.close(file)
 
 
 def _make_root(root: str) -> None:
@@ -352,16 +343,6 @@ def _remove_temporaries(at: int, before_ms: int) -> int:
                     os.unlink(entry.name, dir_fd=at)
                     removed += 1
     return removed
-
-
-def _remove_object(name: str, at: int) -> None:
-    """Remove a file; a folder of that name does not count."""
-    try:
-        os.unlink(name, dir_fd=at)
-    except (IsADirectoryError, PermissionError):
-        # Removing a folder by unlink is EISDIR on Linux, EPERM elsewhere.
-        if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
-            raise
 
 
 def _remove(name: str, at: int) -> None:

@@ -487,13 +487,6 @@ def check_key(key: str) -> str:
     return key
 
 
-def check_root(prefix: str) -> str:
-    """Return the prefix of a root, checked like a key, but with colons allowed: users choose it, and S3 takes them."""
-    if prefix:
-        check_key(prefix.replace(":", "-"))
-    return prefix
-
-
 def check_folder(prefix: str) -> str:
     """Return `prefix` if it is "" or a valid folder ending in a slash; raise InvalidArgumentError if not."""
     if prefix:

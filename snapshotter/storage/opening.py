@@ -50,17 +50,13 @@ def open_storage(url: str, options: Mapping[str, object] = _NO_OPTIONS) -> Objec
 
         return S3Storage(parsed.authority, prefix, options)
     if scheme == "hdfs":
-        return _open_hdfs(parsed.authority, prefix, options)
+        try:
+            from holdfast.snapshotter.storage.hdfs import HdfsStorage
+        except ModuleNotFoundError as exc:
+            raise InvalidArgumentError(
+                f"hdfs:// needs the package hdfs-native on the driver and the executors: {pip_install('hdfs')}"
+            ) from exc
+        return HdfsStorage(parsed.authority, prefix, options)
     from holdfast.snapshotter.storage.fsspec import FsspecStorage
 
     return FsspecStorage(scheme, str(parsed), _NO_OPTIONS if scheme == "memory" else options)
-
-
-def _open_hdfs(authority: str, path: str, options: Mapping[str, object]) -> ObjectStorage:
-    try:
-        from holdfast.snapshotter.storage.hdfs import HdfsStorage
-    except ModuleNotFoundError as exc:
-        raise InvalidArgumentError(
-            f"hdfs:// needs the package hdfs-native on the driver and the executors: {pip_install('hdfs')}"
-        ) from exc
-    return HdfsStorage(authority, path, options)

@@ -51,7 +51,11 @@ def probe_storage(
             raise
         probes.delete([key])
     except HoldfastError as exc:
-        raise _explained(exc, storage, checked) from exc
+        facts = dict(exc.facts)
+        if storage.url.startswith("s3:") and not exc.retryable:
+            facts["permission"] = _S3_PERMISSIONS.get(str(facts.get("action")))
+        message = f"{checked}, which puts, gets, lists and deletes an object there: {exc.message}"
+        raise type(exc)(message, **facts) from exc
     if stored_ms is None or not is_same:
         raise UnavailableError(
             "the storage does not return an object right after its put: holdfast needs a strongly consistent store",
@@ -67,13 +71,3 @@ def _require_refusal(probes: ObjectStorage, key: str) -> None:
     except ConflictError:
         return
     raise unconditional(key, probes.url)
-
-
-def _explained(exc: HoldfastError, storage: ObjectStorage, checked: str) -> HoldfastError:
-    facts = dict(exc.facts)
-    if storage.url.startswith("s3:") and not exc.retryable:
-        facts["permission"] = _S3_PERMISSIONS.get(str(facts.get("action")))
-    return type(exc)(
-        f"{checked}, which puts, gets, lists and deletes an object there: {exc.message}",
-        **facts,
-    )

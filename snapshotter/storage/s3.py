@@ -70,7 +70,6 @@ from holdfast.snapshotter.storage.object_storage import (
     check_folder,
     check_key,
     check_range,
-    check_root,
     flat_view,
     require_deleted,
     require_size,
@@ -240,7 +239,8 @@ class S3Storage(ObjectStorage):
     def __init__(self, bucket: str, prefix: str, options: Mapping[str, object]) -> None:
         if not _BUCKET.fullmatch(bucket):
             raise InvalidArgumentError("s3 URL must be s3://bucket or s3://bucket/prefix, and hold no credentials")
-        check_root(prefix)
+        if prefix:  # a key, but for colons: users choose it, and S3 takes them
+            check_key(prefix.replace(":", "-"))
         check_options(options)
         super().__init__(f"s3://{bucket}/{prefix}".rstrip("/"))
         self._bucket = bucket
@@ -313,7 +313,10 @@ class S3Storage(ObjectStorage):
             except HoldfastError as error:
                 failures += [(name.removeprefix(self._root), error) for name in batch]
             else:
-                failures += [self._delete_failure(entry) for entry in errors]
+                for entry in errors:
+                    code, key = entry.get("Code"), str(entry.get("Key", "")).removeprefix(self._root)
+                    kind, message = error_for_code(str(code or ""), 0)
+                    failures.append((key, kind(message, action="delete", key=key, storage=self.url, detail=code)))
         require_deleted(failures, self.url)
 
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
@@ -515,11 +518,6 @@ class S3Storage(ObjectStorage):
         except FileNotFoundError:
             return False  # finished or aborted by somebody else
         return True
-
-    def _delete_failure(self, entry: dict[str, Any]) -> tuple[str, HoldfastError]:
-        kind, message = error_for_code(str(entry.get("Code", "")), 0)
-        key = str(entry.get("Key", "")).removeprefix(self._root)
-        return key, kind(message, action="delete", key=key, storage=self.url, detail=entry.get("Code"))
 
 
 async def _all(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
