@@ -46,7 +46,7 @@ from holdfast.errors import CorruptionError, InvalidArgumentError, StateLostErro
 from holdfast.mvcc.store import FrozenVersion, PendingCommit, RestoredVersion
 from holdfast.snapshotter.commit_objects import Commit, CommitObjects
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
-from holdfast.snapshotter.snapshots.manifest import NEVER_CLEANED_UP, CleanedUp, Manifest
+from holdfast.snapshotter.snapshots.manifest import Manifest
 from holdfast.snapshotter.snapshots.snapshots import Downloaded, Snapshots
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
@@ -134,16 +134,14 @@ class ObjectCommitLog:
             )
         return self._commits.decode_carried(self.carried[pointer], pointer)
 
-    def write_snapshot(
-        self, backend: Backend, pointer: Pointer, cleaned: CleanedUp = NEVER_CLEANED_UP
-    ) -> tuple[ChainEntry, Manifest]:
+    def write_snapshot(self, backend: Backend, pointer: Pointer) -> tuple[ChainEntry, Manifest]:
         """Store one version; see `Snapshots.frozen` and `Snapshots.store` for what they raise.
 
         `backend`: of the kind that `backend_name` names; holds the version.
         """
         assert self.backend_name is not None
         with self.snapshots.frozen(backend, pointer) as frozen:
-            return self.snapshots.store(frozen, self.backend_name, cleaned)
+            return self.snapshots.store(frozen, self.backend_name)
 
     # Reading.
 
@@ -169,7 +167,8 @@ class ObjectCommitLog:
         commit = self._carried_commit(pointer) if is_carried else self._commits.fetch_newest(pointer)
         with ExitStack() as folders:
             plan = self._plan(commit, {p for p in held if p != pointer}, folders)
-            part = self._first_part(plan.commits)
+            ends = list(accumulate(entry.content_bytes for entry in plan.commits))
+            part = plan.commits[: max(1, bisect_right(ends, self.step_bytes))]  # as many as fit
             commits = list(self.executor.map(self._commits.fetch, part))
             if len(part) == len(plan.commits) and self._fits(part, commit.entry.content_bytes):
                 own, commits = commit.entry, [*commits, commit]
@@ -194,12 +193,6 @@ class ObjectCommitLog:
             # Another error: this one holds the frames that it came through.
             self._damaged[snapshot] = CorruptionError(f"{self.objects.url}/{snapshot.key} cannot be used: {exc}")
             raise
-
-    def _first_part(self, commits: Chain) -> Chain:
-        """Return the commits of the next restore step: as many as fit, at least one."""
-        ends = list(accumulate(entry.content_bytes for entry in commits))
-        count = bisect_right(ends, self.step_bytes)
-        return commits[: max(1, count)]
 
     def _fits(self, part: Chain, newest_bytes: int) -> bool:
         return not part or sum(entry.content_bytes for entry in part) + newest_bytes <= self.step_bytes
@@ -241,22 +234,18 @@ class ObjectCommitLog:
             raise self._damaged[chain[0]]
         with self._noting_damage(chain[0]):
             snapshot = folders.enter_context(self.snapshots.downloaded(chain[0]))
-            self._require_backend(snapshot.manifest, chain[0])
+            try:
+                find_backend(snapshot.manifest.backend)
+            except InvalidArgumentError as exc:
+                raise CorruptionError(
+                    f"a snapshot was written by a backend that cannot be used here: {exc}",
+                    key=f"{self.shard}/{chain[0].key}",
+                    storage=self.storage.url,
+                ) from exc
             if snapshot.manifest.backend != self.backend_name:
                 return _RestorePlan(None, chain, chain[1:], below=self._thawed_rows(snapshot))
         frozen = FrozenVersion(snapshot.manifest.pointer, snapshot.folder)
         return _RestorePlan(frozen.pointer, chain, chain[1:], frozen)
-
-    def _require_backend(self, manifest: Manifest, entry: ChainEntry) -> None:
-        """Raise `CorruptionError` if no backend here opens a snapshot's files."""
-        try:
-            find_backend(manifest.backend)
-        except InvalidArgumentError as exc:
-            raise CorruptionError(
-                f"a snapshot was written by a backend that cannot be used here: {exc}",
-                key=f"{self.shard}/{entry.key}",
-                storage=self.storage.url,
-            ) from exc
 
     def _around(self, chain: Chain, commit: Commit) -> tuple[Chain, Commit]:
         """Return the chain that a damaged snapshot replaced, and its newest commit, which `commit` follows.

@@ -180,10 +180,9 @@ class VersionReader:
         tables: Mapping[str, TableSchema],
         executor: Executor,
         work_folder: Callable[[], AbstractContextManager[Path]],
-        new_id: Callable[[], str] = clock.new_id,
     ) -> None:
         self._storage, self._shard, self.tables = storage, shard, tables
-        self._executor, self._work_folder, self._new_id = executor, work_folder, new_id
+        self._executor, self._work_folder = executor, work_folder
         self._objects = PrefixedStorage(storage, shard)
         self._commits = CommitObjects(self._objects, tables)
         self._kept: OrderedDict[ChainEntry, Commit] = OrderedDict()
@@ -268,7 +267,7 @@ class VersionReader:
                     backend = find_backend(manifest.backend)
                 except InvalidArgumentError as exc:
                     raise CorruptionError(f"a snapshot cannot be opened here: {exc}", key=snapshot.key) from exc
-                opened = backend.open_frozen(snapshot.pointer, self.tables, files, self._new_id)
+                opened = backend.open_frozen(snapshot.pointer, self.tables, files, clock.new_id)
                 self._views[snapshot] = undo.enter_context(opened), undo.pop_all()
             while len(self._views) > _KEPT_SNAPSHOTS:
                 self._views.popitem(last=False)[1][1].close()

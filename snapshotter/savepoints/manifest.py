@@ -321,11 +321,9 @@ class Savepoint(Stored):
         return stored_file.encode(KIND, self.to_json())[0]
 
     def require(self, header: Fields) -> None:
-        logs, pieces = (
-            (log.key for log in self.query.logs),
-            (piece.key for one in self.operators for piece in one.pieces),
-        )
-        for names in ([*logs, *pieces], [operator.name for operator in self.operators]):
+        keys = [log.key for log in self.query.logs]
+        keys += [piece.key for operator in self.operators for piece in operator.pieces]
+        for names in (keys, [operator.name for operator in self.operators]):
             if len(set(names)) != len(names):
                 header.refuse("names an object or an operator twice")
 
@@ -350,15 +348,13 @@ def _require_batch(text: str, header: Fields) -> None:
 
 def sinks_of(storage: ObjectStorage, query_id: str) -> tuple[SavedSink, ...]:
     """Return the sinks that a query writes to, and what it has decided to show there."""
-    return tuple(_sinks_of(storage, query_id))
-
-
-def _sinks_of(storage: ObjectStorage, query_id: str) -> Iterator[SavedSink]:
+    found = []
     for stored in stored_sinks(storage.list(f"{FOLDER}/")):
         entry, decision = SinkLog(storage, stored.sink).latest()
         batch_id = None if entry is None else entry.newest_batch(decision, query_id)
         if entry is not None and batch_id is not None:
-            yield SavedSink(stored.sink, entry.decided, batch_id)
+            found.append(SavedSink(stored.sink, entry.decided, batch_id))
+    return tuple(found)
 
 
 def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:

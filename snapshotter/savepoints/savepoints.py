@@ -40,21 +40,12 @@ from holdfast.errors import (
     NotFoundError,
     UnavailableError,
 )
-from holdfast.snapshotter.savepoints.manifest import (
-    KEY,
-    NAME,
-    Piece,
-    SavedOperator,
-    Savepoint,
-    SourceLog,
-    read_manifest,
-)
+from holdfast.snapshotter.savepoints.manifest import KEY, NAME, Savepoint, SourceLog, read_manifest
 from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 _log = logging.getLogger(__name__)
-_PIECES_AT_ONCE = 32
 _KEYS_SHOWN = 5
 # Later than anything: what uploads to a savepoint that is deleted should fail.
 _EVER_MS = 1 << 52
@@ -160,32 +151,19 @@ def list_savepoints(target: ObjectStorage, executor: Executor) -> list[Listed]:
     return list(executor.map(listed, sorted(sizes)))
 
 
-def verify_savepoint(
-    target: ObjectStorage,
-    savepoint: Savepoint,
-    executor: Executor,
-    on_read: Callable[[int], object] = lambda _size_bytes: None,
-) -> list[str]:
+def verify_savepoint(target: ObjectStorage, savepoint: Savepoint, executor: Executor) -> list[str]:
     """Read all objects of a savepoint and return what is damaged; empty if it can be restored whole.
 
-    `executor`: its threads hold one piece each; `on_read`: called with the size of each object when it was read, in the
-    calling thread.
+    `executor`: its threads hold one piece each.
     """
     folder = savepoint_folder(target, savepoint.name)
-    damages = []
-    work: list[tuple[Callable[[], object], int]] = [
-        (partial(_check_piece, folder, operator, piece), piece.size_bytes)
+    reads: list[Callable[[], object]] = [
+        partial(read_piece, folder, operator.name, piece, operator.tables[piece.table])
         for operator in savepoint.operators
         for piece in operator.pieces
     ]
-    work += [(partial(read_log, folder, log), log.size_bytes) for log in savepoint.query.logs]
-    for start in range(0, len(work), _PIECES_AT_ONCE):
-        some = work[start : start + _PIECES_AT_ONCE]
-        for (_, size_bytes), problem in zip(some, executor.map(lambda one: _problem(one[0]), some), strict=True):
-            on_read(size_bytes)
-            if problem:
-                damages.append(problem)
-    return damages
+    reads += [partial(read_log, folder, log) for log in savepoint.query.logs]
+    return [problem for problem in executor.map(_problem, reads) if problem]
 
 
 def unnamed(listed: Iterable[ObjectInfo], savepoint: Savepoint) -> list[str]:
@@ -198,13 +176,9 @@ def unnamed(listed: Iterable[ObjectInfo], savepoint: Savepoint) -> list[str]:
     return sorted(set(keys) - savepoint.keys.keys())
 
 
-def _check_piece(folder: PrefixedStorage, operator: SavedOperator, piece: Piece) -> None:
-    read_piece(folder, operator.name, piece, operator.tables[piece.table])
-
-
-def _problem(check: Callable[[], object]) -> str:
+def _problem(read: Callable[[], object]) -> str:
     try:
-        check()
+        read()
     except CorruptionError as exc:
         return str(exc)
     return ""

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -393,13 +393,19 @@ class Snapshots:
         note = None if lineage.snapshot is None else self.notes.note_of(lineage.snapshot)
         stored = note.stored if note is not None and note.part_bytes == PART_BYTES else {}
         if not is_sure:
-            stored = self._still_there(stored)
-        # The files are held: what is missing now is a failure.
-        with _requiring(folder):
+            sizes = {info.key: info.size_bytes for info in self._shard.list("files/")}
+            stored = {identity: file for identity, file in stored.items() if not any(file.missing(sizes.get))}
+        try:
             identities = {name: identity_of(folder / name) for name in names}
             known = {name: stored[i] for name, i in identities.items() if i in stored and stored[i].name == name}
             missing = [folder / name for name in names if name not in known]
             new = upload_files(missing, PART_BYTES, self._shard, self._executor, self._new_id)
+        except NotFoundError as exc:  # only a foreign program removes files that are held
+            raise UnavailableError(
+                f"files of a snapshot vanished during its upload ({exc.message}): keep other programs from cleaning "
+                "that directory, or name another in spark.holdfast.local.dir",
+                folder=folder,
+            ) from exc
         files = known | {file.name: file for file in new}
         manifest = Manifest(
             pointer=frozen.pointer,
@@ -418,10 +424,6 @@ class Snapshots:
         self._shard.put(entry.key, data)
         self.notes.leave(entry, manifest, [(identities[name], files[name]) for name in names])
         return entry, manifest
-
-    def _still_there(self, files: Mapping[Identity, SnapshotFile]) -> dict[Identity, SnapshotFile]:
-        sizes = {info.key: info.size_bytes for info in self._shard.list("files/")}
-        return {i: file for i, file in files.items() if not any(file.missing(sizes.get))}
 
     def _require_parts(self, manifest: Manifest) -> None:
         """Raise if a part is gone: the shard has moved, and its new executor has cleaned up."""
@@ -495,19 +497,6 @@ class Snapshots:
     def remove_leftovers(self, before_ns: int) -> int:
         """Remove what ended processes left, last written before `before_ns`; return how many folders."""
         return sum(local_files.remove_stale_folders(folder, before_ns) for folder in (self._uploading, self._restoring))
-
-
-@contextmanager
-def _requiring(folder: Path) -> Iterator[None]:
-    """Map errors for files that vanish during an upload: only a foreign program removes held files."""
-    try:
-        yield
-    except NotFoundError as exc:
-        raise UnavailableError(
-            f"files of a snapshot vanished during its upload ({exc.message}): keep other programs from cleaning "
-            "that directory, or name another in spark.holdfast.local.dir",
-            folder=folder,
-        ) from exc
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class History:
         Raises `CorruptionError` if the object is damaged, or it is missing although older ones are there;
         `NotFoundError` or `UnavailableError` if it has gone since the listing, or cannot be read now.
         """
-        if not self._is_there(link):
+        if not self.is_there(link):
             return ()
         if link.kind == "snapshot":
             return links(self.headers.manifest(self.listing.objects[link.key]).replaced)
@@ -91,15 +91,10 @@ class History:
 
     def commit_before(self, link: Link) -> Link | None:
         """Return the commit object that a commit follows, as far as history goes; raises as `before`."""
-        if not self._is_there(link):
+        if not self.is_there(link):
             return None
         last = self.headers.commit(self.listing.objects[link.key]).lineage.last
         return links([last])[0] if last else None
-
-    def require_listed(self, needed: Iterable[Link]) -> None:
-        """Raise `CorruptionError` if an object is missing that no clean-up deleted."""
-        for link in needed:
-            self._is_there(link)
 
     def require(self, needed: Iterable[Link]) -> None:
         """Raise `CorruptionError` if an object is missing: the listing is then incomplete.
@@ -108,7 +103,7 @@ class History:
         stored anew.
         """
         for link in needed:
-            if self._is_there(link) and link.kind == "snapshot":
+            if self.is_there(link) and link.kind == "snapshot":
                 self._require_parts(link)
 
     def _require_parts(self, link: Link) -> None:
@@ -127,8 +122,8 @@ class History:
         manifests = (self.headers.manifest(stored) for stored in self.listing.of_kind("snapshot"))
         return max((manifest.cleaned.below for manifest in manifests), default=0)
 
-    def _is_there(self, link: Link) -> bool:
-        """Tell whether an object exists; beyond the end of history, clean-ups deleted all.
+    def is_there(self, link: Link) -> bool:
+        """Tell whether an object exists; beyond the end of history, clean-ups deleted all. Raises `CorruptionError`.
 
         History ends below all that is there, or where a snapshot says so: below may lie what a late attempt has
         stored since, or a clean-up could not delete.
@@ -189,7 +184,8 @@ def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
     around = history.commit_before(next(link for link in own if link.kind == "commit"))
     without_it = (*history.before(around), around) if around else own
     history.require(link for part in (*chains, own) for link in part)
-    history.require_listed(without_it)
+    for link in without_it:
+        history.is_there(link)
     return without_it[0].version
 
 
@@ -315,9 +311,9 @@ def run_retention(
     return planned
 
 
-def store_time_ms(folder: ObjectStorage, new_id: Callable[[], str] = clock.new_id) -> int:
+def store_time_ms(folder: ObjectStorage) -> int:
     """Return the time by the store's clock: stores a small object, reads its time and deletes it."""
-    probe = _put_probe(folder, new_id)
+    probe = _put_probe(folder, clock.new_id)
     listed = {info.key: info.modified_ms for info in folder.list("probes/")}
     folder.delete([probe])
     return _stored_ms(folder.url, probe, listed)

@@ -14,7 +14,6 @@ is left. If the storage itself is down, only logs have the failure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -61,11 +60,10 @@ class _Report(Trouble, notice=True):
 
 
 class Troubles:
-    """The troubles of one shard. `new_id`: returns a new unique name each time."""
+    """The troubles of one shard."""
 
-    def __init__(self, shard: PrefixedStorage, new_id: Callable[[], str] = clock.new_id) -> None:
+    def __init__(self, shard: PrefixedStorage) -> None:
         self._shard = shard
-        self._new_id = new_id
 
     def tell(self, what: str, error: Exception, in_a_row: int, host: str, now_ms: int) -> None:
         """Report a failure; replaces the previous report of its kind.
@@ -80,7 +78,7 @@ class Troubles:
         text = text.encode(errors="backslashreplace").decode()  # a local path may be any bytes
         trouble = Trouble(what, text[:_TEXT_MAX], in_a_row, host, now_ms)
         data, _ = stored_file.encode(KIND, {"shard": self._shard.prefix, **asdict(trouble)})
-        self._shard.put(f"troubles/{what}-{self._new_id()}", data)
+        self._shard.put(f"troubles/{what}-{clock.new_id()}", data)
 
 
 def _is_about(key: str, what: str) -> bool:
