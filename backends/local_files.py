@@ -169,11 +169,7 @@ class StagedFolder:
         self._fsync = fsync
 
     def write(
-        self,
-        name: str,
-        kind: str,
-        header: Mapping[str, Any],
-        sections: Mapping[str, SectionWriter] | None = None,
+        self, name: str, kind: str, header: Mapping[str, Any], sections: Mapping[str, SectionWriter] | None = None
     ) -> FileNote:
         """Write one stored file and seal it.
 

@@ -48,8 +48,7 @@ def find_backend(name: str) -> type[Backend]:
         )
     if len(points) > 1:
         raise InvalidArgumentError(
-            f"several distributions register a backend named {name!r}: uninstall all but one",
-            classes=sorted(points),
+            f"several distributions register a backend named {name!r}: uninstall all but one", classes=sorted(points)
         )
     return _load(name, points[0])
 

@@ -44,16 +44,7 @@ from holdfast.backends.evolution import evolved, project, require_readable
 from holdfast.backends.schema import Keys, TableSchema, with_nullable_keys
 from holdfast.errors import CorruptionError
 
-__all__ = [
-    "Keys",
-    "Run",
-    "TableSchema",
-    "join_runs",
-    "merge_runs",
-    "read_stretches",
-    "schema_of",
-    "write_stretches",
-]
+__all__ = ["Keys", "Run", "TableSchema", "join_runs", "merge_runs", "read_stretches", "schema_of", "write_stretches"]
 
 
 @dataclass(frozen=True)
@@ -65,11 +56,7 @@ class Run:
 
     @classmethod
     def build(
-        cls,
-        schema: TableSchema,
-        keys: Keys,
-        values: pa.RecordBatch | None,
-        deleted: BoolArray | None = None,
+        cls, schema: TableSchema, keys: Keys, values: pa.RecordBatch | None, deleted: BoolArray | None = None
     ) -> Run:
         """Sort a batch of writes into a run; of several writes to one key the last one stays.
 
@@ -248,12 +235,7 @@ def write_stretches(
 
 
 def read_stretches(
-    section: pa.Buffer,
-    schema: TableSchema,
-    *,
-    source: str,
-    trusted: bool = False,
-    plain_bytes: int | None = None,
+    section: pa.Buffer, schema: TableSchema, *, source: str, trusted: bool = False, plain_bytes: int | None = None
 ) -> list[Run]:
     """Read what `write_stretches` wrote; see `Run.read`. The runs have the columns that they were written with.
 

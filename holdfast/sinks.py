@@ -52,13 +52,7 @@ __all__ = [
 
 
 def postgres(
-    name: str,
-    table: str,
-    *,
-    keys: Sequence[str] = (),
-    create: bool = False,
-    schema: str | None = None,
-    dsn: str = "",
+    name: str, table: str, *, keys: Sequence[str] = (), create: bool = False, schema: str | None = None, dsn: str = ""
 ) -> TwoPhaseSink:
     """Return a sink into a PostgreSQL table; needs ``holdfast-spark[postgres]``.
 

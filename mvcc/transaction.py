@@ -40,10 +40,7 @@ class Changes:
 
     def __add__(self, other: Changes) -> Changes:
         return Changes(
-            self.put + other.put,
-            self.deleted + other.deleted,
-            self.new + other.new,
-            self.removed + other.removed,
+            self.put + other.put, self.deleted + other.deleted, self.new + other.new, self.removed + other.removed
         )
 
 

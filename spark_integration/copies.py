@@ -356,12 +356,7 @@ def copy(
 
 
 def _copy_operators(
-    tasks: Tasks,
-    new: NewQuery,
-    storage: ObjectStorage,
-    steps: list[StatefulStep],
-    query_id: str,
-    batch_id: int,
+    tasks: Tasks, new: NewQuery, storage: ObjectStorage, steps: list[StatefulStep], query_id: str, batch_id: int
 ) -> None:
     """Copy the operators' directories, as far as the pointers need them."""
     rows = {directory: of for step in steps for directory, of in step.pointers.items()}

@@ -18,12 +18,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX
 from holdfast.spark_integration.client.connection import over_executors, recent_batches
 from holdfast.spark_integration.client.measures import of_group
-from holdfast.spark_integration.transport.output import (
-    FIELDS,
-    OBSERVATION,
-    is_observed,
-    of_each_shard_once,
-)
+from holdfast.spark_integration.transport.output import FIELDS, OBSERVATION, is_observed, of_each_shard_once
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -77,8 +72,7 @@ def metrics(query: StreamingQuery) -> DataFrame:
     """
     if not hasattr(query, "recentProgress"):
         raise InvalidArgumentError(
-            "metrics are those of a streaming query: pass what writeStream…start() returned",
-            given=type(query).__name__,
+            "metrics are those of a streaming query: pass what writeStream…start() returned", given=type(query).__name__
         )
     session = SparkSession.active()
     rows = _remembered(str(query.id), session.conf.get(f"{PREFIX}local.dir", None))

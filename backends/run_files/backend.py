@@ -47,12 +47,7 @@ from holdfast.backends.run_files.view import FrozenRuns, RunFilesView
 from holdfast.backends.run_files.written_run import WrittenRun
 from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES, first_to_merge, merge_in_stretches, parts_of
 from holdfast.backends.schema import TableSchema, require_declared
-from holdfast.errors import (
-    ConflictError,
-    CorruptionError,
-    InvalidArgumentError,
-    NotFoundError,
-)
+from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError
 
 
 class RunFilesBackend(Backend):
@@ -179,10 +174,7 @@ class RunFilesBackend(Backend):
         Cost: one read of the files, which are checked as those of a commit are. They are not synced: durable storage
         has them, and who takes the directory over after a power failure verifies it, which finds what was lost.
         """
-        with (
-            local_files.taken_folder(folder, self._staging, self.new_id(), fsync=False) as staged,
-            ExitStack() as held,
-        ):
+        with local_files.taken_folder(folder, self._staging, self.new_id(), fsync=False) as staged, ExitStack() as held:
             if self._is_whole(pointer):
                 return
             self._require_room(0)  # the folder is held already

@@ -328,11 +328,7 @@ class BackendFilesContract(BackendRowsContract):
 
     @pytest.mark.parametrize("tables", [OTHER_VALUE, OTHER_KEY, FEWER], ids=["value", "key", "undeclared"])
     def test_files_of_other_tables_are_refused(
-        self,
-        make_backend: MakeBackend,
-        copy_of: CopyOf,
-        tmp_path: Path,
-        tables: dict[str, TableSchema],
+        self, make_backend: MakeBackend, copy_of: CopyOf, tmp_path: Path, tables: dict[str, TableSchema]
     ) -> None:
         """State is never read as something that it was not written as."""
         with make_backend(tmp_path / "other", tables) as other:
@@ -353,10 +349,7 @@ class BackendFilesContract(BackendRowsContract):
         """The code changed and the directory is an older one: an error that names the table, and nothing is lost."""
         with make_backend(tmp_path / "shard", TABLES) as backend:
             make_versions(backend)
-        with (
-            make_backend(tmp_path / "shard", tables) as backend,
-            pytest.raises(SchemaMismatchError, match="counts"),
-        ):
+        with make_backend(tmp_path / "shard", tables) as backend, pytest.raises(SchemaMismatchError, match="counts"):
             backend.view(P2)
         with make_backend(tmp_path / "shard", TABLES) as backend, backend.view(P2) as view:
             assert users(view, "user 1", "user 2") == [(-1,), (2,)]

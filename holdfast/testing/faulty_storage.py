@@ -90,11 +90,7 @@ class FaultyStorage(ObjectStorage):
     """
 
     def __init__(
-        self,
-        inner: ObjectStorage,
-        faults: Iterable[Fault] = (),
-        *,
-        stop: Callable[[], None] = kill_this_process,
+        self, inner: ObjectStorage, faults: Iterable[Fault] = (), *, stop: Callable[[], None] = kill_this_process
     ) -> None:
         super().__init__(inner.url)
         self.inner = inner

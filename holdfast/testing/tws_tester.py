@@ -460,11 +460,7 @@ class TwsTester:
         if self._output is None:
             kept = KeptOutput(frames_of if self._in_pandas else _rows_of)
         typed = self._by_frame if self._in_pandas else self._by_row
-        step = replace(
-            self._step,
-            exchange=GivenExchange(typed, pieces, kept),
-            shown_columns=rows.column_names,
-        )
+        step = replace(self._step, exchange=GivenExchange(typed, pieces, kept), shown_columns=rows.column_names)
         batches = self._shard.run(function_of(step), rows, shown_keys, *self._times())
         if kept is not None:
             return kept.elements

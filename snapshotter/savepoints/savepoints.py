@@ -265,8 +265,7 @@ class Making:
             listed = self.folder.list("")
         except ConflictError as exc:
             raise ConflictError(
-                "another process has made a savepoint of this name meanwhile: use another name",
-                name=name,
+                "another process has made a savepoint of this name meanwhile: use another name", name=name
             ) from exc
         except UnavailableError as exc:
             raise UnavailableError(

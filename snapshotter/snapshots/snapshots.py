@@ -80,11 +80,7 @@ MIN_BYTES = 64 << 20
 
 
 def upload_files(
-    paths: Iterable[Path],
-    part_bytes: int,
-    shard: PrefixedStorage,
-    executor: Executor,
-    new_id: Callable[[], str],
+    paths: Iterable[Path], part_bytes: int, shard: PrefixedStorage, executor: Executor, new_id: Callable[[], str]
 ) -> list[SnapshotFile]:
     """Store local files, and return where their bytes are.
 

@@ -58,11 +58,7 @@ _looked_ms: dict[Path, int] = {}
 
 
 def open_backend(
-    name: str,
-    directory: Path,
-    tables: Mapping[str, TableSchema],
-    options: Mapping[str, str],
-    executor_directory: Path,
+    name: str, directory: Path, tables: Mapping[str, TableSchema], options: Mapping[str, str], executor_directory: Path
 ) -> Backend:
     """Open a shard in this process; if it is absent, first take over a dead executor's files."""
     backend = find_backend(name)

@@ -86,12 +86,7 @@ def declared_struct(schema: StructType | str, what: str) -> StructType:
 
 
 def require_accepted_by_spark(
-    df: DataFrame,
-    func: Any,
-    output: StructType | str,
-    state: StructType,
-    output_mode: str,
-    timeout_conf: str,
+    df: DataFrame, func: Any, output: StructType | str, state: StructType, output_mode: str, timeout_conf: str
 ) -> None:
     """Raise what Spark raises for these arguments: define its own ``applyInPandasWithState`` and discard it."""
     if not isinstance(output_mode, str):

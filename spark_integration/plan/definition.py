@@ -184,8 +184,7 @@ class Definition:
 
     def _sent(self, rows: KeyedRows, shards: int, definition_id: str) -> SentRows:
         carried = rows.df.select(
-            *[key.expression.alias(key.column) for key in rows.expressions],
-            *[quoted(name) for name in rows.columns],
+            *[key.expression.alias(key.column) for key in rows.expressions], *[quoted(name) for name in rows.columns]
         )
         hashed = F.xxhash64(*[quoted(key.column) for key in rows.keys])
         transport, output = self._transport(rows, shards), self.output

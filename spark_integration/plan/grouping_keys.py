@@ -123,9 +123,7 @@ def initial_rows(given: GroupedData, df: DataFrame, grouping: Grouping) -> tuple
     ours, theirs = ([g.keys[i].field.dataType.simpleString() for i in g.given] for g in (grouping, found))
     if ours != theirs or grouping.given != found.given:
         raise InvalidArgumentError(
-            f"initialState is grouped by different keys than the stream: {_REMEDY}",
-            stream=ours,
-            initial_state=theirs,
+            f"initialState is grouped by different keys than the stream: {_REMEDY}", stream=ours, initial_state=theirs
         )
     return frame, found
 

@@ -111,12 +111,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         self._states.drop(stateName)
 
     def _declare(
-        self,
-        kind: Kind,
-        name: str,
-        schema: StructType | str,
-        user_key: StructType | str | None,
-        ttl_ms: int | None,
+        self, kind: Kind, name: str, schema: StructType | str, user_key: StructType | str | None, ttl_ms: int | None
     ) -> Any:
         doing = f"initializing {kind} state"
         self._require_declaring(doing, f"get_{kind}_state")

@@ -39,13 +39,7 @@ from holdfast.backends.evolution import evolved
 from holdfast.backends.options import did_you_mean
 from holdfast.backends.run import under_names
 from holdfast.backends.schema import TableSchema, decode_schemas, encode_schemas
-from holdfast.errors import (
-    CorruptionError,
-    HoldfastError,
-    InvalidArgumentError,
-    NotFoundError,
-    UnavailableError,
-)
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
 from holdfast.snapshotter.ownership.stored_tables import stored_tables

@@ -114,10 +114,7 @@ def new_query(
         given = Settings.parse({f"{PREFIX}state.dir": str(state_dir)})
         settings = replace(settings, state_dir=given.state_dir)
     url, query_id = str(checkpoint_location), clock.new_uuid()
-    with (
-        open_storage(url, options) as location,
-        open_storage(str(settings.state_dir), options) as storage,
-    ):
+    with open_storage(url, options) as location, open_storage(str(settings.state_dir), options) as storage:
         if location.url == storage.url:
             raise InvalidArgumentError("the new query's state directory must not be its checkpointLocation", given=url)
         with _no_state_directory(location):

@@ -112,10 +112,7 @@ class TableRows:
 
 
 def tables_of_frames(
-    frames: Mapping[str, DataFrame],
-    keys: Sequence[str | Column],
-    time_mode: TimeMode,
-    expiring: Collection[str] = (),
+    frames: Mapping[str, DataFrame], keys: Sequence[str | Column], time_mode: TimeMode, expiring: Collection[str] = ()
 ) -> list[TableRows]:
     """Return the tables of a new operator, whose functions declare their state as these frames have it.
 

@@ -266,9 +266,7 @@ class Snapshotting:
         progress.headers.shard = log.objects  # the storage may have been reopened
         try:
             done = run_retention(
-                *(log.objects, message.accepted, chain),
-                retained=message.retained_versions,
-                headers=progress.headers,
+                *(log.objects, message.accepted, chain), retained=message.retained_versions, headers=progress.headers
             )
         except HoldfastError as exc:
             self.counters["clean_up_errors"] += 1

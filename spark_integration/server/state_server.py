@@ -162,10 +162,7 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path, lock: int
     ]
     for worker in workers:
         worker.start()
-    server = StateService(
-        f"grpc+unix://{socket}",
-        *(housekeeping, snapshotting, logs, batches, exposition),
-    )
+    server = StateService(f"grpc+unix://{socket}", *(housekeeping, snapshotting, logs, batches, exposition))
     os.chmod(socket, 0o600)
     _log.info("serving executor %s from process %d", executor, os.getpid())
     if not _tidy_up_until_the_end(housekeeping, executor_directory, executor, socket, lock):

@@ -45,13 +45,7 @@ from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.client.messages import MeasuredBatch, ServerLostError
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.shard import task
-from holdfast.spark_integration.shard.operator import (
-    INITIAL_VERSION,
-    BatchTimes,
-    CallCounts,
-    Operator,
-    ShardInput,
-)
+from holdfast.spark_integration.shard.operator import INITIAL_VERSION, BatchTimes, CallCounts, Operator, ShardInput
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.task import StreamingTask, current_batch_id
 from holdfast.spark_integration.shard.timeout import TIMERS_TABLE

@@ -259,11 +259,7 @@ def declare_once(storage: ObjectStorage, record: OperatorRecord, planned: Stored
 
 
 def require_stored_once(
-    log: ObjectCommitLog,
-    record: OperatorRecord,
-    pointer: Pointer,
-    lineage: Lineage,
-    last_directory: str | None = None,
+    log: ObjectCommitLog, record: OperatorRecord, pointer: Pointer, lineage: Lineage, last_directory: str | None = None
 ) -> None:
     """Check that the state directory holds the objects of a version, at the cost of a get: once per process and run.
 

@@ -405,8 +405,7 @@ class ProcessorListState(ListState):
         """Iterate over what the list holds at the first step."""
         if self._slab.call != call:
             raise InvalidArgumentError(
-                "a list's iterator was kept beyond its key's call: read it during the call",
-                state=self._name,
+                "a list's iterator was kept beyond its key's call: read it during the call", state=self._name
             )
         at = self._slab.current("getting list state")
         appended = self._rows.each_as_read(self._appended.get(at, []))
