@@ -105,7 +105,6 @@ class Coordinator:
         storage: ObjectStorage,
         retained: int,
         process: ProcessId | None = None,
-        new_id: Callable[[], str] = clock.new_id,
         now_ms: Callable[[], int] = clock.now_ms,
     ) -> None:
         checked_sink(query.sink)
@@ -118,7 +117,7 @@ class Coordinator:
                 replaces=query.replaces,
             )
         self._sink, self._query, self._storage, self._retained = sink, query, storage, retained
-        self._log, self._driver, self._now_ms = SinkLog(storage, query.sink), new_id(), now_ms
+        self._log, self._driver, self._now_ms = SinkLog(storage, query.sink), clock.new_id(), now_ms
         self._process = place_of(process) if process else ""
         self._facts = {"sink": query.sink, "query": query.query_id, "storage": storage.url}
         # The newest entry that this run has read or appended, and the decision that counts as of it.
@@ -154,8 +153,13 @@ class Coordinator:
             self._compare(batch_id, mine, shown)
         if mine is not None:
             # What was ended and is shown no longer needs the target to know its handles.
-            is_shown = shown is None or shown >= _batch(mine)
-            self._commit_again(mine, may_be_forgotten=is_shown and batch_id > _batch(mine))
+            may_be_forgotten = (shown is None or shown >= _batch(mine)) and batch_id > _batch(mine)
+            try:
+                self._commit_beside_others(mine)
+            except StateLostError as exc:
+                if not may_be_forgotten:
+                    raise
+                _log.info("sink %r no longer knows micro-batch %d: %s", self._query.sink, mine.batch_id, exc)
         self._abort_still_left(past, self._query.query_id)
         if past.left.keys() - {self._query.query_id}:  # they are settled: no later start need look
             settled = self._next(decided=mine.number if mine else 0)
@@ -464,14 +468,6 @@ class Coordinator:
                 f"backup. Restore it as it was. {_ANOTHER_NAME}",
                 **facts,
             )
-
-    def _commit_again(self, decision: Entry, *, may_be_forgotten: bool) -> None:
-        try:
-            self._commit_beside_others(decision)
-        except StateLostError as exc:
-            if not may_be_forgotten:
-                raise
-            _log.info("sink %r no longer knows micro-batch %d: %s", self._query.sink, decision.batch_id, exc)
 
     def _commit_beside_others(self, decision: Entry) -> None:
         """Commit what the driver before this one may be committing at this moment."""

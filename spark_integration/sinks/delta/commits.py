@@ -82,18 +82,6 @@ def check_features(table: DeltaTable, *, upsert: bool) -> None:
                 _refuse(table, f"{what} ({field['name']})")
 
 
-def demands(table: DeltaTable) -> dict[str, object]:
-    """Return all that `check_features` and `check_schema` look at, to notice changes."""
-    protocol, metadata = table.protocol(), table.metadata()
-    return {
-        "table": metadata.id,
-        "columns": table.schema().to_json(),
-        "partitions": metadata.partition_columns,
-        "settings": metadata.configuration,
-        "features": (protocol.min_writer_version, sorted(protocol.writer_features or ())),
-    }
-
-
 def _refuse(table: DeltaTable, what: str) -> None:
     raise InvalidArgumentError(
         f"the Delta table has {what}, which the sink does not write: turn it off, or write to another table",
@@ -318,7 +306,10 @@ class TableCommits(FileTarget):
 
     def _require_fitting(self, table: DeltaTable, columns: Mapping[str, str]) -> None:
         """Check the table and rehearse a commit, unless that was done in its present state."""
-        asked = demands(table) | {"rows": columns, "keys": self._keys, "apart": self._partition_by}
+        protocol, metadata = table.protocol(), table.metadata()
+        demands = metadata.id, table.schema().to_json(), metadata.partition_columns, metadata.configuration
+        features = protocol.min_writer_version, sorted(protocol.writer_features or ())
+        asked = *demands, features, columns, self._keys, self._partition_by
         if asked == self._kept.checked:
             return
         check_features(table, upsert=bool(self._keys))

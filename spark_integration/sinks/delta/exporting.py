@@ -10,7 +10,7 @@ interrupted, deletes all that it has written.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,7 +61,9 @@ def export_table(frame: DataFrame, url: str) -> None:
             files = [_File(*row) for row in found]
             _make(table, schema, files, export_id)
         except BaseException as exc:
-            is_made = _is_made(storage, export_id)
+            is_made = False
+            with suppress(NotFoundError):  # where the reply to its commit was lost
+                is_made = export_id.encode() in bytes(storage.get(_FIRST_COMMIT, _COMMIT_BYTES_MAX))
             if not is_made:
                 _delete_files(storage, export_id)
             if not (is_made and isinstance(exc, HoldfastError)):
@@ -82,23 +84,17 @@ def _new_table(url: str, options: Mapping[str, str]) -> Iterator[tuple[KeptTable
     with open_storage(url, parse_storage_options(options)) as storage:
         # A local one by its path, as deltalake wants it.
         table = KeptTable(storage.url.removeprefix("file://")).with_options(options)
-        _require_new(table, storage)
+        held = next((info.key for info in storage.list("")), None)
+        if held is not None:
+            raise ConflictError(
+                "an exported table needs a new directory, and this one is not empty: choose another",
+                table=table.url,
+                holds=held,
+            )
+        with suppress(NotFoundError):
+            table.open()  # before anything is written: a store that only one of the two clients knows is found here
+            raise ConflictError("there is a Delta table already: choose another directory", table=table.url)
         yield table, storage
-
-
-def _require_new(table: KeptTable, storage: ObjectStorage) -> None:
-    held = next((info.key for info in storage.list("")), None)
-    if held is not None:
-        raise ConflictError(
-            "an exported table needs a new directory, and this one is not empty: choose another",
-            table=table.url,
-            holds=held,
-        )
-    try:
-        table.open()  # before anything is written: a store that only one of the two clients knows is found here
-    except NotFoundError:
-        return
-    raise ConflictError("there is a Delta table already: choose another directory", table=table.url)
 
 
 class _File(NamedTuple):
@@ -153,14 +149,6 @@ def _make(table: KeptTable, schema: pa.Schema, files: list[_File], export_id: st
             storage_options=table.storage_options,
             commit_properties=CommitProperties(custom_metadata={_EXPORT: export_id}),
         )
-
-
-def _is_made(storage: ObjectStorage, export_id: str) -> bool:
-    """Tell whether the table exists, although the reply to its commit was lost."""
-    try:
-        return export_id.encode() in bytes(storage.get(_FIRST_COMMIT, _COMMIT_BYTES_MAX))
-    except NotFoundError:
-        return False
 
 
 def _delete_files(storage: ObjectStorage, export_id: str, but: Collection[str] = ()) -> None:

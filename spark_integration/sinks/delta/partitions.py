@@ -73,14 +73,10 @@ def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
     if low is None or high is None:
         return None
     if pt.is_string(t):
-        return _text_bounds(low, high)
+        if high[_TEXT_MAX : _TEXT_MAX + 1] == _LAST_LETTER:
+            return None
+        return low[:_TEXT_MAX], high if len(high) <= _TEXT_MAX else high[:_TEXT_MAX] + _LAST_LETTER
     return None if (bounds := (_shown(low, t), _shown(high, t))).count(None) else bounds
-
-
-def _text_bounds(low: str, high: str) -> tuple[str, str] | None:
-    if high[_TEXT_MAX : _TEXT_MAX + 1] == _LAST_LETTER:
-        return None
-    return low[:_TEXT_MAX], high if len(high) <= _TEXT_MAX else high[:_TEXT_MAX] + _LAST_LETTER
 
 
 def _shown(value: Any, t: pa.DataType) -> Any:
@@ -182,7 +178,8 @@ def described(
                 details["columns"] = columns_of(rows.schema)
             if values:
                 details["partition"] = values
-            if nulls := [name for name in rows.column_names if _has_nulls(part, values, name)]:
+            nulls = [name for name in part.column_names if part[name].null_count]
+            if nulls := [name for name in rows.column_names if name in nulls or values.get(name, "") is None]:
                 details["nulls"] = nulls
             yield part, details
 
@@ -225,10 +222,6 @@ def _without_empty(rows: pa.Table, partition_by: Sequence[str]) -> pa.Table:
             emptied = pc.if_else(is_empty, pa.scalar(None, column.type), column)
             rows = rows.set_column(rows.schema.get_field_index(name), name, emptied)
     return rows
-
-
-def _has_nulls(part: pa.Table, values: Mapping[str, str | None], name: str) -> bool:
-    return values[name] is None if name in values else part[name].null_count > 0
 
 
 def _parts(rows: pa.Table, partition_by: Sequence[str]) -> list[tuple[pa.Table, dict[str, str | None]]]:

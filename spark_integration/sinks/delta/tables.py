@@ -77,10 +77,17 @@ class KeptTable:
     """An open table, with what is known of it, to notice one that was recreated or set back."""
 
     def __init__(self, url: str) -> None:
-        _require_literal(url)
+        found = _ESCAPE.search(url) or ("://" in url and _FRAGMENT.search(url))
+        if found:  # which `deltalake` decodes, even in paths
+            raise InvalidArgumentError(
+                "deltalake would take this for another URL, with the table's log elsewhere than its files: choose "
+                "another name for the folder",
+                table=url,
+                part=found[0],
+            )
         self.url = url
         #: What the table asked of its writers when it was last checked.
-        self.checked: Mapping[str, object] | None = None
+        self.checked: tuple[object, ...] | None = None
         self.storage_options = storage_options(url, {})
         self._options: Mapping[str, str] = {}
         self._secrets: Collection[str] = ()
@@ -198,18 +205,6 @@ class KeptTable:
             detail = "" if is_silent else " ".join(text.split())[:_DETAIL_MAX]
             error = _error(exc, text)(_MESSAGES[_error(exc, text)], action=action, table=self.url, detail=detail)
             raise error from (None if is_silent else exc)
-
-
-def _require_literal(url: str) -> None:
-    """Raise InvalidArgumentError if `deltalake` would decode an escape in a URL, as it does even in paths."""
-    found = _ESCAPE.search(url) or ("://" in url and _FRAGMENT.search(url))
-    if found:
-        raise InvalidArgumentError(
-            "deltalake would take this for another URL, with the table's log elsewhere than its files: choose another "
-            "name for the folder",
-            table=url,
-            part=found[0],
-        )
 
 
 _MESSAGES: dict[type[HoldfastError], str] = {

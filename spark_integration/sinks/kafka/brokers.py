@@ -140,7 +140,6 @@ class Connection:
         *,
         limit_ms: int,
         monotonic_ms: Callable[[], int] = clock.monotonic_ms,
-        new_id: Callable[[], str] = clock.new_id,
     ) -> None:
         self._limit_ms, self._monotonic_ms = limit_ms, monotonic_ms
         self._number = 0
@@ -154,7 +153,7 @@ class Connection:
             if code or not self._known:
                 raise MalformedAnswerError(f"no versions: {name_of(code)}")
             if security.login is not None:
-                self._log_in(security.login, new_id() + new_id())
+                self._log_in(security.login, clock.new_id() + clock.new_id())
         except BaseException:
             self.close()
             raise
@@ -235,17 +234,8 @@ class Cluster:
     `servers`: where to begin; `patience_ms`: how long one request is tried, in all.
     """
 
-    def __init__(
-        self,
-        servers: Sequence[Address],
-        security: Security,
-        *,
-        patience_ms: int,
-        monotonic_ms: Callable[[], int] = clock.monotonic_ms,
-        sleep_ms: Callable[[int], None] = clock.sleep_ms,
-    ) -> None:
+    def __init__(self, servers: Sequence[Address], security: Security, *, patience_ms: int) -> None:
         self._servers, self._security, self._patience_ms = list(servers), security, patience_ms
-        self._monotonic_ms, self._sleep_ms = monotonic_ms, sleep_ms
         self._connections: dict[Address, Connection] = {}
         self._coordinators: dict[tuple[str, bool], Address] = {}
 
@@ -308,7 +298,7 @@ class Cluster:
         return {key: self._coordinators[key, group] for key in keys}
 
     def _patiently(self, name: str, ask: Callable[[], T], code_of: Callable[[T], int]) -> T:
-        end_ms = self._monotonic_ms() + self._patience_ms
+        end_ms = clock.monotonic_ms() + self._patience_ms
         pause_ms = _FIRST_PAUSE_MS
         while True:
             try:
@@ -335,11 +325,11 @@ class Cluster:
             except OSError as exc:
                 reason = str(exc)
                 self._forget()
-            if self._monotonic_ms() + pause_ms > end_ms:
+            if clock.monotonic_ms() + pause_ms > end_ms:
                 raise UnavailableError(
                     "the brokers did not answer in time", request=name, reason=reason, servers=self._shown()
                 )
-            self._sleep_ms(pause_ms)
+            clock.sleep_ms(pause_ms)
             pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
 
     def _ask_some(self, request: Request[T]) -> T:
@@ -356,8 +346,7 @@ class Cluster:
         connection = self._connections.get(address)
         if connection is None:
             limit_ms = min(_ANSWER_LIMIT_MS, self._patience_ms)
-            connection = Connection(address, self._security, limit_ms=limit_ms, monotonic_ms=self._monotonic_ms)
-            self._connections[address] = connection
+            connection = self._connections[address] = Connection(address, self._security, limit_ms=limit_ms)
         try:
             return connection.ask(request)
         except BaseException:

@@ -47,7 +47,6 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
 )
 
 _log = logging.getLogger("holdfast.kafka")
-
 _NO_ID = "0" * 32
 _KAFKAS_TIMEOUT_MS = 900_000  # transaction.max.timeout.ms where nobody has set it
 _MAY_WRITE = 1 << 4

@@ -182,17 +182,10 @@ class KafkaTransaction(SinkTransaction):
     """See the module."""
 
     def __init__(
-        self,
-        options: ClientOptions,
-        transactional_id: str,
-        topic: str | None,
-        *,
-        timeout_ms: int,
-        patience_ms: int,
-        monotonic_ms: Callable[[], int] = clock.monotonic_ms,
+        self, options: ClientOptions, transactional_id: str, topic: str | None, *, timeout_ms: int, patience_ms: int
     ) -> None:
         self._options, self._id, self._topic = options, transactional_id, topic
-        self._patience_ms, self._monotonic_ms = patience_ms, monotonic_ms
+        self._patience_ms = patience_ms
         self._failed: HoldfastError | None = None
         self._noticed_last: KafkaError | None = None
         self._count = 0
@@ -238,7 +231,7 @@ class KafkaTransaction(SinkTransaction):
             _log.info("not aborted: %s", self._options.without_secrets(exc.args[0].str()))
 
     def _begin(self, producer: client.Producer) -> None:
-        end_ms = self._monotonic_ms() + self._patience_ms
+        end_ms = clock.monotonic_ms() + self._patience_ms
         while True:
             try:
                 producer.init_transactions(_STEP_S)
@@ -249,7 +242,7 @@ class KafkaTransaction(SinkTransaction):
                 self._serve(producer)
                 if self._noticed_last is not None and self._noticed_last.code() in _WRONG:
                     raise self._error(self._noticed_last) from None
-                if not exc.args[0].retriable() or self._monotonic_ms() > end_ms:
+                if not exc.args[0].retriable() or clock.monotonic_ms() > end_ms:
                     raise self._error(exc.args[0]) from None
 
     def _produce(self, producer: client.Producer, found: Iterable[Message]) -> None:

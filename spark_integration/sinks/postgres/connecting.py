@@ -84,7 +84,11 @@ def _translated(exc: psycopg.Error, doing: str, facts: dict[str, object]) -> Hol
         )
     if state[:2] == "53" and exc.diag.message_hint:
         said = f"{said}: {exc.diag.message_hint}"
-    if _is_away(exc, state, said):
+    is_away = state[:2] in _AWAY or state in _LOST_A_RACE | _TIMED_OUT
+    if not state:
+        connection_failed = isinstance(exc, psycopg.OperationalError | psycopg.InterfaceError)
+        is_away = connection_failed and not any(text in said for text in _REFUSED)
+    if is_away:
         return UnavailableError(f"PostgreSQL did not answer while {doing}: {said}", **facts)
     if state[:2] == "22" or state in _DOES_NOT_FIT:
         return SchemaMismatchError(f"PostgreSQL does not accept a value while {doing}: {said}", **facts)
@@ -96,13 +100,6 @@ def _translated(exc: psycopg.Error, doing: str, facts: dict[str, object]) -> Hol
     if state == "42501":
         return InvalidArgumentError(f"no right to do this while {doing}: {said}; grant it to the sink's user", **facts)
     return InvalidArgumentError(f"PostgreSQL refuses while {doing}: {said}", **facts)
-
-
-def _is_away(exc: psycopg.Error, state: str, said: str) -> bool:
-    if not state:
-        connection_failed = isinstance(exc, psycopg.OperationalError | psycopg.InterfaceError)
-        return connection_failed and not any(text in said for text in _REFUSED)
-    return state[:2] in _AWAY or state in _LOST_A_RACE | _TIMED_OUT
 
 
 def _first_line(exc: psycopg.Error) -> str:

@@ -419,7 +419,8 @@ def check(target: Target, schema: pa.Schema, keys: Sequence[str]) -> None:
     for field in schema:
         _check_column(target, field, shown)
     for column in target.columns.values():
-        if column.name not in schema.names and column.not_null and not _fills_itself(column):
+        fills_itself = column.default or column.identity or column.generated
+        if column.name not in schema.names and column.not_null and not fills_itself:
             raise SchemaMismatchError(
                 "the table needs a value that the query does not provide; add the column to the query, or a default "
                 "to the table",
@@ -427,10 +428,6 @@ def check(target: Target, schema: pa.Schema, keys: Sequence[str]) -> None:
             )  # fmt: skip
     _check_keys(target, schema, keys, shown)
     _check_rights(target, schema, keys, shown)
-
-
-def _fills_itself(column: Column) -> bool:
-    return bool(column.default) or column.identity or column.generated
 
 
 def _check_column(target: Target, field: pa.Field, shown: str) -> None:

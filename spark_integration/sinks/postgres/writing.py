@@ -14,6 +14,7 @@ import base64
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,9 @@ def _array(column: pa.Array) -> pa.Array:
 
 def _json(column: pa.Array) -> pa.Array:
     try:
-        return pa.array([_json_text(value) for value in column.to_pylist(maps_as_pydicts="strict")], _TEXT)
+        written = partial(json.dumps, ensure_ascii=False, default=_json_value, allow_nan=False)
+        values = column.to_pylist(maps_as_pydicts="strict")
+        return pa.array([None if value is None else written(value) for value in values], _TEXT)
     except (ValueError, TypeError, KeyError, OverflowError):
         problem = (
             "JSON has no NaN and no infinity, a year in it is from 1 to 9999, and the keys of a map must be text or "
@@ -152,10 +155,6 @@ def _json(column: pa.Array) -> pa.Array:
         )
     # Not from the error, which names a value.
     raise SchemaMismatchError(problem, type=column.type)
-
-
-def _json_text(value: Any) -> str | None:
-    return None if value is None else json.dumps(value, ensure_ascii=False, default=_json_value, allow_nan=False)
 
 
 def _json_value(value: Any) -> str:
