@@ -25,7 +25,6 @@ import itertools
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,7 +36,6 @@ import pyarrow.ipc as ipc
 from holdfast import clock
 from holdfast.backends import local_files
 from holdfast.backends.base import Pointer
-from holdfast.backends.schema import TableSchema
 from holdfast.errors import CorruptionError, HoldfastError, SchemaMismatchError, StateLostError
 from holdfast.mvcc.transaction import Changes, Measures
 from holdfast.snapshotter.lineage import Lineage
@@ -78,13 +76,9 @@ def gather_rows(tables: Iterable[pa.Table], schema: pa.Schema, root: Path) -> pa
         held.append(table)
         held_bytes += table.nbytes
         if held_bytes > MEMORY_BYTES:
-            return _mapped(itertools.chain(_given_away(held), tables), table.schema, root)
+            given_away = (held.pop(0) for _ in range(len(held)))
+            return _mapped(itertools.chain(given_away, tables), table.schema, root)
     return pa.concat_tables(held).combine_chunks() if held else schema.empty_table()
-
-
-def _given_away(held: list[pa.Table]) -> Iterator[pa.Table]:
-    while held:
-        yield held.pop(0)
 
 
 def _mapped(tables: Iterable[pa.Table], schema: pa.Schema, root: Path) -> pa.Table:
@@ -188,7 +182,10 @@ def _called(
         # Initial state comes in the same micro-batch as the first rows, and is none of its own.
         is_batch = row.pointer.version != INITIAL_VERSION
         measured = MeasuredBatch(batch.batch_id, batch_ms, measures.announced()) if is_batch else None
-        news = announce(operator, opened, accepted=_accepted(remembered), committed=row.pointer, measured=measured)
+        accepted = remembered.pointer if remembered else None
+        if accepted is not None and accepted.version == INITIAL_VERSION:
+            accepted = None  # Spark commits it with this micro-batch only
+        news = announce(operator, opened, accepted=accepted, committed=row.pointer, measured=measured)
         if news is None:
             measures = replace(measures, unanswered=1)
         else:
@@ -208,12 +205,6 @@ def _own_times(operator: Operator, group: ShardGroup) -> BatchTimes:
     )
 
 
-def _accepted(remembered: PointerRow | None) -> Pointer | None:
-    """Return the version that Spark committed with an earlier micro-batch; initial state may be of this one."""
-    pointer = remembered.pointer if remembered else None
-    return None if pointer is None or pointer.version == INITIAL_VERSION else pointer
-
-
 class _Attempt:
     """One attempt at a shard's call."""
 
@@ -231,23 +222,19 @@ class _Attempt:
         watch = _Watch()
         opened = open_shard(self._operator, self._batch.shard, self._streaming, self._remembered)
         freeze_modules()
-        with opened.backend, reported(opened.log, self._batch.batch_id), self._last_directory_told():
-            yield from self._run(opened, watch)
+        with opened.backend, reported(opened.log, self._batch.batch_id):
+            try:
+                yield from self._run(opened, watch)
+            except StateLostError as exc:
+                if self._last_directory is not None:
+                    exc.facts["last_used"] = self._last_directory
+                raise
 
     @property
     def _last_directory(self) -> str | None:
         """The state directory that the query used last, if it was another one."""
         last = self._remembered.state_dir if self._remembered else None
         return None if last == self._operator.settings.state_dir else last
-
-    @contextmanager
-    def _last_directory_told(self) -> Iterator[None]:
-        try:
-            yield
-        except StateLostError as exc:
-            if self._last_directory is not None:
-                exc.facts["last_used"] = self._last_directory
-            raise
 
     def _run(self, opened: ShardStore, watch: _Watch) -> Iterator[pa.RecordBatch]:
         pointer, batch_id = self._remembered.pointer if self._remembered else None, self._streaming.batch_id
@@ -359,7 +346,9 @@ class _Watch:
     ) -> CallMeasures:
         """Return the call's measures after its commit."""
         call_ns = self.monotonic_ns() - self._started_ns
-        tables = {name for name, schema in opened.tables.held.items() if _holds_state(schema)}
+        # Tables of timers and times, which have unsigned values, are not the user's state.
+        held = [one for one in opened.tables.held.values() if pa.uint64() not in one.value.types]
+        tables = {schema.name for schema in held if schema.name != TIMERS_TABLE}
         changes = sum((of for table, of in measures.changes.items() if table in tables), Changes())
         rows, size_bytes = _local_size(opened, tables)
         return CallMeasures(
@@ -386,14 +375,6 @@ class _Watch:
         if opened.log is None or committed is None:
             return None
         return (self.lineage or Lineage()).behind(committed.version)
-
-
-def _holds_state(schema: TableSchema) -> bool:
-    """Tell whether a table is the user's state; tables of timers and times, which have unsigned values, are not.
-
-    See `holdfast.spark_integration.timers`.
-    """
-    return schema.name != TIMERS_TABLE and pa.uint64() not in schema.value.types
 
 
 def _local_size(opened: ShardStore, tables: set[str]) -> tuple[int | None, int | None]:

@@ -9,7 +9,6 @@ from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.registry import find_backend
 from holdfast.errors import InvalidArgumentError, StateLostError
 from holdfast.mvcc import Transaction, VersionedStore
-from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.ownership.claims import Tenure
@@ -107,8 +106,13 @@ class ShardStore:
 def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembered: PointerRow | None) -> ShardStore:
     """Open the store of one shard in the running task. Raises `InvalidArgumentError`, `HoldfastError`."""
     settings = operator.settings
-    if remembered is not None:
-        require_directory_set(settings, remembered)
+    if settings.state_dir is None and remembered is not None and remembered.directory:  # else it would seem lost
+        raise InvalidArgumentError(
+            "the query has durable state, and no state directory is set: set spark.holdfast.state.dir to the "
+            "directory that holds it, before the query is defined",
+            operator_directory=remembered.directory,
+            shard=remembered.shard,
+        )
     stored = StoredTables.of_first_run(operator.function.tables())
     backend_class = find_backend(settings.backend)
     root = local_dirs.choose_root(settings.local_dir, in_memory=backend_class.in_memory)
@@ -148,17 +152,6 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     return ShardStore(
         address, executor_directory, prefix, backend, log, record, stored, store, policy, retained_versions
     )
-
-
-def require_directory_set(settings: Settings, remembered: PointerRow) -> None:
-    """Check that a shard with durable state finds it; without, it would seem lost, or go on unkept."""
-    if settings.state_dir is None and remembered.directory:
-        raise InvalidArgumentError(
-            "the query has durable state, and no state directory is set: set spark.holdfast.state.dir to the "
-            "directory that holds it, before the query is defined",
-            operator_directory=remembered.directory,
-            shard=remembered.shard,
-        )
 
 
 def require_kept_shards(stored: OperatorRecord | None, operator: str, shards: int) -> None:

@@ -8,7 +8,6 @@ time that something is checked here, `StoredTables.with_changes` has made them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NoReturn
 
 import pyarrow as pa
 
@@ -40,21 +39,6 @@ def require_same_api(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
         )
 
 
-def require_same_operator(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Check that state is opened by the operator that wrote it, with the same windows or ranking.
-
-    `stored` and `now` are what an operator lets nobody change, in the run that began and in this one.
-    """
-    require_same_api(stored, now)
-    for name, value in now.items():
-        if stored.get(name, value) != value:
-            raise SchemaMismatchError(
-                f"the {name} has changed, and stored rows belong to the old one: set it back, {NEW_QUERY}",
-                stored=stored[name],
-                defined=value,
-            )
-
-
 def _kind(configuration: Mapping[str, str]) -> str:
     if "operator" in configuration:
         return configuration["operator"]
@@ -63,12 +47,19 @@ def _kind(configuration: Mapping[str, str]) -> str:
 
 def require_readable_tables(stored: StoredTables, declared: Mapping[str, TableSchema]) -> None:
     """Check that an operator can go on with its stored tables. Raises `SchemaMismatchError`."""
-    _require_same_timers(stored, declared)
+    before, after = (tables[TIMERS].value.names if TIMERS in tables else [] for tables in (stored.held, declared))
+    if before != after:
+        raise SchemaMismatchError(
+            "the state has other timers than the operator declares, or timers of another clock: those in processing "
+            f"time have 'due_processing_ms'. Set timeMode or timeoutConf back, {NEW_QUERY}",
+            stored=before,
+            declared=after,
+        )
     own = {index_of(name) for name in {*stored.held, *declared}} | {TIMERS, TIMERS_BY_DUE}
     tables = [name for name in declared if name not in own]
     new, gone = ([n for n in tables if n not in stored.held], sorted(stored.last - own - {*tables}))
     if new and gone:
-        _refuse(
+        raise SchemaMismatchError(
             "state tables cannot be renamed: some are new, and would begin empty, while others are left out. Declare "
             "the old names; if they are other tables, first leave out the ones, and add the others at a later restart",
             new=new,
@@ -79,22 +70,11 @@ def require_readable_tables(stored: StoredTables, declared: Mapping[str, TableSc
             _require_readable(stored, declared, name, None if len(tables) == 1 else name)
 
 
-def _require_same_timers(stored: StoredTables, declared: Mapping[str, TableSchema]) -> None:
-    before, after = (t[TIMERS].value.names if TIMERS in t else [] for t in (stored.held, declared))
-    if before != after:
-        _refuse(
-            "the state has other timers than the operator declares, or timers of another clock: those in processing "
-            f"time have 'due_processing_ms'. Set timeMode or timeoutConf back, {NEW_QUERY}",
-            stored=before,
-            declared=after,
-        )
-
-
 def _require_readable(stored: StoredTables, declared: Mapping[str, TableSchema], name: str, within: str | None) -> None:
     live, latest, table = stored.live[name], stored.latest[name], declared[name]
     keys = key_changes(live, table)
     if keys:
-        _refuse(
+        raise SchemaMismatchError(
             "the key columns of stored state never change: group by the same columns, of the same names and types, "
             f"{NEW_QUERY}",
             table=name,
@@ -112,7 +92,7 @@ def _require_readable(stored: StoredTables, declared: Mapping[str, TableSchema],
         is_mixed = (index_of(name) in stored.held) != (index_of(name) in declared)
         why += [f"{EXPIRES}: a column of the user's and the time to live"] if is_mixed else []
     if why:
-        _refuse(
+        raise SchemaMismatchError(
             f"stored state cannot be read with the columns that the operator declares ({'; '.join(why)}). Declare the "
             "stored columns and types, or wider ones; give a column of another type another name; migrate the state "
             f"by savepoints.restore(…, migrate=…); {NEW_QUERY}",
@@ -191,10 +171,6 @@ def described(columns: Iterable[pa.Field]) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in columns)
 
 
-def _refuse(message: str, **facts: object) -> NoReturn:
-    raise SchemaMismatchError(message, **facts)
-
-
 class StateFunction(ShardFunction):
     """A `ShardFunction` that calls a user's function on tables whose columns the user declares, drops and renames."""
 
@@ -213,7 +189,14 @@ class OperatorFunction(ShardFunction):
         return {}
 
     def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
-        require_same_operator(configuration, self.configuration())
+        require_same_api(configuration, self.configuration())
+        for name, value in self.configuration().items():  # such as windows, or a ranking
+            if configuration.get(name, value) != value:
+                raise SchemaMismatchError(
+                    f"the {name} has changed, and stored rows belong to the old one: set it back, {NEW_QUERY}",
+                    stored=configuration[name],
+                    defined=value,
+                )
         self.require_same_columns(stored)
         require_readable_tables(stored, self.tables())
 
