@@ -50,62 +50,32 @@ RESTORE_TRIES = 4
 
 @dataclass(frozen=True)
 class FrozenVersion:
-    """A version as files that a backend froze.
-
-    Attributes
-    ----------
-    pointer : Pointer
-    folder : pathlib.Path
-        Holds the files, and nothing else; `holdfast.backends.base.Backend.thaw` takes it.
-    """
+    """A version as files that a backend froze."""
 
     pointer: Pointer
-    folder: Path
+    folder: Path  #: Holds the files, and nothing else; `holdfast.backends.base.Backend.thaw` takes it
 
 
 @dataclass(frozen=True)
 class RestoredVersion:
-    """A version as the commit log returns it: whole, or what was written since an older one.
+    """A version as the commit log returns it: whole, or what was written since an older one."""
 
-    Attributes
-    ----------
-    pointer : Pointer
-        The version asked for. Or, if that is too much to hold at once, an older one of its lineage to make first:
-        asked again with that one held, the log goes on from there.
-    base : Pointer or None
-        The version that `runs` build on; None if they are the complete state.
-    runs : mapping of str to Run
-        By table.
-    properties : mapping
-        What the log keeps with the version; JSON values.
-    frozen : FrozenVersion or None
-        The base, unless it is held.
-    """
-
+    #: The version asked for. Or, if that is too much to hold at once, an older one of its lineage to make first: asked
+    #: again with that one held, the log goes on from there.
     pointer: Pointer
-    base: Pointer | None
-    runs: Mapping[str, Run]
-    properties: Mapping[str, Any]
-    frozen: FrozenVersion | None = None
+    base: Pointer | None  #: The version that `runs` build on; None if they are the complete state
+    runs: Mapping[str, Run]  #: By table
+    properties: Mapping[str, Any]  #: What the log keeps with the version; JSON values
+    frozen: FrozenVersion | None = None  #: The base, unless it is held
 
 
 @dataclass(frozen=True)
 class PendingCommit:
-    """A commit on its way into the log.
+    """A commit on its way into the log."""
 
-    Attributes
-    ----------
-    properties : mapping
-        What to keep with the new version; known before the commit is durable.
-    done : concurrent.futures.Future or None
-        The upload; None if the query's pointer carries the commit.
-    size_bytes : int
-        Of the commit, as it is stored or carried.
-    """
-
-    properties: Mapping[str, Any]
-    done: Future[None] | None = None
-    size_bytes: int = 0
+    properties: Mapping[str, Any]  #: What to keep with the new version; known before the commit is durable
+    done: Future[None] | None = None  #: The upload; None if the query's pointer carries the commit
+    size_bytes: int = 0  #: Of the commit, as it is stored or carried
 
     def wait(self) -> None:
         """Wait until the commit is durable; raise what went wrong."""

@@ -153,13 +153,8 @@ class ObjectCommitLog:
         missing, damaged, or not the one that the chain names, and no older snapshot stands in for it;
         `UnavailableError` if the storage cannot be read now, or local storage is full.
 
-        Parameters
-        ----------
-        held : collection of Pointer
-            Versions held locally. What the newest of them in the version's lineage holds is not read.
+        `held`: versions held locally; what the newest of them in the version's lineage holds is not read.
 
-        Notes
-        -----
         Memory: a few times `step_bytes`, however long the chain is: where it has more, what is returned is an older
         version on the way to that one.
         """

@@ -35,39 +35,21 @@ _LOCATION, _REPLACES = "checkpointlocation", "replaces"
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What a stream says of its sink and of its query.
+    """What a stream says of its sink and of its query."""
 
-    Attributes
-    ----------
-    location : str
-        Spark's checkpoint location of the query.
-    replaces : str or None
-    settings : mapping of str to str
-        Those of the session that were given as options.
-    sink : mapping of str to str
-        The sink's options.
-    """
-
-    location: str
+    location: str  #: Spark's checkpoint location of the query
     replaces: str | None
-    settings: Mapping[str, str] = field(repr=False)
-    sink: Mapping[str, str] = field(repr=False)
+    settings: Mapping[str, str] = field(repr=False)  #: Those of the session that were given as options
+    sink: Mapping[str, str] = field(repr=False)  #: The sink's options
 
     @classmethod
     def parse(cls, given: Mapping[str, str], sink: TwoPhaseSink, arguments: Collection[str]) -> Self:
         """Return the options of a stream; names are in lower case, as Spark hands them over.
 
-        Parameters
-        ----------
-        given : mapping of str to str
-        sink : TwoPhaseSink
-        arguments : collection of str
-            Names of the options of which the sink was made.
+        Raises `InvalidArgumentError` if the query's checkpoint location, or the place of decisions, is not among them,
+        or one is of another sink.
 
-        Raises
-        ------
-        InvalidArgumentError
-            The query's checkpoint location, or the place of decisions, is not among them; or one is of another sink.
+        `arguments`: names of the options of which the sink was made.
         """
         values = {name.lower(): value for name, value in given.items()}
         location, directory = values.pop(_LOCATION, ""), values.pop(STATE_DIR, "")

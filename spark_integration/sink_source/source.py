@@ -97,54 +97,27 @@ class SinkSource(DataSource):
 
 @dataclass(frozen=True)
 class Begun:
-    """A micro-batch that the driver has begun.
-
-    Attributes
-    ----------
-    query_id : str
-    batch_id : int
-    plan : str
-        What Spark has planned for it: see `Coordinator.start`.
-    entry : int
-        The number under which it was begun: `Coordinator.number`.
-    is_decided : bool
-        Whether it was decided before, so that its rows are dropped.
-    """
+    """A micro-batch that the driver has begun."""
 
     query_id: str
     batch_id: int
-    plan: str
-    entry: int
-    is_decided: bool
+    plan: str  #: What Spark has planned for it: see `Coordinator.start`
+    entry: int  #: The number under which it was begun: `Coordinator.number`
+    is_decided: bool  #: Whether it was decided before, so that its rows are dropped
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task has prepared.
-
-    Attributes
-    ----------
-    partition, rows : int
-    handle : str
-        As JSON; empty if there were no rows, or if they were dropped.
-    begun : Begun
-    """
+    """What one task has prepared."""
 
     partition: int
     rows: int
-    handle: str
+    handle: str  #: As JSON; empty if there were no rows, or if they were dropped
     begun: Begun
 
 
 class StreamWriter(_SparksWriter):
-    """Writes one micro-batch; travels to the workers without credentials.
-
-    Parameters
-    ----------
-    sink : TwoPhaseSink
-    options : SourceOptions
-    schema : pyarrow.Schema
-    """
+    """Writes one micro-batch; travels to the workers without credentials."""
 
     def __init__(self, sink: TwoPhaseSink, options: SourceOptions, schema: pa.Schema) -> None:
         self._sink, self._options, self._schema = sink, options, schema
