@@ -462,13 +462,13 @@ class GroupedStream:
         Exactly once: state is kept if and only if Spark commits the micro-batch. Spark allows one such
         operator in a query unless ``spark.sql.streaming.unsupportedOperationCheck`` is false.
         """
+        time = time_column_of(self.df)
         require_takes_batch(func)
         mode = checked_mode(outputMode)
         if timeMode not in TIMEOUT_CONF:
             raise InvalidArgumentError(
                 f"timeMode must be one of {', '.join(map(repr, TIMEOUT_CONF))}, not {timeMode!r}"
             )
-        time = time_column_of(self.df) if timeMode == "EventTime" else None
         if timeMode == "EventTime" and self.df.isStreaming and time is None:
             raise InvalidArgumentError(f"timeMode 'EventTime' {NEEDS_WATERMARK}")
         settings = checked_settings(self.df, stacklevel=2)
@@ -481,7 +481,7 @@ class GroupedStream:
             states=states,
             time_mode=timeMode,
             state_changes=changes_of_tables(stateChanges, {name: t.types.names for name, t in states.items()}),
-            event_time=None if time is None else time.field.name,
+            event_time=time.field.name if time is not None and timeMode == "EventTime" else None,
         )
         return Definition(
             rows=KeyedRows(self.df, self.grouping.keys, function),
