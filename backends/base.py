@@ -259,6 +259,11 @@ class Backend(ABC):
             The version is not held here.
         """
 
+    def properties(self, pointer: Pointer) -> Mapping[str, Any]:
+        """Return what is kept with a version; for who does not need its rows. Raises as `view`."""
+        with self.view(pointer) as view:
+            return view.properties
+
     @abstractmethod
     def apply(self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
         """Make version `new` from version `base` (None: empty) and what was written since.

@@ -87,6 +87,9 @@ class RunFilesBackend(Backend):
             undo.pop_all()
         return RunFilesView(pointer, self.tables, stacks, version.properties, lock, floor)
 
+    def properties(self, pointer: Pointer) -> Mapping[str, Any]:
+        return self._read_version(pointer).properties
+
     def _open_floor(self, version: VersionFile) -> View | None:
         """Return what lies below the runs of a version; most backends have nothing there."""
         if version.generation is not None:

@@ -523,6 +523,10 @@ class BackendContract(BackendFilesContract):
         for pointer, expected in ((P1, properties), (P2, {}), (P3, properties)):
             with backend.view(pointer) as view:
                 assert view.properties == expected
+            assert backend.properties(pointer) == expected
+        backend.drop([P1])
+        with pytest.raises(NotFoundError):
+            backend.properties(P1)
 
     def test_loading_is_complete_and_idempotent(self, backend: Backend) -> None:
         """Restoring twice, for example by two workers, does no harm, not even to concurrent readers."""

@@ -368,8 +368,7 @@ class Snapshots:
         if local storage is full or failing.
         """
         since_ms = clock.monotonic_ms()
-        with backend.view(pointer) as view:
-            lineage = self.notes.apply_to(Lineage.of(view.properties))
+        lineage = self.notes.apply_to(Lineage.of(backend.properties(pointer)))
         with local_files.staged_folder(self._uploading, self._new_id(), fsync=False) as staged:
             paths = backend.freeze(pointer)
             for path in paths:

@@ -159,8 +159,8 @@ class Snapshotting:
         with self._logs.log_of(message) as log, ExitStack() as held:
             if log is None:
                 return False
-            with self._shards.use(message) as backend, backend.view(pointer) as view:
-                written = Lineage.of(view.properties)
+            with self._shards.use(message) as backend:
+                written = Lineage.of(backend.properties(pointer))
             progress.missed = 0
             lineage = log.snapshots.notes.apply_to(written)
             if not self._is_wanted(message, log, lineage, progress, forced=forced):

@@ -210,6 +210,12 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+def test_properties_are_read_without_the_rows(shard: FilesystemBackend, mapped: list[str]) -> None:
+    """A state server asks for those of every commit: runs that it mapped filled its memory, and kept deleted files."""
+    assert shard.properties(P1) == {}
+    assert not mapped
+
+
 def maps_of(directory: Path) -> list[str]:
     """Return the run files below a directory that this process has mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
