@@ -29,6 +29,7 @@ from holdfast.spark_integration.plan.arguments import (
     checked_mode,
     declared_struct,
     duration_us,
+    has_no_result,
     operator_name,
     processor_host,
     require_accepted_by_spark,
@@ -232,7 +233,7 @@ class GroupedStream:
                     "transformWithStateInPandas",
                     name=name,
                 )
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            raise has_no_result(self, name, "holdfast.stream(df).groupBy(…).<operator>(…)")
 
     def agg(
         self, *aggregates: Aggregate, outputMode: str = "update", name: str = "agg", **named: Aggregate

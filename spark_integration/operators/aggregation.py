@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +40,7 @@ from holdfast.spark_integration.operators.accumulators import (
     state_types,
 )
 from holdfast.spark_integration.operators.aggregates import Aggregate
-from holdfast.spark_integration.plan.arguments import Mode, after_1970, checked_mode
+from holdfast.spark_integration.plan.arguments import Mode, after_1970, checked_mode, has_no_result
 from holdfast.spark_integration.plan.definition import BEHIND_ANOTHER, KeyedRows, operator_plan
 from holdfast.spark_integration.plan.event_time import time_column_of
 from holdfast.spark_integration.plan.grouping_keys import Grouping, Key
@@ -324,6 +324,12 @@ class WindowedStream:
     window: Column
     length_us: int
     definition: str
+
+    if not TYPE_CHECKING:  # which know by themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say that agg is missing."""
+            raise has_no_result(self, name, "groupBy(…).window(…).agg(n=holdfast.count())")
 
     def agg(
         self,

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,7 @@ from holdfast.spark_integration.operators.aggregation import (
     into_window,
     require_free,
 )
+from holdfast.spark_integration.plan.arguments import has_no_result
 from holdfast.spark_integration.plan.definition import BEHIND_ANOTHER, KeyedRows, operator_plan
 from holdfast.spark_integration.plan.grouping_keys import Grouping
 from holdfast.spark_integration.processor.state.variable_tables import SEVERAL
@@ -251,6 +253,12 @@ class SessionStream:
     df: DataFrame
     grouping: Grouping
     session: Column
+
+    if not TYPE_CHECKING:  # which know by themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say that agg is missing."""
+            raise has_no_result(self, name, "groupBy(…).session(…).agg(n=holdfast.count())")
 
     def agg(self, *aggregates: Aggregate, name: str = "session", **named: Aggregate) -> DataFrame:
         """Aggregate each key's sessions, as ``groupBy(…, F.session_window(…)).agg(…)`` does, in append mode.

@@ -281,3 +281,13 @@ def _refuse(why: str, **facts: object) -> NoReturn:
         f"processor's variables to that: {why}",
         **facts,
     )
+
+
+def has_no_result(owner: object, name: str, until: str) -> AttributeError:
+    """Return the error of what a grouped stream lacks: a DataFrame's attributes belong to the result.
+
+    `until`: the calls that give a result.
+    """
+    if hasattr(DataFrame, name) and not name.startswith("_"):
+        return AttributeError(f"{name} is a result's, and nothing is computed yet: {until}.{name}", name=name)
+    return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}", name=name, obj=owner)

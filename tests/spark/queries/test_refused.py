@@ -106,6 +106,15 @@ def test_a_method_in_the_wrong_place_says_which_is_the_right_one(lab: Lab) -> No
         begun.groupBy("id").max("id")
     with pytest.raises(AttributeError, match=r"pivot is Spark's own.*groupBy\(…\)\.pivot\(…\).*agg, window, session,"):
         begun.groupBy("id").pivot("id")
+    timed: Any = holdfast.stream(lab.spark.sql("select 1 id, current_timestamp() at")).groupBy("id")
+    for unfinished, until in (
+        (timed, r"groupBy\(…\)\.<operator>\(…\)"),
+        (timed.window("at", "1 minute"), r"\.window\(…\)\.agg\(n=holdfast\.count\(\)\)"),
+        (timed.session("at", "1 minute"), r"\.session\(…\)\.agg\(n=holdfast\.count\(\)\)"),
+    ):
+        with pytest.raises(AttributeError, match=rf"nothing is computed yet: .*{until}\.writeStream$"):
+            _ = unfinished.writeStream
+        assert not hasattr(unfinished, "_private")
     grouped: Any = lab.spark.range(1).groupBy("id")
     with pytest.raises(AttributeError) as caught:
         grouped.applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
