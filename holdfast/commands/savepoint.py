@@ -96,6 +96,20 @@ def savepoint() -> None:
     type=click.Choice(["ProcessingTimeTimeout", "EventTimeTimeout"]),
     help="The query's timeoutConf, if it is an applyInPandasWithState with timeouts.",
 )
+@click.option(
+    "--aggregate",
+    "aggregates",
+    multiple=True,
+    metavar="[NUMBER.]COLUMN=FUNCTION",
+    help="An aggregation's column and its function, such as n=count; repeated in the order of Spark's agg.",
+)
+@click.option(
+    "--window",
+    "windows",
+    multiple=True,
+    metavar="[NUMBER=]DURATIONS",
+    help="The durations that an aggregation's window() was given: '1 hour', or '1 hour, 5 minutes'.",
+)
 @number_option("--shards", text="Shards per operator. Default: as many as the query has partitions.")
 def from_spark(
     checkpoint_location: str,
@@ -103,6 +117,8 @@ def from_spark(
     name: str,
     operators: tuple[str, ...],
     timeout_conf: TimeoutConf | None,
+    aggregates: tuple[str, ...],
+    windows: tuple[str, ...],
     batch_id: int | None,
     shards: int | None,
     comment: str,
@@ -113,9 +129,9 @@ def from_spark(
     """Save a query that runs on Spark's own operators, to continue it on holdfast.
 
     LOCATION is the query's checkpointLocation, which does not change. Stop the query first. Its operators must be
-    applyInPandasWithState, transformWithState or transformWithStateInPandas: docs/migrate.md.
+    functions or processors in Python, dropDuplicates, or aggregations by key, window or session: docs/migrate.md.
     """
-    names = _names(operators)
+    names, functions, durations = _names(operators), _aggregates(aggregates), _windows(windows)
     # What is wrong with the places is said before Spark starts, which takes half a minute.
     with open_storage(checkpoint_location, parse_storage_options(options)) as storage:
         QueryLocation(storage).query_id()
@@ -129,6 +145,8 @@ def from_spark(
             name,
             names,
             timeoutConf=timeout_conf,
+            aggregates=functions,
+            window=durations,
             batchId=batch_id,
             shards=shards,
             comment=comment,
@@ -159,6 +177,35 @@ def _names(given: tuple[str, ...]) -> str | dict[int, str]:
             raise InvalidArgumentError("--operator takes a name, or NUMBER=NAME, each number once", given=text)
         found[int(number)] = name
     return found
+
+
+def _aggregates(given: tuple[str, ...]) -> dict[str, str] | dict[int, dict[str, str]] | None:
+    found: dict[int | None, dict[str, str]] = {}
+    for text in given:
+        of, _, function = text.rpartition("=")
+        before, _, behind = of.partition(".")
+        number, column = (int(before), behind) if before.isdecimal() else (None, of)
+        if not column or not function or column in found.get(number, {}):
+            raise InvalidArgumentError("--aggregate takes COLUMN=FUNCTION, each column once", given=text)
+        found.setdefault(number, {})[column] = function
+    return _by_number(found, "--aggregate")
+
+
+def _windows(given: tuple[str, ...]) -> list[str] | dict[int, list[str]] | None:
+    found: dict[int | None, list[str]] = {}
+    for text in given:
+        number, _, durations = text.rpartition("=")
+        if number and not number.isdecimal():
+            raise InvalidArgumentError("--window takes durations, or NUMBER=DURATIONS", given=text)
+        found[int(number) if number else None] = [one.strip() for one in durations.split(",")]
+    return _by_number(found, "--window")
+
+
+def _by_number(found: dict[int | None, Any], option: str) -> Any:
+    """Return what is said of the only aggregation, or of several by number; None if nothing is said."""
+    if None in found and len(found) > 1:
+        raise InvalidArgumentError(f"{option}: number all of them or none", given=sorted(filter(None, found)))
+    return found.get(None, found or None)
 
 
 @savepoint.command()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructField, StructType
 
@@ -316,6 +316,29 @@ def by_window(found: Aggregated, length_us: int, definition: str, mode: Mode, na
 
 
 @dataclass(frozen=True)
+class WindowPlaces:
+    """Where windows lie, in microseconds: how long each is, how far apart they start, and where."""
+
+    length_us: int
+    slide_us: int
+    start_us: int
+
+    @classmethod
+    def of(cls, session: SparkSession, length: str, slide: str | None, start: str | None) -> WindowPlaces:
+        """Return the places of the windows that Spark's `window` makes of these durations; raises as it does."""
+        length_us = after_1970(session, F.window("t", length), "end")
+        apart = slide or length
+        slide_us = length_us if slide is None else after_1970(session, F.window("t", slide), "end")
+        start_us = 0 if start is None else after_1970(session, F.window("t", apart, apart, start), "start") % slide_us
+        return cls(length_us, slide_us, start_us)
+
+    @property
+    def definition(self) -> str:
+        """What a restart must not change."""
+        return f"length_us={self.length_us}, slide_us={self.slide_us}, start_us={self.start_us}"
+
+
+@dataclass(frozen=True)
 class WindowedStream:
     """A DataFrame grouped by key and by windows of time; see `GroupedStream.window`."""
 
@@ -378,13 +401,6 @@ def windowed(
     startTime: str | None,
 ) -> WindowedStream:
     """Group by windows; parameters and errors are those of Spark's `window`."""
-    session = df.sparkSession
     window = F.window(timeColumn, windowDuration, slideDuration, startTime)
-    length_us = after_1970(session, F.window("t", windowDuration), "end")
-    slide = slideDuration or windowDuration
-    slide_us = length_us if slideDuration is None else after_1970(session, F.window("t", slideDuration), "end")
-    start_us = (
-        0 if startTime is None else after_1970(session, F.window("t", slide, slide, startTime), "start") % slide_us
-    )
-    definition = f"length_us={length_us}, slide_us={slide_us}, start_us={start_us}"
-    return WindowedStream(df, grouping, window, length_us, definition)
+    places = WindowPlaces.of(df.sparkSession, windowDuration, slideDuration, startTime)
+    return WindowedStream(df, grouping, window, places.length_us, places.definition)

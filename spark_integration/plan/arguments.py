@@ -144,9 +144,9 @@ def processor_host(
     return StatefulProcessorHost(mode, times, event_time_column)
 
 
-def can_host_processors(session: SparkSession) -> bool:
-    """Tell whether a session runs processors, and so what hands a watermark on."""
-    if not str(session.conf.get(_PROVIDER)).endswith(_FIT_PROVIDER):
+def can_host_processors(session: SparkSession, provider: str | None = None) -> bool:
+    """Tell whether a session runs processors, and so what hands a watermark on; with its state store or another one."""
+    if not str(provider or session.conf.get(_PROVIDER)).endswith(_FIT_PROVIDER):
         return False
     try:
         require_protobuf()

@@ -459,7 +459,7 @@ class _Saving:
                     if not any(step.is_ours for step in steps):
                         raise InvalidArgumentError(
                             "the query has only state of Spark's own operators: savepoints.from_spark (holdfast "
-                            "savepoint from-spark) saves that of Python functions, to go on with holdfast",
+                            "savepoint from-spark) saves it, to go on with holdfast",
                             operator=name,
                         )
                     raise InvalidArgumentError(

@@ -7,14 +7,15 @@
                      ──▶ pieces                                                    tasks
     manifest                                                                       driver, last
 
-Restored, the same function or processor goes on with holdfast: from the same positions, with the same watermark.
+Restored, the same function or processor goes on with holdfast, or the operator in one line that does the same
+(`sparks_operators`): from the same positions, with the same watermark.
 
 Source: Spark 4.3's data sources ``state-metadata`` and ``statestore``, and states that its operators wrote.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +27,12 @@ from pyspark.sql.types import StructType
 from holdfast import clock
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.settings import Settings
 from holdfast.snapshotter.savepoints.manifest import SavedOperator, SavedSink, Savepoint, sinks_of
 from holdfast.snapshotter.savepoints.savepoints import making
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.plan.arguments import operator_name
+from holdfast.spark_integration.plan.arguments import can_host_processors, operator_name
 from holdfast.spark_integration.processor.state.timers import timer_tables
 from holdfast.spark_integration.processor.state.variable_tables import Kind
 from holdfast.spark_integration.processor.state.variables import StateVariable
@@ -38,13 +40,20 @@ from holdfast.spark_integration.savepoints.by_spark import operators_by_spark
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
 from holdfast.spark_integration.savepoints.creating import saved_query
 from holdfast.spark_integration.savepoints.seeding import partitions_of
+from holdfast.spark_integration.savepoints.sparks_operators import (
+    AGGREGATION,
+    HAVE_COUNTERPARTS,
+    SESSIONS,
+    Described,
+    moved,
+)
 from holdfast.spark_integration.savepoints.tasks import settings_of, versions_of
 from holdfast.spark_integration.savepoints.write import TableRows, TableSetWriter, without_rows
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_COLUMN, POINTER_VARIABLE, STATE_VARIABLES
 from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
-from holdfast.spark_integration.spark_state.pointers import NotKnownError, StateOperators, modes_of
-from holdfast.spark_integration.spark_state.query_location import QueryLocation
+from holdfast.spark_integration.spark_state.pointers import PROVIDER, NotKnownError, StateOperators, modes_of
+from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.tables.entry_rows import first_number
 from holdfast.spark_integration.timers import DUE, TIMERS, TIMERS_BY_DUE, KeyTimers
@@ -67,14 +76,18 @@ def from_spark(
     operators: str | Mapping[int, str],
     *,
     timeoutConf: TimeoutConf | None = None,
+    aggregates: Mapping[str, str] | Mapping[int, Mapping[str, str]] | None = None,
+    window: str | Sequence[str] | Mapping[int, str | Sequence[str]] | None = None,
     batchId: int | None = None,
     shards: int | None = None,
     comment: str = "",
 ) -> Savepoint:
-    """Save a query that runs on Spark's own Python operators, to continue it on holdfast.
+    """Save a query that runs on Spark's own operators, to continue it on holdfast.
 
     Reads ``applyInPandasWithState``, ``transformWithState`` and ``transformWithStateInPandas``: state, timeouts,
-    timers, expiry. From it `restore` makes a location from which the same function or processor continues on holdfast.
+    timers, expiry; and ``dropDuplicates``, ``dropDuplicatesWithinWatermark`` and aggregations by key, window and
+    session. From it `restore` makes a location from which the same operator continues on holdfast. The query is not
+    changed. A list's elements keep their order.
 
     Parameters
     ----------
@@ -89,6 +102,11 @@ def from_spark(
         The operator's name in holdfast; if the query has several, names by their numbers in ``state-metadata``.
     timeoutConf : {"ProcessingTimeTimeout", "EventTimeTimeout"}, optional
         The query's, if it is an ``applyInPandasWithState`` with timeouts: Spark does not keep it.
+    aggregates : mapping of str to str, or of int to such mappings, optional
+        The functions of an aggregation by the names of their columns, in the order of Spark's ``agg``, such as
+        ``{"n": "count", "worst": "max"}``; if the query has several aggregations, by their numbers.
+    window : str or sequence of str, or mapping of int to these, optional
+        The durations that the aggregation's ``window`` was given: ``"1 hour"``, ``["1 hour", "5 minutes"]``.
     batchId : int, optional
         The micro-batch; by default the last committed one.
     shards : int, optional
@@ -108,10 +126,6 @@ def from_spark(
         There is a savepoint of this name, or somebody else has begun one since.
     NotFoundError
         The micro-batch is not committed, or was purged.
-
-    Notes
-    -----
-    The query is not changed. A list's elements keep their order.
     """
     require_comment(comment)
     require_counts(shards=shards)
@@ -125,17 +139,22 @@ def from_spark(
         query_id, batch = location.query_id(), location.batch(batchId)
         wanted = shards if shards is not None else partitions_of(batch.conf)
         found = operators_by_spark(spark, str(checkpoint_location), batch.batch_id)
-        steps = _named([_Step(*facts, str(checkpoint_location), batch.batch_id, spark) for facts in found], operators)
+        steps = _named([_Step(*facts, str(checkpoint_location), batch, spark) for facts in found], operators)
+        given = _described([step for _, step in steps], aggregates, window)
         writer = TableSetWriter(spark, settings, str(target), name)
-        saved = [_saved(step, operator, writer, timeoutConf, wanted) for operator, step in steps]
-        sinks: tuple[SavedSink, ...] = ()  # holdfast's, of a query without state of holdfast's
-        if settings.state_dir is not None:
-            with open_storage(settings.state_dir, options) as storage:
-                sinks = sinks_of(storage, query_id)
-        query = saved_query(location, query_id, batch, new.folder, sinks)
+        saved = [_saved(step, of, writer, timeoutConf, given[step.number], wanted) for of, step in steps]
+        query = saved_query(location, query_id, batch, new.folder, _sinks(settings, options, query_id))
         savepoint = Savepoint(name, comment, clock.now_ms(), versions_of(spark), query, tuple(saved))
         new.finish(savepoint)
     return savepoint
+
+
+def _sinks(settings: Settings, options: Mapping[str, object], query_id: str) -> tuple[SavedSink, ...]:
+    """Return holdfast's sinks of a query without state of holdfast's."""
+    if settings.state_dir is None:
+        return ()
+    with open_storage(settings.state_dir, options) as storage:
+        return sinks_of(storage, query_id)
 
 
 def require_sparks_own(location: ObjectStorage, batch_id: int | None) -> None:
@@ -158,8 +177,17 @@ class _Step:
     host: str  #: Spark's name of it
     properties: Mapping[str, Any]  #: What Spark keeps of ``transformWithState``: modes, and variables
     location: str
-    batch_id: int
+    batch: LoggedBatch
     spark: SparkSession
+
+    @property
+    def batch_id(self) -> int:
+        return self.batch.batch_id
+
+    @property
+    def hosts_processors(self) -> bool:
+        """Whether processors run on the query's state store."""
+        return can_host_processors(self.spark, str(self.batch.conf.get(PROVIDER)))
 
     @property
     def variables(self) -> list[dict[str, Any]]:
@@ -185,10 +213,10 @@ class _Step:
 def _named(steps: list[_Step], operators: str | Mapping[int, str]) -> list[tuple[str, _Step]]:
     """Return the operators with their new names. Raises `InvalidArgumentError` if one cannot be migrated."""
     for step in steps:
-        if step.host != GROUP_STATE and step.host not in _PROCESSORS:
+        if step.host not in (GROUP_STATE, *_PROCESSORS, *HAVE_COUNTERPARTS):
             raise InvalidArgumentError(
-                "the query has a stateful operator without a counterpart in holdfast: only applyInPandasWithState "
-                "and transformWithState in Python can be migrated",
+                "the query has a stateful operator whose state cannot be moved: only that of applyInPandasWithState "
+                "and transformWithState in Python, of dropDuplicates and of aggregations can",
                 operator=step.host,
                 number=step.number,
             )
@@ -206,9 +234,48 @@ def _named(steps: list[_Step], operators: str | Mapping[int, str]) -> list[tuple
     return found
 
 
+def _described(steps: list[_Step], aggregates: Any, window: Any) -> dict[int, Described]:
+    """Return what is said of each operator, by number.
+
+    Raises `InvalidArgumentError` if it is not clear of which, or operators that follow one another cannot be moved.
+    """
+    ours = [step for step in steps if step.host in HAVE_COUNTERPARTS]
+    if ours and len(steps) > 1 and not ours[0].hosts_processors:
+        raise InvalidArgumentError(
+            "operators follow one another on Spark's RocksDB state store only, and a query keeps the state store that "
+            "it began with: leave this one as it is",
+            numbers=[step.number for step in steps],
+        )
+    aggregations = [step.number for step in ours if step.host in (AGGREGATION, SESSIONS)]
+
+    def by_number(name: str, given: Any) -> dict[int, Any]:
+        if given is None:
+            return {}
+        found = {aggregations[0]: given} if len(aggregations) == 1 else {}
+        if isinstance(given, Mapping) and all(type(number) is int for number in given):
+            found = dict(given)
+        if not found or not found.keys() <= {*aggregations}:
+            raise InvalidArgumentError(
+                f"{name} is an aggregation's: if the query has several, give it by their numbers",
+                given=given,
+                aggregations=aggregations,
+            )
+        return found
+
+    functions, windows = by_number("aggregates", aggregates), by_number("window", window)
+    return {step.number: Described(functions.get(step.number), windows.get(step.number)) for step in steps}
+
+
 def _saved(
-    step: _Step, name: str, writer: TableSetWriter, timeout_conf: TimeoutConf | None, shards: int
+    step: _Step,
+    name: str,
+    writer: TableSetWriter,
+    timeout_conf: TimeoutConf | None,
+    described: Described,
+    shards: int,
 ) -> SavedOperator:
+    if step.host in HAVE_COUNTERPARTS:
+        return _in_one_line(step, name, writer, described, shards)
     if step.host == GROUP_STATE:
         tables, has_timeout = _group_state(step, timeout_conf)
         empty = without_rows(name, step.number, GROUP_STATE, shards, has_timeout=has_timeout)
@@ -217,6 +284,18 @@ def _saved(
         modes = modes_of(step.properties, step.number)
         empty = without_rows(name, step.number, STATE_VARIABLES, shards, configuration=modes)
     return writer.written(empty, tables)
+
+
+def _in_one_line(step: _Step, name: str, writer: TableSetWriter, described: Described, shards: int) -> SavedOperator:
+    """Save the state of an operator of Spark's that holdfast has, too; its host is the one that the query will have."""
+    found = moved(step.host, step.read(), described, has_watermark=step.batch.next_watermark_ms > 0)
+    own, timed = dict(found.configuration), found.is_timed
+    if step.hosts_processors:
+        own = {"timeMode": "EventTime" if timed else "None", "outputMode": "append", **own}
+        empty = without_rows(name, step.number, STATE_VARIABLES, shards, configuration=own)
+    else:
+        empty = without_rows(name, step.number, GROUP_STATE, shards, has_timeout=timed, configuration=own)
+    return writer.written(empty, [found.table])
 
 
 def _group_state(step: _Step, timeout_conf: TimeoutConf | None) -> tuple[list[TableRows], bool]:

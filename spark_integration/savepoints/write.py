@@ -81,6 +81,7 @@ from holdfast.spark_integration.spark_types import arrow_schema, types_of_keys
 from holdfast.spark_integration.timers import TIMERS, TIMERS_BY_DUE, KeyTimers, first_due_ms, timers_run
 from holdfast.spark_integration.transport.packed import quoted
 from holdfast.spark_integration.transport.routes import route_column, shard_column
+from holdfast.spark_integration.ttl.ends import due_of
 from holdfast.spark_integration.ttl.expiry import EXPIRES, NEVER, expiring_tables, index_of
 from holdfast.spark_integration.vectorised.arrow_with_state import require_table_name
 
@@ -94,6 +95,20 @@ _BEFORE = 2  # hash and shard; in a run, hash and deletion mark
 
 
 @dataclass(frozen=True)
+class RowEnds:
+    """When rows of an operator in one line are over: so long after the time in a column; never, where that is null."""
+
+    column: str  #: As runs call it
+    after_us: int = 0
+
+    def due_ms(self, run: Run) -> pa.Array:
+        """Return when each row of a run is due in the index; null for never."""
+        at = run.batch.column(self.column)
+        end_us = at.cast(pa.timestamp("us", at.type.tz)).cast(pa.int64()).fill_null(0).to_numpy() + self.after_us
+        return pc.if_else(at.is_valid(), pa.array(due_of(end_us)), pa.scalar(None, pa.int64()))
+
+
+@dataclass(frozen=True)
 class TableRows:
     """The rows of a table, as a DataFrame has them."""
 
@@ -101,6 +116,7 @@ class TableRows:
     frame: DataFrame  #: The key columns, then the value columns, in the order of the schema; their names do not matter
     grouping: int  #: How many of the key columns are those by which the operator groups
     index: TableSchema | None = None  #: Of the table that has the same keys in the order of a time
+    ends: RowEnds | None = None  #: What that time is, of an operator in one line
 
     def by_shard(self, shards: int) -> DataFrame:
         """Return the rows with hash and shard before them, each shard in a partition of its own."""
@@ -251,6 +267,7 @@ class TableWriter:
     name: str
     operator: str
     schemas: Mapping[str, list[str]]  #: Encoded: of the table, and of its index, if it has one
+    ends: RowEnds | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield what is stored of each shard.
@@ -280,13 +297,14 @@ class TableWriter:
         folder = savepoint_folder(storage_at(self.target, self.settings), self.name)
         schema, *indexes = decode_schemas(self.schemas).values()
         run = run_of(schema, rows.column(0).to_numpy(), rows.select(range(_BEFORE, rows.num_columns)))
-        by_time = [_index_of(run, index) for index in indexes]
+        by_time = [_index_of(run, index, self.ends) for index in indexes]
         stored = [
             piece.to_json()
             for one in (run, *by_time)
             for piece in write_pieces(folder, self.operator, shard, one, each=each_ahead)
         ]
-        due_ms = [first_due_ms(one) for one in by_time if schema.name == TIMERS and len(one)]
+        wakes = schema.name == TIMERS or self.ends is not None
+        due_ms = [first_due_ms(one) for one in by_time if wakes and len(one)]
         columns = list(zip(schema.columns.names, run.batch.columns, strict=True))[_BEFORE:]
         not_null = [name for name, column in columns if not column.null_count]
         return {
@@ -315,9 +333,9 @@ def run_of(schema: TableSchema, hashes: HashArray, rows: pa.Table) -> Run:
     return run
 
 
-def _index_of(run: Run, index: TableSchema) -> Run:
+def _index_of(run: Run, index: TableSchema, ends: RowEnds | None) -> Run:
     """Return the table that has the keys of a run in the order of their times."""
-    times = _times_of(run)
+    times = _times_of(run) if ends is None else ends.due_ms(run)
     rows = np.flatnonzero(pc.is_valid(times).to_numpy(zero_copy_only=False))
     if len(rows) < len(run) and run.schema.name == TIMERS:
         raise InvalidArgumentError("a timer has no time: leave its row out", table=TIMERS)
@@ -544,7 +562,7 @@ class TableSetWriter:
         for rows in tables:
             index = {} if rows.index is None else {rows.index.name: rows.index}
             own = {rows.schema.name: rows.schema, **index}
-            writer = TableWriter(self.settings, self.target, self.name, operator.name, encode_schemas(own))
+            writer = TableWriter(self.settings, self.target, self.name, operator.name, encode_schemas(own), rows.ends)
             # As long as there is no row, none has a null.
             not_null = frozenset(rows.schema.columns.names[_BEFORE:])
             pieces = [piece for piece in pieces if piece.table not in own]

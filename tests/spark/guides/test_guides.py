@@ -37,6 +37,8 @@ class Run(NamedTuple):
     world: str = "query"
     #: Python that says what the page takes for granted.
     before: str = ""
+    #: Python that checks what a changed program shows in its first micro-batch.
+    shows: str = "assert {row['user']: row['n'] for row in found[1]} == {'ann': 5, 'dan': 1}, found"
 
 
 #: The exit status of `holdfast savepoint diff`, as the page says.
@@ -67,6 +69,14 @@ RUNS = [
     Run("docs/metrics.md", (0, 1), before="spark.conf.set('spark.holdfast.metrics.inProgress', 'true')" + A_QUERY),
     Run("docs/migrate.md", (0, 2, 3), "spark"),
     Run("docs/migrate.md", (1,), "spark"),
+    Run(
+        "docs/migrate.md",
+        (4, 5),
+        "spark",
+        "from tests.spark.guides.world import timed_of\ntimed = timed_of(spark, ROOT)",
+        "assert {(row['user'], row['n'], str(row['total'])) for row in found[1]} == "
+        "{('ann', 3, '2.50'), ('bob', 1, '1.50')}, found",
+    ),
     Run("docs/operations.md", (0,)),
     Run("docs/operations.md", (1,), before=A_QUERY + "query.stop()"),
     Run("docs/operations.md", (2,), before=A_START),
@@ -182,7 +192,7 @@ def test_what_a_page_shows_runs(run: Run, made: Callable[[str], Path], moto: Mot
             for command in commands(block):
                 type_in(command, root, environment, DIFFERS if " savepoint diff " in command else 0)
         else:
-            code.append(block if language == "python" else changed(block))
+            code.append(block if language == "python" else changed(block, run.shows))
     if code:
         before = run.before.replace("/data/", f"{root}/data/")
         (root / "page.py").write_text("\n".join([PRELUDE.format(root=root), before, *code, "spark.stop()\n"]))
@@ -233,14 +243,11 @@ def type_in(command: str, folder: Path, environment: Mapping[str, str], exits: i
     assert done.returncode == exits, f"{command}\n{done.stdout}{done.stderr[-5000:]}"
 
 
-def changed(diff: str) -> str:
+def changed(diff: str, shows: str) -> str:
     """Return the program after a change that a page shows, run on what there is to read."""
     lines = [line[1:] for line in diff.splitlines() if not line.startswith("-")]
     kept = "def store(rows, batch):\n    found[batch] = rows.collect()\n\nfound = {}\nfeed(ROOT, 3, 1)\n"
-    check = (
-        "query.processAllAvailable()\nassert {row['user']: row['n'] for row in found[1]} == {'ann': 5, 'dan': 1}, found"
-    )
-    return "\n".join([kept, *lines, check])
+    return "\n".join([kept, *lines, "query.processAllAvailable()", shows])
 
 
 def upload(root: Path, moto: Moto) -> None:

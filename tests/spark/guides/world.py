@@ -5,6 +5,7 @@ A program: it makes `query` or `spark` below a folder that stands for `/`, in an
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
 from holdfast import savepoints
@@ -72,17 +74,26 @@ def events_of(spark: SparkSession, folder: Path) -> DataFrame:
     return source.parquet(str(folder / "data" / "events"))
 
 
+def timed_of(spark: SparkSession, folder: Path) -> DataFrame:
+    """Return the same stream with event times, 40 minutes between two micro-batches, and decimal amounts."""
+    source = spark.readStream.schema("user string, amount double, at timestamp").option("maxFilesPerTrigger", 1)
+    timed = source.parquet(str(folder / "data" / "events")).withWatermark("at", "10 minutes")
+    return timed.withColumn("amount", timed["amount"].cast("decimal(9,2)"))
+
+
 def feed(folder: Path, first: int, batches: int) -> None:
     (folder / "data" / "events").mkdir(parents=True, exist_ok=True)
     for number in range(first, first + batches):
         users = [USERS[number % len(USERS)], "ann"]
+        at = [dt.datetime(2026, 3, 2, 9, tzinfo=dt.UTC) + number * dt.timedelta(minutes=40)] * len(users)
         pq.write_table(
-            pa.table({"user": users, "amount": [1.5, 0.5]}), folder / "data" / "events" / f"{number:03}.parquet"
+            pa.table({"user": users, "amount": [1.5, 0.5], "at": at}),
+            folder / "data" / "events" / f"{number:03}.parquet",
         )
 
 
-def run(out: DataFrame, location: Path) -> None:
-    writer = out.writeStream.outputMode("update").option("checkpointLocation", str(location)).format("noop")
+def run(out: DataFrame, location: Path, mode: str = "update") -> None:
+    writer = out.writeStream.outputMode(mode).option("checkpointLocation", str(location)).format("noop")
     running = writer.trigger(processingTime="0 seconds").start()
     try:
         running.processAllAvailable()
@@ -99,6 +110,8 @@ def main(which: str, folder: Path) -> None:
             count, "user string, n long", "n long", "update", "NoTimeout"
         )
         run(counts, location)
+        hours = timed_of(spark, folder).groupBy("user", F.window("at", "1 hour"))
+        run(hours.agg(F.count("*").alias("n"), F.sum("amount").alias("total")), folder / "data/hours-spark", "append")
     else:
         spark.conf.set("spark.holdfast.state.dir", str(folder / "data" / "app"))
         run(totals_of(events), location)

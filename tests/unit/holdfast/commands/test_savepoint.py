@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -277,6 +278,57 @@ def test_operators_of_spark_are_named_once(given: list[str]) -> None:
     found = CliRunner().invoke(savepoint, ["from-spark", "/nowhere", "--to", "/here", "--name", "one", *names])
     assert isinstance(found.exception, InvalidArgumentError)
     assert "NUMBER=NAME" in str(found.exception)
+
+
+@pytest.mark.parametrize(
+    ("given", "aggregates", "window"),
+    [
+        ([], None, None),
+        (["--aggregate", "n=count", "--aggregate", "a.b=max"], {"n": "count", "a.b": "max"}, None),
+        (
+            ["--aggregate", "0.n=count", "--aggregate", "1.m=sum(double)"],
+            {0: {"n": "count"}, 1: {"m": "sum(double)"}},
+            None,
+        ),
+        (["--window", "1 hour, 5 minutes"], None, ["1 hour", "5 minutes"]),
+        (["--window", "0=1 hour", "--window", "2=1 day"], None, {0: ["1 hour"], 2: ["1 day"]}),
+    ],
+)
+def test_what_spark_does_not_keep_of_aggregations_is_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], aggregates: Any, window: Any
+) -> None:
+    """By column, or by number where there are several."""
+    handed: dict[str, Any] = {}
+
+    def stop(*_: Any, **arguments: Any) -> None:
+        handed.update(arguments)
+        raise NotFoundError("enough is known")
+
+    (tmp_path / "metadata").write_text('{"id": "cb5e9d3c-9e6a-4f6e-9a94-0d5d1b6f7b16"}')
+    for name in ("require_sparks_own", "started_spark"):
+        monkeypatch.setattr(f"holdfast.commands.savepoint.{name}", lambda *_: nullcontext())
+    monkeypatch.setattr("holdfast.savepoints.from_spark", stop)
+    named = ["--to", str(tmp_path), "--name", "one", "--operator", "hours"]
+    found = CliRunner().invoke(savepoint, ["from-spark", str(tmp_path), *named, *given])
+    assert isinstance(found.exception, NotFoundError)
+    assert (handed["aggregates"], handed["window"]) == (aggregates, window)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--aggregate", "count"],
+        ["--aggregate", "n=count", "--aggregate", "n=max"],
+        ["--aggregate", "n=count", "--aggregate", "1.n=max"],
+        ["--window", "first=1 hour"],
+    ],
+    ids=str,
+)
+def test_an_aggregation_that_is_not_clear_starts_no_spark(tmp_path: Path, given: list[str]) -> None:
+    named = ["--to", str(tmp_path), "--name", "one", "--operator", "hours"]
+    found = CliRunner().invoke(savepoint, ["from-spark", str(tmp_path), *named, *given])
+    assert isinstance(found.exception, InvalidArgumentError)
+    assert given[0] in str(found.exception)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,374 @@
+"""Turns the state of Spark's own operators in one line into the tables of those of holdfast that do the same.
+
+::
+
+    Spark's                              key                        value
+    dropDuplicates                       id, at                     -
+    dropDuplicatesWithinWatermark        id                         expiresAtMicros
+    groupBy("user").agg                  user                       count, sum, sum, isEmpty, …     buffers in a row
+    groupBy("user", window(…)).agg       user, window               count, …
+    groupBy("user", session_window(…))   user, sessionStartTime     user, session_window, count, …
+
+    ours                                 key                        value
+    dropDuplicates…                      id, at                     until
+    agg                                  user                       n, total, …
+    window                               user, window_start         n, …
+    session                              user, session_start        session_end, n, …
+
+Buffers have the names of Spark's functions and not those of columns, and two sums are both called ``sum``. So whoever
+moves an aggregation names its columns and functions in the order in which Spark has them. Decimals of few digits Spark
+adds up as integers, and their type is lost, so it is named with the function. How long windows are, only the user says,
+too, since a query without open windows does not.
+
+Source: Spark 4.3's ``statefulOperators.scala``, ``StreamingAggregationStateManager``,
+``StreamingSessionWindowStateManager`` and the ``aggBufferAttributes`` of its aggregates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException, IllegalArgumentException, PySparkException
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import (
+    AtomicType,
+    DataType,
+    DecimalType,
+    NumericType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from holdfast.backends.schema import KEY_SIDE, VALUE_SIDE
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.operators.accumulators import Accumulator, Count, Extreme, Mean, Moments, Sum
+from holdfast.spark_integration.operators.aggregation import WINDOW_START, Aggregation, Window, WindowPlaces
+from holdfast.spark_integration.operators.deduplication import Deduplication
+from holdfast.spark_integration.operators.sessions import SESSION_END, SESSION_START, Sessions
+from holdfast.spark_integration.savepoints.write import RowEnds, TableRows
+from holdfast.spark_integration.shard.operator import ShardFunction
+from holdfast.spark_integration.spark_types import Watermark, arrow_schema, require_key_types, types_of_keys
+from holdfast.spark_integration.timers import TIMERS_BY_DUE
+from holdfast.spark_integration.ttl.ends import UNTIL, Ttl, microseconds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: Spark's names of its operators.
+DEDUPLICATION, WITHIN_WATERMARK = "dedupe", "dedupeWithinWatermark"
+AGGREGATION, SESSIONS = "stateStoreSave", "sessionWindowStateStoreSaveExec"
+HAVE_COUNTERPARTS = (DEDUPLICATION, WITHIN_WATERMARK, AGGREGATION, SESSIONS)
+
+#: By function the buffers that Spark keeps for it; of decimals a sum has another one.
+_BUFFERS = {
+    "count": ("count",),
+    "sum": ("sum",),
+    "mean": ("sum", "count"),
+    "avg": ("sum", "count"),
+    "min": ("min",),
+    "max": ("max",),
+    "any": ("max",),
+    "all": ("min",),
+    "stddev": ("n", "avg", "m2"),
+    "stddev_pop": ("n", "avg", "m2"),
+    "variance": ("n", "avg", "m2"),
+    "var_pop": ("n", "avg", "m2"),
+}
+_IS_EMPTY = "isEmpty"
+_FUNCTION = re.compile(r"(\w+)(?:\((.+)\))?")
+_EXACT = 1 << 53  #: Below it, a double has each integer.
+_MOST_DIGITS = 38
+_NO_TYPES = pa.schema([])  # of the output: nothing is shown
+
+
+@dataclass(frozen=True)
+class Described:
+    """What Spark's state does not tell of an aggregation."""
+
+    aggregates: Mapping[str, str] | None = None  #: Functions by column, in the order of Spark's ``agg``
+    window: str | Sequence[str] | None = None  #: Length, slide and start, as given to ``window``
+
+
+@dataclass(frozen=True)
+class MovedOperator:
+    """An operator of holdfast's with the state of one of Spark's."""
+
+    table: TableRows
+    configuration: Mapping[str, str]
+    is_timed: bool  #: Whether rows are late, or go, by a watermark
+
+
+def moved(host: str, rows: DataFrame, described: Described, *, has_watermark: bool) -> MovedOperator:
+    """Return the operator that goes on with the state of one of `HAVE_COUNTERPARTS`.
+
+    `rows`: what Spark's source ``statestore`` has of it; `has_watermark`: whether the query has some watermark. Raises
+    `InvalidArgumentError` if the state is not of what is described, or holdfast has no such thing.
+    """
+    if not _struct(rows.schema["key"].dataType).fields:
+        raise InvalidArgumentError("an aggregation without keys has no counterpart in holdfast: leave it as it is")
+    state = _State.of(rows)
+    if host in (DEDUPLICATION, WITHIN_WATERMARK):
+        if described.aggregates or described.window:
+            raise InvalidArgumentError("this operator has no aggregates and no window: leave them out", operator=host)
+        return _deduplication(state, within=host == WITHIN_WATERMARK, has_watermark=has_watermark)
+    if not described.aggregates:
+        raise InvalidArgumentError(
+            "name the columns and functions of the aggregation in the order of Spark's agg, which does not keep them: "
+            "aggregates={'n': 'count', 'worst': 'max'} (--aggregate n=count --aggregate worst=max)",
+            operator=host,
+            buffers=[field.name for field in state.values],
+        )
+    if host == SESSIONS:
+        return _sessions(state, described)
+    return _aggregation(state, described)
+
+
+@dataclass(frozen=True)
+class _State:
+    """Spark's state as a frame whose fields have numbers: names of buffers occur twice, and Spark mixes them up."""
+
+    keys: list[StructField]
+    values: list[StructField]
+    frame: DataFrame
+
+    @classmethod
+    def of(cls, rows: DataFrame) -> _State:
+        keys, values = (_struct(rows.schema[side].dataType) for side in ("key", "value"))
+        sides = [
+            F.col(name).cast(StructType([StructField(f"c{place}", of.dataType) for place, of in enumerate(side)]))
+            for name, side in (("key", keys), ("value", values))
+        ]
+        return cls(keys.fields, values.fields, rows.select(sides[0].alias("key"), sides[1].alias("value")))
+
+    def key(self, place: int) -> Column:
+        return F.col("key")[f"c{place}"]
+
+    def value(self, place: int) -> Column:
+        return F.col("value")[f"c{place}"]
+
+    def all_keys(self) -> list[Column]:
+        return [self.key(place) for place in range(len(self.keys))]
+
+
+def _struct(t: DataType) -> StructType:
+    assert isinstance(t, StructType)
+    return t
+
+
+def _operator(
+    function: ShardFunction, frame: DataFrame, grouping: int, ends: RowEnds | None, *, is_timed: bool
+) -> MovedOperator:
+    tables = dict(function.tables())
+    index = tables.pop(TIMERS_BY_DUE, None)
+    ((_, schema),) = tables.items()
+    return MovedOperator(TableRows(schema, frame, grouping, index, ends), function.configuration(), is_timed)
+
+
+def _types_of_keys(keys: list[StructField]) -> pa.Schema:
+    require_key_types(keys)
+    return types_of_keys(keys)
+
+
+def _deduplication(state: _State, *, within: bool, has_watermark: bool) -> MovedOperator:
+    timed = [place for place, key in enumerate(state.keys) if Watermark.of(key) is not None]
+    until = F.lit(None).cast("timestamp")
+    if within:
+        until = F.timestamp_micros(state.value(0))
+    elif timed:
+        if not isinstance(state.keys[timed[0]].dataType, TimestampType):
+            raise InvalidArgumentError(
+                "the time among the keys of dropDuplicates is no timestamp, so when duplicates are late cannot be "
+                "moved: leave this query as it is",
+                column=state.keys[timed[0]].name,
+                type=state.keys[timed[0]].dataType.simpleString(),
+            )
+        until = state.key(timed[0])
+    # How long a key is remembered, the query says; here matters whether it is for a while, and by which clock.
+    ttl = Ttl(0, "") if within or timed else None
+    function = Deduplication(_types_of_keys(state.keys), _NO_TYPES, ttl)
+    frame = state.frame.select(*state.all_keys(), until.alias(UNTIL.name))
+    ends = RowEnds(f"{VALUE_SIDE}{UNTIL.name}")
+    return _operator(function, frame, len(state.keys), ends, is_timed=has_watermark or ttl is not None)
+
+
+def _aggregation(state: _State, described: Described) -> MovedOperator:
+    accumulators, columns = _accumulators(state, 0, described)
+    windows = [place for place, key in enumerate(state.keys) if _is_window(key.dataType)]
+    if described.window is None:
+        if windows:
+            raise InvalidArgumentError(
+                "the aggregation has windows: name the durations that its window() was given, window='1 hour' or "
+                "['1 hour', '5 minutes'] (--window '1 hour, 5 minutes')",
+                column=state.keys[windows[0]].name,
+            )
+        function = Aggregation(_types_of_keys(state.keys), accumulators, _NO_TYPES, "update", None)
+        frame = state.frame.select(*state.all_keys(), *columns)
+        return _operator(function, frame, len(state.keys), None, is_timed=False)
+    if len(windows) != 1:
+        raise InvalidArgumentError("the aggregation has no windows: leave window out", keys=_names(state.keys))
+    (at,) = windows
+    window, places = state.key(at), _places(state, described.window)
+    _require_windows(state.frame, window, places)
+    start = StructField(WINDOW_START, _struct(state.keys[at].dataType)["start"].dataType)
+    others = [place for place in range(len(state.keys)) if place != at]
+    key_types = _types_of_keys([*(state.keys[place] for place in others), start])
+    is_watched = Watermark.of(state.keys[at]) is not None
+    own = Window("window", places.length_us, places.definition, is_watched)
+    function = Aggregation(key_types, accumulators, _NO_TYPES, "append", own)
+    frame = state.frame.select(*map(state.key, others), window["start"], *columns)
+    ends = RowEnds(f"{KEY_SIDE}{WINDOW_START}", places.length_us)
+    return _operator(function, frame, len(key_types), ends if is_watched else None, is_timed=is_watched)
+
+
+def _sessions(state: _State, described: Described) -> MovedOperator:
+    if described.window is not None:
+        raise InvalidArgumentError("the aggregation has sessions, which keep their ends: leave window out")
+    # Spark keeps the keys and the session beside the buffers once more, and the start behind the keys.
+    keys, repeated = state.keys[:-1], len(state.keys)
+    (at,) = [place for place in range(repeated) if _is_window(state.values[place].dataType)]
+    accumulators, columns = _accumulators(state, repeated, described)
+    session = state.value(at)
+    start = StructField(SESSION_START, _struct(state.values[at].dataType)["start"].dataType)
+    function = Sessions(_types_of_keys([*keys, start]), accumulators, _NO_TYPES, "session_window", is_streaming=True)
+    frame = state.frame.select(*map(state.key, range(len(keys))), session["start"], session["end"], *columns)
+    return _operator(function, frame, len(keys), RowEnds(f"{VALUE_SIDE}{SESSION_END}"), is_timed=True)
+
+
+def _is_window(t: DataType) -> bool:
+    times = [field.dataType for field in t] if isinstance(t, StructType) and t.names == ["start", "end"] else []
+    return bool(times) and all(isinstance(time, TimestampType | TimestampNTZType) for time in times)
+
+
+def _places(state: _State, window: str | Sequence[str]) -> WindowPlaces:
+    durations = [window] if isinstance(window, str) else window
+    length, slide, start = [*durations, None, None, None][:3]
+    try:
+        return WindowPlaces.of(state.frame.sparkSession, str(length), slide, start)
+    except (AnalysisException, IllegalArgumentException) as exc:
+        raise InvalidArgumentError(
+            "window has the durations that Spark's window() was given: its length, perhaps how far apart windows "
+            "start, perhaps where",
+            given=window,
+        ) from exc
+
+
+def _require_windows(frame: DataFrame, window: Column, places: WindowPlaces) -> None:
+    """Check that stored windows lie where they should."""
+    found = frame.select(window["start"].alias("start"), window["end"].alias("end")).distinct().toArrow()
+    start, end = (microseconds(column) for column in found.columns)
+    if (end - start != places.length_us).any() or ((start - places.start_us) % places.slide_us).any():
+        raise InvalidArgumentError(
+            "the stored windows are not of these durations: name those that Spark's window() was given",
+            length_us=places.length_us,
+            slide_us=places.slide_us,
+            stored_start=found.column(0)[0].as_py(),
+            stored_end=found.column(1)[0].as_py(),
+        )
+
+
+def _accumulators(state: _State, first: int, described: Described) -> tuple[tuple[Accumulator, ...], list[Column]]:
+    """Return the aggregates, and the columns of their state, of the buffers from number `first` on."""
+    assert described.aggregates is not None
+    accumulators: list[Accumulator] = []
+    columns: list[Column] = []
+    lost: list[Column] = []
+    at = first
+    for name, text in described.aggregates.items():
+        function, of = _parsed(name, text)
+        names = _BUFFERS[function]
+        if state.values[at : at + 1] and function == "sum" and isinstance(state.values[at].dataType, DecimalType):
+            names = (*names, _IS_EMPTY)
+        buffers = state.values[at : at + len(names)]
+        if _names(buffers) != [*names]:
+            raise _others(state, first, described)
+        found = [state.value(place) for place in range(at, at + len(names))]
+        of_sum = buffers[0].dataType
+        if names[-1] == _IS_EMPTY:
+            lost.append(found[0].isNull() & ~found[1])
+            found = [F.when(~found[1], found[0])]
+        elif names[0] == "n":
+            n = found[0].cast("long")
+            found = [n, *(F.when(n != 0, part) for part in found[1:])]
+        elif names[0] == "sum" and of is not None and not isinstance(of_sum, DecimalType):
+            of_sum = DecimalType(min(of.precision + 10, _MOST_DIGITS), of.scale)
+            lost.append(F.abs(found[0]) >= _EXACT if function != "sum" else F.lit(False))
+            found[0] = _of_unscaled(found[0], of_sum)
+        if names == _BUFFERS["mean"]:
+            found[0] = F.when(found[1] != 0, found[0])
+        accumulators.append(_accumulator(name, function, of_sum))
+        columns += found
+        at += len(names)
+    if at < len(state.values):
+        raise _others(state, first, described)
+    _require_exact(state, lost)
+    return tuple(accumulators), columns
+
+
+def _parsed(name: str, text: str) -> tuple[str, DecimalType | None]:
+    """Return an aggregate's function and, if it is said to take decimals, their type."""
+    match = _FUNCTION.fullmatch(str(text))
+    function, of = match.groups() if match else (text, None)
+    try:
+        taken = None if of is None else DataType.fromDDL(of)
+    except PySparkException as exc:
+        raise InvalidArgumentError(f"{text!r} names no type", column=name) from exc
+    if function not in _BUFFERS or not isinstance(taken, DecimalType | None):
+        raise InvalidArgumentError(
+            f"the state of this aggregate cannot be moved; these can: {', '.join(_BUFFERS)}; of decimals with their "
+            "type, as in sum(decimal(5,2))",
+            column=name,
+            aggregate=text,
+        )
+    return function, taken
+
+
+def _others(state: _State, first: int, described: Described) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "Spark's state is not of these aggregates: name all of agg's in its order, and one that it has twice only once",
+        given=dict(described.aggregates or {}),
+        buffers=[f"{field.name} {field.dataType.simpleString()}" for field in state.values[first:]],
+    )
+
+
+def _accumulator(name: str, function: str, t: DataType) -> Accumulator:
+    fits = AtomicType if _BUFFERS[function] in (("min",), ("max",)) else NumericType
+    if not isinstance(t, fits):
+        raise InvalidArgumentError(
+            f"holdfast has no {function} of this type: leave this query as it is", column=name, type=t.simpleString()
+        )
+    arrow = arrow_schema(StructType([StructField("value", t)]), "an aggregate").field(0).type
+    if function == "count":
+        return Count(name, None)
+    if function == "sum":
+        return Sum(name, "", arrow)
+    if function in ("mean", "avg"):
+        return Mean(name, "", arrow, arrow)
+    if fits is AtomicType:
+        return Extreme(name, "", arrow, "min" if _BUFFERS[function] == ("min",) else "max")
+    return Moments(name, "", is_sample=not function.endswith("_pop"), is_root=function.startswith("stddev"))
+
+
+def _of_unscaled(total: Column, t: DecimalType) -> Column:
+    """Return a sum of decimals of few digits, whose digits Spark adds up as bigint or, for an average, as double."""
+    return (total.cast("decimal(19,0)") * F.lit(Decimal(1).scaleb(-t.scale))).cast(t)
+
+
+def _require_exact(state: _State, lost: list[Column]) -> None:
+    """Check that no sum of decimals has overflowed, or has more digits than Spark keeps of it."""
+    if lost and not state.frame.where(reduce(Column.__or__, lost)).isEmpty():
+        raise InvalidArgumentError(
+            "a sum of decimals has overflowed in Spark's state, or has lost digits there: leave this query as it is"
+        )
+
+
+def _names(fields: Sequence[StructField]) -> list[str]:
+    return [field.name for field in fields]
