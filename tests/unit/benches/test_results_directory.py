@@ -322,6 +322,17 @@ def test_one_command_publishes_a_run(repository: Path, run: Path) -> None:
 
 
 @pytest.mark.slow(1)
+def test_a_missed_target_stands_beside_its_ratio(repository: Path, tmp_path: Path) -> None:
+    """Once: a list of targets apart from their ratios said every question again."""
+    documents = {**sample_results.full(), ("jobs", "job-a"): sample_results.job_a(rocksdb_ms=9000.0)}
+    published.main([str(sample_results.write(tmp_path / "slow", documents))], repository)
+    page = (repository / published.PAGE).read_text()
+    assert re.search(r"rocksdb \*\*0\.\d+\*\* \([^)]*\), wanted 1\.5;", page)
+    assert "holdfast-rocksdb/" not in page
+    assert "Besides those among the ratios, these are not:" in page
+
+
+@pytest.mark.slow(1)
 def test_a_figure_that_is_in_readme_is_in_its_results(repository: Path, run: Path) -> None:
     """Another run, another figure: nothing is left over."""
     numbers = []
