@@ -113,7 +113,8 @@ def moved(host: str, rows: DataFrame, described: Described, *, has_watermark: bo
     `rows`: what Spark's source ``statestore`` has of it; `has_watermark`: whether the query has some watermark. Raises
     `InvalidArgumentError` if the state is not of what is described, or holdfast has no such thing.
     """
-    if not _struct(rows.schema["key"].dataType).fields:
+    keys = _struct(rows.schema["key"].dataType).fields
+    if not keys or (host == AGGREGATION and len(keys) == 1 and _is_window(keys[0].dataType)):
         raise InvalidArgumentError("an aggregation without keys has no counterpart in holdfast: leave it as it is")
     state = _State.of(rows)
     if host in (DEDUPLICATION, WITHIN_WATERMARK):
@@ -213,8 +214,9 @@ def _aggregation(state: _State, described: Described) -> MovedOperator:
         function = Aggregation(_types_of_keys(state.keys), accumulators, _NO_TYPES, "update", None)
         frame = state.frame.select(*state.all_keys(), *columns)
         return _operator(function, frame, len(state.keys), None, is_timed=False)
-    if len(windows) != 1:
+    if not windows:
         raise InvalidArgumentError("the aggregation has no windows: leave window out", keys=_names(state.keys))
+    _require_one_window(state.keys, windows)
     (at,) = windows
     window, places = state.key(at), _places(state, described.window)
     _require_windows(state.frame, window, places)
@@ -234,7 +236,9 @@ def _sessions(state: _State, described: Described) -> MovedOperator:
         raise InvalidArgumentError("the aggregation has sessions, which keep their ends: leave window out")
     # Spark keeps the keys and the session beside the buffers once more, and the start behind the keys.
     keys, repeated = state.keys[:-1], len(state.keys)
-    (at,) = [place for place in range(repeated) if _is_window(state.values[place].dataType)]
+    windows = [place for place in range(repeated) if _is_window(state.values[place].dataType)]
+    _require_one_window(state.values, windows)
+    (at,) = windows
     accumulators, columns = _accumulators(state, repeated, described)
     session = state.value(at)
     start = StructField(SESSION_START, _struct(state.values[at].dataType)["start"].dataType)
@@ -246,6 +250,15 @@ def _sessions(state: _State, described: Described) -> MovedOperator:
 def _is_window(t: DataType) -> bool:
     times = [field.dataType for field in t] if isinstance(t, StructType) and t.names == ["start", "end"] else []
     return bool(times) and all(isinstance(time, TimestampType | TimestampNTZType) for time in times)
+
+
+def _require_one_window(fields: Sequence[StructField], windows: Sequence[int]) -> None:
+    if len(windows) > 1:
+        raise InvalidArgumentError(
+            "a key is a struct of start and end as a window is, so which one is the window cannot be told: leave this "
+            "query as it is",
+            columns=[fields[place].name for place in windows],
+        )
 
 
 def _places(state: _State, window: str | Sequence[str]) -> WindowPlaces:

@@ -203,7 +203,11 @@ def test_what_does_not_fit_is_refused(lab: Lab) -> None:
     lab.run(MOVED["distinct for good"].spark(lab), "distinct", "append")
     lab.run(source(lab).groupBy("user").agg(F.count("*"), F.collect_list("i")), "lists")
     lab.run(source(lab).agg(F.count("*")), "alone")
+    lab.run(source(lab).groupBy(F.window("at", "1 hour")).agg(F.count("*")), "hours", "append")
     lab.run(sessions_of_distinct_by_spark(lab), "chain", "append")
+    like_a_window = source(lab).withColumn("period", F.struct(F.col("at").alias("start"), F.col("at").alias("end")))
+    for query, window in ("periods", F.window("at", "1 hour")), ("visits", F.session_window("at", "1 hour")):
+        lab.run(like_a_window.groupBy("period", window).agg(F.count("*")), query, "append")
     renamed = source(lab).withColumnsRenamed({"user": "u", "at": "t"})
     lab.run(source(lab).join(renamed, F.expr("user = u AND at = t")), "join", "append")
     n = {"n": "count"}
@@ -215,10 +219,13 @@ def test_what_does_not_fit_is_refused(lab: Lab) -> None:
         ("windows", "w", {"aggregates": FEW, "window": ["1 hour", "20 minutes", "1 minute"]}, "not of these durations"),
         ("windows", "w", {"aggregates": n, "window": ["1 hour", "20 minutes"]}, "not of these aggregates"),
         ("windows", "w", {"aggregates": {7: n}}, "by their numbers"),
+        ("periods", "p", {"aggregates": n, "window": "1 hour"}, "cannot be told"),
+        ("visits", "v", {"aggregates": n}, "cannot be told"),
         ("distinct", "d", {"aggregates": n}, "is an aggregation's"),
         ("lists", "l", {"aggregates": {**n, "all": "collect_list"}}, "cannot be moved.*collect_list"),
         ("lists", "l", {"aggregates": n}, "not of these aggregates"),
         ("alone", "a", {"aggregates": n}, "without keys"),
+        ("hours", "h", {"aggregates": n, "window": "1 hour"}, "without keys"),
         ("chain", {0: "s", 1: "d"}, {"aggregates": n}, "RocksDB state store only"),
         ("join", "j", {}, "whose state cannot be moved"),
     ]
