@@ -19,4 +19,7 @@ out = holdfast.stream(orders).dropDuplicates(["id"], ttl="1 day")
 writer = out.writeStream.outputMode("append").option("checkpointLocation", f"{folder}/app-spark").format("console")
 for part, rows in enumerate(["17,tea\n18,rice\n18,rice", "17,tea\n19,salt"]):
     Path(f"{folder}/orders-{part}.csv").write_text(rows)
-    writer.trigger(availableNow=True).start().awaitTermination()
+    try:
+        writer.trigger(availableNow=True).start().awaitTermination()
+    except Exception as error:  # noqa: BLE001  whatever it is, in five lines
+        sys.exit(holdfast.explain(error))

@@ -55,4 +55,7 @@ for part, rows in enumerate(
     ["ann,2026-03-02 09:00:00\nbob,2026-03-02 09:05:00\nann,2026-03-02 09:20:00", "bob,2026-03-02 10:00:00"]
 ):
     Path(f"{folder}/clicks-{part}.csv").write_text(rows)
-    writer.trigger(availableNow=True).start().awaitTermination()
+    try:
+        writer.trigger(availableNow=True).start().awaitTermination()
+    except Exception as error:  # noqa: BLE001  whatever it is, in five lines
+        sys.exit(holdfast.explain(error))

@@ -19,4 +19,7 @@ out = holdfast.stream(bids).groupBy("auction").top(3, by="bid")
 writer = out.writeStream.outputMode("update").option("checkpointLocation", f"{folder}/app-spark").format("console")
 for part, rows in enumerate(["tea,10\ntea,30\nsalt,5\ntea,20\ntea,1", "salt,7\ntea,2"]):
     Path(f"{folder}/bids-{part}.csv").write_text(rows)
-    writer.trigger(availableNow=True).start().awaitTermination()
+    try:
+        writer.trigger(availableNow=True).start().awaitTermination()
+    except Exception as error:  # noqa: BLE001  whatever it is, in five lines
+        sys.exit(holdfast.explain(error))
