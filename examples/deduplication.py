@@ -5,6 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import holdfast
@@ -21,5 +22,5 @@ for part, rows in enumerate(["17,tea\n18,rice\n18,rice", "17,tea\n19,salt"]):
     Path(f"{folder}/orders-{part}.csv").write_text(rows)
     try:
         writer.trigger(availableNow=True).start().awaitTermination()
-    except Exception as error:  # noqa: BLE001  whatever it is, in five lines
+    except StreamingQueryException as error:
         sys.exit(holdfast.explain(error))

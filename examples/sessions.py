@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pandas as pd
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.state import GroupState
 
@@ -57,5 +58,5 @@ for part, rows in enumerate(
     Path(f"{folder}/clicks-{part}.csv").write_text(rows)
     try:
         writer.trigger(availableNow=True).start().awaitTermination()
-    except Exception as error:  # noqa: BLE001  whatever it is, in five lines
+    except StreamingQueryException as error:
         sys.exit(holdfast.explain(error))
