@@ -46,6 +46,7 @@ from holdfast.spark_integration.savepoints.sparks_operators import (
     SESSIONS,
     Described,
     moved,
+    struct_of,
 )
 from holdfast.spark_integration.savepoints.tasks import settings_of, versions_of
 from holdfast.spark_integration.savepoints.write import TableRows, TableSetWriter, without_rows
@@ -301,9 +302,8 @@ def _in_one_line(step: _Step, name: str, writer: TableSetWriter, described: Desc
 def _group_state(step: _Step, timeout_conf: TimeoutConf | None) -> tuple[list[TableRows], bool]:
     """Return the tables of ``applyInPandasWithState``, and whether it has timeouts."""
     rows = step.read()
-    keys, value = _struct(rows, "key"), _struct(rows, "value")
-    state = value["groupState"].dataType
-    assert isinstance(state, StructType)
+    keys, value = struct_of(rows.schema["key"]), struct_of(rows.schema["value"])
+    state = struct_of(value["groupState"])
     if state.names == [POINTER_COLUMN]:
         raise _is_ours(step.number)
     has_timeout = "timeoutTimestamp" in value.names
@@ -341,7 +341,7 @@ def _processor(step: _Step) -> Iterator[TableRows]:
     if time_mode == "None":
         return
     rows = step.read(readRegisteredTimers="true")
-    keys = _struct(rows, "key")
+    keys = struct_of(rows.schema["key"])
     timers = timer_tables(arrow_schema(keys, "the keys"), time_mode)
     frame = rows.select(*_fields("key", keys), F.col("expiration_timestamp_ms"))
     yield TableRows(timers[TIMERS], frame, len(keys), timers[TIMERS_BY_DUE])
@@ -350,7 +350,7 @@ def _processor(step: _Step) -> Iterator[TableRows]:
 def _variable(step: _Step, name: str, kind: Kind, *, has_ttl: bool) -> tuple[StructType, TableRows]:
     """Return the grouping columns, and the table of a state variable."""
     rows = step.read(stateVarName=name, flattenCollectionTypes=str(kind == "map").lower())
-    keys = _struct(rows, "key")
+    keys = struct_of(rows.schema["key"])
     own: list[Column] = []
     user_key, value = None, "value"
     if kind == "list":
@@ -359,24 +359,16 @@ def _variable(step: _Step, name: str, kind: Kind, *, has_ttl: bool) -> tuple[Str
         # The order of its elements is that of their numbers, which count on from the version.
         own = [F.col("place").cast("long") + F.lit(first_number(step.batch_id))]
     elif kind == "map":
-        user_key, value = _struct(rows, "user_map_key"), "user_map_value"
+        user_key, value = struct_of(rows.schema["user_map_key"]), "user_map_value"
         own = _fields("user_map_key", user_key)
-    schema, expires = _struct(rows, value), []
+    schema, expires = struct_of(rows.schema[value]), []
     if has_ttl:
         expires = [F.col(value)["ttlExpirationMs"]]
-        inner, value = schema["value"].dataType, f"{value}.value"
-        assert isinstance(inner, StructType)
-        schema = inner
+        schema, value = struct_of(schema["value"]), f"{value}.value"
     variable = StateVariable(name, kind, schema, user_key, ttl_ms=1 if has_ttl else None)
     tables = variable.tables(arrow_schema(keys, "the keys"))
     frame = rows.select(*_fields("key", keys), *own, *_fields(value, schema), *expires)
     return keys, TableRows(tables[variable.table], frame, len(keys), tables.get(index_of(variable.table)))
-
-
-def _struct(rows: DataFrame, column: str) -> StructType:
-    found = rows.schema[column].dataType
-    assert isinstance(found, StructType)
-    return found
 
 
 def _fields(column: str, struct: StructType) -> list[Column]:

@@ -113,7 +113,7 @@ def moved(host: str, rows: DataFrame, described: Described, *, has_watermark: bo
     `rows`: what Spark's source ``statestore`` has of it; `has_watermark`: whether the query has some watermark. Raises
     `InvalidArgumentError` if the state is not of what is described, or holdfast has no such thing.
     """
-    keys = _struct(rows.schema["key"].dataType).fields
+    keys = struct_of(rows.schema["key"]).fields
     if not keys or (host == AGGREGATION and len(keys) == 1 and _is_window(keys[0].dataType)):
         raise InvalidArgumentError("an aggregation without keys has no counterpart in holdfast: leave it as it is")
     state = _State.of(rows)
@@ -143,7 +143,7 @@ class _State:
 
     @classmethod
     def of(cls, rows: DataFrame) -> _State:
-        keys, values = (_struct(rows.schema[side].dataType) for side in ("key", "value"))
+        keys, values = (struct_of(rows.schema[side]) for side in ("key", "value"))
         sides = [
             F.col(name).cast(StructType([StructField(f"c{place}", of.dataType) for place, of in enumerate(side)]))
             for name, side in (("key", keys), ("value", values))
@@ -160,9 +160,10 @@ class _State:
         return [self.key(place) for place in range(len(self.keys))]
 
 
-def _struct(t: DataType) -> StructType:
-    assert isinstance(t, StructType)
-    return t
+def struct_of(field: StructField) -> StructType:
+    """Return the type of a field that is known to be a struct."""
+    assert isinstance(field.dataType, StructType)
+    return field.dataType
 
 
 def _operator(
@@ -220,7 +221,7 @@ def _aggregation(state: _State, described: Described) -> MovedOperator:
     (at,) = windows
     window, places = state.key(at), _places(state, described.window)
     _require_windows(state.frame, window, places)
-    start = StructField(WINDOW_START, _struct(state.keys[at].dataType)["start"].dataType)
+    start = StructField(WINDOW_START, struct_of(state.keys[at])["start"].dataType)
     others = [place for place in range(len(state.keys)) if place != at]
     key_types = _types_of_keys([*(state.keys[place] for place in others), start])
     is_watched = Watermark.of(state.keys[at]) is not None
@@ -241,7 +242,7 @@ def _sessions(state: _State, described: Described) -> MovedOperator:
     (at,) = windows
     accumulators, columns = _accumulators(state, repeated, described)
     session = state.value(at)
-    start = StructField(SESSION_START, _struct(state.values[at].dataType)["start"].dataType)
+    start = StructField(SESSION_START, struct_of(state.values[at])["start"].dataType)
     function = Sessions(_types_of_keys([*keys, start]), accumulators, _NO_TYPES, "session_window", is_streaming=True)
     frame = state.frame.select(*map(state.key, range(len(keys))), session["start"], session["end"], *columns)
     return _operator(function, frame, len(keys), RowEnds(f"{VALUE_SIDE}{SESSION_END}"), is_timed=True)
