@@ -104,13 +104,7 @@ def texts(root: Path, *, report: bool = True) -> dict[Path, str]:
 def _results_page(results: Results, answers: list[Answer]) -> str:
     """Return RESULTS.md: the ratios of each question, what is no ratio, missed targets, gaps, commands."""
     summary = summarize(results, answers)
-    missed = {
-        (answer.question.text, target["what"]): (target["wanted"], f"{target['measured']:.3g}")
-        for answer in answers
-        for target in answer.document["targets"]
-        if not target["met"]
-    }
-    count_of_missed, ratios = len(missed), list(_ratios(answers, missed))
+    ratios = list(_ratios(answers))
     compared = {question for question, *_ in ratios}
     parts = [
         "# Measured",
@@ -130,13 +124,7 @@ def _results_page(results: Results, answers: list[Answer]) -> str:
     costs = [cost for cost in summary.costs if cost.question not in compared]
     if costs:
         parts += ["## What it costs", _table(("question", "answer"), list(_by_question(costs)))]
-    targets = sum(len(answer.document["targets"]) for answer in answers)
-    if count_of_missed:
-        met = f"{targets - count_of_missed} of {targets} targets are met."
-        parts += ["## Missed targets", met + (" Besides those among the ratios, these are not:" if missed else "")]
-    if missed:
-        rows = [(*of, *figures) for of, figures in missed.items()]
-        parts.append(_table(("question", "figure", "wanted", "measured"), rows))
+    parts += _missed_targets(answers)
     if results.missing:
         gaps = [(q.text, f"{q.suite}, {q.name}", q.state, q.reason.partition("\n")[0]) for q in results.missing]
         parts += ["## Not measured", _table(("question", "suite", "state", "reason"), gaps)]
@@ -188,8 +176,33 @@ def _by_question(sentences: list[Sentence]) -> Iterator[tuple[str, str]]:
         yield question, " ".join(sentence.text for sentence in sentences if sentence.question == question)
 
 
-def _ratios(answers: list[Answer], missed: dict[tuple[str, str], tuple[str, str]]) -> Iterator[tuple[str, str, str]]:
-    """Yield a line for each question and baseline; takes out of `missed` the targets that it says."""
+def _missed(answer: Answer) -> dict[str, dict[str, Any]]:
+    """Return the targets that an answer misses, by what they are of."""
+    return {target["what"]: target for target in answer.document["targets"] if not target["met"]}
+
+
+def _missed_targets(answers: list[Answer]) -> list[str]:
+    """Return how many targets are met, and a table of those missed that stand beside no ratio."""
+    targets, missed = sum(len(answer.document["targets"]) for answer in answers), sum(map(len, map(_missed, answers)))
+    if not missed:
+        return []
+    rows = []
+    for answer in answers:
+        of_ratios = {f"{label}/{answer.baseline(label)}" for label in answer.labels} if answer.equal else set()
+        rows += [
+            (answer.question.text, what, target["wanted"], f"{target['measured']:.3g}")
+            for what, target in _missed(answer).items()
+            if what not in of_ratios
+        ]
+    met = f"{targets - missed} of {targets} targets are met."
+    if not rows:
+        return ["## Missed targets", met]
+    table = _table(("question", "figure", "wanted", "measured"), rows)
+    return ["## Missed targets", f"{met} Besides those among the ratios, these are not:", table]
+
+
+def _ratios(answers: list[Answer]) -> Iterator[tuple[str, str, str]]:
+    """Yield a line for each question and baseline."""
     for answer in answers:
         by_base: dict[str, list[str]] = {}
         turns: list[str] = []
@@ -206,10 +219,10 @@ def _ratios(answers: list[Answer], missed: dict[tuple[str, str], tuple[str, str]
                 is_loss = answer.name(label).ours and not answer.name(base).ours and ratio.median < 1 and not ratio.same
                 bold = "**" if is_loss else ""
                 turns = [f"in {ratio.turns} turns"] if ratio.turns > 1 else []
-                wanted, _ = missed.pop((answer.question.text, f"{label}/{base}"), ("", ""))
+                target = _missed(answer).get(f"{label}/{base}")
                 spreads = f" ({times(ratio.least)} to {times(ratio.most)})" if ratio.turns > 1 else ""
                 shown = f"{name.removeprefix('holdfast on ')} {bold}{times(ratio.median)}{bold}{spreads}"
-                shown += f", wanted {wanted.removeprefix('at least ')}" if wanted else ""
+                shown += f", wanted {target['wanted'].removeprefix('at least ')}" if target else ""
                 by_base.setdefault(other, []).append(shown)
         for base, ratios in by_base.items():
             yield answer.question.text, base, "; ".join(ratios + turns)
