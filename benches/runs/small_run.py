@@ -48,12 +48,13 @@ def shown(
         mode = engine.output_mode(job)
         started = writer.outputMode(mode).option("checkpointLocation", str(places.checkpoint)).start()
         try:
-            while started.exception() is None and len(found) < batches:
+            while len(found) < batches:
+                # Asked before the stop only: that can fail the micro-batch after the last one wanted.
+                if (failure := started.exception()) is not None:
+                    raise failure
                 time.sleep(_LOOK_EVERY_S)
         finally:
             started.stop()
-        if (failure := started.exception()) is not None:
-            raise failure
     return found[:batches]
 
 
