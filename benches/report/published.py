@@ -110,7 +110,7 @@ def _results_page(results: Results, answers: list[Answer]) -> str:
         "# Measured",
         _wrapped(
             "`make results` wrote this page from [results](results/run.json), where the raw figures are. "
-            "[The whole report](../docs/report.html) has chartss, settings and memory, and says which backend "
+            "[The whole report](../docs/report.html) has charts, settings and memory, and says which backend "
             "suits which load; [docs/performance.md](../docs/performance.md) says why. Sinks under kills, and beside "
             "plain writes: [SINKS.md](SINKS.md)."
         ),
