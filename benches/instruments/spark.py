@@ -11,13 +11,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from holdfast.errors import UnavailableError
 from holdfast.spark_integration.java import ensure_java
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _HOST = "127.0.0.1"
 _START_S = 120

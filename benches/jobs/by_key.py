@@ -15,21 +15,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import pandas as pd
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import LongType, StructField, StructType
 
 from holdfast.benches.jobs.job import option
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.state import GroupState
 
 ENTRIES = 20
 
@@ -50,8 +48,6 @@ class DropIn(JobA):
             raise InvalidArgumentError("a micro-batch touches at most as many keys as there are, each with a row")
 
     def source(self, spark: SparkSession) -> DataFrame:
-        from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
         number = F.expr(f"(value div {self.rows}) * {self.touched} + (value % {self.rows}) % {self.touched}")
         return self.numbers(spark).select((number % self.keys).alias("key"), (F.col("value") % 100).alias("v"))
 

@@ -15,19 +15,17 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import click
 import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
+import holdfast
 from holdfast.benches.finite import FiniteRange
+from holdfast.benches.instruments.measured import Measured, Places
 from holdfast.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-    from holdfast.benches.instruments.measured import Measured, Places
-    from holdfast.spark_integration.vectorised.batch import ShardBatch
 
 ENDPOINT = "AWS_ENDPOINT_URL"
 #: When the rows of the first micro-batch happen, in s since 1970.
@@ -150,7 +148,7 @@ class SparkJob(StreamingJob, ABC):
         return replace(self, snapshot_commits=self.all_batches + 1)
 
     @abstractmethod
-    def reduce(self, batch: ShardBatch) -> pa.Table:
+    def reduce(self, batch: holdfast.ShardBatch) -> pa.Table:
         """Return the state that a micro-batch alone would make, one row for each of its keys."""
 
     @abstractmethod
@@ -161,13 +159,13 @@ class SparkJob(StreamingJob, ABC):
     def aggregates(self) -> list[Column]:
         """Return the same as aggregations of Spark's own, named as the columns of `state`."""
 
-    def stateful(self, batch: ShardBatch) -> pa.Table:
+    def stateful(self, batch: holdfast.ShardBatch) -> pa.Table:
         """Add a micro-batch to its keys' state; what holdfast calls."""
         state = self.combine(batch.state.get(), self.reduce(batch))
         batch.state.put(state)
         return _beside(batch.keys, state)
 
-    def stateless(self, batch: ShardBatch) -> pa.Table:
+    def stateless(self, batch: holdfast.ShardBatch) -> pa.Table:
         """Reduce a micro-batch alone: the same work on rows, and no state."""
         return _beside(batch.keys, self.reduce(batch))
 
@@ -186,8 +184,6 @@ def numbered_rows(spark: SparkSession, job: StreamingJob, fill_rows: int) -> Dat
 
     Spark's source makes equal micro-batches; so it makes a few seeds, and each becomes as many rows as are needed.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
     seeds = SEEDS_PER_PARTITION * job.sources
     batch, seed = F.expr(f"value div {seeds}").alias("batch"), (F.col("value") % seeds).alias("seed")
     wanted = F.when(F.col("batch") < job.fill_batches, fill_rows).otherwise(job.rows)

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
+import holdfast
 from holdfast.benches.jobs.job import SparkJob
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-    from holdfast.spark_integration.vectorised.batch import ShardBatch
 
 
 @dataclass(frozen=True)
@@ -30,12 +27,10 @@ class JobA(SparkJob):
     state = "n long, s long"
 
     def source(self, spark: SparkSession) -> DataFrame:
-        from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
         key = F.abs(F.xxhash64("value")) % self.keys
         return self.numbers(spark).select(key.alias("key"), (F.col("value") % 100).alias("v"))
 
-    def reduce(self, batch: ShardBatch) -> pa.Table:
+    def reduce(self, batch: holdfast.ShardBatch) -> pa.Table:
         return pa.table({"n": batch.groups.count(), "s": batch.groups.sum("v")})
 
     def combine(self, old: Mapping[str, pa.Array], new: pa.Table) -> pa.Table:
@@ -43,6 +38,4 @@ class JobA(SparkJob):
         return pa.table(sums)
 
     def aggregates(self) -> list[Column]:
-        from pyspark.sql import functions as F  # noqa: N812
-
         return [F.count("*").alias("n"), F.sum("v").alias("s")]

@@ -18,19 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import click
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
+import holdfast
 from holdfast.benches.jobs.job import FIRST_SECOND, SEEDS_PER_PARTITION, SparkJob, numbered_rows, option
 from holdfast.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-    from holdfast.spark_integration.vectorised.batch import ShardBatch
 
 _NUMBERS_BYTES = 32
 _PAGE, _ABOUT_PAGE = "https://shop.example/product/", "?via=newsletter"
@@ -80,8 +77,6 @@ class JobB(SparkJob):
 
     def source(self, spark: SparkSession) -> DataFrame:
         """Return the streaming rows."""
-        from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
         rows = numbered_rows(spark, self, self.fill_rows)
         # 53 random bits: as many as a double holds.
         chance = F.xxhash64("batch", "i").bitwiseAND((1 << 53) - 1) / float(1 << 53)
@@ -96,7 +91,7 @@ class JobB(SparkJob):
             _page(self.value_bytes - _NUMBERS_BYTES).alias("page"),
         )
 
-    def reduce(self, batch: ShardBatch) -> pa.Table:
+    def reduce(self, batch: holdfast.ShardBatch) -> pa.Table:
         groups = batch.groups
         return pa.table(
             {
@@ -122,8 +117,6 @@ class JobB(SparkJob):
         )
 
     def aggregates(self) -> list[Column]:
-        from pyspark.sql import functions as F  # noqa: N812
-
         return [
             F.count("*").alias("n"),
             F.sum("amount").alias("total"),
@@ -135,8 +128,6 @@ class JobB(SparkJob):
 
 def _page(characters: int) -> Column:
     """Return the address of a page, of so many characters; a quarter of them is random, and more of a short one."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     whole = len(_PAGE) + _DIGITS + len(_ABOUT_PAGE)
     if characters > whole:
         more = F.sequence(F.lit(1), F.lit(characters // whole))
@@ -148,13 +139,9 @@ def _page(characters: int) -> Column:
 
 
 def _address() -> Column:
-    from pyspark.sql import functions as F  # noqa: N812
-
     return F.concat(F.lit(_PAGE), _digits("number", "batch"), F.lit(_ABOUT_PAGE))
 
 
 def _digits(*columns: str | Column) -> Column:
     """Return 16 hexadecimal digits that depend on the columns."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     return F.lpad(F.lower(F.hex(F.xxhash64(*columns))), 16, "0")

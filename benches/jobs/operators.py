@@ -16,14 +16,12 @@ A micro-batch is ten seconds of event time, and the watermark four seconds behin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import click
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from holdfast.benches.jobs.job import FIRST_SECOND, StreamingJob, option
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 OPERATORS = ("dedup", "window", "session", "agg", "join", "left_join", "full_join")
 #: Spark's name for each join.
@@ -54,8 +52,6 @@ class Operators(StreamingJob):
         return ("key",) if self.operator == "dedup" else ()
 
     def source(self, spark: SparkSession) -> DataFrame:
-        from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
         number = F.col("value")
         at = F.timestamp_millis(F.lit(FIRST_SECOND * 1000) + (number * _BATCH_MS / self.rows).cast("long"))
         key = F.xxhash64((number / 2).cast("long")) if self.operator == "dedup" else F.xxhash64(number) % self.keys
@@ -80,8 +76,6 @@ class Operators(StreamingJob):
 
     def on_spark(self, frame: DataFrame) -> DataFrame:
         """Return Spark's own."""
-        from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
         if self.operator in _HOW:
             left, right = self._halves(frame)
             near = "at >= other_at - interval 2 seconds AND at <= other_at + interval 2 seconds"

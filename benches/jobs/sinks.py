@@ -19,10 +19,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from holdfast import sinks
 from holdfast.benches.instruments.measured import Measured, Places, StoreWatch
@@ -33,11 +35,6 @@ from holdfast.benches.jobs.rows import keys_of, table_of, values_of
 from holdfast.benches.jobs.shard import timed_ms
 from holdfast.settings import PREFIX
 from holdfast.spark_integration.shard.task import QUERY_PROPERTY
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _MESSAGES = "key", "to_json(struct(n, total, page)) as value"
 _COLUMNS = "key string, n long, total long, page string"

@@ -9,30 +9,25 @@ ways to write the query.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+import holdfast
 from holdfast.benches.nexmark.events import PERSON, timed
 from holdfast.benches.nexmark.query import Query
 from holdfast.examples.stateful.entries import stored_entries
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from holdfast.spark_integration.vectorised.batch import ShardBatch
 
 _OPENED = "category long, opens_us long, expires_us long"
 _NEVER = np.iinfo(np.int64).max
 
 
 def _auctions_and_bids(events: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
     wanted = timed(events.where(F.col("kind") != PERSON))
     return wanted.select(
         "auction",
@@ -97,7 +92,7 @@ def _after_ms(at_us: int) -> int:
     return at_us // 1000 + 1
 
 
-def closing(batch: ShardBatch) -> pa.Table:
+def closing(batch: holdfast.ShardBatch) -> pa.Table:
     """Do the same for all auctions of a shard."""
     watermark_us, state, rows, groups = (batch.watermark_ms or 0) * 1000, batch.state.get(), batch.rows, batch.groups
     opens_us = pc.if_else(pc.is_valid(rows["category"]), rows["at_us"], pa.scalar(None, pa.int64()))
@@ -131,8 +126,6 @@ def closing(batch: ShardBatch) -> pa.Table:
 
 
 def _averages(closed: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
-
     return closed.groupBy("category").agg(F.avg("price").alias("average"))
 
 

@@ -7,22 +7,19 @@ earlier one is the higher one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+import holdfast
 from holdfast.benches.nexmark.events import BID, of_kind
 from holdfast.benches.nexmark.query import Query
 from holdfast.examples.stateful.entries import store_entries, stored_entries
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from holdfast.spark_integration.vectorised.batch import ShardBatch
 
 _LAST = "at_us long, price long, channel string, url string"
 _TOP = "place long, price long, at_us long, bidder long, channel string, url string"
@@ -31,8 +28,6 @@ PLACES = 10
 
 
 def _bids(events: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
     at_us = F.unix_micros("at").alias("at_us")
     return of_kind(events, BID).select("bidder", "auction", at_us, "price", "channel", "url")
 
@@ -50,7 +45,7 @@ class Last(StatefulProcessor):
             yield Row(bidder=key[0], auction=key[1], at_us=row.at_us, price=row.price, channel=row.channel, url=row.url)
 
 
-def last_of_shard(batch: ShardBatch) -> pa.Table:
+def last_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
     """Do the same for all bidders and auctions of a shard."""
     old = batch.state.get()
     newest = batch.groups.last(pa.array(np.arange(batch.rows.num_rows)), order_by="at_us")
@@ -63,8 +58,6 @@ def last_of_shard(batch: ShardBatch) -> pa.Table:
 
 
 def _last_on_spark(events: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
-
     last = F.max(F.struct("at_us", "price", "channel", "url")).alias("last")
     return _bids(events).groupBy("bidder", "auction").agg(last).select("bidder", "auction", "last.*")
 
@@ -110,7 +103,7 @@ class Top(StatefulProcessor):
                 )
 
 
-def top_of_shard(batch: ShardBatch) -> pa.Table:
+def top_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
     """Rank stored and new bids of all auctions together; where a new one is in the top, the top has changed."""
     old = stored_entries(batch, "top")
     new = batch.rows.select(["price", "at_us", "bidder", "channel", "url"])

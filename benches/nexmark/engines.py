@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
 
 from holdfast.benches.nexmark.job import Nexmark
 from holdfast.benches.nexmark.query import Query
 from holdfast.benches.runs.engines import BACKENDS, SPARK_ROCKSDB, SparkEngine
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 def _engine(

@@ -15,19 +15,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from holdfast.benches.instruments.measured import Places
 from holdfast.benches.instruments.spark import session
 from holdfast.benches.nexmark.engines import ENGINES
 from holdfast.benches.nexmark.events import AUCTION, BID, CYCLE, PERSON, events, of_kind
 from holdfast.benches.nexmark.job import Nexmark
+from holdfast.benches.nexmark.query import Query
 from holdfast.benches.runs.small_run import compared_in_child, rows_of, shown
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from holdfast.benches.nexmark.query import Query
 
 _LATER_S = 86_400
 _VIEWS = {"person": PERSON, "auction": AUCTION, "bid": BID}
@@ -112,8 +111,6 @@ def computed(spark: SparkSession, job: Nexmark, engine: str, folder: Path, setti
 
 def _with_an_end(job: Nexmark, spark: SparkSession) -> DataFrame:
     """Let the time jump after the last micro-batch that counts, so that the watermark passes all that was before."""
-    from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
     end, cycle = job.rows * job.batches, CYCLE * job.mix.group
     later = _LATER_S * job.per_second // cycle * cycle
     number = F.col("value")

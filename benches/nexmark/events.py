@@ -23,13 +23,13 @@ of the number here, where theirs is a random generator; columns that no query re
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 
 from holdfast.benches.jobs.job import FIRST_SECOND
 from holdfast.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 PERSON, AUCTION, BID = 0, 1, 2
 PEOPLE, AUCTIONS, CYCLE = 1, 3, 50
@@ -87,8 +87,6 @@ def events(numbers: DataFrame, mix: Mix, *others: str) -> DataFrame:
     null for other kinds: ``person``, ``name``; ``auction``, ``seller``, ``category``, ``expires``; ``auction``,
     ``bidder``, ``price``, ``channel``, ``url``.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
     number, place = F.col("number"), F.col("number") % CYCLE
     kind = F.when(place < PEOPLE, PERSON).when(place < PEOPLE + AUCTIONS, AUCTION).otherwise(BID)
     shuffled = F.expr(f"number - number % {mix.group} + number * {_STEP} % {mix.group}")
@@ -137,33 +135,23 @@ class _Chance:
 
     def of(self, what: str) -> Column:
         """Return a number from 0 to 1, 1 excluded."""
-        from pyspark.sql import functions as F  # noqa: N812
-
         bits = 53  # as many as a double holds
         hashed = F.xxhash64("number", F.lit(self._seed), F.lit(what))
         return hashed.bitwiseAND((1 << bits) - 1) / float(1 << bits)
 
     def below(self, end: int | Column, what: str) -> Column:
         """Return an integer from 0 to `end`, `end` excluded."""
-        from pyspark.sql import functions as F  # noqa: N812
-
         return F.floor(self.of(what) * end)
 
     def one_of(self, texts: tuple[str, ...], what: str) -> Column:
-        from pyspark.sql import functions as F  # noqa: N812
-
         return F.element_at(F.array(*map(F.lit, texts)), (self.below(len(texts), what) + 1).cast("int"))
 
 
 def _time(number: Column, mix: Mix) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812
-
     return F.timestamp_micros(FIRST_SECOND * 1_000_000 + F.floor(number * 1_000_000 / mix.per_second))
 
 
 def _auction_of_bid(mix: Mix, chance: _Chance) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812
-
     last = F.col("last_auction")
     first = F.greatest(last - mix.auctions, F.lit(0))
     any_of = first + chance.below(last - first + 1 + LEAD, "auction")
@@ -171,8 +159,6 @@ def _auction_of_bid(mix: Mix, chance: _Chance) -> Column:
 
 
 def _person(mix: Mix, chance: _Chance, what: str, hot: int) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812
-
     last = F.col("last_person")
     active = F.least(last + 1, F.lit(mix.people))
     any_of = last + 1 - active + chance.below(active + LEAD, what)
@@ -181,8 +167,6 @@ def _person(mix: Mix, chance: _Chance, what: str, hot: int) -> Column:
 
 def of_kind(frame: DataFrame, kind: int) -> DataFrame:
     """Return the events of one kind."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     return frame.where(F.col("kind") == kind)
 
 
@@ -193,7 +177,5 @@ def timed(frame: DataFrame, column: str = "at") -> DataFrame:
 
 def window_ms(column: str, size_ms: int) -> Any:
     """Return when the window begins in which a time is, in ms since 1970."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     at_ms = F.unix_millis(column)
     return at_ms - at_ms % size_ms

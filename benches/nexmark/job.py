@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import click
+from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.benches.jobs.job import StreamingJob, option
 from holdfast.benches.nexmark.auctions import AVERAGE_PRICE
@@ -14,10 +14,6 @@ from holdfast.benches.nexmark.events import Mix, events
 from holdfast.benches.nexmark.people import NEW_USERS, USER_SESSIONS
 from holdfast.benches.nexmark.query import Query
 from holdfast.benches.nexmark.windows import COUNT_BY_BIDDER, HIGHEST_BID, HOT_ITEMS
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 QUERIES: dict[str, Query] = {
     query.number: query

@@ -8,30 +8,25 @@ last bid, as in Spark's ``session_window`` and Flink's session windows, which me
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+import holdfast
 from holdfast.benches.nexmark.events import AUCTION, BID, PERSON, of_kind, timed, window_ms
 from holdfast.benches.nexmark.query import Query
 from holdfast.examples.stateful.entries import set_earliest, store_entries, stored_entries
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from holdfast.spark_integration.vectorised.batch import ShardBatch
 
 SIZE_MS, GAP_US = 10_000, 10_000_000
 
 
 def _people_and_sellers(events: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
     wanted = timed(events.where(F.col("kind") != BID))
     person = F.coalesce("person", "seller").alias("person")
     return wanted.select(person, window_ms("at", SIZE_MS).alias("window_ms"), "at", "name")
@@ -65,7 +60,7 @@ class NewSeller(StatefulProcessor):
         return iter(())
 
 
-def new_sellers(batch: ShardBatch) -> pa.Table:
+def new_sellers(batch: holdfast.ShardBatch) -> pa.Table:
     """Do the same for all people of a shard."""
     old, groups = batch.state.get(), batch.groups
     has_name = pc.is_valid(batch.rows["name"])
@@ -84,8 +79,6 @@ def new_sellers(batch: ShardBatch) -> pa.Table:
 
 
 def _new_sellers_on_spark(events: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
-
     window = F.window("at", f"{SIZE_MS} milliseconds").alias("window")
     people = timed(of_kind(events, PERSON)).select("person", "name", window)
     sellers = timed(of_kind(events, AUCTION)).select("seller", window).withColumnRenamed("window", "sold")
@@ -119,8 +112,6 @@ _SESSION = "first_us long, last_us long, n long"
 
 
 def _bids(events: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
-
     return timed(of_kind(events, BID)).select("bidder", "at", F.unix_micros("at").alias("at_us"))
 
 
@@ -166,7 +157,7 @@ def _over_ms(last_us: Any) -> Any:
     return (last_us + GAP_US) // 1000 + 1
 
 
-def sessions_of_shard(batch: ShardBatch) -> pa.Table:
+def sessions_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
     """Sort the open sessions and the bids of all bidders together, and cut where the gap is too long."""
     at_us, ones = batch.rows["at_us"], np.ones(batch.rows.num_rows, np.int64)
     bids = pa.table([at_us, at_us, ones, batch.groups.index], names=["first_us", "last_us", "n", "key"])
@@ -191,8 +182,6 @@ def sessions_of_shard(batch: ShardBatch) -> pa.Table:
 
 
 def _sessions_on_spark(events: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
-
     bids = timed(of_kind(events, BID))
     sessions = bids.groupBy(F.session_window("at", f"{GAP_US} microseconds"), "bidder").agg(F.count("*").alias("n"))
     first_us, end_us = F.unix_micros("session_window.start"), F.unix_micros("session_window.end")

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-
-    from holdfast.spark_integration.shard.timeout import TimeMode
-    from holdfast.spark_integration.vectorised.batch import ShardBatch
+import holdfast
+from holdfast.spark_integration.shard.timeout import TimeMode
 
 Mode = Literal["append", "update"]
 _NAME = "nexmark"
@@ -72,7 +70,7 @@ class Query:
     rows: Callable[[DataFrame], DataFrame]
     output: str
     state: str
-    vectorised: Callable[[ShardBatch], pa.Table]
+    vectorised: Callable[[holdfast.ShardBatch], pa.Table]
     processor: Callable[[], StatefulProcessor]
     sql: str
     result_of: tuple[str, ...]
@@ -85,9 +83,7 @@ class Query:
 
     def of_shards(self, events: DataFrame) -> DataFrame:
         """Return the query on holdfast, by the function of a shard."""
-        from holdfast.spark_integration.stream import stream
-
-        grouped = stream(self.rows(events)).groupBy(*self.keys)
+        grouped = holdfast.stream(self.rows(events)).groupBy(*self.keys)
         return self._end(
             grouped.applyInArrowWithState(
                 self.vectorised, self.output, self.state, self.mode, name=_NAME, timeMode=self.time_mode
@@ -96,9 +92,7 @@ class Query:
 
     def by_key(self, events: DataFrame) -> DataFrame:
         """Return the query on holdfast, by the processor of a key."""
-        from holdfast.spark_integration.stream import stream
-
-        grouped = stream(self.rows(events)).groupBy(*self.keys)
+        grouped = holdfast.stream(self.rows(events)).groupBy(*self.keys)
         return self._end(
             grouped.transformWithState(self.processor(), self.output, self.mode, self.time_mode, name=_NAME)
         )

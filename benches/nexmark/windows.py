@@ -11,23 +11,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+import holdfast
 from holdfast.benches.nexmark.events import BID, of_kind, timed, window_ms
 from holdfast.benches.nexmark.query import Query
 from holdfast.examples.stateful.entries import set_earliest, store_entries, stored_entries
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from holdfast.spark_integration.vectorised.batch import ShardBatch
 
 _Ints = npt.NDArray[np.int64]
 SIZE_MS, SLIDE_MS = 10_000, 2_000
@@ -65,7 +62,7 @@ class Counts(StatefulProcessor):
         yield Row(key=key[0], window_ms=end_ms - SIZE_MS, n=stored[0])
 
 
-def counts_of_shard(batch: ShardBatch, slide_ms: int) -> pa.Table:
+def counts_of_shard(batch: holdfast.ShardBatch, slide_ms: int) -> pa.Table:
     """Do the same for all keys of a shard."""
     ones = np.ones(batch.rows.num_rows, np.int64)
     key, pane, n = _sums(batch.groups.index, batch.rows["at_ms"].to_numpy() // slide_ms, ones)
@@ -96,20 +93,16 @@ def _sums(key: _Ints, time: _Ints, n: _Ints) -> tuple[_Ints, _Ints, _Ints]:
 
 
 def _bids_by(key: str, time: str, events: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
     bids = timed(of_kind(events, BID), time)
     return bids.select(F.col(key).alias("key"), time, F.unix_millis(time).alias("at_ms"))
 
 
 def _hottest(counts: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
-
     best = counts.groupBy("window_ms").agg(F.max(F.struct("n", (-F.col("key")).alias("older"))).alias("best"))
     return best.select("window_ms", (-F.col("best.older")).alias("auction"), "best.n")
 
 
-def hottest_of_shard(batch: ShardBatch) -> pa.Table:
+def hottest_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
     """Count, and give out only the shard's hottest auction of each window."""
     counts = counts_of_shard(batch, SLIDE_MS)
     order = [("window_ms", "ascending"), ("n", "descending"), ("key", "ascending")]
@@ -121,8 +114,6 @@ def hottest_of_shard(batch: ShardBatch) -> pa.Table:
 
 
 def _hottest_on_spark(events: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
-
     window = F.window("at", f"{SIZE_MS} milliseconds", f"{SLIDE_MS} milliseconds")
     counts = timed(of_kind(events, BID)).groupBy(window, "auction").agg(F.count("*").alias("n"))
     best = counts.groupBy("window").agg(F.max(F.struct("n", (-F.col("auction")).alias("older"))).alias("best"))
@@ -132,8 +123,6 @@ def _hottest_on_spark(events: DataFrame) -> DataFrame:
 
 
 def _counts_on_spark(events: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
-
     bids = timed(of_kind(events, BID), "arrived")
     counts = bids.groupBy(F.window("arrived", f"{SIZE_MS} milliseconds"), "bidder").agg(F.count("*").alias("n"))
     return counts.select(F.col("bidder").alias("key"), F.unix_millis("window.start").alias("window_ms"), "n")
@@ -188,8 +177,6 @@ _HIGHEST = "price long, at_us long, auction long, bidder long"
 
 
 def _bids_by_window(events: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
-
     bids = timed(of_kind(events, BID))
     begins = window_ms("at", SIZE_MS).alias("window_ms")
     return bids.select(begins, "at", "price", F.unix_micros("at").alias("at_us"), "auction", "bidder")
@@ -219,7 +206,7 @@ class Highest(StatefulProcessor):
         yield Row(window_ms=key[0], price=price, at_us=at_us, auction=auction, bidder=bidder)
 
 
-def highest_of_shard(batch: ShardBatch) -> pa.Table:
+def highest_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
     """Do the same for all windows of a shard."""
     old = batch.state.get()
     height = np.empty(batch.rows.num_rows, np.int64)
@@ -240,8 +227,6 @@ def highest_of_shard(batch: ShardBatch) -> pa.Table:
 
 
 def _highest_on_spark(events: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
-
     bids = timed(of_kind(events, BID)).groupBy(F.window("at", f"{SIZE_MS} milliseconds"))
     earlier = (-F.unix_micros("at")).alias("earlier")
     best = bids.agg(F.max(F.struct("price", earlier, "auction", "bidder")).alias("best"))

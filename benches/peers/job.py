@@ -9,23 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
+from holdfast.benches.instruments.measured import Places
 from holdfast.benches.instruments.spark import session
 from holdfast.benches.jobs.by_key import ByProcessor
 from holdfast.benches.jobs.job import option
 from holdfast.benches.peers import input_files
 from holdfast.benches.peers.progress import equality
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-
-    from holdfast.benches.instruments.measured import Places
 
 _SAMPLED_KEYS = 1000
 

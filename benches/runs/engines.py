@@ -13,7 +13,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame
 
 from holdfast.benches.instruments.measured import Measured, Places
 from holdfast.benches.instruments.object_store import delayed_store
@@ -24,9 +26,6 @@ from holdfast.benches.jobs.operators import Operators
 from holdfast.benches.runs import queries
 from holdfast.benches.runs.spark_run import StateFolders, folder_bytes, run_query
 from holdfast.snapshotter.storage.opening import open_storage
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 BACKENDS = ("memory", "filesystem", "rocksdb")
 _STATE_STORE = "spark.sql.streaming.stateStore."

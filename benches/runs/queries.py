@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupState
 
+import holdfast
 from holdfast.backends.run import TableSchema
 from holdfast.benches.jobs.by_key import ByProcessor, DropIn, one_key
 from holdfast.benches.jobs.job import SparkJob
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.state import GroupState
 
 #: The name of the operator in every query of holdfast.
 OPERATOR = "bench"
@@ -22,17 +21,13 @@ OPERATOR = "bench"
 
 def with_state(frame: DataFrame, job: SparkJob) -> DataFrame:
     """Return the job on holdfast."""
-    from holdfast.spark_integration.stream import stream
-
-    grouped = stream(frame).groupBy("key")
+    grouped = holdfast.stream(frame).groupBy("key")
     return grouped.applyInArrowWithState(job.stateful, job.output, job.state, "update", name=OPERATOR)
 
 
 def without_state(frame: DataFrame, job: SparkJob) -> DataFrame:
     """Return holdfast's pipeline around a function that keeps no state."""
-    from holdfast.spark_integration.stream import stream
-
-    grouped = stream(frame).groupBy("key")
+    grouped = holdfast.stream(frame).groupBy("key")
     return grouped.applyInArrowWithState(job.stateless, job.output, job.state, "update", name=OPERATOR)
 
 
@@ -43,9 +38,7 @@ def spark_aggregation(frame: DataFrame, job: SparkJob) -> DataFrame:
 
 def by_key(frame: DataFrame, job: DropIn) -> DataFrame:
     """Return a job by key on holdfast."""
-    from holdfast.spark_integration.stream import stream
-
-    grouped = stream(frame).groupBy("key")
+    grouped = holdfast.stream(frame).groupBy("key")
     return grouped.applyInPandasWithState(one_key, job.output, job.state, "update", "NoTimeout", name=OPERATOR)
 
 
@@ -56,9 +49,7 @@ def spark_by_key(frame: DataFrame, job: DropIn) -> DataFrame:
 
 def by_processor(frame: DataFrame, job: ByProcessor, *, in_pandas: bool) -> DataFrame:
     """Return a job by processor on holdfast."""
-    from holdfast.spark_integration.stream import stream
-
-    grouped, processor = stream(frame).groupBy("key"), job.processor(in_pandas=in_pandas)
+    grouped, processor = holdfast.stream(frame).groupBy("key"), job.processor(in_pandas=in_pandas)
     method = grouped.transformWithStateInPandas if in_pandas else grouped.transformWithState
     return method(processor, job.output, "update", "None", name=OPERATOR)
 
@@ -79,8 +70,6 @@ def _count(_key: tuple[object, ...], chunks: Iterable[pd.DataFrame], state: Grou
 
 def spark_counting(frame: DataFrame, job: SparkJob) -> DataFrame:
     """Return Spark's ``applyInPandasWithState`` doing next to nothing: as many keys as partitions, counted."""
-    from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
     route = F.pmod(F.xxhash64("key"), F.lit(job.partitions)).cast("int")
     few = frame.select(route.alias("route"), *[name for name in frame.columns if name != "key"])
     return few.groupBy("route").applyInPandasWithState(_count, "n long", "n long", "update", "NoTimeout")

@@ -9,18 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.benches.instruments.measured import Places
 from holdfast.benches.instruments.spark import session
+from holdfast.benches.jobs.job import StreamingJob
 from holdfast.benches.jobs.operators import Operators
 from holdfast.benches.runs.child_process import call_in_child
 from holdfast.benches.runs.engines import ENGINES, SparkEngine
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from holdfast.benches.jobs.job import StreamingJob
 
 _LOOK_EVERY_S = 0.05
 _LIMIT_S = 900.0

@@ -7,16 +7,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from holdfast.benches.instruments.measured import Measured, Places, state_bytes
 from holdfast.benches.instruments.processes import Processes, since, spark_kind
 from holdfast.benches.instruments.spark import session
 from holdfast.benches.jobs.job import StreamingJob
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 _LOOK_EVERY_S = 0.05
 _LOOK_AT_PROCESSES_EVERY_S = 0.5
