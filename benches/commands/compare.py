@@ -15,7 +15,7 @@ from rich.table import Table
 
 from holdfast.benches.comparing.verdicts import FASTER, RATIO, SLOWER, Measured, Verdict, differ, read, smallest_visible
 from holdfast.benches.comparing.verdicts import compare as compare_all
-from holdfast.benches.finite import FiniteRange
+from holdfast.benches.jobs.job import FiniteRange
 
 _STYLES = {SLOWER: "red", FASTER: "green"}
 _PATH = click.Path(exists=True, path_type=Path)

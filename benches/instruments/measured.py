@@ -27,45 +27,20 @@ class Places:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run yields; JSON values.
+    """What one run yields; JSON values. What is used is counted over the counted micro-batches, memory over the run."""
 
-    Attributes
-    ----------
-    batch_ms : list of float
-        Every micro-batch, those that fill the state and warm-up included.
-    phases_ms : list of dict
-        Of each micro-batch, its parts: for a query, those of Spark's progress.
-    cpu : dict
-        Over the counted micro-batches: seconds by kind of process, and of the wall.
-    memory : dict
-        Over the whole run, by kind of process: the largest ``rss``, ``pss`` and ``anonymous`` bytes.
-    written : dict
-        Over the counted micro-batches: bytes written to disk by kind of process, and ``durable``: by how much that
-        grew from which the state is restored.
-    settings : dict
-        All settings of the run.
-    state_bytes : dict
-        As of `state_bytes`.
-    storage : dict
-        Over the counted micro-batches, where it is counted: requests to the durable storage by kind, bytes each way,
-        and files of Spark's own checkpoint.
-    start_ms : float or None
-        From the start of the engine's own process to the moment at which it begins to read, where that was measured; in
-        no micro-batch.
-    equality : dict
-        What of this run's own result was compared with what is right, how many rows, and that they were equal; empty
-        where nothing was.
-    """
-
-    batch_ms: list[float]
-    phases_ms: list[dict[str, float]]
-    cpu: dict[str, float]
-    memory: dict[str, dict[str, int]]
+    batch_ms: list[float]  # every micro-batch, those that fill the state and warm-up included
+    phases_ms: list[dict[str, float]]  # of each micro-batch, its parts: of a query, those of Spark's progress
+    cpu: dict[str, float]  # seconds by kind of process, and of the wall
+    memory: dict[str, dict[str, int]]  # by kind of process the largest rss, pss and anonymous bytes
+    #: Bytes written to disk by kind of process, and ``durable``: by how much that grew from which state is restored.
     written: dict[str, float]
     settings: dict[str, str]
-    state_bytes: dict[str, Any]
+    state_bytes: dict[str, Any]  # as of `state_bytes`
+    #: Where it is counted: requests to the durable storage by kind, bytes each way, files of Spark's own checkpoint.
     storage: dict[str, float] = field(default_factory=dict)
-    start_ms: float | None = None
+    start_ms: float | None = None  # from the start of the engine's process until it begins to read, if measured
+    #: What of this run's result was compared with what is right, how many rows, and that they were equal.
     equality: dict[str, Any] = field(default_factory=dict)
 
 

@@ -11,6 +11,7 @@ An engine knows where state is kept, and runs every job of the kind that it name
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -23,9 +24,19 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import holdfast
-from holdfast.benches.finite import FiniteRange
 from holdfast.benches.instruments.measured import Measured, Places
 from holdfast.errors import InvalidArgumentError
+
+
+class FiniteRange(click.FloatRange):
+    """A range of finite numbers."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return found
+
 
 ENDPOINT = "AWS_ENDPOINT_URL"
 #: When the rows of the first micro-batch happen, in s since 1970.

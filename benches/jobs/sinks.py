@@ -6,19 +6,20 @@
     and again, in another order, with `few` rows: what a micro-batch costs besides its rows
 
 Rows come from memory, in as many partitions as there are slots; a sink's time has all of `exactly_once`: the tasks,
-the decision and the commit. A plain way (`holdfast.benches.jobs.plain_writes`) prepares nothing, and a crash leaves
-half a micro-batch. PostgreSQL and Kafka are measured where a server is named. Delta is also written by two queries that
-run: by ``foreachBatch``, and as a data source, which begins anew each time; there Spark's whole trigger counts.
+the decision and the commit. PostgreSQL and Kafka are measured where a server is named. Delta is also written by
+two queries that run: by ``foreachBatch``, and as a data source, which begins anew each time; there Spark's whole
+trigger counts.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,15 +27,111 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from holdfast import sinks
+from holdfast import clock, sinks
 from holdfast.benches.instruments.measured import Measured, Places, StoreWatch
 from holdfast.benches.instruments.spark import session
-from holdfast.benches.jobs import plain_writes
 from holdfast.benches.jobs.job import StoreJob, option
 from holdfast.benches.jobs.rows import keys_of, table_of, values_of
 from holdfast.benches.jobs.shard import timed_ms
 from holdfast.settings import PREFIX
 from holdfast.spark_integration.shard.task import QUERY_PROPERTY
+
+if TYPE_CHECKING:
+    import psycopg
+
+Rows = Iterable[pa.RecordBatch]
+_NAMES = ("key", "n", "total", "page")
+
+# The fastest plain ways: each writes the rows of a task of ``mapInArrow``, as a sink's tasks do, with the same encoders
+# where there are any. Nothing is prepared, and a crash leaves half a micro-batch: what differs is the guarantee.
+
+
+def _to_parquet(folder: str, batches: Rows) -> None:
+    """Write a Parquet file."""
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_batches(batches), Path(folder, f"{clock.new_id()}.parquet"), compression="zstd")
+
+
+def _to_delta(url: str, batches: Rows) -> None:
+    """Append by `deltalake.write_deltalake`: a Delta commit for each partition."""
+    from deltalake import write_deltalake
+
+    write_deltalake(url, pa.Table.from_batches(batches), mode="append")
+
+
+def _to_postgres(dsn: str, name: str, by: tuple[str, ...], batches: Rows) -> None:
+    """COPY into a table, or by key into a temporary one, in the order of keys, then ``INSERT … ON CONFLICT``; commit.
+
+    The connection is kept, as the sink keeps its own.
+    """
+    from psycopg import sql
+
+    from holdfast.spark_integration.sinks.postgres.writing import by_key, encoded
+
+    connection, table = _connection(dsn), sql.Identifier(name)
+    names = sql.SQL(", ").join(map(sql.Identifier, _NAMES))
+    into = sql.Identifier("given") if by else table
+    with connection.transaction():
+        if by:
+            connection.execute(sql.SQL("CREATE TEMPORARY TABLE given (LIKE {}) ON COMMIT DROP").format(table))
+        with connection.cursor().copy(sql.SQL("COPY {} ({}) FROM STDIN").format(into, names)) as copy:
+            for batch in batches:
+                for text in encoded(by_key(batch, list(by)) if by else batch, frozenset()):
+                    copy.write(text)
+        if by:
+            newer = sql.SQL("SET n = excluded.n, total = excluded.total, page = excluded.page")
+            upsert = sql.SQL("INSERT INTO {} SELECT * FROM given ON CONFLICT (key) DO UPDATE {}")
+            connection.execute(upsert.format(table, newer))
+
+
+def _to_kafka(servers: str, topic: str, batches: Rows) -> None:
+    """Send by an idempotent producer, without a transaction."""
+    import confluent_kafka
+
+    producer = confluent_kafka.Producer(
+        {
+            "bootstrap.servers": servers,
+            "enable.idempotence": True,
+            "delivery.report.only.error": True,
+            # As the sink: half a second less until the first message.
+            "enable.sparse.connections": False,
+            "linger.ms": 5,
+            "queue.buffering.max.messages": 1_000_000,
+        }
+    )
+    for batch in batches:
+        for key, value in zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True):
+            producer.produce(topic, value, key)
+        producer.poll(0)
+    if producer.flush(60):
+        raise TimeoutError("messages were not acknowledged")
+
+
+_connections: dict[str, psycopg.Connection[Any]] = {}
+
+
+def _connection(dsn: str) -> psycopg.Connection[Any]:
+    import psycopg
+
+    found = _connections.get(dsn)
+    if found is None or found.closed:
+        found = _connections[dsn] = psycopg.connect(dsn, autocommit=True)
+    return found
+
+
+def make_tables(dsn: str) -> None:
+    """Make the tables that the sinks and the plain ways write to."""
+    import psycopg
+
+    with psycopg.connect(dsn) as connection:
+        for table in ("", "_plain", "_keys", "_plain_keys"):
+            key = "PRIMARY KEY" if table.endswith("keys") else "NOT NULL"
+            connection.execute(f"DROP TABLE IF EXISTS holdfast_bench{table}")
+            connection.execute(
+                f"CREATE TABLE holdfast_bench{table} (key text {key}, n bigint, total bigint, page text)"
+            )
+
 
 _MESSAGES = "key", "to_json(struct(n, total, page)) as value"
 _COLUMNS = "key string, n long, total long, page string"
@@ -91,24 +188,26 @@ def _ways(job: Sinks, places: Places) -> dict[str, Way]:
     disk = str(places.disk)
     ways = {
         "parquet": _sink(sinks.parquet("bench-parquet", f"{disk}/parquet"), 1),
-        "parquet, plain": _plain(plain_writes.PlainParquet(f"{disk}/plain-parquet")),
+        "parquet, plain": _plain(partial(_to_parquet, f"{disk}/plain-parquet")),
         "delta": _sink(sinks.delta("bench-delta", f"{disk}/delta", create=True), 2),
-        "delta, plain": _plain(plain_writes.PlainDelta(f"{disk}/plain-delta")),
+        "delta, plain": _plain(partial(_to_delta, f"{disk}/plain-delta")),
     }
     if job.postgres is not None:
-        plain_writes.make_tables(job.postgres)
+        make_tables(job.postgres)
         ways |= {
             "postgres": _sink(sinks.postgres("bench-copy", "holdfast_bench", dsn=job.postgres), 3),
-            "postgres, plain": _plain(plain_writes.PlainCopy(job.postgres, "holdfast_bench_plain")),
+            "postgres, plain": _plain(partial(_to_postgres, job.postgres, "holdfast_bench_plain", ())),
             "postgres by key": _sink(
                 sinks.postgres("bench-keys", "holdfast_bench_keys", keys=["key"], dsn=job.postgres), 4
             ),
-            "postgres by key, plain": _plain(plain_writes.PlainUpsert(job.postgres, "holdfast_bench_plain_keys")),
+            "postgres by key, plain": _plain(
+                partial(_to_postgres, job.postgres, "holdfast_bench_plain_keys", ("key",))
+            ),
         }
     if job.kafka is not None and job.topic is not None:
         ways |= {
             "kafka": _sink(sinks.kafka("bench-kafka", job.topic, servers=job.kafka), 5, *_MESSAGES),
-            "kafka, plain": _plain(plain_writes.PlainKafka(job.kafka, job.topic), *_MESSAGES),
+            "kafka, plain": _plain(partial(_to_kafka, job.kafka, job.topic), *_MESSAGES),
         }
     return ways
 
@@ -125,7 +224,11 @@ def _sink(sink: sinks.TwoPhaseSink, number: int, *columns: str) -> Way:
     return way
 
 
-def _plain(task: plain_writes.Task, *columns: str) -> Way:
+def _plain(write: Callable[[Rows], None], *columns: str) -> Way:
+    def task(batches: Rows) -> Iterator[pa.RecordBatch]:
+        write(batches)
+        return iter(())
+
     def way(frame: DataFrame, _batch_id: int) -> float:
         rows = frame.selectExpr(*columns) if columns else frame
         return timed_ms(rows.mapInArrow(task, "rows long").collect)

@@ -22,9 +22,8 @@ from pyspark.sql import functions as F
 
 from holdfast.benches.instruments.measured import Places
 from holdfast.benches.instruments.spark import session
-from holdfast.benches.nexmark.engines import ENGINES
 from holdfast.benches.nexmark.events import AUCTION, BID, CYCLE, PERSON, events, of_kind
-from holdfast.benches.nexmark.job import Nexmark
+from holdfast.benches.nexmark.job import ENGINES, Nexmark
 from holdfast.benches.nexmark.query import Query
 from holdfast.benches.runs.small_run import compared_in_child, rows_of, shown
 
@@ -53,11 +52,7 @@ def _compared(stored: Mapping[str, Any], engines: Sequence[str], folder: str) ->
 
 
 def compare(
-    spark: SparkSession,
-    job: Nexmark,
-    engines: Sequence[str],
-    folder: Path,
-    settings: Mapping[str, str] | None = None,
+    spark: SparkSession, job: Nexmark, engines: Sequence[str], folder: Path, settings: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Compare engines with SQL over whole tables, in a session that is there.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import click
@@ -14,19 +15,11 @@ from holdfast.benches.nexmark.events import Mix, events
 from holdfast.benches.nexmark.people import NEW_USERS, USER_SESSIONS
 from holdfast.benches.nexmark.query import Query
 from holdfast.benches.nexmark.windows import COUNT_BY_BIDDER, HIGHEST_BID, HOT_ITEMS
+from holdfast.benches.runs.engines import BACKENDS, SPARK_ROCKSDB, SparkEngine
 
 QUERIES: dict[str, Query] = {
     query.number: query
-    for query in (
-        AVERAGE_PRICE,
-        HOT_ITEMS,
-        HIGHEST_BID,
-        NEW_USERS,
-        USER_SESSIONS,
-        COUNT_BY_BIDDER,
-        LAST_BID,
-        TOP_BIDS,
-    )
+    for query in (AVERAGE_PRICE, HOT_ITEMS, HIGHEST_BID, NEW_USERS, USER_SESSIONS, COUNT_BY_BIDDER, LAST_BID, TOP_BIDS)
 }
 
 
@@ -66,3 +59,26 @@ class Nexmark(StreamingJob):
 
     def source(self, spark: SparkSession) -> DataFrame:
         return events(self.numbers(spark).withColumnRenamed("value", "number"), self.mix)
+
+
+def _engine(
+    name: str,
+    way: Callable[[Query, DataFrame], DataFrame],
+    backend: str = "",
+    mode: Callable[[Nexmark], str] = lambda job: job.asked.mode,
+) -> SparkEngine:
+    # Spark's store has the pointers, which processors need, and the aggregation that stands behind some operators.
+    return SparkEngine(
+        f"nexmark-{name}", lambda events, job: way(job.asked, events), Nexmark, backend, SPARK_ROCKSDB, output_mode=mode
+    )
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        *(_engine(backend, Query.of_shards, backend) for backend in BACKENDS),
+        *(_engine(f"{backend}-by-key", Query.by_key, backend) for backend in BACKENDS),
+        _engine("spark", Query.of_spark, mode=lambda job: job.asked.mode_of_spark),
+        _engine("spark-by-key", Query.by_key_on_spark),
+    )
+}

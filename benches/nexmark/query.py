@@ -28,58 +28,26 @@ _NAME = "nexmark"
 
 @dataclass(frozen=True)
 class Query:
-    """See the module.
+    """See the module."""
 
-    Attributes
-    ----------
-    number : str
-        As the queries of Flink's nexmark are numbered.
-    title : str
-    keys : tuple of str
-        Columns to group by.
-    rows : callable
-        From events to what is grouped.
-    output, state : str
-        Columns of the operator's result, and of a key's state where the function is vectorised.
-    vectorised : callable
-        The function of a shard.
-    processor : callable
-        Makes the processor of a key.
-    sql : str
-        What the query finds, over the views ``person``, ``auction`` and ``bid``.
-    result_of : tuple of str
-        Columns that say which result a row is; in update mode the last such row counts.
-    mode : {"append", "update"}
-        Of the query.
-    time_mode : {"EventTime", "None"}
-        The clock of its timers.
-    then : callable, optional
-        What stands behind the operator.
-    on_spark : callable, optional
-        From events to the result by operators of Spark's own; None if a stream in SQL cannot say it. Then the
-        processor runs in Spark's ``transformWithState``.
-    spark_mode : {"append", "update"}
-        Of `on_spark`.
-    at_once : bool
-        Whether a result comes with the events that make it; otherwise when the watermark has passed them.
-    """
-
-    number: str
+    number: str  # as the queries of Flink's nexmark are numbered
     title: str
     keys: tuple[str, ...]
-    rows: Callable[[DataFrame], DataFrame]
-    output: str
-    state: str
+    rows: Callable[[DataFrame], DataFrame]  # from events to what is grouped by the keys
+    output: str  # columns of the operator's result
+    state: str  # columns of a key's state where the function is vectorised
     vectorised: Callable[[holdfast.ShardBatch], pa.Table]
     processor: Callable[[], StatefulProcessor]
-    sql: str
-    result_of: tuple[str, ...]
+    sql: str  # over the views person, auction and bid
+    result_of: tuple[str, ...]  # columns that say which result a row is; in update mode its last row counts
     mode: Mode = "append"
     time_mode: TimeMode = "EventTime"
-    then: Callable[[DataFrame], DataFrame] | None = None
+    then: Callable[[DataFrame], DataFrame] | None = None  # what stands behind the operator
+    #: From events to the result by operators of Spark's own; None if a stream in SQL cannot say it. Then the processor
+    #: runs in Spark's ``transformWithState``.
     on_spark: Callable[[DataFrame], DataFrame] | None = None
     spark_mode: Mode = "append"
-    at_once: bool = False
+    at_once: bool = False  # a result comes with the events that make it, not once the watermark has passed them
 
     def of_shards(self, events: DataFrame) -> DataFrame:
         """Return the query on holdfast, by the function of a shard."""

@@ -73,7 +73,7 @@ class FromFiles(ByProcessor):
 
 
 def _state_of_ours(spark: SparkSession, places: Places, table: str) -> pa.Table:
-    from holdfast.benches.runs.queries import OPERATOR
+    from holdfast.benches.runs.engines import OPERATOR
     from holdfast.spark_integration.state_source.reading import read_state
 
     return read_state(spark, places.checkpoint, OPERATOR, table=table)

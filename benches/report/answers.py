@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.benches.report.directory import Question, Results
-from holdfast.benches.report.names import Name, name_of
 from holdfast.benches.report.results import Document, counted_ms, memory
 from holdfast.benches.report.tables import BENCHMARKS
+from holdfast.benches.report.words import Name, name_of, times
 
 FLOOR = "floor"
 # Ratios nearer to 1 are no difference: between two turns of one engine on an idle machine lies as much.
@@ -57,6 +57,16 @@ class Ratio:
     def slower(self) -> bool:
         """Whether the first is the slower one."""
         return not self.same and self.median < 1
+
+    @property
+    def in_one_turn(self) -> str:
+        """The words that a figure of a single turn needs, empty for others."""
+        return " in one turn" if self.turns == 1 else ""
+
+    @property
+    def spread(self) -> str:
+        """What the turns gave, least and most, in words."""
+        return "one turn" if self.turns == 1 else f"{times(self.least)} to {times(self.most)} in {self.turns} turns"
 
 
 @dataclass(frozen=True)

@@ -19,17 +19,12 @@ from holdfast.benches.jobs.shard import FULL_BYTES, NEW_BYTES, PLAIN_DOWNLOAD, R
 from holdfast.benches.report import tables
 from holdfast.benches.report.answers import Answer, answers_of
 from holdfast.benches.report.directory import Question, Results
-from holdfast.benches.report.names import name_of
 from holdfast.benches.report.results import asked_of_storage, counted_ms, requests_of
 from holdfast.benches.report.summary import summarize
 from holdfast.benches.report.tables import BENCHMARKS, MICRO_COMMAND, Sheet
-from holdfast.benches.report.words import count, duration, number, of_field, size, spread, times
+from holdfast.benches.report.words import count, duration, name_of, number, of_field, size, times
 
-_SHAPE = {
-    "rows": "rows a micro-batch",
-    "value_bytes": "bytes of state a key",
-    "store_latency_ms": "ms to the store",
-}
+_SHAPE = {"rows": "rows a micro-batch", "value_bytes": "bytes of state a key", "store_latency_ms": "ms to the store"}
 
 
 @dataclass(frozen=True)
@@ -162,7 +157,7 @@ def _by_baseline(answer: Answer, label: str) -> tuple[str, str, str, bool]:
         return "", "", "", ours
     ratio = answer.ratio(label, base)
     verdict = "same" if ratio.same else "faster" if ratio.faster else "slower"
-    return times(ratio.median), spread(ratio), verdict if answer.equal else "results differ", ours
+    return times(ratio.median), ratio.spread, verdict if answer.equal else "results differ", ours
 
 
 def _settings(answer: Answer) -> Sheet:

@@ -20,19 +20,92 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.benches.jobs.shard import PLAIN_DOWNLOAD, RESTORE
-from holdfast.benches.report import figure
 from holdfast.benches.report.answers import Answer, answers_of
 from holdfast.benches.report.directory import RUN, Results, read, replace_text
 from holdfast.benches.report.html import render
-from holdfast.benches.report.names import name_of
 from holdfast.benches.report.summary import Sentence, summarize
 from holdfast.benches.report.tables import BENCHMARKS, MICRO_COMMAND
-from holdfast.benches.report.words import count, listed, of_field, times
+from holdfast.benches.report.words import count, listed, name_of, of_field, times
 from holdfast.errors import HoldfastError, InvalidArgumentError
+
+# Text has a contrast of 4.2 and more on white and on GitHub's dark background, bars of 3 and more.
+_INK, _HOLDFAST, _OTHER = "#717a84", "#1f9e8f", "#8c959f"
+_PANEL_PX, _NAME_PX, _BAR_PX, _ROW_PX, _TOP_PX = 460, 170, 150, 26, 34
+_FONT = 'font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="12"'
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One half of the figure: a measurement, and its engines by label; the last is what the others are read against."""
+
+    suite: str
+    name: str
+    title: str
+    bars: Mapping[str, str]
+
+    def answer(self, answers: list[Answer]) -> Answer:
+        """Return the measurement that it shows, which must have all its engines."""
+        for answer in answers:
+            if (answer.question.suite, answer.question.name) == (self.suite, self.name):
+                missing = sorted(self.bars.keys() - set(answer.labels))
+                if missing:
+                    raise InvalidArgumentError("engines without throughput", suite=self.suite, missing=missing)
+                return answer
+        raise InvalidArgumentError("a measurement is missing", suite=self.suite, name=self.name)
+
+
+PANELS = (
+    Panel(
+        "jobs",
+        "job-a",
+        "Vectorised",
+        {
+            "holdfast-memory": "holdfast, memory",
+            "holdfast-filesystem": "holdfast, filesystem",
+            "holdfast-rocksdb": "holdfast, rocksdb",
+            "spark-agg-rocksdb": "Spark, aggregation in SQL",
+        },
+    ),
+    Panel(
+        "jobs",
+        "by-key-pandas",
+        "Pandas, key by key",
+        {
+            "pandas-memory": "holdfast, memory",
+            "pandas-filesystem": "holdfast, filesystem",
+            "pandas-rocksdb": "holdfast, rocksdb",
+            "spark-pandas-rocksdb": "Spark, same function",
+        },
+    ),
+)
+
+
+def draw(answers: list[Answer]) -> str:
+    """Return the figure as SVG."""
+    width, height = _PANEL_PX * len(PANELS), _TOP_PX + _ROW_PX * max(len(panel.bars) for panel in PANELS)
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" fill="{_INK}" {_FONT}>']
+    for place, panel in enumerate(PANELS):
+        lines += [f'<g transform="translate({place * _PANEL_PX} 0)">', *_panel(panel, panel.answer(answers)), "</g>"]
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _panel(panel: Panel, answer: Answer) -> Iterator[str]:
+    *_, last = panel.bars
+    most = max(map(answer.rows_per_second, panel.bars))
+    yield f'<text x="{_NAME_PX}" y="16" font-weight="bold">{panel.title}, rows/s</text>'
+    for row, (engine, name) in enumerate(panel.bars.items()):
+        rows, y = answer.rows_per_second(engine), _TOP_PX + row * _ROW_PX
+        length, colour = _BAR_PX * rows / most, _HOLDFAST if answer.name(engine).ours else _OTHER
+        ratio = "" if engine == last else f"  ({answer.ratio(engine, last).median:.1f}\N{MULTIPLICATION SIGN})"
+        yield f'<text x="{_NAME_PX - 8}" y="{y + 11}" text-anchor="end">{name}</text>'
+        yield f'<rect x="{_NAME_PX}" y="{y - 1}" width="{length:.1f}" height="16" fill="{colour}"/>'
+        yield f'<text x="{_NAME_PX + length + 5:.1f}" y="{y + 11}">{rows:,.0f}{ratio}</text>'
+
 
 RESULTS, PAGE, REPORT = Path("benches/results"), Path("benches/RESULTS.md"), Path("docs/report.html")
 PICTURE, README = Path("docs/throughput.svg"), Path("README.md")
@@ -69,7 +142,7 @@ def publish(run: Path, root: Path) -> None:
         file.write_text(_json(document))
     (new / RUN).write_text(_json({**results.run, "plan": plan}))
     answers = answers_of(read(new))
-    for panel in figure.PANELS:
+    for panel in PANELS:
         panel.answer(answers)
     shutil.rmtree(root / RESULTS, ignore_errors=True)
     new.rename(root / RESULTS)
@@ -92,7 +165,7 @@ def texts(root: Path, *, report: bool = True) -> dict[Path, str]:
     paragraph = f"{_BEGIN}\n\n{_readme_paragraph(answers)}\n\n{_END}"
     found = {
         PAGE: _results_page(results, answers),
-        PICTURE: figure.draw(answers),
+        PICTURE: draw(answers),
         README: re.sub(f"{re.escape(_BEGIN)}.*{re.escape(_END)}", lambda _: paragraph, readme, flags=re.DOTALL),
     }
     lines = found[PAGE].count("\n")
@@ -145,9 +218,9 @@ _RATIOS = textwrap.fill(
 
 def _readme_paragraph(answers: list[Answer]) -> str:
     """Return what README says below its figure."""
-    vectorised, by_key = (panel.answer(answers) for panel in figure.PANELS)
+    vectorised, by_key = (panel.answer(answers) for panel in PANELS)
     halves = []
-    for panel, answer in zip(figure.PANELS, (vectorised, by_key), strict=True):
+    for panel, answer in zip(PANELS, (vectorised, by_key), strict=True):
         *ours, base = panel.bars
         ratios = [f"{times(answer.ratio(label, base).median)} (`{answer.name(label).backend}`)" for label in ours]
         halves.append(f"{listed(ratios)} times Spark's throughput")

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from holdfast.benches.jobs.shard import FULL_BYTES, NEW_BYTES, PLAIN_DOWNLOAD, RESTORE
 from holdfast.benches.report.answers import FLOOR, SAME_IN_ONE_TURN, Answer, Ratio
 from holdfast.benches.report.directory import Results
-from holdfast.benches.report.names import name_of
 from holdfast.benches.report.results import asked_of_storage, counted_ms, requests_of
-from holdfast.benches.report.words import count, duration, in_one_turn, listed, of_field, size, spread, times
+from holdfast.benches.report.words import count, duration, listed, name_of, of_field, size, times
 
 # Suites whose loads are somebody's own, or like it; others compare ways to write a query.
 _OWN = "own-load"
@@ -128,9 +127,9 @@ def _headline(answer: Answer, best: str, other: str, choice: Choice | None) -> I
     ratio, name = answer.ratio(best, other), answer.name(other).text
     if ratio.same:
         shown = "turns do not tell whether it is faster than" if ratio.unsettled else "no faster and no slower than"
-        yield f"{shown} {name}{in_one_turn(ratio)}"
+        yield f"{shown} {name}{ratio.in_one_turn}"
     else:
-        shown = f"{answer.name(best).text} has {times(ratio.median)} times the throughput of {name}{in_one_turn(ratio)}"
+        shown = f"{answer.name(best).text} has {times(ratio.median)} times the throughput of {name}{ratio.in_one_turn}"
         beside = _beside_floor(answer, best)
         yield shown + (f", and {beside}" if beside else "")
     if answer.question.suite == _OWN and choice is not None and choice.settled:
@@ -196,7 +195,7 @@ def _beside_floor(answer: Answer, label: str) -> str:
     by_floor = answer.ratio(label, floor) if floor else None
     if by_floor is None or by_floor.unsettled:
         return ""
-    slowdown, shown = f"{times(1 / by_floor.median)} times ", in_one_turn(by_floor)
+    slowdown, shown = f"{times(1 / by_floor.median)} times ", by_floor.in_one_turn
     if by_floor.same:
         slowdown, shown = "", f", as far as {'one turn shows' if by_floor.turns == 1 else 'these turns show'}"
     return f"takes {slowdown}as long as the floor, the same query without state{shown}"
@@ -204,7 +203,7 @@ def _beside_floor(answer: Answer, label: str) -> str:
 
 def _in_words(ratio: Ratio) -> str:
     same = ": no difference" if ratio.same and not ratio.unsettled else ""
-    return f"{times(ratio.median)} ({spread(ratio)}{same})"
+    return f"{times(ratio.median)} ({ratio.spread}{same})"
 
 
 def _read_restore(found: Summary, answer: Answer) -> None:
@@ -388,7 +387,7 @@ def _certainty(answer: Answer, of: dict[str, str], chosen: str) -> str:
     against = [other for other in of if other != chosen]
     if turns == 1:
         return f"One turn only, {measured}: take differences below 10 % as chance."
-    ratios = [f"{other} {spread(answer.ratio(of[chosen], of[other]))}" for other in against]
+    ratios = [f"{other} {answer.ratio(of[chosen], of[other]).spread}" for other in against]
     agree = all(not r.least <= 1 <= r.most for r in (answer.ratio(of[chosen], of[other]) for other in against))
     order = "All turns agree" if agree else "The turns disagree on the order"
     return f"{order}, {measured}. Throughput of {chosen} by that of {'; of '.join(ratios)}."

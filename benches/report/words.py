@@ -1,10 +1,10 @@
-"""Figures in words, as the summary and the tables write them."""
+"""Figures in words, as the summary and the tables write them; what reports call the engines, and their colours."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-
-from holdfast.benches.report.answers import Ratio
+from dataclasses import dataclass
 
 
 def times(ratio: float) -> str:
@@ -12,18 +12,6 @@ def times(ratio: float) -> str:
     if ratio < 0.0995:
         return f"{ratio:.2g}"
     return f"{ratio:.0f}" if ratio >= 9.95 else f"{ratio:.1f}" if ratio >= 0.995 else f"{ratio:.2f}"
-
-
-def in_one_turn(ratio: Ratio) -> str:
-    """Return the words that a figure of a single turn needs, empty for others."""
-    return " in one turn" if ratio.turns == 1 else ""
-
-
-def spread(ratio: Ratio) -> str:
-    """Return what the turns gave, least and most."""
-    if ratio.turns == 1:
-        return "one turn"
-    return f"{times(ratio.least)} to {times(ratio.most)} in {ratio.turns} turns"
 
 
 def count(value: float) -> str:
@@ -68,3 +56,86 @@ def of_field(job_field: str) -> str:
         if name.endswith(unit):
             name = f"{name.removesuffix(unit)}, {unit.strip('_')}"
     return name.replace("_", " ")
+
+
+_BACKENDS = ("memory", "filesystem", "rocksdb")
+# By the beginning of an engine's name, the longest that fits: how it reads, without the backend.
+_KINDS = {
+    "holdfast": "holdfast",
+    "pandas": "holdfast by key",
+    "store": "holdfast's store alone",
+    "nexmark": "holdfast",
+    "nexmark-spark": "Spark",
+    "operator": "holdfast",
+    "spark-operator": "Spark's operator",
+    "floor": "the floor: no state",
+    "spark-agg": "Spark's aggregation",
+    "spark-pandas": "Spark's applyInPandasWithState",
+    "spark-aiwps": "Spark's applyInPandasWithState",
+    "spark-tws": "Spark's transformWithState",
+    "spark": "Spark",
+    "flink": "Flink",
+    "flink-sql": "Flink SQL",
+    "flink-process": "PyFlink's process function",
+    "pathway": "Pathway",
+    "bytewax": "Bytewax",
+    "quixstreams": "Quix Streams",
+}
+_OURS = ("holdfast", "pandas", "store", "nexmark", "operator")
+# Where engines that are not ours keep state.
+_STORES = {"rocksdb": "RocksDB", "hdfs": "HDFSBacked", "heap": "its heap"}
+_DETAILS = {
+    "row": "by Row",
+    "pandas": "by pandas",
+    "s3": "S3",
+    "count": "counting",
+    "backlog": "in pieces",
+    "volatile": "not surviving a kill",
+}
+# Of these a hyphen is no end.
+_OF_SEVERAL_WORDS = ("by-key", "mini-batch")
+_HUES = {"spark": "spark", "floor": "floor", "quixstreams": "quix"}
+_COLOURS = ("memory", "filesystem", "rocksdb", "spark", "floor", "flink", "pathway", "bytewax", "quix", "other")
+
+
+@dataclass(frozen=True)
+class Name:
+    """An engine as reports name it, its colour in the style sheet, and holdfast's backend, empty if it is not ours."""
+
+    text: str
+    hue: str
+    backend: str = ""
+
+    @property
+    def short(self) -> str:
+        """The text where it is clear that holdfast is meant."""
+        return self.text.removeprefix("holdfast ").removeprefix("on ")
+
+    @property
+    def ours(self) -> bool:
+        """Whether holdfast keeps the state."""
+        return bool(self.backend)
+
+
+def name_of(engine: str, label: str | None = None) -> Name:
+    """Return how an engine is called, or an entry of it, of which is kept what it adds to the engine's name.
+
+    An entry of another kind stands for itself.
+    """
+    kind = _kind_of(engine)
+    rest = re.sub("|".join(_OF_SEVERAL_WORDS), lambda words: words[0].replace("-", " "), engine.removeprefix(kind))
+    details = [part for part in rest.split("-") if part] if kind else []
+    backend = next((part for part in details if part in _BACKENDS), "") if kind in _OURS else ""
+    stores = [part for part in details if part == backend or part in _STORES]
+    words = [_DETAILS.get(part, part) for part in details if part not in stores]
+    on = [part if part == backend else _STORES[part] for part in stores]
+    text = ", ".join([" on ".join([_KINDS[kind], *on]), *words]) if kind else engine
+    first = kind.split("-")[-1] if kind == "nexmark-spark" else kind.partition("-")[0]
+    hue = backend or _HUES.get(first, first if first in _COLOURS else "other")
+    if label is not None and label != engine:
+        text = f"{text}{label.removeprefix(engine)}" if label.startswith(engine) else label
+    return Name(text, hue, backend)
+
+
+def _kind_of(engine: str) -> str:
+    return max((kind for kind in _KINDS if f"{engine}-".startswith(f"{kind}-")), key=len, default="")

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.benches.instruments.measured import Places
 from holdfast.benches.jobs.by_name import read_job
 from holdfast.benches.jobs.job import Job
-from holdfast.benches.nexmark import engines as nexmark
+from holdfast.benches.nexmark import job as nexmark
 from holdfast.benches.peers import engines as peers
 from holdfast.benches.runs import engines
 from holdfast.benches.runs.engines import Engine

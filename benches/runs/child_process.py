@@ -42,11 +42,7 @@ class BenchError(HoldfastError):
 
 
 def call_in_child(
-    what: str,
-    function: str,
-    *arguments: Any,
-    folders: Sequence[Path] = (),
-    limit_s: float | None = None,
+    what: str, function: str, *arguments: Any, folders: Sequence[Path] = (), limit_s: float | None = None
 ) -> Any:
     """Call a function, ``module:name``, in a fresh process; arguments and result are JSON values.
 

@@ -8,24 +8,111 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupState
 
+import holdfast
+from holdfast.backends.run import TableSchema
 from holdfast.benches.instruments.measured import Measured, Places
 from holdfast.benches.instruments.object_store import delayed_store
 from holdfast.benches.instruments.spark import EXECUTOR_MEMORY_MB, standalone_cluster
-from holdfast.benches.jobs.by_key import ByProcessor, DropIn
+from holdfast.benches.jobs.by_key import ByProcessor, DropIn, one_key
 from holdfast.benches.jobs.job import Job, SparkJob, StoreJob, StreamingJob, server_of_environment
 from holdfast.benches.jobs.operators import Operators
-from holdfast.benches.runs import queries
 from holdfast.benches.runs.spark_run import StateFolders, folder_bytes, run_query
 from holdfast.snapshotter.storage.opening import open_storage
+
+#: The name of the operator in every query of holdfast.
+OPERATOR = "bench"
+
+
+def with_state(frame: DataFrame, job: SparkJob) -> DataFrame:
+    """Return the job on holdfast."""
+    grouped = holdfast.stream(frame).groupBy("key")
+    return grouped.applyInArrowWithState(job.stateful, job.output, job.state, "update", name=OPERATOR)
+
+
+def without_state(frame: DataFrame, job: SparkJob) -> DataFrame:
+    """Return holdfast's pipeline around a function that keeps no state."""
+    grouped = holdfast.stream(frame).groupBy("key")
+    return grouped.applyInArrowWithState(job.stateless, job.output, job.state, "update", name=OPERATOR)
+
+
+def spark_aggregation(frame: DataFrame, job: SparkJob) -> DataFrame:
+    """Return the job as Spark's own aggregation."""
+    return frame.groupBy("key").agg(*job.aggregates())
+
+
+def by_key(frame: DataFrame, job: DropIn) -> DataFrame:
+    """Return a job by key on holdfast."""
+    grouped = holdfast.stream(frame).groupBy("key")
+    return grouped.applyInPandasWithState(one_key, job.output, job.state, "update", "NoTimeout", name=OPERATOR)
+
+
+def spark_by_key(frame: DataFrame, job: DropIn) -> DataFrame:
+    """Return a job by key as Spark's own ``applyInPandasWithState``."""
+    return frame.groupBy("key").applyInPandasWithState(one_key, job.output, job.state, "update", "NoTimeout")
+
+
+def by_processor(frame: DataFrame, job: ByProcessor, *, in_pandas: bool) -> DataFrame:
+    """Return a job by processor on holdfast."""
+    grouped, processor = holdfast.stream(frame).groupBy("key"), job.processor(in_pandas=in_pandas)
+    method = grouped.transformWithStateInPandas if in_pandas else grouped.transformWithState
+    return method(processor, job.output, "update", "None", name=OPERATOR)
+
+
+def spark_by_processor(frame: DataFrame, job: ByProcessor, *, in_pandas: bool) -> DataFrame:
+    """Return a job by processor as Spark's own ``transformWithState``."""
+    grouped, processor = frame.groupBy("key"), job.processor(in_pandas=in_pandas)
+    method = grouped.transformWithStateInPandas if in_pandas else grouped.transformWithState
+    return method(processor, job.output, "update", "None")
+
+
+def _count(_key: tuple[object, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    rows = sum(len(chunk) for chunk in chunks)
+    before = state.get[0] if state.exists else 0
+    state.update((before + rows,))
+    yield pd.DataFrame({"n": [before + rows]})
+
+
+def spark_counting(frame: DataFrame, job: SparkJob) -> DataFrame:
+    """Return Spark's ``applyInPandasWithState`` doing next to nothing: as many keys as partitions, counted."""
+    route = F.pmod(F.xxhash64("key"), F.lit(job.partitions)).cast("int")
+    few = frame.select(route.alias("route"), *[name for name in frame.columns if name != "key"])
+    return few.groupBy("route").applyInPandasWithState(_count, "n long", "n long", "update", "NoTimeout")
+
+
+def live_bytes(local_dir: Path, backend_name: str, job: SparkJob) -> int:
+    """Return the Arrow size of the newest version of all shards of `with_state`, whose Spark still runs.
+
+    `local_dir` is its ``spark.holdfast.local.dir``; counted are key and value columns of live keys.
+    """
+    from pyspark.sql.types import StructType
+
+    from holdfast import clock
+    from holdfast.backends.registry import find_backend
+    from holdfast.spark_integration.shard.operator import STATE_TABLE
+    from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
+
+    key = arrow_schema(StructType(parse_struct(job.output, "output").fields[:1]), "the key")
+    table = TableSchema.of(STATE_TABLE, key, arrow_schema(parse_struct(job.state, "state"), "state"))
+    total = 0
+    for directory in local_dir.glob("holdfast-*/executor-*/**/shard-*"):
+        with find_backend(backend_name)(directory, {STATE_TABLE: table}, clock.new_id) as backend:
+            for pointer in backend.versions()[-1:]:
+                with backend.view(pointer) as view:
+                    total += sum(run.keys.nbytes + run.values.nbytes for run in view.scan(STATE_TABLE))
+    return total
+
 
 BACKENDS = ("memory", "filesystem", "rocksdb")
 _STATE_STORE = "spark.sql.streaming.stateStore."
@@ -51,31 +138,16 @@ class Engine(ABC):
 
 @dataclass(frozen=True)
 class SparkEngine(Engine):
-    """A query in Spark, whose state holdfast keeps, or Spark.
-
-    Attributes
-    ----------
-    query : callable
-        Takes the source and the job, returns the frame to write.
-    backend : str
-        holdfast's, with local state in RAM or on disk as it has it; empty where Spark keeps the state.
-    state_store : mapping of str to str
-        Spark settings that say how its state store works: under a processor of holdfast it has the pointers.
-    table : str
-        Where running counts and sums are kept, so that a job can verify them; empty if nowhere.
-    on_s3 : bool
-        Whether commits are durable on S3, where requests are delayed and counted on their way, or on local disk.
-    output_mode : callable
-        Returns that of a job's query.
-    """
+    """A query in Spark, whose state holdfast keeps, or Spark."""
 
     name: str
-    query: Callable[[DataFrame, Any], DataFrame]
+    query: Callable[[DataFrame, Any], DataFrame]  # takes the source and the job
     runs: type[Job]
-    backend: str = ""
+    backend: str = ""  # holdfast's; empty where Spark keeps the state
+    #: Settings of Spark's state store: under a processor of holdfast it has the pointers.
     state_store: Mapping[str, str] = field(default_factory=dict)
-    table: str = ""
-    on_s3: bool = False
+    table: str = ""  # where running counts and sums are kept, so that a job can verify them
+    on_s3: bool = False  # commits are durable on S3, where requests are delayed and counted
     output_mode: Callable[[Any], str] = lambda _: "update"
 
     def settings(self, job: StreamingJob, places: Places) -> dict[str, str]:
@@ -108,8 +180,8 @@ class SparkEngine(Engine):
             return StateFolders(lambda: spark.glob("spark-*/StateStoreId*"), places.checkpoint / "state")
         local, live = self._local(places), None
         # One that has an owner cannot be opened beside it.
-        if isinstance(job, SparkJob) and self.query is queries.with_state and self.backend != "rocksdb":
-            live = partial(queries.live_bytes, local, self.backend, job)
+        if isinstance(job, SparkJob) and self.query is with_state and self.backend != "rocksdb":
+            live = partial(live_bytes, local, self.backend, job)
         return StateFolders(lambda: [local], places.disk / "holdfast", live, storage)
 
     def run(self, job: StreamingJob, places: Places) -> Measured:
@@ -172,9 +244,7 @@ def _each(made: Callable[[str], Engine]) -> list[Engine]:
 
 
 def _by_processor(api: str) -> list[Engine]:
-    ours, theirs = (
-        partial(query, in_pandas=api == "pandas") for query in (queries.by_processor, queries.spark_by_processor)
-    )
+    ours, theirs = (partial(query, in_pandas=api == "pandas") for query in (by_processor, spark_by_processor))
     return [
         *_each(lambda on: SparkEngine(f"holdfast-{on}-{api}", ours, ByProcessor, on, SPARK_ROCKSDB, "total")),
         SparkEngine(f"spark-tws-{api}", theirs, ByProcessor, "", SPARK_ROCKSDB),
@@ -192,14 +262,14 @@ def _operator(name: str, ours: bool, backend: str = "") -> Engine:
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
-        *_each(lambda on: SparkEngine(f"holdfast-{on}", queries.with_state, SparkJob, on, table="state")),
-        *_each(lambda on: SparkEngine(f"holdfast-{on}-s3", queries.with_state, SparkJob, on, on_s3=True)),
-        SparkEngine("floor", queries.without_state, SparkJob, "memory"),
-        SparkEngine("spark-agg-rocksdb", queries.spark_aggregation, SparkJob, "", SPARK_ROCKSDB, "state"),
-        SparkEngine("spark-agg-hdfs", queries.spark_aggregation, SparkJob, "", _SPARK_IN_HEAP),
-        SparkEngine("spark-aiwps-count", queries.spark_counting, SparkJob),
-        *_each(lambda on: SparkEngine(f"pandas-{on}", queries.by_key, DropIn, on, table="state")),
-        SparkEngine("spark-pandas-rocksdb", queries.spark_by_key, DropIn, "", SPARK_ROCKSDB),
+        *_each(lambda on: SparkEngine(f"holdfast-{on}", with_state, SparkJob, on, table="state")),
+        *_each(lambda on: SparkEngine(f"holdfast-{on}-s3", with_state, SparkJob, on, on_s3=True)),
+        SparkEngine("floor", without_state, SparkJob, "memory"),
+        SparkEngine("spark-agg-rocksdb", spark_aggregation, SparkJob, "", SPARK_ROCKSDB, "state"),
+        SparkEngine("spark-agg-hdfs", spark_aggregation, SparkJob, "", _SPARK_IN_HEAP),
+        SparkEngine("spark-aiwps-count", spark_counting, SparkJob),
+        *_each(lambda on: SparkEngine(f"pandas-{on}", by_key, DropIn, on, table="state")),
+        SparkEngine("spark-pandas-rocksdb", spark_by_key, DropIn, "", SPARK_ROCKSDB),
         *_by_processor("row"),
         *_by_processor("pandas"),
         *_each(lambda on: _operator(f"operator-{on}", True, on)),

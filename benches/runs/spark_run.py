@@ -23,24 +23,12 @@ _SETTLE_S = 1.0
 
 @dataclass(frozen=True)
 class StateFolders:
-    """Where a query's state is.
+    """Where a query's state is."""
 
-    Attributes
-    ----------
-    local : callable
-        Returns the folders of the working state, which appear while the query runs.
-    durable : pathlib.Path
-        The one from which it is restored.
-    live_bytes : callable or None
-        Returns the Arrow size of the live state, after the last micro-batch.
-    storage : callable
-        Returns what was asked of the storage so far, by kind; nothing where that is not counted.
-    """
-
-    local: Callable[[], Iterable[Path]]
-    durable: Path
-    live_bytes: Callable[[], int] | None = None
-    storage: Callable[[], dict[str, float]] = dict
+    local: Callable[[], Iterable[Path]]  # the folders of the working state, which appear while the query runs
+    durable: Path  # the one from which it is restored
+    live_bytes: Callable[[], int] | None = None  # the Arrow size of the live state, after the last micro-batch
+    storage: Callable[[], dict[str, float]] = dict  # what was asked of the storage so far, by kind, if counted
 
 
 def run_query(

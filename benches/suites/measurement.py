@@ -40,48 +40,21 @@ class Profile:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One question.
+    """One question."""
 
-    Attributes
-    ----------
-    suite, name : str
-        Where its results are stored: ``<suite>/<name>.json``.
-    question : str
-        As the report asks it, with a question mark.
-    entries : mapping of str to Entry
-        What is compared, by label, in the order of the turns.
-    minutes : float
-        How long all turns take on two idle cores: for the time left.
-    repeats : int
-        Turns.
-    baseline : str
-        The label that the others are read against; empty where there is none.
-    along : str
-        The field of the jobs that differs between entries of one engine: what the report shows along. Empty: nothing.
-    targets : tuple of Target
-        Figures to reach.
-    check : callable, optional
-        Compares what the entries compute, in processes of its own. Returns ``what`` was compared, the ``rows`` of the
-        result, and whether all are ``equal``; where they are not, no time counts.
-    micro : str
-        The module of ``benches/micro`` that pytest-benchmark runs in place of entries. Empty: entries.
-    note : str
-        What a reader must know of the sizes.
-    memory_gb, disk_gb : float
-        What the largest of the runs needs: a machine that has less leaves the measurement out.
-    """
-
-    suite: str
+    suite: str  # its results are stored as <suite>/<name>.json
     name: str
-    question: str
-    entries: Mapping[str, Entry]
-    minutes: float
+    question: str  # as the report asks it
+    entries: Mapping[str, Entry]  # what is compared, by label
+    minutes: float  # of all turns, on two idle cores: for the time left
     repeats: int = 1
-    baseline: str = ""
-    along: str = ""
+    baseline: str = ""  # the label that the others are read against, if any
+    along: str = ""  # the field of the jobs that differs between entries of one engine: what the report shows along
     targets: tuple[Target, ...] = ()
+    #: Compares what the entries compute, in processes of its own. Returns ``what`` was compared, the ``rows`` of the
+    #: result, and whether all are ``equal``; where they are not, no time counts.
     check: Callable[[], dict[str, Any]] | None = None
-    micro: str = ""
-    note: str = ""
-    memory_gb: float = 6.0
+    micro: str = ""  # the module of benches/micro that pytest-benchmark runs in place of entries
+    note: str = ""  # what a reader must know of the sizes
+    memory_gb: float = 6.0  # what the largest run needs: a machine that has less leaves the measurement out
     disk_gb: float = 4.0

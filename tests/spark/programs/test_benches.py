@@ -23,7 +23,7 @@ from holdfast.benches.command import bench
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.peers.engines import ENGINES
 from holdfast.benches.peers.job import FromFiles
-from holdfast.benches.runs import paired, queries
+from holdfast.benches.runs import engines, paired
 from holdfast.benches.runs.child_process import BenchError
 from holdfast.benches.runs.paired import Entry, run_engine
 from holdfast.benches.suites.measurement import Profile
@@ -155,7 +155,7 @@ def test_job_b_means_the_same_to_holdfast_and_to_spark(spark: SparkSession, tmp_
 
     job = JobB(rows=64, keys=100, fill_rows=40, batches=4, warmup=1, skew=2.0, value_bytes=value_bytes)
     states = {}
-    for name, query in (("here", queries.with_state), ("there", queries.spark_aggregation)):
+    for name, query in (("here", engines.with_state), ("there", engines.spark_aggregation)):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="this query's state is not durable")
             frame = query(job.source(spark), job)

@@ -20,9 +20,9 @@ from holdfast.benches.report import tables
 from holdfast.benches.report.answers import Ratio, answers_of
 from holdfast.benches.report.directory import Results, read
 from holdfast.benches.report.html import render
-from holdfast.benches.report.names import name_of
 from holdfast.benches.report.results import Target, document, memory, usage, written
 from holdfast.benches.report.summary import Sentence, Summary, choose, summarize
+from holdfast.benches.report.words import name_of
 from holdfast.benches.runs.paired import Entry
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from tests.browser import DESKTOP, PHONE, accessibility_findings, shown

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from holdfast.benches.command import bench
 from holdfast.benches.commands import run as run_command
 from holdfast.benches.commands import single
-from holdfast.benches.commands.run import Stopped, stoppable
+from holdfast.benches.commands.run import Room, Stopped, measurements_of, stoppable, with_room
 from holdfast.benches.instruments.measured import Places
 from holdfast.benches.jobs.by_key import DropIn
 from holdfast.benches.jobs.job import SparkJob
@@ -27,7 +27,6 @@ from holdfast.benches.report.directory import DONE, RUN
 from holdfast.benches.running import carrying_out
 from holdfast.benches.running.carrying_out import CarryingOut, Step, TimeLeft, steps_of
 from holdfast.benches.running.directory import FAILED, ResultsDirectory
-from holdfast.benches.running.plan import Room, measurements_of, with_room
 from holdfast.benches.runs.by_name import ENGINES, engines_for
 from holdfast.benches.runs.child_process import BenchError
 from holdfast.benches.runs.engines import SparkEngine
