@@ -160,13 +160,18 @@ class MovedBackend(RocksDBBackend):
         return {table: files for table, files in version.stacks.items() if files}
 
 
-@pytest.mark.slow
-class TestRocksDBBackendInLayers(BackendContract):
+class NothingInRuns(BackendContract):
     """As with shards far larger than what may lie in runs."""
 
     @pytest.fixture(autouse=True)
     def no_share(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rocksdb.RocksDBBackend, "share_bytes", lambda _: 0)
+
+
+@pytest.mark.all
+@pytest.mark.slow
+class TestRocksDBBackendInLayers(NothingInRuns):
+    """Above databases lie the runs that are not moved yet."""
 
     @pytest.fixture
     def make_backend(self) -> MakeBackend:
@@ -174,7 +179,7 @@ class TestRocksDBBackendInLayers(BackendContract):
 
 
 @pytest.mark.slow
-class TestRocksDBBackendMoved(TestRocksDBBackendInLayers):
+class TestRocksDBBackendMoved(NothingInRuns):
     """As with what nobody has written for long."""
 
     @pytest.fixture

@@ -306,6 +306,7 @@ def test_killed_and_restarted_during_writes(hdfs: Hdfs, storage: ObjectStorage, 
         assert storage.get(key) == content
 
 
+@pytest.mark.all
 def test_safe_mode_is_waited_for(hdfs: Hdfs, storage: ObjectStorage) -> None:
     storage.put("first", b"1")
     hdfs.datanode.kill()

@@ -157,7 +157,7 @@ MOVED = {
 
 
 @pytest.mark.parametrize("seed", [1])
-@pytest.mark.parametrize("name", cases(list(MOVED), quick=3))
+@pytest.mark.parametrize("name", cases(list(MOVED)))
 def test_a_query_of_sparks_goes_on_with_ours(lab: Lab, name: str, seed: int) -> None:
     """From the same positions, with state and watermark, other shards: rows and state as if it had been ours always."""
     case, chance = MOVED[name], random.Random(seed)
