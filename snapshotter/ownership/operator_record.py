@@ -27,6 +27,11 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 KIND = "operator"
 _KEY = "operator"
+#: What two operators of one name are told, when they are defined or when they run.
+SAME_NAME = (
+    "two operators of this query have the same name: pass each its own name=. Without one, an operator is called as "
+    "its function or its processor's class is"
+)
 
 
 @dataclass(frozen=True)
@@ -124,12 +129,7 @@ def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> 
 
 def same_name(operator: str, **where: str) -> ConflictError:
     """Return the error for two operators of one name in a query."""
-    return ConflictError(
-        "two operators of this query have the same name: pass each its own name=. Without one, an operator is called "
-        "as its function or its processor's class is",
-        operator=operator,
-        **where,
-    )
+    return ConflictError(SAME_NAME, operator=operator, **where)
 
 
 def read_operator(storage: ObjectStorage, operator: str) -> OperatorRecord:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -39,6 +39,7 @@ from holdfast.spark_integration.plan.arguments import Mode, can_host_processors,
 from holdfast.spark_integration.plan.event_time import time_column_of, without_watermark
 from holdfast.spark_integration.plan.grouping_keys import Key
 from holdfast.spark_integration.plan.session import checked_settings, rows_each, shuffle_partitions, warn_of_partitions
+from holdfast.spark_integration.plan.upstream import marked, require_new_name
 from holdfast.spark_integration.shard.operator import Operator, ShardFunction
 from holdfast.spark_integration.shard.task import state_storage
 from holdfast.spark_integration.shard_call.call import ShardStep
@@ -150,6 +151,8 @@ class Definition:
                 "stateChanges are remembered with the state: set spark.holdfast.state.dir, or leave them out",
                 operator=self.name,
             )
+        if self._is_streaming:
+            require_new_name(self.rows.df, self.name)
         session, stored = self.rows.df.sparkSession, StoredState()
         if self.settings.state_dir is not None and self._is_streaming:
             stored = stored_state(session, self.settings, self.name, self.rows.function)
@@ -176,6 +179,7 @@ class Definition:
         initial = None if self.initial is None else self._sent(self.initial, shards, definition_id)
         if not self._is_streaming:
             return self.output.receive(run_batch(rows, initial))
+        rows = replace(rows, frame=marked(rows.frame, self.name, definition_id))
         return rows.step.output.receive(self.host.run(rows, initial))
 
     @property

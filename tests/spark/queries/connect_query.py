@@ -206,6 +206,7 @@ def by_rarer_ways(spark: SparkSession, folder: Path) -> dict[str, Any]:
         "woken": with_timers(spark, events, folder),
         "refused": refused(spark, events),
         "twice": explained(counted_twice(events), folder / "query-twice"),
+        "twice in one line": refused_behind(counted_twice(events)),
     }
 
 
@@ -227,6 +228,15 @@ def refused(spark: SparkSession, events: DataFrame) -> list[str]:
             except InvalidArgumentError as exc:
                 found.append(str(exc))
     return found
+
+
+def refused_behind(frame: DataFrame) -> str:
+    """Return what is said of an operator behind others."""
+    try:
+        holdfast.stream(frame).dropDuplicates(["key"], ttl="1 day")
+    except InvalidArgumentError as exc:
+        return str(exc)
+    raise AssertionError("it was not refused")
 
 
 def keep_shards(spark: SparkSession) -> None:

@@ -42,6 +42,7 @@ def require_rarer_ways(found: dict[str, Any]) -> None:
     for what, operator, _, batch, _ in found["twice"]:
         assert what.startswith("what:        ConflictError: two operators of this query have the same name: pass each")
         assert (operator, batch) == ("operator:    CountRows", "micro-batch: 0")
+    assert found["twice in one line"].startswith("two operators of this query have the same name: pass each its own")
 
 
 def require_any_evaluation(found: dict[str, Any]) -> None:
