@@ -40,6 +40,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar, cast
 
 from pyspark import TaskContext
@@ -328,15 +329,13 @@ def require_one_definition(operator_directory: Path, run_id: str, definition_id:
     """Reject a second operator of the same name in a run of a query. Raises `ConflictError`, `UnavailableError`."""
     note = private_directory(operator_directory / RUNS) / run_id
     with local_files.writing(note):
-        try:
-            descriptor = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            running = note.read_text()
-        else:
-            with open(descriptor, "w") as file:
-                file.write(definition_id)
-            running = definition_id
-    if running and running != definition_id:
+        if not note.exists():
+            with NamedTemporaryFile("w", dir=note.parent) as written, suppress(FileExistsError):
+                written.write(definition_id)
+                written.flush()
+                os.link(written.name, note)  # so nobody finds a note that says nothing yet
+        running = note.read_text()
+    if running != definition_id:
         raise same_name(operator_directory.name)
 
 

@@ -68,6 +68,24 @@ def test_one_definition_may_run_under_a_name_in_one_run_of_a_query(tmp_path: Pat
     claiming.require_one_definition(tmp_path / "query" / "others", "run-1", "def-2")
 
 
+def test_two_definitions_at_the_same_moment(tmp_path: Path) -> None:
+    """One of them is refused: nobody reads a note that is not yet written."""
+
+    def is_refused(run_id: str, definition_id: str) -> bool:
+        together.wait()
+        try:
+            claiming.require_one_definition(tmp_path / "totals", run_id, definition_id)
+        except ConflictError:
+            return True
+        return False
+
+    together = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        for run_id in map("run-{}".format, range(300)):
+            assert sorted(pool.map(is_refused, [run_id] * 2, ["def-1", "def-2"])) == [False, True]
+    assert len(list((tmp_path / "totals" / "runs").iterdir())) == 300
+
+
 def test_a_note_that_cannot_be_kept_is_an_error_of_ours(tmp_path: Path) -> None:
     (tmp_path / "totals" / "runs").mkdir(parents=True, mode=0o700)
     (tmp_path / "totals" / "runs").chmod(0o700)
