@@ -324,7 +324,7 @@ class WindowPlaces:
     start_us: int
 
     @classmethod
-    def of(cls, session: SparkSession, length: str, slide: str | None, start: str | None) -> WindowPlaces:
+    def of(cls, session: SparkSession, length: str, slide: str | None = None, start: str | None = None) -> WindowPlaces:
         """Return the places of the windows that Spark's `window` makes of these durations; raises as it does."""
         length_us = after_1970(session, F.window("t", length), "end")
         apart = slide or length

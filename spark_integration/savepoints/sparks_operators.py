@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import reduce
@@ -264,15 +265,14 @@ def _require_one_window(fields: Sequence[StructField], windows: Sequence[int]) -
 
 def _places(state: _State, window: str | Sequence[str]) -> WindowPlaces:
     durations = [window] if isinstance(window, str) else window
-    length, slide, start = [*durations, None, None, None][:3]
-    try:
-        return WindowPlaces.of(state.frame.sparkSession, str(length), slide, start)
-    except (AnalysisException, IllegalArgumentException) as exc:
-        raise InvalidArgumentError(
-            "window has the durations that Spark's window() was given: its length, perhaps how far apart windows "
-            "start, perhaps where",
-            given=window,
-        ) from exc
+    if 1 <= len(durations) <= 3:
+        with suppress(AnalysisException, IllegalArgumentException):
+            return WindowPlaces.of(state.frame.sparkSession, *durations)
+    raise InvalidArgumentError(
+        "window has the durations that Spark's window() was given: its length, perhaps how far apart windows start, "
+        "perhaps where",
+        given=window,
+    )
 
 
 def _require_windows(frame: DataFrame, window: Column, places: WindowPlaces) -> None:
