@@ -92,6 +92,7 @@ ROOMS = {
         "commands testing",
         "ui",
         "cli",
+        "__main__",
     ),
 }
 
@@ -117,6 +118,7 @@ ABOVE = (
     "benches/*",
     "examples/*",
     "holdfast/__init__.py",
+    "holdfast/__main__.py",
     "holdfast/cli*.py",
     "holdfast/commands/*",
     "holdfast/health.py",

@@ -154,10 +154,9 @@ def test_a_directory_that_is_none_of_ours_is_refused_with_a_hint(
 
 @pytest.mark.slow(1)
 def test_errors_end_the_program_without_a_traceback(root: Path) -> None:
-    script = "from holdfast.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", script, "verify", str(root)], capture_output=True, text=True, check=False
-    )
+    """Also where it runs as a module."""
+    command = [sys.executable, "-m", "holdfast", "verify", str(root)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("holdfast: the state directory is empty")
     assert "Traceback" not in done.stderr

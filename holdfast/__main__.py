@@ -1,0 +1,5 @@
+"""``python -m holdfast``: the command line, where the script ``holdfast`` is not on the PATH."""
+
+from holdfast.cli import main
+
+main()
