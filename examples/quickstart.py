@@ -3,10 +3,8 @@
 import os
 import sys
 import tempfile
-from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import holdfast
@@ -16,25 +14,12 @@ folder = tempfile.mkdtemp()
 spark = SparkSession.builder.config("spark.sql.shuffle.partitions", 2).getOrCreate()  # about as many as cores
 spark.conf.set("spark.holdfast.state.dir", f"{folder}/app")  # or s3://bucket/app
 
-
-def totals(batch: holdfast.ShardBatch) -> dict[str, pa.Array]:
-    """Count flights and keep the worst delay, for all carriers of a shard in one call."""
-    old = batch.state.get(default={"n": 0})  # one row per key, null where new
-    n = pc.add(old["n"], batch.groups.count())
-    worst = pc.max_element_wise(old["worst"], batch.groups.max("delay"))
-    batch.state.put(n=n, worst=worst)
-    return {"n": n, "worst": worst}  # the keys come before them
-
-
-flights = spark.readStream.schema("carrier string, delay double").csv(f"{folder}/flights-*.csv")
-out = (
-    holdfast.stream(flights)
-    .groupBy("carrier")
-    .applyInArrowWithState(
-        totals, "carrier string, n long, worst double", "n long, worst double", "update", name="totals"
-    )
-)
+flights = spark.readStream.schema("carrier string, delay double").parquet(f"{folder}/flights/*.parquet")
+out = holdfast.stream(flights).groupBy("carrier").agg(n=holdfast.count(), worst=holdfast.max("delay"), name="totals")
 writer = out.writeStream.outputMode("update").option("checkpointLocation", f"{folder}/app-spark").format("console")
-for day, rows in enumerate(["AA,5\nUA,12\nAA,7", "UA,3\nDL,41"]):  # each start continues where the one before stopped
-    Path(f"{folder}/flights-{day}.csv").write_text(rows)
-    writer.trigger(availableNow=True).start().awaitTermination()
+for rows in [("AA", 5.0), ("UA", 12.0), ("AA", 7.0)], [("UA", 3.0), ("DL", 41.0)]:
+    spark.createDataFrame(rows, flights.schema).write.mode("append").parquet(f"{folder}/flights")
+    try:
+        writer.trigger(availableNow=True).start().awaitTermination()
+    except StreamingQueryException as error:
+        sys.exit(holdfast.explain(error))

@@ -3,7 +3,6 @@
 import os
 import sys
 import tempfile
-from pathlib import Path
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -15,11 +14,11 @@ folder = tempfile.mkdtemp()
 spark = SparkSession.builder.config("spark.sql.shuffle.partitions", 2).getOrCreate()
 spark.conf.set("spark.holdfast.state.dir", f"{folder}/app")
 
-bids = spark.readStream.schema("auction string, bid long").csv(f"{folder}/bids-*.csv")
+bids = spark.readStream.schema("auction string, bid long").parquet(f"{folder}/bids/*.parquet")
 out = holdfast.stream(bids).groupBy("auction").top(3, by="bid")
 writer = out.writeStream.outputMode("update").option("checkpointLocation", f"{folder}/app-spark").format("console")
-for part, rows in enumerate(["tea,10\ntea,30\nsalt,5\ntea,20\ntea,1", "salt,7\ntea,2"]):
-    Path(f"{folder}/bids-{part}.csv").write_text(rows)
+for rows in [("tea", 10), ("tea", 30), ("salt", 5), ("tea", 20), ("tea", 1)], [("salt", 7), ("tea", 2)]:
+    spark.createDataFrame(rows, bids.schema).write.mode("append").parquet(f"{folder}/bids")
     try:
         writer.trigger(availableNow=True).start().awaitTermination()
     except StreamingQueryException as error:

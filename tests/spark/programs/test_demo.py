@@ -260,7 +260,7 @@ def wait_for(condition: Callable[[], bool], demo: subprocess.Popen[str]) -> None
 
 #: The rows of all micro-batches.
 PRINTED = {
-    "sessions": [["ann", "2", "2026-03-02 09:20:00"], ["bob", "1", "2026-03-02 09:05:00"]],
+    "sessions": [["ann", "2", "2026-03-02 09:50:00"], ["bob", "1", "2026-03-02 09:35:00"]],
     "top_n": [
         ["tea", "1", "30"],
         ["tea", "2", "20"],
@@ -297,7 +297,9 @@ def rows_of(shown: str) -> list[list[str]]:
 
 
 def test_the_readme_shows_the_quickstart_as_it_is() -> None:
-    assert blocks("README.md", "python") == [text("examples/quickstart.py")]
+    program = text("examples/quickstart.py")
+    assert blocks("README.md", "python") == [program]
+    assert len(program.splitlines()) <= 25
 
 
 @pytest.mark.spark
