@@ -569,10 +569,12 @@ def _takes(pace: Pace, signs: Signs) -> Figure:
 
 
 def _left(signs: Signs) -> Figure:
+    """Return the planned input that is not committed: Spark logs how far it has read, not what its sources hold."""
     name = "Input left"
     if signs.planned:
         return Figure(name, f"micro-batch {signs.planned.batch_id:,}", "planned and not committed, in Spark's log")
-    return Figure(name, "unknown", "only the program knows: query.lastProgress")
+    known_from = "Spark's log has what was read; what waits, only the program knows: sources in query.lastProgress"
+    return Figure(name, "unknown", known_from)
 
 
 def record_of(storage: ObjectStorage, operator: str) -> OperatorRecord | HoldfastError:
