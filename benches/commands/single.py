@@ -26,15 +26,14 @@ from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.jobs.operators import Operators
 from holdfast.benches.jobs.shard import Restore, Size, Snapshots
 from holdfast.benches.jobs.sinks import Sinks
-from holdfast.benches.nexmark.equality import checked
 from holdfast.benches.nexmark.job import Nexmark
 from holdfast.benches.peers.engines import ENGINES as PEERS
 from holdfast.benches.peers.job import FromFiles
 from holdfast.benches.report import tables
 from holdfast.benches.report.results import document
-from holdfast.benches.runs import small_run
 from holdfast.benches.runs.by_name import engines_for
 from holdfast.benches.runs.child_process import BenchError
+from holdfast.benches.runs.equality import checked
 from holdfast.benches.runs.paired import Entry, Run, run_engine
 from holdfast.benches.suites.suites import NEXMARK
 from holdfast.errors import InvalidArgumentError
@@ -210,7 +209,7 @@ def _prepared(job: Job, labels: list[str]) -> dict[str, Any]:
     if not isinstance(job, Nexmark | Operators):
         return {}
     _console.print(f"[dim]do they find the same: {', '.join(labels)} …[/dim]")
-    equality = checked(job, labels) if isinstance(job, Nexmark) else small_run.checked(job, labels)
+    equality = checked(job, labels)
     if not equality["equal"]:
         raise BenchError("engines do not find the same, so no time counts", **equality)
     _console.print(f"they find the same {equality['rows']} results")

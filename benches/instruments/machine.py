@@ -40,7 +40,7 @@ def busy_cores(over_s: float = 1.0) -> float:
 
 
 def _kernel_version() -> str:
-    """Return the numbers of the kernel's version; what follows them names a build, not a version."""
+    # What follows the numbers names a build, not a version.
     numbers = re.match(r"[0-9.]+", platform.release())
     return numbers.group().rstrip(".") if numbers else ""
 
@@ -56,12 +56,13 @@ def _processor() -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of holdfast, Python, Java and the libraries that do the work."""
-    found = {
+    shown = subprocess.run([ensure_java() / "bin" / "java", "-version"], capture_output=True, text=True, check=True)
+    return {
         "holdfast": holdfast_version(Path(holdfast.__file__).parents[1]),
         "python": platform.python_version(),
-        "java": _java_version(),
-    }
-    return found | {name: importlib.metadata.version(name) for name in _LIBRARIES}
+        # The first line of standard error: openjdk version "17.0.1" 2021-10-19
+        "java": shown.stderr.splitlines()[0].replace('"', ""),
+    } | {name: importlib.metadata.version(name) for name in _LIBRARIES}
 
 
 def holdfast_version(root: Path) -> str:
@@ -86,10 +87,3 @@ def _git(root: Path, *arguments: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
-
-
-def _java_version() -> str:
-    java = ensure_java() / "bin" / "java"
-    shown = subprocess.run([java, "-version"], capture_output=True, text=True, check=True)
-    # The version stands on the first line of standard error: openjdk version "17.0.1" 2021-10-19
-    return shown.stderr.splitlines()[0].replace('"', "")

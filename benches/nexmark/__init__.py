@@ -7,5 +7,4 @@
     auctions.py, people.py, bids.py, windows.py      the queries
     job.py        all of them by number; `Nexmark`: a query and the size of a run; its engines: each way on each
                   backend, and on Spark's own operators
-    equality.py   all engines find the same
 """

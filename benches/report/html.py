@@ -9,7 +9,7 @@ of light or dark, and all of it prints.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,15 +81,14 @@ def render(results: Results) -> str:
         title="Which backend for me?" if results.quick else "holdfast, measured",
         load=_load(results.run.get("shape") or {}) if results.quick else "",
         results=results,
-        suites={suite: [card for card in cards if card.question.suite == suite] for suite in _suites(cards)},
+        suites={
+            suite: [card for card in cards if card.question.suite == suite]
+            for suite in dict.fromkeys(card.question.suite for card in cards)
+        },
         summary=summarize(results, answers),
         targets=[(answer, target) for answer in answers for target in answer.document["targets"]],
         facts=facts.items(),
     )
-
-
-def _suites(cards: list[Card]) -> list[str]:
-    return list(dict.fromkeys(card.question.suite for card in cards))
 
 
 def _load(shape: Mapping[str, Any]) -> str:
@@ -164,10 +163,8 @@ def _settings(answer: Answer) -> Sheet:
     """Return what differs between the settings of an answer's entries, and what they share."""
     jobs, engines = (answer.document["settings"].get(part, {}) for part in ("jobs", "engines"))
     by_label = {label: {**jobs[label], **engines.get(label, {})} for label in answer.labels}
-    return Sheet("Settings", ("setting", *answer.labels), list(_setting_rows(by_label)))
-
-
-def _setting_rows(by_label: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    rows = []
     for name in dict.fromkeys(name for of in by_label.values() for name in of):
         values = ["" if (value := of.get(name)) is None else str(value) for of in by_label.values()]
-        yield (name, *values) if len(set(values)) > 1 else (name, values[0], *[""] * (len(values) - 1))
+        rows.append((name, *(values if len(set(values)) > 1 else (values[0], *[""] * (len(values) - 1)))))
+    return Sheet("Settings", ("setting", *answer.labels), rows)

@@ -19,7 +19,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,6 @@ RESULTS, PAGE, REPORT = Path("benches/results"), Path("benches/RESULTS.md"), Pat
 PICTURE, README = Path("docs/throughput.svg"), Path("README.md")
 _LINES_MAX, _WIDTH = 150, 120
 _BEGIN, _END = "<!-- figures: make results writes what follows -->", "<!-- end of figures -->"
-Line = Mapping[str, Any]
 # Parts of a micro-batch that the report reads; others would be most of the bytes.
 _PHASES = (RESTORE, PLAIN_DOWNLOAD)
 
@@ -133,7 +132,11 @@ def publish(run: Path, root: Path) -> None:
         new_suites = {question.suite for question, _ in results.measured}
         kept = {question.suite for question, _ in before.measured} - new_suites
         documents += [(question, document) for question, document in before.measured if question.suite in kept]
-        plan = _merged(before.run["plan"], plan, kept)
+        order = list(dict.fromkeys(line["suite"] for line in (*before.run["plan"], *plan)))
+        plan = [line for line in before.run["plan"] if line["suite"] in kept] + [
+            line for line in plan if line["suite"] not in kept
+        ]
+        plan.sort(key=lambda line: order.index(line["suite"]))
     new = root / RESULTS.with_name("results.new")
     shutil.rmtree(new, ignore_errors=True)
     for question, document in documents:
@@ -146,13 +149,6 @@ def publish(run: Path, root: Path) -> None:
         panel.answer(answers)
     shutil.rmtree(root / RESULTS, ignore_errors=True)
     new.rename(root / RESULTS)
-
-
-def _merged(before: Sequence[Line], now: Sequence[Line], kept: Collection[str]) -> list[Line]:
-    """Return the lines of a plan that keeps some suites, in the order of the suites before."""
-    order = list(dict.fromkeys(line["suite"] for line in (*before, *now)))
-    lines = [line for line in before if line["suite"] in kept] + [line for line in now if line["suite"] not in kept]
-    return sorted(lines, key=lambda line: order.index(line["suite"]))
 
 
 def texts(root: Path, *, report: bool = True) -> dict[Path, str]:
@@ -237,11 +233,8 @@ def _wrapped(text: str) -> str:
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    escaped = [[" ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
 
 
 def _by_question(sentences: list[Sentence]) -> Iterator[tuple[str, str]]:
@@ -305,17 +298,15 @@ def _compact(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a document without what no page shows: parts of micro-batches, and sizes after each of them."""
     if BENCHMARKS in document:
         return dict(document)
-    engines = {
-        label: {**engine, "runs": [_compact_run(run) for run in engine["runs"]]}
-        for label, engine in document["engines"].items()
-    }
+    engines = {}
+    for label, engine in document["engines"].items():
+        engines[label] = {**engine, "runs": []}
+        for run in engine["runs"]:
+            phases = [{name: of[name] for name in _PHASES if name in of} for of in run["phases_ms"]]
+            kept = {**run, "batch_ms": [round(ms, 1) for ms in run["batch_ms"]], "phases_ms": phases}
+            engines[label]["runs"].append(kept)
     state = {label: {**of, "after_batch": []} for label, of in document["state_bytes"].items()}
     return {**document, "engines": engines, "state_bytes": state}
-
-
-def _compact_run(run: Mapping[str, Any]) -> dict[str, Any]:
-    phases = [{name: of[name] for name in _PHASES if name in of} for of in run["phases_ms"]]
-    return {**run, "batch_ms": [round(ms, 1) for ms in run["batch_ms"]], "phases_ms": phases}
 
 
 def _json(content: object) -> str:

@@ -68,15 +68,13 @@ def document(
         },
         "engines": {label: _summary(of) for label, of in runs.items()},
         **ratios(runs),
-        "state_bytes": {label: _largest_state(of) for label, of in runs.items()},
+        "state_bytes": {
+            label: max((run["state_bytes"] for run in of), key=lambda state: state["local_peak"])
+            for label, of in runs.items()
+        },
     }
     measured = {**found["ratios"], **dict(_sizes(found))}
     return found | {"targets": [target.check(measured[target.what]) for target in targets if target.what in measured]}
-
-
-def _largest_state(runs: list[Run]) -> dict[str, Any]:
-    largest: dict[str, Any] = max((run["state_bytes"] for run in runs), key=lambda state: state["local_peak"])
-    return largest
 
 
 def _summary(runs: list[Run]) -> dict[str, Any]:
@@ -132,18 +130,18 @@ def memory(document: Document, label: str) -> dict[str, dict[str, int]]:
 
 def written(document: Document, label: str) -> dict[str, float]:
     """Return by kind of process the bytes written in a counted micro-batch, the mean of the runs; and ``durable``."""
-    runs = document["engines"][label]["runs"]
-    counted = len(job_of(document, label).counted)
-    kinds = dict.fromkeys(kind for run in runs for kind in run["written"])
-    return {kind: statistics.mean(run["written"].get(kind, 0) for run in runs) / counted for kind in kinds}
+    return _by_batch(document, label, "written")
 
 
 def asked_of_storage(document: Document, label: str) -> dict[str, float]:
     """Return what a counted micro-batch asked of the storage, by kind, the mean of the runs; empty if not counted."""
-    runs = document["engines"][label]["runs"]
-    counted = len(job_of(document, label).counted)
-    kinds = sorted({kind for run in runs for kind in run.get("storage", {})})
-    return {kind: statistics.mean(run.get("storage", {}).get(kind, 0) for run in runs) / counted for kind in kinds}
+    return dict(sorted(_by_batch(document, label, "storage").items()))
+
+
+def _by_batch(document: Document, label: str, part: str) -> dict[str, float]:
+    runs, counted = document["engines"][label]["runs"], len(job_of(document, label).counted)
+    kinds = dict.fromkeys(kind for run in runs for kind in run.get(part, {}))
+    return {kind: statistics.mean(run.get(part, {}).get(kind, 0) for run in runs) / counted for kind in kinds}
 
 
 def requests_of(counts: Mapping[str, float]) -> float:
@@ -157,10 +155,7 @@ def usage(document: Document, label: str) -> dict[str, float]:
     That is ``wall_s``; ``cpu_s``, which a busy machine changes least, and its parts by kind of process, as ``jvm_s``;
     ``cores`` busy; ``outside_ms``: the wall time of the driver's own work, during which no task runs.
     """
-    counted = len(job_of(document, label).counted)
-    runs = document["engines"][label]["runs"]
-    kinds = dict.fromkeys(kind for run in runs for kind in run["cpu"])
-    means = {kind: statistics.mean(run["cpu"].get(kind, 0) for run in runs) / counted for kind in kinds}
+    means = _by_batch(document, label, "cpu")
     busy = sum(means.values()) - means["wall"]
     in_all = counted_ms(document, label, "triggerExecution")
     of_tasks = counted_ms(document, label, "addBatch")

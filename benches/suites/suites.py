@@ -18,13 +18,12 @@ from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.jobs.operators import Operators
 from holdfast.benches.jobs.shard import Restore, Size, Snapshots
-from holdfast.benches.nexmark.equality import checked
 from holdfast.benches.nexmark.job import QUERIES, Nexmark
 from holdfast.benches.peers.engines import ENVIRONMENTS
 from holdfast.benches.peers.job import FromFiles
 from holdfast.benches.report.results import Target
-from holdfast.benches.runs import small_run
 from holdfast.benches.runs.engines import BACKENDS
+from holdfast.benches.runs.equality import checked
 from holdfast.benches.runs.paired import Entry
 from holdfast.benches.suites import own_load
 from holdfast.benches.suites.measurement import Measurement, Profile
@@ -291,7 +290,7 @@ def _operator(name: str, title: str, wanted: tuple[float, ...]) -> Measurement:
     pairs = [f"{on}, {n:,} rows/{theirs}, {n:,} rows" for n in jobs for on in ours]
     targets = tuple(Target(pair, at_least=least) for pair, least in zip(pairs, wanted, strict=True))
     about: dict[str, Any] = {"baseline": theirs, "along": "rows", "targets": targets}
-    check = partial(small_run.checked, small, [*ours, theirs])
+    check = partial(checked, small, [*ours, theirs])
     return Measurement("operators", name, f"How fast is {title}?", entries, 3.3, check=check, **about)
 
 

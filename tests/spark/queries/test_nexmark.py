@@ -16,9 +16,9 @@ import pytest
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 
 import holdfast
-from holdfast.benches.nexmark.equality import compare, small
 from holdfast.benches.nexmark.events import AUCTION, BID, FIRST_ID, HOT, LEAD, PERSON, Mix, events
 from holdfast.benches.nexmark.job import QUERIES, Nexmark
+from holdfast.benches.runs.equality import compare, small
 from holdfast.examples.flights import data
 from holdfast.examples.flights import sessions as flight_sessions
 from holdfast.examples.stateful import deduplication, fraud, local, migration, sessions, top_bids

@@ -30,8 +30,8 @@ from holdfast.benches.running.directory import FAILED, ResultsDirectory
 from holdfast.benches.runs.by_name import ENGINES, engines_for
 from holdfast.benches.runs.child_process import BenchError
 from holdfast.benches.runs.engines import SparkEngine
+from holdfast.benches.runs.equality import verdict_of_batches
 from holdfast.benches.runs.paired import Entry, Run, ratios, run_engine, summarize
-from holdfast.benches.runs.small_run import verdict
 from holdfast.benches.suites.measurement import Profile, Shape
 from holdfast.benches.suites.suites import SUITES
 from holdfast.errors import InvalidArgumentError
@@ -443,10 +443,13 @@ def test_a_directory_belongs_to_one_number_of_turns(tmp_path: Path) -> None:
 
 def test_the_same_rows_in_the_same_micro_batches_are_equal() -> None:
     batches = [Counter(["a", "b", "b"]), Counter(["c"])]
-    assert verdict({"ours": batches, "spark": [Counter(["b", "a", "b"]), Counter(["c"])]}) == {"rows": 4, "equal": True}
+    assert verdict_of_batches({"ours": batches, "spark": [Counter(["b", "a", "b"]), Counter(["c"])]}) == {
+        "rows": 4,
+        "equal": True,
+    }
 
 
 def test_a_row_more_or_less_is_no_equality() -> None:
-    found = verdict({"ours": [Counter(), Counter(["a"])], "spark": [Counter(), Counter(["a", "a"])]})
+    found = verdict_of_batches({"ours": [Counter(), Counter(["a"])], "spark": [Counter(), Counter(["a", "a"])]})
     assert found == {"rows": 1, "equal": False, "differences": {"spark": {"batch": 1, "rows": 1, "first": "a"}}}
-    assert verdict({"ours": [Counter()], "spark": [Counter()]}) == {"rows": 0, "equal": False}
+    assert verdict_of_batches({"ours": [Counter()], "spark": [Counter()]}) == {"rows": 0, "equal": False}

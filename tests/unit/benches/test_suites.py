@@ -27,11 +27,11 @@ from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.jobs.shard import COLD_MS, FEW, FULL_BYTES, NEW_BYTES, RESTORE_MS, Restore, Size, Snapshots
 from holdfast.benches.micro.store import TimerShard
-from holdfast.benches.nexmark.equality import results, verdict
 from holdfast.benches.nexmark.job import QUERIES, Nexmark
 from holdfast.benches.report import tables
 from holdfast.benches.report.results import Target, document
 from holdfast.benches.runs.by_name import ENGINES, engines_for
+from holdfast.benches.runs.equality import results, verdict
 from holdfast.benches.runs.paired import Entry, run_engine, summarize
 from holdfast.benches.suites.measurement import Measurement, Profile, Shape
 from holdfast.benches.suites.suites import durability, growth, nexmark
