@@ -9,12 +9,10 @@ import click
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.benches.jobs.job import StreamingJob, option
-from holdfast.benches.nexmark.auctions import AVERAGE_PRICE
-from holdfast.benches.nexmark.bids import LAST_BID, TOP_BIDS
+from holdfast.benches.nexmark.auctions import AVERAGE_PRICE, LAST_BID, TOP_BIDS
 from holdfast.benches.nexmark.events import Mix, events
-from holdfast.benches.nexmark.people import NEW_USERS, USER_SESSIONS
 from holdfast.benches.nexmark.query import Query
-from holdfast.benches.nexmark.windows import COUNT_BY_BIDDER, HIGHEST_BID, HOT_ITEMS
+from holdfast.benches.nexmark.windows import COUNT_BY_BIDDER, HIGHEST_BID, HOT_ITEMS, NEW_USERS, USER_SESSIONS
 from holdfast.benches.runs.engines import BACKENDS, SPARK_ROCKSDB, SparkEngine
 
 QUERIES: dict[str, Query] = {

@@ -2,15 +2,23 @@
 
 Every run compares its own result with pyarrow's before it returns a time: a peer that of sampled keys, as it prints
 them; an engine on Spark all of its state (`FromFiles.verify`).
+
+Peers and their dependencies would clash with ours, so each has an environment of its own, made on demand from PyPI::
+
+    requirements/<peer>.in          what is wanted; make lock writes
+    requirements/<peer>.txt         every version with its hashes
+    <cache>/bench-peers/<peer>-<digest of the .txt and of the Python>/
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import selectors
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,16 +28,82 @@ from typing import Any
 
 import psutil
 
-from holdfast.benches.instruments.measured import Measured, Places, state_bytes
-from holdfast.benches.instruments.processes import Processes
+from holdfast.benches.instruments.measured import Measured, Places, Processes, state_bytes
 from holdfast.benches.jobs.job import Job
-from holdfast.benches.peers import input_files
-from holdfast.benches.peers.environments import Environment
-from holdfast.benches.peers.job import FromFiles
+from holdfast.benches.peers.job import FromFiles, batches_of, sampled_rows_so_far, totals
 from holdfast.benches.peers.progress import Progress, Usage, equality
-from holdfast.benches.runs.engines import Engine
-from holdfast.benches.runs.spark_run import folder_bytes
-from holdfast.errors import UnavailableError
+from holdfast.benches.runs.engines import Engine, folder_bytes
+from holdfast.errors import InvalidArgumentError, UnavailableError
+from holdfast.spark_integration.java import cache_dir
+
+_REQUIREMENTS = Path(__file__).parent / "requirements"
+_READY = ".ready"
+_PIP_LINES = 15
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a peer is installed: about so many MB, for Pythons from the oldest to the newest that it has wheels for."""
+
+    peer: str
+    unpacked_mb: int
+    pythons: tuple[tuple[int, int], tuple[int, int]]
+
+    @property
+    def requirements(self) -> Path:
+        """The locked versions."""
+        return _REQUIREMENTS / f"{self.peer}.txt"
+
+    @property
+    def folder(self) -> Path:
+        """Where it is installed, or will be."""
+        wanted = self.requirements.read_bytes() + f"\n{sys.implementation.cache_tag} {sys.platform}".encode()
+        return cache_dir() / "bench-peers" / f"{self.peer}-{hashlib.sha256(wanted).hexdigest()[:16]}"
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "bin" / "python"
+
+    def version(self) -> str:
+        """Return the locked version of the peer itself, as ``apache-flink 2.1.0``."""
+        wanted = self.requirements.with_suffix(".in").read_text().split("\n")
+        name = next(line.partition("=")[0] for line in wanted if line and not line.startswith("#"))
+        locked = self.requirements.read_text().split("\n")
+        return next(line.split(" ")[0].replace("==", " ") for line in locked if line.startswith(f"{name}=="))
+
+    def install(self, tell: Callable[[str], None] = lambda _: None) -> None:
+        """Make the environment where it is missing."""
+        if (self.folder / _READY).exists():
+            return
+        oldest, newest = self.pythons
+        if not oldest <= sys.version_info[:2] <= newest:
+            raise InvalidArgumentError(
+                f"{self.peer} has no wheels for this Python; leave its engines out, or take another Python",
+                python=_dotted(sys.version_info[:2]),
+                oldest=_dotted(oldest),
+                newest=_dotted(newest),
+            )
+        tell(f"installing {self.version()}: about {self.unpacked_mb} MB below {self.folder.parent}")
+        _run([sys.executable, "-m", "venv", "--clear", str(self.folder)], self.peer)
+        pip = [str(self.python), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+        # Nothing but the lock: pip would look up the newest version of a package that another one wants with an extra,
+        # and refuse it, since the lock has no hash of it. `check` says if the lock lacks something.
+        _run([*pip, "install", "--no-deps", "--require-hashes", "-r", str(self.requirements)], self.peer)
+        _run([*pip, "check"], self.peer)
+        (self.folder / _READY).touch()
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _run(command: list[str], peer: str) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        log = "\n".join((done.stdout + done.stderr).splitlines()[-_PIP_LINES:])
+        raise UnavailableError(f"{peer} could not be installed from PyPI:\n{log}")
+
 
 _PROGRAMS = Path(__file__).parent / "programs"
 _LOOK_EVERY_S = 0.5
@@ -66,7 +140,7 @@ def order_of(job: FromFiles, folder: Path, *, every: int, durable: Path | None) 
     """
     return {
         "rows": str(job.folder()),
-        "batches": [[str(path) for path in files] for files in input_files.batches_of(job.folder())],
+        "batches": [[str(path) for path in files] for files in batches_of(job.folder())],
         "parallelism": job.slots,
         "memory_mb": job.memory_mb,
         "commit_ms": job.commit_ms,
@@ -188,7 +262,7 @@ class PeerEngine(Engine):
         self.program.environment.install()
         folder, durable = places.disk / "peer", places.disk / "durable"
         order = order_of(job, folder, every=job.every, durable=durable if self.durable else None)
-        progress = Progress(input_files.sampled_rows_so_far(job.folder(), job.every))
+        progress = Progress(sampled_rows_so_far(job.folder(), job.every))
         processes, sizes = Processes(peer_kind), [0]
         seconds = Usage(processes.seconds)
         written = Usage(lambda: {**processes.written(), "durable": folder_bytes(durable)})
@@ -207,7 +281,7 @@ class PeerEngine(Engine):
             run.finish()
         finally:
             run.kill()
-        found = equality("sampled keys", progress.totals(), input_files.totals(job.folder(), job.every))
+        found = equality("sampled keys", progress.totals(), totals(job.folder(), job.every))
         assert progress.ready_s is not None
         times = [progress.ready_s, *progress.ends_s(in_pieces=self.program.in_pieces)]
         counted = times[job.counted.start], times[-1]

@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil
 
-from holdfast.benches.instruments.processes import adopt_orphans
+from holdfast.benches.instruments.measured import adopt_orphans
 from holdfast.errors import HoldfastError
 
 _ENDS_ITSELF_S = 10.0

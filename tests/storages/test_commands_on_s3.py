@@ -19,9 +19,9 @@ import pytest
 from holdfast.backends.base import Pointer
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Keys
+from holdfast.benches.instruments.measured import spark_kind, store_kind
 from holdfast.benches.instruments.object_store import BUCKET as OWN_BUCKET
 from holdfast.benches.instruments.object_store import RequestCounts, delayed_store
-from holdfast.benches.instruments.processes import spark_kind, store_kind
 from holdfast.clock import new_id
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog

@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.all, pytest.mark.slow]
 # One call for each line of standard input.
 _CHILD = """
 import json, sys
-from holdfast.benches.instruments.processes import adopt_orphans
+from holdfast.benches.instruments.measured import adopt_orphans
 from holdfast.benches.runs import child_process
 adopt_orphans()
 for line in sys.stdin:

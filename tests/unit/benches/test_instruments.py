@@ -22,12 +22,11 @@ from click.testing import CliRunner
 from holdfast import __version__
 from holdfast.benches.command import bench
 from holdfast.benches.instruments.machine import holdfast_version
+from holdfast.benches.instruments.measured import Processes, spark_kind, store_kind
 from holdfast.benches.instruments.object_store import RequestCounts
-from holdfast.benches.instruments.processes import Processes, spark_kind, store_kind
 from holdfast.benches.jobs.job import ENDPOINT
 from holdfast.benches.report.results import requests_of
-from holdfast.benches.runs.engines import files_of_spark
-from holdfast.benches.runs.spark_run import folder_bytes
+from holdfast.benches.runs.engines import files_of_spark, folder_bytes
 from holdfast.errors import InvalidArgumentError
 
 MIB = 1 << 20
@@ -98,7 +97,7 @@ def test_results_name_the_commit_that_was_measured(tmp_path: Path, monkeypatch: 
 def test_an_orphan_stays_below_the_run_that_started_it() -> None:
     work = """
 import psutil, subprocess, sys
-from holdfast.benches.instruments.processes import adopt_orphans
+from holdfast.benches.instruments.measured import adopt_orphans
 adopt_orphans()
 orphan = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'input()'], stdout=2).pid)"
 pid = int(subprocess.run([sys.executable, "-c", orphan], stdout=-1, check=True).stdout)

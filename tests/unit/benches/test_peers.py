@@ -14,9 +14,8 @@ import pyarrow as pa
 import pytest
 
 from holdfast.benches.instruments.measured import Places
-from holdfast.benches.peers import input_files
-from holdfast.benches.peers.engines import ENGINES, ENVIRONMENTS, PeerEngine, Program
-from holdfast.benches.peers.environments import Environment
+from holdfast.benches.peers import job as input_files
+from holdfast.benches.peers.engines import ENGINES, ENVIRONMENTS, Environment, PeerEngine, Program
 from holdfast.benches.peers.job import FromFiles
 from holdfast.benches.peers.progress import READY, Progress, Usage, equality
 from holdfast.benches.runs import by_name
