@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from holdfast.spark_integration.operators.aggregates import all as all
     from holdfast.spark_integration.operators.aggregates import any as any
     from holdfast.spark_integration.operators.aggregates import avg as avg
+    from holdfast.spark_integration.operators.aggregates import collect_list as collect_list
+    from holdfast.spark_integration.operators.aggregates import collect_set as collect_set
     from holdfast.spark_integration.operators.aggregates import count as count
+    from holdfast.spark_integration.operators.aggregates import count_distinct as count_distinct
     from holdfast.spark_integration.operators.aggregates import first as first
     from holdfast.spark_integration.operators.aggregates import last as last
     from holdfast.spark_integration.operators.aggregates import max as max
@@ -79,7 +82,10 @@ _EXPORTS = {
     "all": "holdfast.spark_integration.operators.aggregates",
     "any": "holdfast.spark_integration.operators.aggregates",
     "avg": "holdfast.spark_integration.operators.aggregates",
+    "collect_list": "holdfast.spark_integration.operators.aggregates",
+    "collect_set": "holdfast.spark_integration.operators.aggregates",
     "count": "holdfast.spark_integration.operators.aggregates",
+    "count_distinct": "holdfast.spark_integration.operators.aggregates",
     "explain": "holdfast.spark_integration.failures",
     "first": "holdfast.spark_integration.operators.aggregates",
     "last": "holdfast.spark_integration.operators.aggregates",

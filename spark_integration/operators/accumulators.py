@@ -17,6 +17,7 @@ states of sessions that grow together are reduced alike, all keys at once.
 `Extreme`   ``worst``
 `Picked`    ``first`` and, where null counts as a value, ``first.set``
 `Moments`   ``sd.count``, ``sd.mean``, ``sd.m2``: the sum of squared distances from the mean
+`Collected` ``items``, or ``n.values`` of which only the number is shown
 ==========  =================================================================================================
 """
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -264,6 +265,49 @@ class Moments:
         by = pc.subtract(states[0], 1 if self.is_sample else 0).cast(pa.float64())
         found = pc.divide(states[2], _or_null(by))
         return pc.sqrt(found) if self.is_root else found
+
+
+@dataclass(frozen=True)
+class Collected:
+    """All values but null, by arrival; or the distinct ones, NaN and zero being one value each; or their number."""
+
+    name: str
+    column: str
+    type: pa.DataType  #: Of a list of them
+    which: Literal["list", "set", "count"]
+
+    def fields(self) -> list[pa.Field]:
+        return [pa.field(f"{self.name}.values" if self.which == "count" else self.name, storage_type(self.type))]
+
+    def lift(self, values: pa.Array) -> list[pa.Array]:
+        kept = values.drop_null()
+        if self.which != "list":
+            kept = _from_zero(kept).cast(kept.type)
+        return [self._lists(values.is_valid().to_numpy(zero_copy_only=False), kept)]
+
+    def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
+        lists = one_chunk(states[0].take(pa.array(groups.order)))
+        group, values = np.repeat(groups.index[groups.order], _lengths(lists)), lists.flatten()
+        if self.which != "list":
+            code = values.dictionary_encode().indices.to_numpy().astype(np.int64)
+            first = np.unique(group + code * len(groups), return_index=True)[1]
+            kept = np.sort(first)
+            group, values = group[kept], values.take(pa.array(kept))
+        return [self._lists(np.bincount(group, minlength=len(groups)), values)]
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        lengths = _lengths(states[0])
+        return pa.array(lengths) if self.which == "count" else self._lists(lengths, states[0].flatten())
+
+    def _lists(self, lengths: npt.NDArray[Any], values: pa.Array) -> pa.Array:
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
+        return pa.LargeListArray.from_arrays(offsets, values, type=storage_type(self.type))
+
+
+def _lengths(lists: pa.Array) -> npt.NDArray[np.int64]:
+    """Return how many values each list has, none if it is null."""
+    lengths: npt.NDArray[np.int64] = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    return lengths
 
 
 def _from_zero(values: pa.Array) -> pa.Array:

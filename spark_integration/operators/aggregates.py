@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import (
+    ArrayType,
     AtomicType,
     DataType,
     DecimalType,
@@ -27,7 +28,16 @@ from pyspark.sql.types import (
 )
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.operators.accumulators import Accumulator, Count, Extreme, Mean, Moments, Picked, Sum
+from holdfast.spark_integration.operators.accumulators import (
+    Accumulator,
+    Collected,
+    Count,
+    Extreme,
+    Mean,
+    Moments,
+    Picked,
+    Sum,
+)
 from holdfast.spark_integration.spark_types import arrow_schema
 
 #: Makes what the workers run: of the names of output and input column, and of the types of both.
@@ -127,6 +137,31 @@ def last(column: str | Column, ignorenulls: bool = False) -> Aggregate:
     return _picked(F.last, column, "last", ignorenulls)
 
 
+def collect_list(column: str | Column) -> Aggregate:
+    """List the non-null values by arrival; an empty list without values. State keeps all of them, in one row."""
+    return _collected(F.collect_list, column, "list")
+
+
+def collect_set(column: str | Column) -> Aggregate:
+    """List the distinct non-null values, in no fixed order; an empty list without values. State keeps them, in one row.
+
+    Notes
+    -----
+    All NaN are one value, and so are 0.0 and -0.0. Structs, lists and maps are refused.
+    """
+    return _collected(F.collect_set, column, "set")
+
+
+def count_distinct(column: str | Column) -> Aggregate:
+    """Count the distinct non-null values exactly: bigint, never null. State keeps them as that of `collect_set`.
+
+    Examples
+    --------
+    >>> holdfast.stream(df).groupBy("page").agg(users=holdfast.count_distinct("user"))
+    """
+    return _collected(F.count_distinct, column, "count")
+
+
 def variance(column: str | Column) -> Aggregate:
     """Return the sample variance as double, null for fewer than two values. Also called `var_samp`."""
     return _moments(F.var_samp, column, is_sample=True, is_root=False)
@@ -151,8 +186,7 @@ def _extreme(
     function: Callable[[str | Column], Column], column: str | Column, which: Literal["min", "max"]
 ) -> Aggregate:
     def make(name: str, of: str, taken: DataType, returned: DataType) -> Accumulator:
-        is_plain = isinstance(returned, AtomicType) and not isinstance(returned, NullType)
-        if not is_plain or (isinstance(returned, StringType) and returned != StringType()):
+        if not _is_plain(returned):
             raise _no_such(which, taken)
         return Extreme(name, of, _arrow(returned), which)
 
@@ -166,6 +200,17 @@ def _picked(
         return Picked(name, of, _arrow(returned), which, ignores_nulls)
 
     return _of(lambda given: function(given, ignores_nulls), column, make)
+
+
+def _collected(
+    function: Callable[[str | Column], Column], column: str | Column, which: Literal["list", "set", "count"]
+) -> Aggregate:
+    def make(name: str, of: str, taken: DataType, returned: DataType) -> Accumulator:
+        if which != "list" and not _is_plain(taken):
+            raise _no_such("set", taken)
+        return Collected(name, of, _arrow(ArrayType(taken, containsNull=False)), which)
+
+    return _of(function, column, make)
 
 
 def _moments(
@@ -182,6 +227,12 @@ def _of(function: Callable[[str | Column], Column], column: str | Column, make: 
     if not isinstance(column, (str, Column)):
         raise InvalidArgumentError("an aggregate takes a column or its name", given=type(column).__name__)
     return Aggregate(function(column), column, make)
+
+
+def _is_plain(t: DataType) -> bool:
+    """Tell whether a value is one number, text or time, whose equality and order are Arrow's."""
+    is_collated = isinstance(t, StringType) and t != StringType()
+    return isinstance(t, AtomicType) and not isinstance(t, NullType) and not is_collated
 
 
 def _require_number(what: str, taken: DataType) -> None:

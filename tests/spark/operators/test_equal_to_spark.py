@@ -180,6 +180,8 @@ def canonical(value: Any) -> Any:
     """Return a value of which equal ones are equal, whatever the order in which floats were added up."""
     if isinstance(value, dict):
         return {name: canonical(part) for name, part in value.items()}
+    if isinstance(value, list):  # collected in no fixed order
+        return sorted(map(canonical, value), key=repr)
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else float(f"{value:.11g}") + 0.0
     if isinstance(value, dt.datetime) and value.tzinfo is not None:
@@ -267,6 +269,28 @@ def test_sessions(lab: Lab, questions: Questions | None, seed: int) -> None:
         questions=questions,
     )
     assert sum(map(len, shown)) > 20
+
+
+@pytest.mark.all
+@pytest.mark.live
+@pytest.mark.parametrize("seed", [1, 2])
+def test_lists_and_sets_of_values(lab: Lab, seed: int) -> None:
+    """Of windows, in which Spark's streams have no distinct values but in a set; an empty one is no null."""
+
+    def ours(df: DataFrame) -> DataFrame:
+        lists = {f"list_{name}": holdfast.collect_list(name) for name in TYPES}
+        sets = {f"set_{name}": holdfast.collect_set(name) for name in TYPES}
+        counts = {f"count_{name}": holdfast.count_distinct(name) for name in TYPES}
+        return holdfast.stream(df).groupBy("user", "item").window("at", "1 hour").agg(**lists, **sets, **counts)
+
+    def sparks(df: DataFrame) -> DataFrame:
+        lists = [F.collect_list(name).alias(f"list_{name}") for name in TYPES]
+        sets = [F.collect_set(name).alias(f"set_{name}") for name in TYPES]
+        found = df.groupBy("user", "item", F.window("at", "1 hour")).agg(*lists, *sets)
+        return found.select("*", *(F.size(f"set_{name}").cast("long").alias(f"count_{name}") for name in TYPES))
+
+    compared = compare(lab, seed, lambda: ours(source(lab)), lambda: sparks(source(lab)), "append", files=4)
+    assert sum(map(len, compared)) > 20
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -47,8 +47,15 @@ OPERATORS: dict[str, tuple[Callable[[DataFrame], DataFrame], Callable[[DataFrame
         lambda df: df.groupBy(F.window("at", "1 hour", "30 minutes")).agg(F.count("*"), F.sum("i")),
     ),
     "session": (
-        lambda df: holdfast.stream(df).groupBy("user").session("at", "5 minutes").agg(**made("n", "sum_i")),
-        lambda df: df.groupBy("user", F.session_window("at", "5 minutes")).agg(*sparks("n", "sum_i")),
+        lambda df: (
+            holdfast.stream(df)
+            .groupBy("user")
+            .session("at", "5 minutes")
+            .agg(list=holdfast.collect_list("i"), set=holdfast.collect_set("s"), all=holdfast.count_distinct("x"))
+        ),
+        lambda df: df.groupBy("user", F.session_window("at", "5 minutes")).agg(
+            F.collect_list("i").alias("list"), F.collect_set("s").alias("set"), F.count_distinct("x").alias("all")
+        ),
     ),
     "dropDuplicates": (
         # Of many values, so that later micro-batches have new ones.

@@ -27,6 +27,7 @@ from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.operators.accumulators import (
     Accumulator,
+    Collected,
     Count,
     Extreme,
     Mean,
@@ -111,6 +112,24 @@ KINDS: dict[str, tuple[Accumulator, pa.DataType, st.SearchStrategy[Any], Any]] =
         pa.int64(),
         st.none() | st.integers(0, 9),
         lambda rows: next(reversed(_valid(rows)), None),
+    ),
+    "list": (
+        Collected("a", "v", pa.list_(pa.list_(pa.string())), "list"),
+        pa.list_(pa.string()),
+        st.none() | st.lists(st.none() | st.text(max_size=3), max_size=2),
+        _valid,
+    ),
+    "set": (
+        Collected("a", "v", pa.list_(pa.timestamp("us", "Europe/Berlin")), "set"),
+        pa.timestamp("us", "UTC"),
+        st.none() | st.integers(0, 9).map(lambda n: dt.datetime(2026, 1, 1, n, tzinfo=dt.UTC)),
+        lambda rows: list(dict.fromkeys(_valid(rows))),
+    ),
+    "count of floats": (
+        Collected("a", "v", pa.list_(pa.float32()), "count"),
+        pa.float32(),
+        st.sampled_from([None, math.nan, 0.0, -0.0, 1.5]),
+        lambda rows: len({str(abs(row)) for row in _valid(rows)}),
     ),
     "variance": (
         Moments("a", "v", True, False),
