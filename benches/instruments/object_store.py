@@ -2,7 +2,7 @@
 
 ::
 
-    client ──▶ RequestCounts(latency_ms) ──▶ ObjectStore, or a server that runs already
+    client ──▶ RequestCounts(latency_ms) ──▶ object_store(), or a server that runs already
                 {"PUT commits": 12, …}       python -m holdfast.benches.instruments.object_store, which prints its URL
 
     with delayed_store(20) as counts:
@@ -19,6 +19,7 @@ client repeats counts twice. Each connection waits for its own requests alone; o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import logging
 import re
@@ -39,51 +40,37 @@ BUCKET = "bucket"
 _KIND = re.compile(r"/(?:shard-\d+/)(\w+)/|/(probes|claims)/")
 
 
-class ObjectStore:
-    """See the module; a context manager, which serves the bucket `BUCKET` at `url` until its end."""
+@contextmanager
+def object_store() -> Iterator[dict[str, str]]:
+    """Serve the bucket `BUCKET`; give the variables under which every client of S3 finds the server.
 
-    def __init__(self) -> None:
-        self._end = ExitStack()
-        self.url: str
-
-    def __enter__(self) -> Self:
-        with ExitStack() as undo:
-            process = undo.enter_context(
-                subprocess.Popen([sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            )
-            assert process.stdin is not None
-            assert process.stdout is not None
-            undo.callback(process.stdin.close)
-            self.url = process.stdout.readline().decode().strip()
-            if not self.url:
+    Their credentials open nothing else.
+    """
+    command = [sys.executable, "-m", __name__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            url = process.stdout.readline().strip()
+            if not url:
                 raise UnavailableError("the S3 server of the bench did not start: its log stands above")
-            _make_bucket(self.url)
-            self._end = undo.pop_all()
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self._end.close()
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables under which every client of S3 finds the server, with credentials that open nothing else."""
-        return {
-            "AWS_ENDPOINT_URL": self.url,
-            "AWS_ACCESS_KEY_ID": "bench",
-            "AWS_SECRET_ACCESS_KEY": "opens-nothing",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
+            _make_bucket(url)
+            yield {
+                "AWS_ENDPOINT_URL": url,
+                "AWS_ACCESS_KEY_ID": "bench",
+                "AWS_SECRET_ACCESS_KEY": "opens-nothing",
+                "AWS_DEFAULT_REGION": "us-east-1",
+            }
+        finally:
+            process.stdin.close()
 
 
 def _make_bucket(url: str) -> None:
-    connection = http.client.HTTPConnection(urlsplit(url).netloc)
-    try:
+    with contextlib.closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
         connection.request("PUT", f"/{BUCKET}")
-        answer = connection.getresponse()
-        if answer.status != http.HTTPStatus.OK:
-            raise UnavailableError("the S3 server of the bench made no bucket", status=answer.status)
-    finally:
-        connection.close()
+        status = connection.getresponse().status
+        if status != http.HTTPStatus.OK:
+            raise UnavailableError("the S3 server of the bench made no bucket", status=status)
 
 
 @contextmanager
@@ -95,8 +82,8 @@ def delayed_store(latency_ms: float = 0.0, server: str = "") -> Iterator[Request
     with ExitStack() as stack:
         credentials: dict[str, str] = {}
         if not server:
-            own = stack.enter_context(ObjectStore())
-            credentials, server = own.environment, own.url
+            credentials = stack.enter_context(object_store())
+            server = credentials["AWS_ENDPOINT_URL"]
         counts = stack.enter_context(RequestCounts(server, latency_ms))
         # The service's own variable wins over the general one: the user's would lead past the proxy.
         counts.environment = {**credentials, "AWS_ENDPOINT_URL": counts.url, "AWS_ENDPOINT_URL_S3": counts.url}

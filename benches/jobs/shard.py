@@ -26,7 +26,7 @@ from holdfast.backends.registry import find_backend
 from holdfast.backends.run_files.run_reader import KEPT
 from holdfast.backends.schema import Keys
 from holdfast.benches.instruments.measured import Measured, Places, StoreWatch
-from holdfast.benches.instruments.object_store import ObjectStore
+from holdfast.benches.instruments.object_store import object_store
 from holdfast.benches.jobs.job import StoreJob, option, server_of_environment
 from holdfast.benches.jobs.rows import TABLE, hashes_of, keys_of, table_of, values_of
 from holdfast.errors import CorruptionError
@@ -292,8 +292,8 @@ def _serving(serves: bool) -> Iterator[None]:
     if not serves or server_of_environment():
         yield
         return
-    with ObjectStore() as store:
-        os.environ |= store.environment
+    with object_store() as environment:
+        os.environ |= environment
         yield
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -18,46 +17,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from holdfast.benches.jobs.shard import FULL_BYTES, NEW_BYTES, PLAIN_DOWNLOAD, RESTORE, RESTORE_MS
 from holdfast.benches.report import tables
 from holdfast.benches.report.answers import Answer, answers_of
-from holdfast.benches.report.directory import Question, Results
+from holdfast.benches.report.directory import Results
 from holdfast.benches.report.results import asked_of_storage, counted_ms, requests_of
 from holdfast.benches.report.summary import summarize
 from holdfast.benches.report.tables import BENCHMARKS, MICRO_COMMAND, Sheet
 from holdfast.benches.report.words import count, duration, name_of, number, of_field, size, times
 
 _SHAPE = {"rows": "rows a micro-batch", "value_bytes": "bytes of state a key", "store_latency_ms": "ms to the store"}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A figure, and how long its bar is, in % of the longest one of its column."""
-
-    text: str
-    share: float
-
-
-@dataclass(frozen=True)
-class Row:
-    """An entry: its figures, and its throughput by that of its baseline."""
-
-    name: str
-    hue: str
-    cells: list[Cell]
-    ratio: str
-    spread: str
-    verdict: str
-    ours: bool
-
-
-@dataclass(frozen=True)
-class Card:
-    """A question, and what answers it: figures of all its entries, side by side; folded, everything else."""
-
-    question: Question
-    columns: list[str]
-    rows: list[Row]
-    sheets: list[Sheet]
-    command: str
-    equality: list[dict[str, Any]]
 
 
 def render(results: Results) -> str:
@@ -72,7 +38,13 @@ def render(results: Results) -> str:
     )
     cards = [*map(_card, answers)]
     cards += [
-        Card(question, [], [], list(tables.micro_sheets(found)), MICRO_COMMAND, [])
+        {
+            "question": question,
+            "rows": [],
+            "sheets": list(tables.micro_sheets(found)),
+            "command": MICRO_COMMAND,
+            "equality": [],
+        }
         for question, found in results.measured
         if BENCHMARKS in found
     ]
@@ -82,8 +54,8 @@ def render(results: Results) -> str:
         load=_load(results.run.get("shape") or {}) if results.quick else "",
         results=results,
         suites={
-            suite: [card for card in cards if card.question.suite == suite]
-            for suite in dict.fromkeys(card.question.suite for card in cards)
+            suite: [card for card in cards if card["question"].suite == suite]
+            for suite in dict.fromkeys(card["question"].suite for card in cards)
         },
         summary=summarize(results, answers),
         targets=[(answer, target) for answer in answers for target in answer.document["targets"]],
@@ -98,21 +70,31 @@ def _load(shape: Mapping[str, Any]) -> str:
     )
 
 
-def _card(answer: Answer) -> Card:
-    """Return an answer's figures side by side; a figure that no entry has makes no column."""
+def _card(answer: Answer) -> dict[str, Any]:
+    """Return a question with its entries' figures side by side; a figure that no entry has makes no column.
+
+    A bar is as long as its figure, in % of the longest one of its column.
+    """
     figures = [(name, *of) for name, of in _figures(answer).items() if any(map(of[0], answer.labels))]
     most = [max(abs(figure(label)) for label in answer.labels) for _, figure, _ in figures]
     rows = []
     for label in answer.labels:
         cells = [
-            Cell(shown(value), round(100 * abs(value) / end, 1))
+            {"text": shown(value), "share": round(100 * abs(value) / end, 1)}
             for (_, figure, shown), end in zip(figures, most, strict=True)
             for value in [figure(label)]
         ]
-        rows.append(Row(_named(answer, label), answer.name(label).hue, cells, *_by_baseline(answer, label)))
-    sheets = [*tables.sheets(answer.document), _settings(answer)]
-    columns = [name for name, _, _ in figures]
-    return Card(answer.question, columns, rows, sheets, answer.document["command"], answer.equality)
+        name = answer.name(label)
+        about = {"name": _named(answer, label), "hue": name.hue, "ours": name.ours}
+        rows.append(about | {"cells": cells} | _by_baseline(answer, label))
+    return {
+        "question": answer.question,
+        "columns": [name for name, _, _ in figures],
+        "rows": rows,
+        "sheets": [*tables.sheets(answer.document), _settings(answer)],
+        "command": answer.document["command"],
+        "equality": answer.equality,
+    }
 
 
 def _figures(answer: Answer) -> dict[str, tuple[Callable[[str], float], Callable[[float], str]]]:
@@ -149,14 +131,18 @@ def _named(answer: Answer, label: str) -> str:
     return f"{name_of(answer.engine(label)).text}, {count(where)} {of_field(answer.question.along)}"
 
 
-def _by_baseline(answer: Answer, label: str) -> tuple[str, str, str, bool]:
-    """Return the ratio of an entry to its baseline, its spread, what it says, and whether holdfast is praised by it."""
-    base, ours = answer.baseline(label), answer.name(label).ours
+def _by_baseline(answer: Answer, label: str) -> dict[str, str]:
+    """Return the ratio of an entry to its baseline, its spread, and what it says."""
+    base = answer.baseline(label)
     if base is None:
-        return "", "", "", ours
+        return {"ratio": "", "spread": "", "verdict": ""}
     ratio = answer.ratio(label, base)
     verdict = "same" if ratio.same else "faster" if ratio.faster else "slower"
-    return times(ratio.median), ratio.spread, verdict if answer.equal else "results differ", ours
+    return {
+        "ratio": times(ratio.median),
+        "spread": ratio.spread,
+        "verdict": verdict if answer.equal else "results differ",
+    }
 
 
 def _settings(answer: Answer) -> Sheet:
