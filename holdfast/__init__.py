@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from holdfast.spark_integration.lookup.stored_query import StoredQuery as StoredQuery
     from holdfast.spark_integration.lookup.stored_query import open_query as open_query
     from holdfast.spark_integration.operators.aggregates import Aggregate as Aggregate
+    from holdfast.spark_integration.operators.aggregates import aggregate as aggregate
     from holdfast.spark_integration.operators.aggregates import all as all
     from holdfast.spark_integration.operators.aggregates import any as any
     from holdfast.spark_integration.operators.aggregates import avg as avg
@@ -79,6 +80,7 @@ _EXPORTS = {
     "StoredQuery": "holdfast.spark_integration.lookup.stored_query",
     "UnavailableError": "holdfast.errors",
     "VersionedStore": "holdfast.mvcc.store",
+    "aggregate": "holdfast.spark_integration.operators.aggregates",
     "all": "holdfast.spark_integration.operators.aggregates",
     "any": "holdfast.spark_integration.operators.aggregates",
     "avg": "holdfast.spark_integration.operators.aggregates",

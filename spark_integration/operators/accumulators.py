@@ -18,12 +18,13 @@ states of sessions that grow together are reduced alike, all keys at once.
 `Picked`    ``first`` and, where null counts as a value, ``first.set``
 `Moments`   ``sd.count``, ``sd.mean``, ``sd.m2``: the sum of squared distances from the mean
 `Collected` ``items``, or ``n.values`` of which only the number is shown
+`Own`       ``spread.low``, ``spread.high``: what the user's functions return
 ==========  =================================================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -75,8 +76,11 @@ def _of_unscaled(digits: npt.NDArray[np.object_], is_null: npt.NDArray[np.bool_]
 
 
 _INDEX = pa.int64()
+_ARROW = (pa.Array, pa.ChunkedArray)
 #: What a state column says of itself in its metadata: the aggregate's column in the output, and what it computes.
 _COLUMN, _COMPUTES = b"holdfast.column", b"holdfast.computes"
+# What the state's columns say by themselves, and functions, which have no identity.
+_TOLD_OTHERWISE = {"name", "column", "type", "sum_type", "state", "init", "merge", "finish"}
 
 
 class Accumulator(Protocol):
@@ -304,6 +308,65 @@ class Collected:
         return pa.LargeListArray.from_arrays(offsets, values, type=storage_type(self.type))
 
 
+@dataclass(frozen=True)
+class Own:
+    """An aggregate of the user's own functions, each of which takes all rows, or the states of all groups, at once."""
+
+    name: str
+    column: str
+    type: pa.DataType
+    state: pa.Schema
+    init: Callable[[pa.Array], Mapping[str, Any]]
+    merge: Callable[[Groups, pa.Table], Mapping[str, Any]]
+    finish: Callable[[pa.Table], Any]
+
+    def fields(self) -> list[pa.Field]:
+        return [pa.field(f"{self.name}.{field.name}", storage_type(field.type)) for field in self.state]
+
+    def lift(self, values: pa.Array) -> list[pa.Array]:
+        return self._states("init", self.init(values), len(values))
+
+    def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
+        return self._states("merge", self.merge(groups, self._table(states)), len(groups))
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        field = pa.field(self.name, self.type)
+        return self._column("finish", field, self.finish(self._table(states)), len(states[0]))
+
+    def _table(self, states: Sequence[pa.Array]) -> pa.Table:
+        return pa.Table.from_arrays([*states], names=self.state.names)
+
+    def _states(self, function: str, returned: object, expected: int) -> list[pa.Array]:
+        if not isinstance(returned, Mapping) or set(returned) != set(self.state.names):
+            raise SchemaMismatchError(
+                f"{function} of aggregate {self.name!r} must return a dict with the columns that stateStructType names",
+                declared=self.state.names,
+                returned=[*returned] if isinstance(returned, Mapping) else type(returned).__name__,
+            )
+        return [
+            self._column(function, f, returned[n], expected)
+            for n, f in zip(self.state.names, self.fields(), strict=True)
+        ]
+
+    def _column(self, function: str, field: pa.Field, returned: Any, expected: int) -> pa.Array:
+        try:
+            column = without_views(returned if isinstance(returned, _ARROW) else pa.array(returned)).cast(field.type)
+        except (ValueError, TypeError, pa.ArrowNotImplementedError) as exc:
+            raise SchemaMismatchError(
+                f"{function} of aggregate {self.name!r} returned a column that does not fit its type: {exc}",
+                column=field.name,
+                declared=str(field.type),
+            ) from exc
+        if len(column) != expected:
+            raise SchemaMismatchError(
+                f"{function} of aggregate {self.name!r} must return a value for each of what it was given",
+                column=field.name,
+                expected=expected,
+                returned=len(column),
+            )
+        return one_chunk(column)
+
+
 def _lengths(lists: pa.Array) -> npt.NDArray[np.int64]:
     """Return how many values each list has, none if it is null."""
     lengths: npt.NDArray[np.int64] = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
@@ -349,7 +412,7 @@ def computations(state: pa.Schema) -> dict[str, str]:
 
 
 def _described(accumulator: Accumulator) -> str:
-    own = {k: v for k, v in vars(accumulator).items() if k not in ("name", "column", "type", "sum_type")}
+    own = {k: v for k, v in vars(accumulator).items() if k not in _TOLD_OTHERWISE}
     options = ", ".join(f"{k}={v}" for k, v in sorted(own.items()))
     return f"{type(accumulator).__name__.lower()}({options})"
 

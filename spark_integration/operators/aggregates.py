@@ -6,9 +6,9 @@ Each is named and typed by Spark's own function of that name, which Spark resolv
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -35,10 +35,13 @@ from holdfast.spark_integration.operators.accumulators import (
     Extreme,
     Mean,
     Moments,
+    Own,
     Picked,
     Sum,
 )
+from holdfast.spark_integration.plan.arguments import declared_struct
 from holdfast.spark_integration.spark_types import arrow_schema
+from holdfast.spark_integration.vectorised.groups import Groups
 
 #: Makes what the workers run: of the names of output and input column, and of the types of both.
 _Make = Callable[[str, str, DataType, DataType], Accumulator]
@@ -180,6 +183,65 @@ def stddev(column: str | Column) -> Aggregate:
 def stddev_pop(column: str | Column) -> Aggregate:
     """Return the population standard deviation as double; null without values."""
     return _moments(F.stddev_pop, column, is_sample=False, is_root=True)
+
+
+def aggregate(
+    column: str | Column,
+    returnType: DataType | str,
+    stateStructType: StructType | str,
+    init: Callable[[pa.Array], Mapping[str, Any]],
+    merge: Callable[[Groups, pa.Table], Mapping[str, Any]],
+    finish: Callable[[pa.Table], Any],
+) -> Aggregate:
+    """Make an aggregate of three functions, each of which takes many rows at once.
+
+    Parameters
+    ----------
+    column : str or Column
+        What it takes.
+    returnType : DataType or str
+        Of its result.
+    stateStructType : StructType or str
+        Columns of its state; they are stored as ``name.column``.
+    init : callable
+        Takes the values of some rows, null or not; returns a dict of columns: the state of each row by itself.
+    merge : callable
+        Takes `Groups` of states and a table of these states; returns a dict of columns: one state for each group.
+    finish : callable
+        Takes a table of states; returns an array: the result of each.
+
+    Notes
+    -----
+    A state may be all null, where an aggregate was added to a query that had none. `merge` sees states in any pieces:
+    the states of rows, of earlier micro-batches, and of sessions that grow together. States come in Arrow's types, text
+    as large_string.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A column's name, or a type that state cannot hold.
+
+    Examples
+    --------
+    >>> spread = holdfast.aggregate(
+    ...     "delay",
+    ...     "double",
+    ...     "low double, high double",
+    ...     init=lambda delays: {"low": delays, "high": delays},
+    ...     merge=lambda groups, s: {"low": groups.min(s["low"]), "high": groups.max(s["high"])},
+    ...     finish=lambda s: pc.subtract(s["high"], s["low"]),
+    ... )
+    >>> holdfast.stream(df).groupBy("carrier").agg(spread=spread)
+    """
+    state = arrow_schema(declared_struct(stateStructType, "stateStructType"), "stateStructType")
+    result = (
+        declared_struct(f"value {returnType}", "returnType")[0].dataType if isinstance(returnType, str) else returnType
+    )
+
+    def make(name: str, of: str, _: DataType, returned: DataType) -> Accumulator:
+        return Own(name, of, _arrow(returned), state, init, merge, finish)
+
+    return _of(lambda _: F.lit(None).cast(result), column, make)
 
 
 def _extreme(

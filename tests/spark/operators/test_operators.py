@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import Window
@@ -32,11 +33,24 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
+
+def spread(column: str) -> holdfast.Aggregate:
+    """Return how far the largest value is from the smallest one, by functions of our own."""
+    return holdfast.aggregate(
+        column,
+        "int",
+        "low int, high int",
+        init=lambda values: {"low": values, "high": values},
+        merge=lambda groups, states: {"low": groups.min(states["low"]), "high": groups.max(states["high"])},
+        finish=lambda states: pc.subtract(states["high"], states["low"]),
+    )
+
+
 #: By name: the operator on a stream, and Spark's own.
 OPERATORS: dict[str, tuple[Callable[[DataFrame], DataFrame], Callable[[DataFrame], DataFrame]]] = {
     "agg": (
-        lambda df: holdfast.stream(df).groupBy("user").agg(**made("n", "sum_i", "mean_d")),
-        lambda df: df.groupBy("user").agg(*sparks("n", "sum_i", "mean_d")),
+        lambda df: holdfast.stream(df).groupBy("user").agg(spread=spread("i"), **made("n", "sum_i", "mean_d")),
+        lambda df: df.groupBy("user").agg((F.max("i") - F.min("i")).alias("spread"), *sparks("n", "sum_i", "mean_d")),
     ),
     "window": (
         lambda df: holdfast.stream(df).groupBy("user").window("at", "1 hour").agg(**made("n", "max_s")),

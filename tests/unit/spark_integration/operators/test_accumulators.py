@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +33,7 @@ from holdfast.spark_integration.operators.accumulators import (
     Extreme,
     Mean,
     Moments,
+    Own,
     Picked,
     Sum,
     divided,
@@ -64,6 +66,16 @@ def _decimal_mean(rows: list[Any]) -> Any:
 
 def _extreme(which: Any, rows: list[Any]) -> Any:
     return which(_valid(rows)) if _valid(rows) else None
+
+
+def _spread(**given: Any) -> Own:
+    """Return the distance of the largest value from the smallest one, as a user would compute it."""
+    functions = {
+        "init": lambda values: {"high": values, "low": values},
+        "merge": lambda groups, states: {"low": groups.min(states["low"]), "high": groups.max(states["high"])},
+        "finish": lambda states: pc.subtract(states["high"], states["low"]),
+    }
+    return Own("a", "v", pa.int64(), pa.schema({"low": pa.int64(), "high": pa.int64()}), **{**functions, **given})
 
 
 SMALL = pa.decimal128(10, 2)
@@ -131,6 +143,12 @@ KINDS: dict[str, tuple[Accumulator, pa.DataType, st.SearchStrategy[Any], Any]] =
         st.sampled_from([None, math.nan, 0.0, -0.0, 1.5]),
         lambda rows: len({str(abs(row)) for row in _valid(rows)}),
     ),
+    "own": (
+        _spread(),
+        pa.int32(),
+        st.none() | st.integers(-9, 9),
+        lambda rows: max(_valid(rows)) - min(_valid(rows)) if _valid(rows) else None,
+    ),
     "variance": (
         Moments("a", "v", True, False),
         pa.float64(),
@@ -192,6 +210,27 @@ def test_decimals_are_divided_half_up(pairs: list[tuple[int | None, int | None]]
                 exact = abs(total) * 10**4
                 assert abs(value.scaleb(6)) == (2 * exact + count) // (2 * count)
                 assert value == 0 or (value < 0) == (total < 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"init": lambda values: values}, "init of aggregate 'a' must return a dict"),
+        ({"init": lambda values: {"low": values}}, "init of aggregate 'a' must return a dict.*'high'"),
+        (
+            {"init": lambda values: {"low": values, "high": ["x", "y"]}},
+            "init of aggregate 'a' returned a column that does not fit",
+        ),
+        ({"merge": lambda _, states: {"low": states["low"], "high": [1]}}, "merge .* a value for each.*expected=1"),
+        ({"init": lambda values: {"low": values, "high": object()}}, "does not fit its type.*column=a.high"),
+        ({"finish": lambda _: []}, "finish of aggregate 'a' must return a value for each.*returned=0"),
+    ],
+)
+def test_what_functions_of_a_user_return_is_checked(given: dict[str, Any], said: str) -> None:
+    """Each error names the aggregate and the function."""
+    one, order = _spread(**given), RowOrder(np.arange(2), np.array([True, False]))
+    with pytest.raises(SchemaMismatchError, match=said):
+        results([one], reduced([one], lifted([one], pa.table({"v": [1, 2]})), order))
 
 
 def test_a_sum_that_its_type_cannot_hold_is_refused() -> None:
