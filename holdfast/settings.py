@@ -156,6 +156,8 @@ class Settings:
         Spark's own id of the application that runs the query.
     driver : str
         Which process defined the query, and runs it; empty over Spark Connect, where it runs elsewhere.
+    news : bytes
+        How a task tells that process of its query (`holdfast.spark_integration.shard.news`); empty elsewhere.
     storage_names : tuple of str
         Names below ``spark.holdfast.storage.`` that are set. Their values are never kept here.
     backend_options : mapping of str to str
@@ -180,6 +182,7 @@ class Settings:
     retained_versions: int = 100
     application: str = ""
     driver: str = ""
+    news: bytes = field(default=b"", repr=False)
     storage_names: tuple[str, ...] = ()
     backend_options: Mapping[str, str] = field(default_factory=dict)
 

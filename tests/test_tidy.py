@@ -184,17 +184,18 @@ MAY_START_THREADS = (
     "holdfast/testing/*",
     "holdfast/ui/command.py",
     "snapshotter/storage/*",
-    "spark_integration/lookup/query_pointers.py",
+    "spark_integration/lookup/places.py",
     "spark_integration/lookup/stored_query.py",
+    "spark_integration/plan/noting.py",
     "spark_integration/spark_state/pointers.py",
     "spark_integration/server/state_server.py",
     "spark_integration/shard/task.py",
     "spark_integration/sinks/postgres/sink.py",
 )
 
-# Nothing durable may hold code: docs/decisions, and the file where the pickle never leaves Spark's own transport.
+# Nothing durable may hold code: docs/decisions, and the files where the pickle never leaves Spark's own transport.
 PICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
-MAY_PICKLE: tuple[str, ...] = ("spark_integration/processor/handle.py",)
+MAY_PICKLE: tuple[str, ...] = ("spark_integration/processor/handle.py", "spark_integration/shard/news.py")
 
 # Markers of what a test starts, and no unit test does.
 STARTED = ("spark", "cluster", "s3", "hdfs", "kafka", "postgres", "prometheus")

@@ -29,7 +29,7 @@ from holdfast import savepoints
 from holdfast.backends.run import Run, TableSchema
 from holdfast.commands.own_spark import CONF, started_spark
 from holdfast.commands.progress import things_shown
-from holdfast.commands.target import batch_option, on_storage, state_dir_of, state_dir_option
+from holdfast.commands.target import batch_option, both_places, on_storage, state_dir_option
 from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.settings import PREFIX
 from holdfast.snapshotter.savepoints.pieces import read_piece
@@ -38,7 +38,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.lookup.query_pointers import query_at, require_no_state_directory
+from holdfast.spark_integration.lookup.places import is_state_directory, query_at, require_no_state_directory
 from holdfast.spark_integration.lookup.stored_query import open_query
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
 from holdfast.spark_integration.sinks.extras import needs_extra
@@ -162,16 +162,16 @@ def export(
 ) -> None:
     """Write a table of state as Parquet, CSV or Delta.
 
-    LOCATION is a savepoint: its directory, a slash, and its name; or the checkpointLocation of a query, which may be
-    running. This process writes Parquet and CSV, one shard after another; Spark writes Delta tables, and everything
-    with --conf.
+    LOCATION is a savepoint: its directory, a slash, and its name; or the checkpointLocation or state directory of a
+    query, which may be running. This process writes Parquet and CSV, one shard after another; Spark writes Delta
+    tables, and everything with --conf.
     """
     if is_of_query(context, options):
         if operator is None:
             raise InvalidArgumentError(
                 "this is a query's location, not a savepoint: name the operator with --operator", location=location
             )
-        state_dir = state_dir_of(location, state_dir, options)
+        location, state_dir = both_places(location, state_dir, options, operator)
     elif batch_id is not None:
         raise InvalidArgumentError("--batch needs a query: a savepoint holds one micro-batch", location=location)
     else:
@@ -246,7 +246,10 @@ def is_of_query(context: click.Context, options: Mapping[str, str]) -> bool:
     """Tell whether LOCATION is a query's, not a savepoint's: the variable may be set for other commands."""
     if context.get_parameter_source("state_dir") is ParameterSource.COMMANDLINE:
         return True
-    return query_at(context.params["location"], parse_storage_options(options)) is not None
+    location, parsed = context.params["location"], parse_storage_options(options)
+    if query_at(location, parsed) is not None:
+        return True
+    return context.params["operator"] is not None and is_state_directory(location, parsed)
 
 
 def _place(location: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 import click
@@ -26,16 +27,20 @@ from holdfast.health import (
     signs_of,
     tables_of,
 )
+from holdfast.snapshotter.ownership.noted_location import find_noted
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.ownership.query_origin import find_origin
 from holdfast.snapshotter.sink_log import SinkLog, StoredSink
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, StateSizes
 from holdfast.spark_integration.client.connection import recent_batches
+from holdfast.spark_integration.lookup.places import find_state_dir, location_of, query_at
 from holdfast.spark_integration.lookup.stored_query import opened_query
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
 
 _KINDS = ("commit", "snapshot", "part", "probe", "trouble", "unknown")
+#: Of so many queries the noted locations are read.
+_NOTED_MAX = 8
 _COLOURS = {"running": "green", "stopped": "", "stale": "yellow", "failing": "red"}
 
 
@@ -46,7 +51,7 @@ _COLOURS = {"running": "green", "stopped": "", "stale": "yellow", "failing": "re
     "--checkpoint-location",
     "location",
     metavar="LOCATION",
-    help="A query's checkpointLocation, to read its pace from Spark's log.",
+    help="A query's checkpointLocation, to read its pace from Spark's log. Default: what the directory notes.",
 )
 def inspect(
     url: str, operator: str | None, options: dict[str, str], as_json: bool, with_shards: bool, location: str | None
@@ -57,21 +62,24 @@ def inspect(
     listing, and one small request for each operator, sink and failure shown (at most 20 failures), and for each
     operator at most 32 for the sizes of snapshots.
     """
+    url, location = _places(url, location, options)
     with opened(url, options, operator) as target:
         found = [(o, record_of(target.storage, o.name)) for o in target.listing.operators.values()]
         owners = {record.query_id for _, record in found if isinstance(record, OperatorRecord)}
-        logs = _logs(target, location, options, owners) if location else {}
-        healths = _healths(target, found, logs)
+        signs = _signs(target, found)
+        noted = _NotedLogs(target, options, {} if location else signs)
+        healths = _healths(target, signs, _logs(target, location, options, owners) if location else noted.logs)
         committed = {name: health.committed for health in healths for name in health.operators}
         if as_json:
             operators = [_document(target, listing, record, committed.get(listing.name)) for listing, record in found]
             sinks = [_sink_document(target, sink) for sink in target.listing.sinks]
-            queries = [asdict(health) for health in healths]
+            queries = [asdict(health) | {"location": noted.locations.get(health.query_id)} for health in healths]
             unknown = len(target.listing.unknown)
             target.show({"queries": queries, "operators": operators, "sinks": sinks, "unknown_objects": unknown})
         else:
             for health in healths:
                 _show_health(target, health)
+                noted.show(health.query_id)
             for listing, record in found:
                 document = _document(target, listing, record, committed.get(listing.name))
                 _show(target, listing, record, document)
@@ -82,6 +90,43 @@ def inspect(
                 target.console.print(f"{len(target.listing.unknown):,} objects outside operators are not holdfast's")
     if any(health.state == "failing" for health in healths):
         sys.exit(1)
+
+
+def _places(url: str, location: str | None, options: Mapping[str, str]) -> tuple[str, str | None]:
+    """Return the state directory, and the query's location if that was named in its place."""
+    parsed = parse_storage_options(options)
+    if location is None and query_at(url, parsed) is not None:
+        with suppress(HoldfastError):  # nothing has its state yet: whoever opens it says so
+            return find_state_dir(url, parsed), url
+    return url, location
+
+
+class _NotedLogs:
+    """Spark's logs of queries at the checkpoint locations that their state directory notes."""
+
+    def __init__(self, target: Target, options: Mapping[str, str], queries: Iterable[str]) -> None:
+        self.locations: dict[str, str] = {}  #: As noted, by query
+        self.logs: dict[str, list[BatchTimes]] = {}  #: By query, of those that were found there
+        self._target = target
+        self._unread: dict[str, str] = {}
+        parsed = parse_storage_options(options)
+        for query_id in islice(filter(None, queries), _NOTED_MAX):
+            try:
+                noted = find_noted(target.storage, query_id)
+                if noted is not None:
+                    self.locations[query_id] = noted.location
+                    location = location_of(noted, target.storage, parsed)
+                    found = _logs(target, location, options, (query_id,))
+                    self.logs |= {query_id: found[query_id]} if query_id in found else {}
+            except HoldfastError as exc:
+                self._unread[query_id] = exc.message
+
+    def show(self, query_id: str) -> None:
+        """Print where a query is noted to be, and why that was not read."""
+        parts = [self.locations.get(query_id, ""), self._unread.get(query_id, "")]
+        if any(parts):
+            text = ": ".join(filter(None, parts))
+            self._target.console.print(f"checkpointLocation {plain(text)}", soft_wrap=True)
 
 
 def _logs(
@@ -101,17 +146,22 @@ def _logs(
         return {found: times for found in named.values() if found in known} or {owner: times}
 
 
-def _healths(
-    target: Target,
-    found: Iterable[tuple[OperatorListing, OperatorRecord | HoldfastError]],
-    logs: Mapping[str, list[BatchTimes]],
-) -> list[Health]:
-    """Return how the queries are. Raises `InvalidArgumentError` if a log is that of another query."""
+def _signs(
+    target: Target, found: Iterable[tuple[OperatorListing, OperatorRecord | HoldfastError]]
+) -> dict[str, list[OperatorSigns]]:
+    """Return the signs in operators' directories, by query."""
     by_query: dict[str, list[OperatorSigns]] = {}
     for listing, record in found:
         signs = OperatorSigns.of(target.storage, listing, record)
         query_id = record.query_id if isinstance(record, OperatorRecord) else signs.claimed_by
         by_query.setdefault(query_id, []).append(signs)
+    return by_query
+
+
+def _healths(
+    target: Target, by_query: Mapping[str, list[OperatorSigns]], logs: Mapping[str, list[BatchTimes]]
+) -> list[Health]:
+    """Return how the queries are. Raises `InvalidArgumentError` if a log is that of another query."""
     if elsewhere := logs.keys() - by_query.keys():
         raise InvalidArgumentError(
             "no operator that is shown belongs to the query of that checkpoint location: give the state directory that "

@@ -32,9 +32,11 @@ from holdfast.commands.target import (
     with_options,
 )
 from holdfast.errors import InvalidArgumentError
+from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.lookup.keys import parse_pairs
+from holdfast.spark_integration.lookup.places import places_of
 from holdfast.spark_integration.lookup.query_pointers import KeyVersion
-from holdfast.spark_integration.lookup.stored_query import TableChanges, open_query
+from holdfast.spark_integration.lookup.stored_query import StoredQuery, TableChanges, opened_query
 
 #: A cell that begins with one of these is a formula to a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")  # noqa: RUF001
@@ -66,6 +68,12 @@ _on_key = with_options(
 )
 
 
+def _opened(given: str, operator: str, state_dir: str | None, options: Mapping[str, str]) -> StoredQuery:
+    """Open the query at a checkpoint location, or the one that has an operator in a state directory."""
+    parsed = parse_storage_options(options)
+    return opened_query(*places_of(given, state_dir, parsed, operator), parsed)
+
+
 @click.command()
 @_on_key
 @batch_option("Show state as of this micro-batch. Default: the last committed one.")
@@ -83,11 +91,11 @@ def get(
 ) -> None:
     """Show what a key holds.
 
-    Its rows in all state tables, when they expire, and its timers. LOCATION is the query's checkpointLocation;
-    the query may be running. A key is user=ann for each column that OPERATOR is grouped by, or JSON: '{"user": null}'.
-    The exit status is 1 if the key holds nothing.
+    Its rows in all state tables, when they expire, and its timers. LOCATION is the query's checkpointLocation or state
+    directory; the query may be running. A key is user=ann for each column that OPERATOR is grouped by, or JSON:
+    '{"user": null}'. The exit status is 1 if the key holds nothing.
     """
-    with open_query(location, state_dir, options) as query:
+    with _opened(location, operator, state_dir, options) as query:
         found = query.get(operator, parse_pairs(key), table=table, batch_id=batch_id)
     is_held = any(rows.num_rows for rows in found.values())
     if as_csv:
@@ -120,7 +128,7 @@ def history(
     The history covers the micro-batches that the query retains.
     """
     found: list[KeyVersion] = []
-    with open_query(location, state_dir, options) as query:
+    with _opened(location, operator, state_dir, options) as query:
         for one in query.history(operator, parse_pairs(key), table=table):
             found.append(one)
             if len(found) == limit:
@@ -154,7 +162,8 @@ def diff(
 ) -> None:
     """Compare two micro-batches, or two savepoints.
 
-    LOCATION OPERATOR BEFORE AFTER: a query's checkpointLocation, its operator, and the numbers of two micro-batches.
+    LOCATION OPERATOR BEFORE AFTER: a query's checkpointLocation or state directory, its operator, and the numbers of
+    two micro-batches.
 
     A B: two savepoints, each as URL/NAME, like holdfast savepoint diff; the exit status is 1 if they differ.
     """
@@ -171,7 +180,7 @@ def diff(
             "give LOCATION OPERATOR BEFORE AFTER, the last two as micro-batch numbers; or two savepoints as URL/NAME"
         )
     location, operator, before, after = compared
-    with open_query(location, state_dir, options) as query:
+    with _opened(location, operator, state_dir, options) as query:
         found = query.diff(operator, int(before), int(after), table=table, rows_each=rows)
     if as_json:
         click.echo(json.dumps({"operator": operator, "tables": [json_value(asdict(one)) for one in found]}, indent=2))

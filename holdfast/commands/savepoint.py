@@ -16,13 +16,13 @@ from holdfast.commands.own_spark import CONF, by_this_process, pairs, started_sp
 from holdfast.commands.target import (
     a_console,
     batch_option,
+    both_places,
     json_value,
     moment,
     number_option,
     on_storage,
     plain,
     size,
-    state_dir_of,
     state_dir_option,
     table,
     with_options,
@@ -226,10 +226,10 @@ def create(
 ) -> None:
     """Save the state of a query, running or not.
 
-    LOCATION is the query's checkpointLocation. This process saves the state, several shards at a time; with --conf,
-    Spark does.
+    LOCATION is the query's checkpointLocation or state directory. This process saves the state, several shards at a
+    time; with --conf, Spark does.
     """
-    state_dir = state_dir_of(checkpoint_location, state_dir, options)
+    checkpoint_location, state_dir = both_places(checkpoint_location, state_dir, options)
     if conf:
         _require_free(target, name, options)
     places = checkpoint_location, target, name
@@ -527,12 +527,12 @@ def rescale(
 ) -> None:
     """Make a new query with another number of shards.
 
-    LOCATION is the query's checkpointLocation. The query may be running; it does not change. The new query continues
-    from where it stands, beginning with micro-batch 1. This process rescales; with --conf, or where only Spark can
-    write a part, Spark does. If the command is interrupted, run it again.
+    LOCATION is the query's checkpointLocation or state directory. The query may be running; it does not change. The
+    new query continues from where it stands, beginning with micro-batch 1. This process rescales; with --conf, or
+    where only Spark can write a part, Spark does. If the command is interrupted, run it again.
     """
     changes = Changes(shards, partitions, pairs(rename, "--rename", "OLD=NEW"), continue_sinks=continue_sinks)
-    state_dir = state_dir_of(original, state_dir, options)
+    original, state_dir = both_places(original, state_dir, options)
     require_new_location(checkpoint_location, parse_storage_options(options))
     query_id = by_this_process(
         state_dir,
@@ -567,15 +567,16 @@ def clone(
 ) -> None:
     """Copy a query, to run a second one beside it.
 
-    LOCATION is the query's checkpointLocation. The query may be running; it does not change. The clone has its
-    own id and continues the micro-batch numbers. The state of Spark's own operators is copied, too. Give the clone its
-    own sinks: it runs beside the original, so it cannot continue them. This process copies; with --conf, Spark does. If
-    the command is interrupted, run it again.
+    LOCATION is the query's checkpointLocation or state directory. The query may be running; it does not change. The
+    clone has its own id and continues the micro-batch numbers. The state of Spark's own operators is copied, too. Give
+    the clone its own sinks: it runs beside the original, so it cannot continue them. This process copies; with --conf,
+    Spark does. If the command is interrupted, run it again.
     """
-    places = original, checkpoint_location
     require_new_location(checkpoint_location, parse_storage_options(options))
+    original, state_dir = both_places(original, state_dir, options)
+    places = original, checkpoint_location
     query_id = by_this_process(
-        state_dir_of(original, state_dir, options),
+        state_dir,
         options,
         conf,
         lambda tasks: copy(tasks, *places, to_state_dir=to_state_dir, batch_id=batch_id),

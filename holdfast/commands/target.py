@@ -142,15 +142,17 @@ def state_dir_option(
     )
 
 
-def state_dir_of(location: str, given: str | None, options: Mapping[str, str]) -> str:
-    """Return the state directory of the query at a checkpoint location, which need not be given."""
-    from holdfast.spark_integration.lookup.query_pointers import find_state_dir, require_query
+def both_places(
+    given: str, state_dir: str | None, options: Mapping[str, str], operator: str | None = None
+) -> tuple[str, str]:
+    """Return a query's checkpoint location and its state directory, either of which may be given alone."""
+    from holdfast.spark_integration.lookup.places import places_of, require_query
 
     parsed = parse_storage_options(options)
-    if given is None:
-        return find_state_dir(location, parsed)
-    require_query(location, parsed)
-    return given
+    location, found = places_of(given, state_dir, parsed, operator)
+    if state_dir is not None and location == given:  # else it was checked
+        require_query(location, parsed)
+    return location, found
 
 
 def batch_option(text: str = "A micro-batch. Default: the last committed one.") -> Callable[[_Command], _Command]:
@@ -182,13 +184,14 @@ def opened(url: str, options: Mapping[str, str], operator: str | None) -> Iterat
 
 def _require_no_location(url: str, options: Mapping[str, str]) -> None:
     """Raise InvalidArgumentError if the URL is a query's checkpoint location instead of its state directory."""
-    from holdfast.spark_integration.lookup.query_pointers import query_at
+    from holdfast.spark_integration.lookup.places import find_state_dir, query_at
 
-    query_id = query_at(url, parse_storage_options(options))
+    parsed = parse_storage_options(options)
+    query_id = query_at(url, parsed)
     if query_id is None:
         return
     try:
-        where = f"its state directory is {state_dir_of(url, None, options)}"
+        where = f"its state directory is {find_state_dir(url, parsed)}"
     except HoldfastError as exc:
         where = f"its state directory cannot be determined: {exc}"
     raise InvalidArgumentError(

@@ -59,8 +59,9 @@ def ui(
     """Show state as a web page, read-only, on this machine.
 
     LOCATION is a state directory, as in spark.holdfast.state.dir, or the checkpointLocation of a query whose
-    state lies in such a directory: name both to see rows and keys, and to go back in time. Queries may be running;
-    an empty directory shows once a query commits to it.
+    state lies in such a directory. Each leads to the other; where the directory does not note the location, name both
+    to see rows and keys, and to go back in time. Queries may be running; an empty directory shows once a query commits
+    to it.
     """
     with ExitStack() as stack:
         requests, surveys = (

@@ -22,7 +22,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -30,6 +30,7 @@ from typing import TypeVar
 from holdfast import clock
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.health import origin_of
+from holdfast.snapshotter.ownership.noted_location import find_noted
 from holdfast.snapshotter.ownership.operator_record import find_operator
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -38,7 +39,7 @@ from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.upkeep.catalogue import StateSizes
 from holdfast.spark_integration.client.connection import over_executors, recent_batches
 from holdfast.spark_integration.client.messages import RecentBatch
-from holdfast.spark_integration.lookup.query_pointers import find_state_dir
+from holdfast.spark_integration.lookup.places import find_state_dir, location_of
 from holdfast.spark_integration.lookup.stored_query import StoredQuery, open_query
 from holdfast.spark_integration.shard.pointer_row import operator_of
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
@@ -48,6 +49,8 @@ from holdfast.ui.survey import Survey, survey
 
 _T = TypeVar("_T")
 _ORIGINS = 256
+#: So many noted locations are opened beside those that were named.
+_NOTED_MAX = 8
 _EMPTY = (
     "Empty, or it does not exist: check the spelling. A state directory fills when a query commits with "
     "spark.holdfast.state.dir set to it, and a checkpointLocation when its query starts."
@@ -446,10 +449,23 @@ class Site:
         return found
 
 
+def _noted_locations(
+    named: Iterable[Directory], surveys_of: Sequence[Survey], options: Mapping[str, object]
+) -> Iterator[str]:
+    """Yield the checkpoint locations that state directories note, of queries that are there and were not named."""
+    known = {one.query_id for one in surveys_of}
+    for home, found in zip(named, surveys_of, strict=True):
+        for state_id in sorted({one.of_query for one in found.operators.values()} - {""}):
+            with suppress(HoldfastError):  # the page shows without it what the directory has
+                noted = find_noted(home.storage, state_id)
+                if noted is not None and noted.query_id not in known:
+                    yield location_of(noted, home.storage, options)
+
+
 def looks_at_once(locations: int) -> int:
     """Return the number of threads that ask locations: enough even if no location answers."""
     # Of each location what it holds; of each query its pointers, its progress, and where it lies in each directory.
-    return (locations + 1) ** 2
+    return (locations + _NOTED_MAX + 1) ** 2
 
 
 def open_site(
@@ -481,6 +497,9 @@ def open_site(
     for url in urls:
         add(url)
     surveys_of = [one.surveyor.latest(_UNLIMITED).found for one in named]
+    for found in [*_noted_locations(named, surveys_of, parse_storage_options(options))][:_NOTED_MAX]:
+        add(found)
+        surveys_of.append(named[-1].surveyor.latest(_UNLIMITED).found)
     if state_dir and all(one.query_id or one.is_empty for one in surveys_of):
         add(state_dir)
         named[-1].surveyor.latest(_UNLIMITED)

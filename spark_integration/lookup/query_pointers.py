@@ -2,24 +2,17 @@
 
 A shard's pointer is in one partition of Spark's state (`holdfast.spark_integration.transport.routes`), so the pointer
 of one shard of many costs one partition. A reader of a shard is open while it is used, and kept for a while.
-
-The newest pointer names the query's state directory: the one that its micro-batch wrote to, so a state directory that
-was moved is found again after the query's next micro-batch. What is found must have the state of this query: a location
-may have been copied.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,17 +20,14 @@ import pyarrow as pa
 
 from holdfast import clock
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
-from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.ownership.claims import find_claim
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator, read_operator, shard_prefix
-from holdfast.snapshotter.ownership.query_origin import find_origin
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.version_reader import At, VersionReader
 from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.processor.state.variable_tables import grouping_columns, is_of_entry
-from holdfast.spark_integration.shard.pointer_row import PointerRow, operator_of, require_state_of
+from holdfast.spark_integration.shard.pointer_row import PointerRow, require_state_of
 from holdfast.spark_integration.spark_state.pointers import (
     StateOperator,
     StateOperators,
@@ -53,11 +43,6 @@ _KNOWN_MS = 3_000
 #: A value for each column that the operator is grouped by: ``{"user": "ann"}``.
 Key = Mapping[str, Any]
 _KEPT_BATCHES = 128
-_THREADS = 16
-#: Of a query with many operators, so many say when it was at work.
-_CLAIMS_MAX = 8
-_IS_RECORD = re.compile(r"[^/]+/operator")
-_NAME_IT = "name the state directory with --state-dir, or as the argument state_dir"
 
 
 class ShardReaders:
@@ -340,115 +325,3 @@ class QueryPointers:
             while len(self._batches) > _KEPT_BATCHES:
                 self._batches.popitem(last=False)
         return found
-
-
-def find_state_dir(location: str | Path, options: Mapping[str, object]) -> str:
-    """Return the state directory of the query that has this checkpoint location.
-
-    Raises `InvalidArgumentError` if this is not the checkpoint location of a query with durable state, or Spark's state
-    cannot be read without Spark; `NotFoundError` if no micro-batch is committed yet; or the pointers name a directory
-    that does not have this query's state.
-    """
-    with open_storage(str(location), options) as storage, ThreadPoolExecutor(_THREADS) as executor:
-        query_id, newest = _query_of(storage), _newest(QueryPointers(storage, executor))
-    assert newest.state_dir is not None
-    with open_storage(newest.state_dir, options) as states:
-        _require_state_of(states, query_id, newest)
-    return newest.state_dir
-
-
-def require_query(location: str | Path, options: Mapping[str, object]) -> None:
-    """Raise `InvalidArgumentError` if this is not the checkpoint location of a query."""
-    with open_storage(str(location), options) as storage:
-        _query_of(storage)
-
-
-def _query_of(location: ObjectStorage) -> str:
-    try:
-        return QueryLocation(location).query_id()
-    except InvalidArgumentError:
-        require_no_state_directory(location)
-        raise
-
-
-def query_at(location: str | Path, options: Mapping[str, object]) -> str | None:
-    """Return the id of the query at a checkpoint location; None for other locations."""
-    with open_storage(str(location), options) as storage:
-        return QueryLocation(storage).find_id()
-
-
-def _newest(pointers: QueryPointers) -> PointerRow:
-    try:
-        batch_id = pointers.batch(None).batch_id
-    except NotFoundError as exc:
-        raise NotFoundError(f"{exc.message}, so nothing tells its state directory: {_NAME_IT}", **exc.facts) from exc
-    try:
-        rows = [row for held in pointers.held(batch_id) for row in held.rows]
-    except InvalidArgumentError as exc:
-        message = f"without Spark, this query's pointers do not tell its state directory: {_NAME_IT} ({exc.message})"
-        raise InvalidArgumentError(message, **exc.facts) from exc
-    named = [row for row in rows if row.state_dir is not None]
-    if not named:
-        why = (
-            "has state that is not durable, because it runs without spark.holdfast.state.dir"
-            if rows
-            else f"has no holdfast state yet, so nothing says where that will be: {_NAME_IT}"
-        )
-        raise InvalidArgumentError(f"the query {why}", location=pointers.url)
-    return max(named, key=lambda row: row.batch_ms)
-
-
-def _require_state_of(storage: ObjectStorage, query_id: str, row: PointerRow) -> None:
-    assert row.directory is not None
-    record = find_operator(storage, row.directory)
-    if record is None or record.query_id != row.query:
-        raise NotFoundError(
-            f"the state directory that the query's pointers name does not have its state: if it was moved, {_NAME_IT}",
-            state_dir=row.state_dir,
-            operator_directory=row.directory,
-            owner=None if record is None else record.query_id,
-            query=row.query,
-        )
-    # State that began in a task which Spark told no query bears an id made of the run's.
-    is_substitute = row.query.startswith(record.run_id)
-    if query_id != row.query and not is_substitute and find_origin(storage, query_id) is None:
-        raise NotFoundError(
-            "this query is a clone that has not run yet, so its pointers name the original's state directory: "
-            f"{_NAME_IT}",
-            query=query_id,
-            original=row.query,
-        )
-
-
-def require_no_state_directory(location: ObjectStorage) -> None:
-    """Raise InvalidArgumentError if the location is a state directory, not a checkpoint location."""
-    try:
-        records = [info.key for info in location.list("") if _IS_RECORD.fullmatch(info.key)]
-        found = [find_operator(location, key.removesuffix("/operator")) for key in sorted(records)]
-        by_query: dict[str, list[OperatorRecord]] = {}
-        for record in found:
-            if record is not None:
-                by_query.setdefault(record.query_id, []).append(record)
-        queries = "; ".join(_described(location, query_id, of) for query_id, of in sorted(by_query.items()))
-    except HoldfastError:  # as of a folder that is not ours to list: what is known of it already says more
-        return
-    if found:
-        raise InvalidArgumentError(
-            "this is a state directory: name the checkpointLocation of a query instead, which is enough to find its "
-            "state directory, and whose file metadata has the query's id",
-            given=location.url,
-            queries=queries,
-        )
-
-
-def _described(storage: ObjectStorage, query_id: str, records: list[OperatorRecord]) -> str:
-    """Return a query by what people know it by: name, operators, when it worked last."""
-    claims = [find_claim(storage, record.operator) for record in records[:_CLAIMS_MAX]]
-    own = [claim for claim in claims if claim is not None and claim.query_id == query_id]
-    facts = [f"operators {', '.join(operator_of(one.operator) or one.operator for one in records)}"]
-    if own:
-        newest = max(own, key=lambda claim: claim.holder.seen_ms)
-        facts.insert(0, f"named {newest.query_name}") if newest.query_name else None
-        at = datetime.fromtimestamp(newest.holder.seen_ms / 1000, UTC)
-        facts.append(f"at work until {at:%Y-%m-%d %H:%M} UTC on {newest.host}")
-    return f"{query_id} ({', '.join(facts)})"

@@ -41,6 +41,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.lookup.keys import as_table, keys_of, same_rows
+from holdfast.spark_integration.lookup.places import places_of
 from holdfast.spark_integration.lookup.query_pointers import (
     Held,
     Key,
@@ -49,7 +50,6 @@ from holdfast.spark_integration.lookup.query_pointers import (
     QueryPointers,
     ShardReaders,
     StoredOperator,
-    find_state_dir,
     grouping_of,
     no_rows,
 )
@@ -603,7 +603,8 @@ def open_query(
     Parameters
     ----------
     location : str or pathlib.Path
-        The query's ``checkpointLocation``: a path, or a URL of any storage that holdfast knows.
+        The query's ``checkpointLocation``: a path, or a URL of any storage that holdfast knows; or the state directory,
+        if that has one query and notes its location.
     state_dir : str or pathlib.Path, optional
         Its ``spark.holdfast.state.dir``; by default the one that its pointers name.
     options : mapping of str to str, optional
@@ -631,10 +632,10 @@ def open_query(
 
 def opened_query(location: str | Path, state_dir: str | Path | None, options: Mapping[str, object]) -> StoredQuery:
     """Open the state of a query with what `parse_storage_options` returned; raises as `open_query`."""
-    state_dir = find_state_dir(location, options) if state_dir is None else state_dir
-    opened = open_storage(str(location), options)
+    location, state_dir = places_of(location, state_dir, options)
+    opened = open_storage(location, options)
     try:
-        storage = open_storage(str(state_dir), options)
+        storage = open_storage(state_dir, options)
     except HoldfastError:
         opened.close()
         raise

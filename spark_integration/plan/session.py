@@ -33,6 +33,7 @@ from holdfast.settings import Settings
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.executor.processes import ProcessId, place_of
+from holdfast.spark_integration.plan.noting import news_of
 from holdfast.spark_integration.spark_versions import is_classic, is_on, require_fitting_arrow
 from holdfast.spark_integration.worker_python import require_worker_python
 
@@ -65,7 +66,13 @@ def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
             "spark.holdfast.state.dir to a directory that all executors reach",
             stacklevel=stacklevel + 1,
         )
-    return settings if is_remote else replace(settings, driver=place_of(ProcessId.of(os.getpid())))
+    if is_remote:
+        return settings
+    settings = replace(settings, driver=place_of(ProcessId.of(os.getpid())))
+    if settings.state_dir is None or not df.isStreaming:
+        return settings
+    values = settings.storage_values(configuration)
+    return replace(settings, news=news_of(df.sparkSession, settings.state_dir, values))
 
 
 def rows_each(df: DataFrame) -> int:

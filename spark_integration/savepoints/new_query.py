@@ -20,6 +20,7 @@ import json
 import logging
 import re
 import shutil
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from pathlib import Path
 from holdfast import clock
 from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.settings import PREFIX, Settings
+from holdfast.snapshotter.ownership.noted_location import NotedLocation, note_location
 from holdfast.snapshotter.ownership.operator_record import find_operator
 from holdfast.snapshotter.ownership.query_origin import (
     RESCALING,
@@ -39,7 +41,7 @@ from holdfast.snapshotter.ownership.query_origin import (
 )
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.lookup.query_pointers import require_no_state_directory
+from holdfast.spark_integration.lookup.places import require_no_state_directory
 from holdfast.spark_integration.shard.pointer_row import operator_of
 
 # What a query's making writes below the location, besides ``metadata``.
@@ -64,6 +66,7 @@ class NewQuery:
     storage: ObjectStorage
     query_id: str
     is_finishing: bool = False  #: Whether its last step has begun: from then on it may be whole
+    state_id: str = ""  #: The id in its pointers and records, once it is filled
 
     @property
     def stub_url(self) -> str:
@@ -86,6 +89,7 @@ class NewQuery:
     def fill(self, origin: QueryOrigin) -> None:
         """Say which directories are filled, before they are: from then on they are known to be this query's."""
         declare_origin(self.storage, origin)
+        self.state_id = origin.state_id
 
     def require(self) -> None:
         """Raise `ConflictError` if another process has taken the location: what we write there would be its own."""
@@ -95,6 +99,15 @@ class NewQuery:
         """Let the query be started. Raises `ConflictError` if somebody else has taken its location meanwhile."""
         self.is_finishing = True
         finish(self.location, self.query_id)
+        if self.state_id:
+            self._note()
+
+    def _note(self) -> None:
+        noted = NotedLocation(self.state_id, self.query_id, self.location.url, socket.gethostname())
+        try:
+            note_location(self.storage, noted)
+        except HoldfastError as exc:  # its first run will
+            _log.info("the state directory does not note where the new query is: %s", exc)
 
 
 @contextmanager

@@ -1,11 +1,13 @@
-"""Spark's plan of a micro-batch, from the query in this process's JVM: no storage is read.
+"""What the query in this process's JVM knows: its plan of a micro-batch, and its checkpoint location. Nothing is read.
 
 ::
 
     activeStreamingQueries ─▶ StreamExecution ─▶ offsetLog ─▶ get(7) ─▶ the lines of offsets/7
+                                              ─▶ resolvedCheckpointRoot ─▶ file:/data/app-spark
 
-The names are private to Spark, and used here only: `tests/spark/sinks/test_exactly_once.py` asks for them on each
-version. Where they are gone, nothing is known, and nobody fails.
+The names are private to Spark, and used here only: `tests/spark/sinks/test_exactly_once.py` and
+`tests/spark/lookup/test_one_path.py` ask for them on each version. Where they are gone, nothing is known, and nobody
+fails.
 
 Source: ``StreamExecution``, ``SharedState``, ``OffsetSeqLog`` of Spark 4.0 to 4.3.
 """
@@ -27,6 +29,22 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+def running_location(session: SparkSession, query_id: str) -> str | None:
+    """Return the checkpoint location of a query that runs in a classic session's application; None if unknown."""
+    try:
+        return str(_execution(session, query_id).resolvedCheckpointRoot())
+    except (Py4JError, AttributeError, OSError) as exc:  # it has ended, or Spark has
+        _log.info("Spark does not tell where query %s has its checkpoint location: %s", query_id, exc)
+        return None
+
+
+def _execution(session: SparkSession, query_id: str) -> Any:
+    """Return Spark's own object of a query; None if it does not run."""
+    jvm: Any = session._jvm  # noqa: SLF001
+    queries = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
+    return queries.get(jvm.java.util.UUID.fromString(query_id))
+
+
 class RunningQuery:
     """A query of a classic session. `session`: any of the application's."""
 
@@ -35,8 +53,7 @@ class RunningQuery:
         self._new_buffer = jvm.java.io.ByteArrayOutputStream
         self._offset_log: Any = None
         try:
-            queries = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
-            self._offset_log = queries.get(jvm.java.util.UUID.fromString(query_id)).offsetLog()
+            self._offset_log = _execution(session, query_id).offsetLog()
         except (Py4JError, AttributeError) as exc:
             _log.warning(
                 "this Spark does not tell what it has planned, so a sink cannot tell a repeated micro-batch from one "

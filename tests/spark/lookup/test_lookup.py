@@ -25,8 +25,10 @@ from holdfast import savepoints
 from holdfast.cli import group
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.lookup.query_pointers import QueryPointers, find_state_dir
+from holdfast.spark_integration.lookup.places import find_state_dir
+from holdfast.spark_integration.lookup.query_pointers import QueryPointers
 from holdfast.spark_integration.savepoints.by_spark import steps_by_spark
+from tests.faults.executor_process import eventually
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.savepoints.queries import CASES, Case
@@ -291,7 +293,7 @@ def test_bad_input_says_what_to_do(lab: Lab) -> None:
             with pytest.raises(error, match=says):
                 bad()
     with (
-        holdfast.open_query(lab.folder / "durable", where[1]) as query,
+        holdfast.open_query(lab.folder / "input", where[1]) as query,
         pytest.raises(InvalidArgumentError, match="metadata"),
     ):
         query.batches(), query.operators()
@@ -333,8 +335,11 @@ def test_the_location_is_enough(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> No
         assert query.get("totals", {"key": "b"})["state"].to_pylist() == [{"key": "b", "n": 1, "total": 2}]
 
     # Each for the other.
-    assert "this is a state directory: name the checkpointLocation" in said("get", state_dir, "totals", "key=a")
-    told = said("inspect", location)
+    eventually(lambda: list(state_dir.glob("_queries/*.locations/*")))[0].unlink()
+    assert "this is a state directory, which does not note where its query is: name the checkpointLocation" in said(
+        "get", state_dir, "totals", "key=a"
+    )
+    told = said("verify", location)
     assert "this is the checkpointLocation of a query" in told
     assert f"its state directory is {state_dir}, query={query_id(location)}" in told
 

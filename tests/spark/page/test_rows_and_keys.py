@@ -25,6 +25,7 @@ from holdfast.errors import NotFoundError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.ui import inquiry
 from tests.browser import DESKTOP, PHONE, accessibility_findings, chromium, shown
+from tests.faults.executor_process import eventually
 from tests.servers import downloads
 from tests.servers.programs import wait_until
 from tests.spark.conftest import Lab, configured, count_and_sum
@@ -162,12 +163,20 @@ def test_values_are_text_whatever_they_are(lab: Lab) -> None:
 
 
 def test_without_the_query_it_says_what_to_add(query: Lab) -> None:
-    """The directory alone does not know what is committed: the page says how to name the query."""
-    with opened(query.folder / "durable") as page:
-        text = html.unescape(ask(page))
-        assert "holdfast ui" in text
-        assert "checkpointLocation" in text
-        assert page.get(f"/{TOKEN}/0/totals/?measure=rows").status_code == 400
+    """The directory alone does not know what is committed: the page says how to name a query that was moved."""
+    state_dir = query.folder / "durable"
+    eventually(lambda: list(state_dir.glob("_queries/*.locations/*")))
+    with opened(state_dir) as page:
+        assert page.get(f"/{TOKEN}/0/totals/?measure=rows").status_code == 200
+    moved = (query.folder / "query").rename(query.folder / "moved")
+    try:
+        with opened(state_dir) as page:
+            text = html.unescape(ask(page))
+            assert "holdfast ui" in text
+            assert "checkpointLocation" in text
+            assert page.get(f"/{TOKEN}/0/totals/?measure=rows").status_code == 400
+    finally:
+        moved.rename(query.folder / "query")
 
 
 @pytest.mark.all

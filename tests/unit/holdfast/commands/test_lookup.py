@@ -60,7 +60,7 @@ def test_an_error_does_nothing_to_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It may name what somebody else has written, as the columns of a key."""
-    monkeypatch.setattr(lookup, "open_query", lambda *_: contextlib.nullcontext(NamesColumns()))
+    monkeypatch.setattr(lookup, "_opened", lambda *_: contextlib.nullcontext(NamesColumns()))
     monkeypatch.setattr(sys, "argv", ["holdfast", "get", "at", "op", "user=x", "--state-dir", "there"])
     with pytest.raises(SystemExit, match="2"):
         main()
@@ -73,7 +73,7 @@ def test_a_warning_does_nothing_to_a_terminal(
     """Nobody sets logging up, so Python prints what modules warn of, as of a damaged snapshot that they go around."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     monkeypatch.setattr(logging.lastResort, "formatter", None)
-    monkeypatch.setattr(lookup, "open_query", lambda *_: contextlib.nullcontext(WarnsOfDamage()))
+    monkeypatch.setattr(lookup, "_opened", lambda *_: contextlib.nullcontext(WarnsOfDamage()))
     monkeypatch.setattr(sys, "argv", ["holdfast", "get", "at", "op", "user=x", "--state-dir", "there"])
     with pytest.raises(SystemExit, match="2"):
         main()
@@ -137,14 +137,14 @@ class ShownQuery(contextlib.nullcontext[None]):
 )
 def test_values_that_python_does_not_have_are_shown(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
     """They hide nothing else that the key holds."""
-    monkeypatch.setattr(lookup, "open_query", lambda *_: ShownQuery())
+    monkeypatch.setattr(lookup, "_opened", lambda *_: ShownQuery())
     result = CliRunner().invoke(group, [*command, "--state-dir", "there"], catch_exceptions=False)
     assert "xffa" in result.output
     assert f"{2**62} timestamp[us]" in " ".join(result.output.split())
 
 
 def test_the_last_line_of_a_history_says_that_older_values_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "open_query", lambda *_: ShownQuery())
+    monkeypatch.setattr(lookup, "_opened", lambda *_: ShownQuery())
     shown = CliRunner().invoke(group, ["history", "at", "op", "user=x"], catch_exceptions=False).output
     assert shown.startswith("at micro-batch 3, 1970-01-01 00:00:00; Spark keeps none before it\n"), shown
 
@@ -159,7 +159,7 @@ def test_text_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch, command: list[s
     """In a cell, and in a line: what rich takes for an emoji, for a tag, or for what escapes one."""
     monkeypatch.setattr(ShownQuery, "text", pa.array([text], pa.large_string()))
     monkeypatch.setattr(ShownQuery, "held", {"a:id:b": pa.table({"n:m:o": ShownQuery.text})})
-    monkeypatch.setattr(lookup, "open_query", lambda *_: ShownQuery())
+    monkeypatch.setattr(lookup, "_opened", lambda *_: ShownQuery())
     shown = CliRunner().invoke(group, [*command, "--state-dir", "there"], catch_exceptions=False).output
     assert re.search(rf"(^|=){re.escape(text)}( *$|:)", shown, re.MULTILINE), shown
     assert command[0] == "diff" or {"a:id:b:", "n:m:o"} <= set(shown.split())
@@ -181,7 +181,7 @@ class HoldsNothing(ShownQuery):
 
 
 def getting(monkeypatch: pytest.MonkeyPatch, query: Any, *how: str) -> Any:
-    monkeypatch.setattr(lookup, "open_query", lambda *_: query)
+    monkeypatch.setattr(lookup, "_opened", lambda *_: query)
     monkeypatch.setattr(target, "_WIDTH_ELSEWHERE", 80)
     return CliRunner().invoke(group, ["get", "at", "op", "user=x", "--state-dir", "there", *how])
 

@@ -33,7 +33,7 @@ from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.lookup.query_pointers import require_no_state_directory
+from holdfast.spark_integration.lookup.places import require_no_state_directory
 from holdfast.spark_integration.spark_state.pointers import metadata_of_groups, schema_of_groups
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.unit.holdfast.commands.conftest import put_record
@@ -226,7 +226,8 @@ def test_a_savepoint_is_looked_for_once(
     for found in ("find_objects", "require_free"):
         monkeypatch.setattr(f"holdfast.commands.savepoint.{found}", look)
     if how == ["create"]:
-        monkeypatch.setattr("holdfast.commands.savepoint.state_dir_of", lambda *_: str(tmp_path / "state"))
+        places = str(tmp_path / "query"), str(tmp_path / "state")
+        monkeypatch.setattr("holdfast.commands.savepoint.both_places", lambda *_: places)
         with pytest.raises(InvalidArgumentError, match="lacks the file metadata"):
             invoke("create", tmp_path / "query", "--to", tmp_path, "--name", "two")
     else:

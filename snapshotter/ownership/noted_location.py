@@ -1,0 +1,70 @@
+"""Where the query of some state has its checkpoint location, as noted under the id that its records name.
+
+::
+
+    _queries/<state id>.locations/<number>      a fence, of which the newest counts
+
+Text that anybody may have put who writes to the state directory: whoever reads it checks what is there before they
+believe it (`holdfast.spark_integration.lookup.places`).
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated
+
+from holdfast.backends import stored_file
+from holdfast.errors import ConflictError, CorruptionError
+from holdfast.snapshotter.fence import Fence, looks
+from holdfast.snapshotter.fields import Stored, refuse_stray
+from holdfast.snapshotter.ownership.query_origin import FOLDER
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+
+KIND = "location"
+#: What can be noted; nothing that a terminal obeys, and no lone surrogates.
+LOCATION = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,2048}")
+_ID = re.compile("[A-Za-z0-9-]{1,64}")
+
+
+@dataclass(frozen=True)
+class NotedLocation(Stored):
+    """The checkpoint location of a query, as the last run noted it that knew."""
+
+    state_id: Annotated[str, _ID]  #: The id in the query's pointers and records
+    query_id: Annotated[str, _ID]  #: Spark's id of the query: a clone's is another one
+    location: Annotated[str, LOCATION]  #: As Spark writes it
+    host: str  #: Of the driver, which a local path is a path of
+
+
+def note_location(storage: ObjectStorage, noted: NotedLocation) -> None:
+    """Store a note, unless the newest one says the same."""
+    fence = _fence(storage, noted.state_id)
+    for _ in looks(fence.url):
+        number, data = fence.newest()
+        with suppress(CorruptionError):  # of which the next one takes the place
+            if data is not None and _read(fence, number, data, noted.state_id) == noted:
+                return
+        with suppress(ConflictError):  # another driver was faster: look what it says
+            fence.delete(fence.old(fence.take(number + 1, stored_file.encode(KIND, noted.to_json())[0])))
+            return
+
+
+def find_noted(storage: ObjectStorage, state_id: str) -> NotedLocation | None:
+    """Return what is noted, or None. Raises `CorruptionError`."""
+    fence = _fence(storage, state_id)
+    number, data = fence.newest()
+    return None if data is None else _read(fence, number, data, state_id)
+
+
+def _fence(storage: ObjectStorage, state_id: str) -> Fence:
+    return Fence(storage, f"{FOLDER}/{state_id}.locations")
+
+
+def _read(fence: Fence, number: int, data: memoryview, state_id: str) -> NotedLocation:
+    source = f"{fence.url}/{number}"
+    noted = NotedLocation.decode(data, KIND, source)
+    if noted.state_id != state_id:
+        refuse_stray(source, query_id=noted.state_id)
+    return noted

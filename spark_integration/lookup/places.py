@@ -1,0 +1,302 @@
+"""A query's two places, each found from the other.
+
+::
+
+    checkpointLocation ── newest pointer ─▶ spark.holdfast.state.dir
+                       ◀───── note ────────
+
+The pointer names the directory that its micro-batch wrote to, so one that was moved is found again after the query's
+next micro-batch. What is found must have the state of this query: a location may have been copied.
+
+A note (`holdfast.snapshotter.ownership.noted_location`) is text of whoever may write to the state directory, and as old
+as the last run that knew. So it is opened only if it is a local path, or on the state directory's own store. It counts
+only if what is there agrees: the query's id, its pointers, which name this directory, and Spark's plan, which is no
+older than the newest claim.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.ownership.claims import find_claim
+from holdfast.snapshotter.ownership.noted_location import NotedLocation, find_noted
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator
+from holdfast.snapshotter.ownership.query_origin import find_origin
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import StorageUrl, parse_url
+from holdfast.spark_integration.lookup.query_pointers import QueryPointers
+from holdfast.spark_integration.shard.pointer_row import PointerRow, operator_of
+from holdfast.spark_integration.spark_state.query_location import QueryLocation
+
+_THREADS = 16
+#: Of a query with many operators, so many say when it was at work.
+_CLAIMS_MAX = 8
+_IS_RECORD = re.compile(r"[^/]+/operator")
+_NAME_IT = "name the state directory with --state-dir, or as the argument state_dir"
+_NAME_LOCATION = "name the query's checkpointLocation in place of the state directory"
+
+
+def places_of(
+    given: str | Path, state_dir: str | Path | None, options: Mapping[str, object], operator: str | None = None
+) -> tuple[str, str]:
+    """Return a query's checkpoint location and its state directory, of which either may be given alone.
+
+    Raises `InvalidArgumentError` if it is neither, or a directory of several queries, or one that notes no location;
+    `NotFoundError` if one does not lead to the other.
+
+    `state_dir`: given beside it: `given` is the location then, and nothing is checked; `operator`: an operator of the
+    query, to tell it from others in the directory.
+    """
+    if state_dir is not None and not _is_same(str(given), str(state_dir)):
+        return str(given), str(state_dir)
+    with open_storage(str(given), options) as storage:
+        query = QueryLocation(storage)
+        query_id = query.find_id()
+        if query_id is not None:
+            return str(given), _state_dir_of(storage, query_id, options)
+        by_query = _records_by_query(storage)
+        if not by_query:
+            query.query_id()  # says what it is not
+        of_operator = {one: records for one, records in by_query.items() if _has_operator(records, operator)}
+        return _noted(storage, of_operator or by_query, options), storage.url
+
+
+def find_state_dir(location: str | Path, options: Mapping[str, object]) -> str:
+    """Return the state directory of the query that has this checkpoint location.
+
+    Raises `InvalidArgumentError` if this is not the checkpoint location of a query with durable state, or Spark's state
+    cannot be read without Spark; `NotFoundError` if no micro-batch is committed yet; or the pointers name a directory
+    that does not have this query's state.
+    """
+    with open_storage(str(location), options) as storage:
+        return _state_dir_of(storage, _query_of(storage), options)
+
+
+def require_query(location: str | Path, options: Mapping[str, object]) -> None:
+    """Raise `InvalidArgumentError` if this is not the checkpoint location of a query."""
+    with open_storage(str(location), options) as storage:
+        _query_of(storage)
+
+
+def query_at(location: str | Path, options: Mapping[str, object]) -> str | None:
+    """Return the id of the query at a checkpoint location; None for other locations."""
+    with open_storage(str(location), options) as storage:
+        return QueryLocation(storage).find_id()
+
+
+def is_state_directory(location: str | Path, options: Mapping[str, object]) -> bool:
+    """Tell whether there is state of a query."""
+    with open_storage(str(location), options) as storage:
+        return bool(_records_by_query(storage))
+
+
+def require_no_state_directory(location: ObjectStorage) -> None:
+    """Raise InvalidArgumentError if the location is a state directory, not a checkpoint location."""
+    by_query = _records_by_query(location)
+    if by_query:
+        raise _is_state_directory(location, "", by_query)
+
+
+def location_of(noted: NotedLocation, states: ObjectStorage, options: Mapping[str, object]) -> str:
+    """Return the checkpoint location that a state directory notes, once what is there agrees.
+
+    Raises `NotFoundError` if it does not, or is not opened.
+    """
+    facts = {"checkpoint_location": noted.location, "noted_on": noted.host, "query": noted.query_id}
+    try:
+        place = parse_url(noted.location)
+    except InvalidArgumentError as exc:
+        raise NotFoundError(f"the checkpointLocation that the state directory notes: {exc.message}", **facts) from exc
+    if place.scheme != "file" and _store_of(place) != _store_of(parse_url(states.url)):
+        raise NotFoundError(
+            "the checkpointLocation that the state directory notes is on another store, which is not opened unasked: "
+            f"if it is right, {_NAME_LOCATION}",
+            **facts,
+        )
+    with open_storage(str(place), options) as location:
+        _require_agreement(noted, location, states, facts)
+    return str(place)
+
+
+def _require_agreement(
+    noted: NotedLocation, location: ObjectStorage, states: ObjectStorage, facts: Mapping[str, str]
+) -> None:
+    query = QueryLocation(location)
+    if query.find_id() != noted.query_id:
+        raise NotFoundError(
+            "the query is not at the checkpointLocation that the state directory notes: it was moved or deleted, or is "
+            f"on another machine; {_NAME_LOCATION}",
+            **facts,
+        )
+    try:
+        newest = _newest_of(location)
+    except (InvalidArgumentError, NotFoundError) as exc:
+        raise NotFoundError(
+            "nothing at the checkpointLocation that the state directory notes tells whose state it has; name both: "
+            f"{exc.message}",
+            **facts,
+        ) from exc
+    assert newest.state_dir is not None
+    assert newest.directory is not None
+    if newest.query != noted.state_id or not _is_same(newest.state_dir, states.url):
+        raise NotFoundError(
+            "the query at the checkpointLocation that the state directory notes has its state elsewhere, as its "
+            "pointers say: if this directory was moved or copied, name the location, and this directory with "
+            "--state-dir or as the argument state_dir",
+            **facts,
+            state_dir=newest.state_dir,
+        )
+    claim = find_claim(states, newest.directory)
+    claimed = claim.holder.batch_id if claim is not None and claim.query_id == noted.state_id else None
+    planned = query.newest_planned()
+    if claimed is not None and (planned is None or planned < claimed):
+        raise NotFoundError(
+            "the query was at a later micro-batch than any at the checkpointLocation that the state directory notes: "
+            f"it has gone on in a copy of that, or was taken back; {_NAME_LOCATION}",
+            **facts,
+            planned=planned,
+            at_work=claimed,
+        )
+
+
+def _noted(storage: ObjectStorage, by_query: Mapping[str, list[OperatorRecord]], options: Mapping[str, object]) -> str:
+    """Return the location of the only query of a state directory."""
+    if len(by_query) > 1:
+        raise _is_state_directory(storage, ", of several queries", by_query)
+    noted = find_noted(storage, *by_query)
+    if noted is None:
+        raise _is_state_directory(storage, ", which does not note where its query is", by_query)
+    return location_of(noted, storage, options)
+
+
+def _is_state_directory(
+    location: ObjectStorage, what: str, by_query: Mapping[str, list[OperatorRecord]]
+) -> InvalidArgumentError:
+    queries = "; ".join(_described(location, query_id, of) for query_id, of in sorted(by_query.items()))
+    return InvalidArgumentError(
+        f"this is a state directory{what}: name the checkpointLocation of a query instead, which is enough to find its "
+        "state directory, and whose file metadata has the query's id",
+        given=location.url,
+        queries=queries,
+    )
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Tell whether two URLs name the same directory."""
+    first, second = parse_url(one), parse_url(other)
+    return _store_of(first) == _store_of(second) and _path_of(first) == _path_of(second)
+
+
+def _store_of(url: StorageUrl) -> tuple[str, str]:
+    return "s3" if url.scheme == "s3a" else url.scheme, url.authority
+
+
+def _path_of(url: StorageUrl) -> str:
+    return os.path.realpath(url.path) if url.scheme == "file" else url.path
+
+
+def _query_of(location: ObjectStorage) -> str:
+    try:
+        return QueryLocation(location).query_id()
+    except InvalidArgumentError:
+        require_no_state_directory(location)
+        raise
+
+
+def _state_dir_of(location: ObjectStorage, query_id: str, options: Mapping[str, object]) -> str:
+    newest = _newest_of(location)
+    assert newest.state_dir is not None
+    with open_storage(newest.state_dir, options) as states:
+        _require_state_of(states, query_id, newest)
+    return newest.state_dir
+
+
+def _newest_of(location: ObjectStorage) -> PointerRow:
+    with ThreadPoolExecutor(_THREADS) as executor:
+        return _newest(QueryPointers(location, executor))
+
+
+def _newest(pointers: QueryPointers) -> PointerRow:
+    try:
+        batch_id = pointers.batch(None).batch_id
+    except NotFoundError as exc:
+        raise NotFoundError(f"{exc.message}, so nothing tells its state directory: {_NAME_IT}", **exc.facts) from exc
+    try:
+        rows = [row for held in pointers.held(batch_id) for row in held.rows]
+    except InvalidArgumentError as exc:
+        message = f"without Spark, this query's pointers do not tell its state directory: {_NAME_IT} ({exc.message})"
+        raise InvalidArgumentError(message, **exc.facts) from exc
+    named = [row for row in rows if row.state_dir is not None]
+    if not named:
+        why = (
+            "has state that is not durable, because it runs without spark.holdfast.state.dir"
+            if rows
+            else f"has no holdfast state yet, so nothing says where that will be: {_NAME_IT}"
+        )
+        raise InvalidArgumentError(f"the query {why}", location=pointers.url)
+    return max(named, key=lambda row: row.batch_ms)
+
+
+def _require_state_of(storage: ObjectStorage, query_id: str, row: PointerRow) -> None:
+    assert row.directory is not None
+    record = find_operator(storage, row.directory)
+    if record is None or record.query_id != row.query:
+        raise NotFoundError(
+            f"the state directory that the query's pointers name does not have its state: if it was moved, {_NAME_IT}",
+            state_dir=row.state_dir,
+            operator_directory=row.directory,
+            owner=None if record is None else record.query_id,
+            query=row.query,
+        )
+    # State that began in a task which Spark told no query bears an id made of the run's.
+    is_substitute = row.query.startswith(record.run_id)
+    if query_id != row.query and not is_substitute and find_origin(storage, query_id) is None:
+        raise NotFoundError(
+            "this query is a clone that has not run yet, so its pointers name the original's state directory: "
+            f"{_NAME_IT}",
+            query=query_id,
+            original=row.query,
+        )
+
+
+def _records_by_query(location: ObjectStorage) -> dict[str, list[OperatorRecord]]:
+    """Return the records of a state directory's operators by query; none if it cannot be read, or is none."""
+    by_query: dict[str, list[OperatorRecord]] = {}
+    try:
+        records = [info.key for info in location.list("") if _IS_RECORD.fullmatch(info.key)]
+        found = [find_operator(location, key.removesuffix("/operator")) for key in sorted(records)]
+    except HoldfastError:  # as of a folder that is not ours to list: what is known of it already says more
+        return by_query
+    for record in found:
+        if record is not None:
+            by_query.setdefault(record.query_id, []).append(record)
+    return by_query
+
+
+def _has_operator(records: list[OperatorRecord], name: str | None) -> bool:
+    return name is None or any(operator_of(record.operator) == name for record in records)
+
+
+def _described(storage: ObjectStorage, query_id: str, records: list[OperatorRecord]) -> str:
+    """Return a query by what people know it by: name, operators, when it worked last, and where."""
+    own, noted = [], None
+    with suppress(HoldfastError):  # damaged: what else is known still helps
+        claims = [find_claim(storage, record.operator) for record in records[:_CLAIMS_MAX]]
+        own = [claim for claim in claims if claim is not None and claim.query_id == query_id]
+        noted = find_noted(storage, query_id)
+    facts = [f"operators {', '.join(operator_of(one.operator) or one.operator for one in records)}"]
+    if own:
+        newest = max(own, key=lambda claim: claim.holder.seen_ms)
+        facts.insert(0, f"named {newest.query_name}") if newest.query_name else None
+        at = datetime.fromtimestamp(newest.holder.seen_ms / 1000, UTC)
+        facts.append(f"at work until {at:%Y-%m-%d %H:%M} UTC on {newest.host}")
+    facts.append(f"checkpointLocation {noted.location}") if noted else None
+    return f"{query_id} ({', '.join(facts)})"

@@ -1,0 +1,101 @@
+"""Notes in the state directory where its queries have their checkpoint locations.
+
+::
+
+    task: claims ──▶ accumulator ──▶ driver ──▶ the query in its JVM: file:/data/app-spark
+                                            ──▶ _queries/<state id>.locations/1
+
+Spark tells a task the id of its query only, and a driver learns a query's id after it has begun. So the task that
+claims tells the driver (`holdfast.spark_integration.shard.news`), which looks the location up. Spark's scheduler hands
+the news over; it waits for the first note of a query, a second at most, because a program may end with its only
+micro-batch. A thread of its own does the rest.
+
+A note helps people to find a query. Where one cannot be stored, as by a driver without the executors' credentials, the
+query runs on.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Mapping
+
+from pyspark import SparkContext
+from pyspark.accumulators import Accumulator
+from pyspark.sql import SparkSession
+
+from holdfast.errors import HoldfastError
+from holdfast.snapshotter.ownership.noted_location import LOCATION, NotedLocation, note_location
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options, parse_url
+from holdfast.spark_integration.shard.news import AtWork, News, NewsParam, packed
+from holdfast.spark_integration.spark_state.running_query import running_location
+
+_log = logging.getLogger(__name__)
+#: Of the last application, of which a process has one at a time.
+_heard: list[tuple[SparkContext, Accumulator[News], Noter]] = []
+_lock = threading.Lock()
+_WAITED_S = 1.0
+
+
+def news_of(session: SparkSession, state_dir: str, storage_values: Mapping[str, str]) -> bytes:
+    """Return what lets tasks tell this process of their queries, whose locations are noted in the state directory."""
+    context = session.sparkContext
+    with _lock:
+        if not _heard or _heard[0][0] is not context:
+            noter = Noter(session)
+            _heard[:] = [(context, context.accumulator(frozenset(), _NewsAtDriver(noter)), noter)]
+        _, accumulator, noter = _heard[0]
+        noter.options[state_dir] = dict(storage_values)
+        return packed(accumulator)
+
+
+class _NewsAtDriver(NewsParam):
+    """The driver's own, to which Spark adds what tasks have told; they have a plain one."""
+
+    def __init__(self, noter: Noter) -> None:
+        self._noter = noter
+
+    def __reduce__(self) -> tuple[type[NewsParam], tuple[()]]:
+        return NewsParam, ()
+
+    def addInPlace(self, value1: News, value2: News) -> News:
+        """Hand the news on, and keep none."""
+        for told in value2:
+            self._noter.hear(told)
+        return value1
+
+
+class Noter:
+    """Notes the locations of an application's queries; each once, as long as it stays the same."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+        self._known = set[AtWork]()
+        self._noted: dict[AtWork, str] = {}
+        self._lock = threading.Lock()
+        #: By state directory, of the storage: what the last definition that uses it says.
+        self.options: dict[str, dict[str, str]] = {}
+
+    def hear(self, told: AtWork) -> None:
+        """Note a query's location, soon if it is in the news again; Spark's scheduler waits."""
+        thread = threading.Thread(target=self._note, args=(told,), name="holdfast-note", daemon=True)
+        thread.start()
+        if told not in self._known:
+            self._known.add(told)
+            thread.join(_WAITED_S)
+
+    def _note(self, told: AtWork) -> None:
+        location = running_location(self._session, told.query_id)
+        with self._lock:
+            if location is None or self._noted.get(told) == location or not LOCATION.fullmatch(location):
+                return
+            try:
+                parse_url(location)  # which refuses one with credentials
+                options = parse_storage_options(self.options.get(told.state_dir, {}))
+                with open_storage(told.state_dir, options) as storage:
+                    note_location(storage, NotedLocation(told.state_id, told.query_id, location, socket.gethostname()))
+                self._noted[told] = location
+            except (HoldfastError, RuntimeError) as exc:  # the latter of threads, when the program ends
+                _log.info("the state directory does not note the location of query %s: %s", told.query_id, exc)

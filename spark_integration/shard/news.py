@@ -1,0 +1,60 @@
+"""What a task tells the driver of classic Spark, through an accumulator: which query it works for, and where.
+
+::
+
+    task: claims ──▶ accumulator ──▶ at the task's end: the driver's Python
+
+Spark sends an accumulator back with each task that has unpickled it. So it travels as bytes, and only a task with news
+unpickles it: the first of an executor in a run, then one every two minutes.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+
+from pyspark import TaskContext
+from pyspark.accumulators import Accumulator, AccumulatorParam
+
+from holdfast.spark_integration.shard.task import QUERY_PROPERTY
+
+
+@dataclass(frozen=True)
+class AtWork:
+    """A query that is at work on its state."""
+
+    query_id: str  #: Spark's
+    state_id: str  #: The id in its pointers and records
+    state_dir: str
+
+
+News = frozenset[AtWork]
+
+
+class NewsParam(AccumulatorParam[News]):
+    """Merges what tasks tell."""
+
+    def zero(self, value: News) -> News:
+        """Return no news."""
+        return frozenset()
+
+    def addInPlace(self, value1: News, value2: News) -> News:
+        """Return both."""
+        return value1 | value2
+
+
+def packed(accumulator: Accumulator[News]) -> bytes:
+    """Return an accumulator as it travels."""
+    return pickle.dumps(accumulator)
+
+
+def tell_driver(accumulator: bytes, state_id: str, state_dir: str | None) -> None:
+    """Tell the driver which query this task works for, as far as Spark tells the task.
+
+    `accumulator`: packed; empty if the driver does not want to know.
+    """
+    context = TaskContext.get()
+    query_id = context.getLocalProperty(QUERY_PROPERTY) if context else None
+    if accumulator and query_id and state_dir is not None:
+        news: Accumulator[News] = pickle.loads(accumulator)  # noqa: S301
+        news.add(frozenset({AtWork(query_id, state_id, state_dir)}))
