@@ -359,7 +359,7 @@ def pace_of(signs: Signs) -> Pace:
     """Return a query's pace."""
     # The time between two starts is not a pause if the first run was at work until the second.
     pauses = _pauses((after.started_ms - before.seen_ms for before, after in pairwise(signs.runs)), ALIVE_MS)
-    if signs.log and len(signs.log) > 1:
+    if signs.log:
         planned = [one.planned_ms for one in signs.log]
         took = [one.committed_ms - one.planned_ms for one in signs.log[-RECENT:] if one.committed_ms is not None]
         took = [one for one in took if one >= 0]  # a copy of a location has the times of copying

@@ -255,6 +255,8 @@ def test_what_is_not_known_is_unknown() -> None:
     named = figures(Signs(log=(BatchTimes(0, NOW - S, None),)))
     assert named["Micro-batches a minute"] == ("unknown", "fewer than two consecutive ones are known")
     assert named["A micro-batch takes"] == ("unknown", "Spark's log has no committed one")
+    only = figures(Signs(log=(BatchTimes(0, NOW - 5 * S, NOW - S),)))
+    assert only["A micro-batch takes"] == ("4 s", "from plan to commit, in Spark's log")
 
 
 def test_a_pause_is_no_part_of_the_pace() -> None:
