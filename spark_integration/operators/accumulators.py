@@ -33,7 +33,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow.rows import RowOrder, one_chunk, storage_type
+from holdfast.backends.arrow.rows import RowOrder, normalize_keys, one_chunk, storage_type
 from holdfast.backends.schema import NEW_QUERY, TableSchema
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
@@ -286,7 +286,7 @@ class Collected:
     def lift(self, values: pa.Array) -> list[pa.Array]:
         kept = values.drop_null()
         if self.which != "list":
-            kept = _from_zero(kept).cast(kept.type)
+            kept = normalize_keys(kept)
         return [self._lists(values.is_valid().to_numpy(zero_copy_only=False), kept)]
 
     def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
@@ -351,7 +351,7 @@ class Own:
     def _column(self, function: str, field: pa.Field, returned: Any, expected: int) -> pa.Array:
         try:
             column = without_views(returned if isinstance(returned, _ARROW) else pa.array(returned)).cast(field.type)
-        except (ValueError, TypeError, pa.ArrowNotImplementedError) as exc:
+        except (ValueError, TypeError, OverflowError, pa.ArrowNotImplementedError) as exc:
             raise SchemaMismatchError(
                 f"{function} of aggregate {self.name!r} returned a column that does not fit its type: {exc}",
                 column=field.name,

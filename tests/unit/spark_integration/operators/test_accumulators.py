@@ -140,7 +140,7 @@ KINDS: dict[str, tuple[Accumulator, pa.DataType, st.SearchStrategy[Any], Any]] =
     "count of floats": (
         Collected("a", "v", pa.list_(pa.float32()), "count"),
         pa.float32(),
-        st.sampled_from([None, math.nan, 0.0, -0.0, 1.5]),
+        st.sampled_from([None, math.nan, -math.nan, 0.0, -0.0, 1.5]),
         lambda rows: len({str(abs(row)) for row in _valid(rows)}),
     ),
     "own": (
@@ -223,6 +223,7 @@ def test_decimals_are_divided_half_up(pairs: list[tuple[int | None, int | None]]
         ),
         ({"merge": lambda _, states: {"low": states["low"], "high": [1]}}, "merge .* a value for each.*expected=1"),
         ({"init": lambda values: {"low": values, "high": object()}}, "does not fit its type.*column=a.high"),
+        ({"init": lambda values: {"low": values, "high": [1, 2**70]}}, "does not fit its type.*column=a.high"),
         ({"finish": lambda _: []}, "finish of aggregate 'a' must return a value for each.*returned=0"),
     ],
 )
