@@ -234,14 +234,11 @@ def aggregate(
     >>> holdfast.stream(df).groupBy("carrier").agg(spread=spread)
     """
     state = arrow_schema(declared_struct(stateStructType, "stateStructType"), "stateStructType")
-    result = (
-        declared_struct(f"value {returnType}", "returnType")[0].dataType if isinstance(returnType, str) else returnType
-    )
 
     def make(name: str, of: str, _: DataType, returned: DataType) -> Accumulator:
         return Own(name, of, _arrow(returned), state, init, merge, finish)
 
-    return _of(lambda _: F.lit(None).cast(result), column, make)
+    return _of(lambda _: F.lit(None).cast(returnType).alias(f"aggregate({column})"), column, make)
 
 
 def _extreme(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 import pytest
-from pyspark.errors import AnalysisException, StreamingQueryException
-from pyspark.sql import Window
+from pyspark.errors import AnalysisException, ParseException, StreamingQueryException
+from pyspark.sql import Column, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-def spread(column: str) -> holdfast.Aggregate:
+def spread(column: str | Column) -> holdfast.Aggregate:
     """Return how far the largest value is from the smallest one, by functions of our own."""
     return holdfast.aggregate(
         column,
@@ -132,7 +132,7 @@ def test_state_is_read_from_outside(lab: Lab) -> None:
     windows = holdfast.read_state(lab.spark, lab.folder / "windows", "window").to_pylist()
     assert {*windows[0]} == {"user", "window_start", "n", "max_s"}
     all_open = holdfast.read_state(lab.spark, lab.folder / "sessions", "session").to_pylist()
-    assert {*all_open[0]} == {"user", "session_start", "session_end", "n", "sum_i"}
+    assert {*all_open[0]} == {"user", "session_start", "session_end", "list", "set", "all.values"}
     with holdfast.open_query(lab.folder / "sessions", str(lab.folder / "durable")) as query:
         for user in {row["user"] for row in all_open}:
             found = query.get("session", {"user": user}).popitem()[1].to_pylist()
@@ -156,6 +156,15 @@ def test_rows_with_nested_columns_are_kept(lab: Lab) -> None:
         shown = [repr({name: row[name] for name in ("who", "part", "named")}) for row in rows]
         assert held
         assert all(repr({name: row[name] for name in ("who", "part", "named")}) in shown for row in held)
+
+
+def test_an_aggregate_of_functions_of_a_user_has_one_type_and_a_name(lab: Lab) -> None:
+    """That of its column, where none is given."""
+    grouped = holdfast.stream(lab.spark.range(1)).groupBy("id")
+    assert grouped.agg(spread("id"), spread(F.col("id")).alias("b")).columns == ["id", "aggregate(id)", "b"]
+    functions: dict[str, Any] = dict.fromkeys(("init", "merge", "finish"), len)
+    with pytest.raises(ParseException):
+        grouped.agg(two=holdfast.aggregate("id", "int, b int", "n int", **functions))
 
 
 def test_an_aggregate_is_added_and_another_left_out(lab: Lab) -> None:
