@@ -7,8 +7,8 @@
 
 Spark tells a task the id of its query only, and a driver learns a query's id after it has begun. So the task that
 claims tells the driver (`holdfast.spark_integration.shard.news`), which looks the location up. Spark's scheduler hands
-the news over; it waits for the first note of a query, a second at most, because a program may end with its only
-micro-batch. A thread of its own does the rest.
+the news over; it waits for the first note of a query, because a program may end with its only micro-batch: a second at
+most, and no more once that was not enough. A thread of its own does the rest, one per query.
 
 A note helps people to find a query. Where one cannot be stored, as by a driver without the executors' credentials, the
 query runs on.
@@ -74,28 +74,40 @@ class Noter:
         self._session = session
         self._known = set[AtWork]()
         self._noted: dict[AtWork, str] = {}
-        self._lock = threading.Lock()
+        self._under_way = set[AtWork]()
+        self._waited_s = _WAITED_S
         #: By state directory, of the storage: what the last definition that uses it says.
         self.options: dict[str, dict[str, str]] = {}
 
     def hear(self, told: AtWork) -> None:
         """Note a query's location, soon if it is in the news again; Spark's scheduler waits."""
+        if told in self._under_way:
+            return  # a slow storage: the next news is soon enough
+        self._under_way.add(told)
         thread = threading.Thread(target=self._note, args=(told,), name="holdfast-note", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as exc:  # no more threads. Raised on, it would end all accumulators of the application
+            self._under_way.discard(told)
+            _log.info("the location of query %s is not noted now: %s", told.query_id, exc)
+            return
         if told not in self._known:
             self._known.add(told)
-            thread.join(_WAITED_S)
+            thread.join(self._waited_s)
+            if thread.is_alive():
+                self._waited_s = 0  # other queries would wait in vain, too
 
     def _note(self, told: AtWork) -> None:
-        location = running_location(self._session, told.query_id)
-        with self._lock:
+        try:
+            location = running_location(self._session, told.query_id)
             if location is None or self._noted.get(told) == location or not LOCATION.fullmatch(location):
                 return
-            try:
-                parse_url(location)  # which refuses one with credentials
-                options = parse_storage_options(self.options.get(told.state_dir, {}))
-                with open_storage(told.state_dir, options) as storage:
-                    note_location(storage, NotedLocation(told.state_id, told.query_id, location, socket.gethostname()))
-                self._noted[told] = location
-            except (HoldfastError, RuntimeError) as exc:  # the latter of threads, when the program ends
-                _log.info("the state directory does not note the location of query %s: %s", told.query_id, exc)
+            parse_url(location)  # which refuses one with credentials
+            options = parse_storage_options(self.options.get(told.state_dir, {}))
+            with open_storage(told.state_dir, options) as storage:
+                note_location(storage, NotedLocation(told.state_id, told.query_id, location, socket.gethostname()))
+            self._noted[told] = location
+        except (HoldfastError, RuntimeError) as exc:  # the latter of threads, when the program ends
+            _log.info("the state directory does not note the location of query %s: %s", told.query_id, exc)
+        finally:
+            self._under_way.discard(told)

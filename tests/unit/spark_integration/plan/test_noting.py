@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from holdfast.spark_integration.plan import noting
 from holdfast.spark_integration.shard import news
 from holdfast.spark_integration.shard.news import AtWork, NewsParam, tell_driver
 from holdfast.spark_integration.shard.task import QUERY_PROPERTY
+from tests.faults.executor_process import eventually
 
 QUERY = "cb5e9d3c-9e6a-4f6e-9a94-0d5d1b6f7b16"
 
@@ -63,7 +66,7 @@ def told(monkeypatch: pytest.MonkeyPatch, accumulator: bytes, properties: dict[s
 
 
 def threads_ended() -> None:
-    for thread in noting.threading.enumerate():
+    for thread in threading.enumerate():
         if thread.name == "holdfast-note":
             thread.join()
 
@@ -128,6 +131,53 @@ def test_a_storage_that_the_driver_cannot_write_stops_nobody(
         noting.Noter(session).hear(AtWork(QUERY, "state-1", str(tmp_path / "file")))
         threads_ended()
     assert "does not note" in caplog.text
+
+
+def test_a_storage_that_hangs_holds_up_nobody(
+    session: Any, locations: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither other queries, nor Spark's scheduler twice; and threads do not pile up behind it."""
+    locations[QUERY] = "/data/q"
+    monkeypatch.setattr(noting, "_WAITED_S", 0.2)
+    answers, asked = threading.Event(), list[str]()
+
+    def note(storage: Any, noted: NotedLocation) -> None:
+        asked.append(noted.state_id)
+        if noted.state_id.startswith("slow"):
+            answers.wait()
+
+    monkeypatch.setattr(noting, "note_location", note)
+    noter = noting.Noter(session)
+    began = time.monotonic()
+    for number in range(40):
+        noter.hear(AtWork(QUERY, f"slow-{number % 20}", str(tmp_path)))
+    noter.hear(AtWork(QUERY, "state-1", str(tmp_path)))
+    waited = time.monotonic() - began
+    eventually(lambda: "state-1" in asked)
+    answers.set()
+    threads_ended()
+    assert len(asked) == len(set(asked)) == 21
+    assert waited < 20 * 0.2
+
+
+def test_a_driver_without_threads_keeps_its_accumulators(
+    session: Any, locations: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An error would end the connection that brings what all tasks of the application tell, the user's too."""
+    locations[QUERY] = "/data/q"
+    told = AtWork(QUERY, "state-1", str(tmp_path))
+    noter = noting.Noter(session)
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", refuses)
+        noter.hear(told)
+    noter.hear(told)
+    threads_ended()
+    with open_storage(str(tmp_path)) as storage:
+        assert find_noted(storage, "state-1") is not None
+
+
+def refuses(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_an_application_has_one_accumulator(session: Any, tmp_path: Path) -> None:
