@@ -25,6 +25,7 @@ from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import islice
 from typing import TypeVar
 
 from holdfast import clock
@@ -497,7 +498,7 @@ def open_site(
     for url in urls:
         add(url)
     surveys_of = [one.surveyor.latest(_UNLIMITED).found for one in named]
-    for found in [*_noted_locations(named, surveys_of, parse_storage_options(options))][:_NOTED_MAX]:
+    for found in [*islice(_noted_locations(named, surveys_of, parse_storage_options(options)), _NOTED_MAX)]:
         add(found)
         surveys_of.append(named[-1].surveyor.latest(_UNLIMITED).found)
     if state_dir and all(one.query_id or one.is_empty for one in surveys_of):

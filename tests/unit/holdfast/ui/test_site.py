@@ -14,16 +14,21 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
 
+from holdfast.backends import stored_file
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, UnavailableError
+from holdfast.snapshotter.ownership.noted_location import NotedLocation, note_location
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.client.connection import over_executors
 from holdfast.spark_integration.client.messages import RecentBatch
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from holdfast.testing.state_rows import COUNTS
 from holdfast.ui import inquiry
 from holdfast.ui.app import trusted_hosts
 from holdfast.ui.inquiry import Patience
@@ -117,6 +122,28 @@ def test_a_directory_may_become_a_query(tmp_path: Path, site_of: SiteOf) -> None
     overview(site, 0)  # lists it
     assert [one.place for one in overview(site, 0).directories] == [1]
     assert [len(one.queries) for one in site.look()[0]] == [1]
+
+
+def test_some_noted_locations_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory may note more than a page should wait for."""
+    with open_storage(str(tmp_path / "state")) as storage:
+        for number in range(20):
+            record = OperatorRecord.of(
+                f"op-{number}", f"query-{number}", "definition", "run", 1, {"counts": COUNTS}, 100
+            )
+            storage.put(f"op-{number}/operator", stored_file.encode("operator", asdict(record))[0])
+            location(tmp_path / f"at-{number}", f"query-{number}")
+            note = NotedLocation(f"query-{number}", f"query-{number}", str(tmp_path / f"at-{number}"), "host")
+            note_location(storage, note)
+    opened_now: list[str] = []
+
+    def agrees(noted: NotedLocation, *_: object) -> str:
+        opened_now.append(noted.location)
+        return noted.location
+
+    monkeypatch.setattr("holdfast.ui.site.location_of", agrees)
+    with opened(tmp_path / "state"):
+        assert len(opened_now) == 8
 
 
 @pytest.mark.usefixtures("at_once")
