@@ -25,6 +25,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 KIND = "location"
 #: What can be noted; nothing that a terminal obeys, and no lone surrogates.
 LOCATION = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,2048}")
+_HOST = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{0,255}")
 _ID = re.compile("[A-Za-z0-9-]{1,64}")
 
 
@@ -35,7 +36,7 @@ class NotedLocation(Stored):
     state_id: Annotated[str, _ID]  #: The id in the query's pointers and records
     query_id: Annotated[str, _ID]  #: Spark's id of the query: a clone's is another one
     location: Annotated[str, LOCATION]  #: As Spark writes it
-    host: str  #: Of the driver, which a local path is a path of
+    host: Annotated[str, _HOST]  #: Of the driver, which a local path is a path of
 
 
 def note_location(storage: ObjectStorage, noted: NotedLocation) -> None:

@@ -204,6 +204,7 @@ def test_notes_of_several_drivers_follow_each_other(tmp_path: Path) -> None:
             find_noted(storage, "state-2")
         note_location(storage, NotedLocation("state-2", QUERY, "/data/q", "host"))
         assert find_noted(storage, "state-2") == NotedLocation("state-2", QUERY, "/data/q", "host")
-        note_location(storage, NotedLocation("state-2", QUERY, "/data/\x1b[31m", "host"))
-        with pytest.raises(CorruptionError, match="invalid field"):
-            find_noted(storage, "state-2")
+        for place, host in (("/data/\x1b[31m", "host"), ("/data/q", "\x1b[31m"), ("/data/q", 256 * "h")):
+            note_location(storage, NotedLocation("state-2", QUERY, place, host))
+            with pytest.raises(CorruptionError, match="invalid field"):
+                find_noted(storage, "state-2")
