@@ -22,6 +22,7 @@ from holdfast.backends.arrow.values import python_rows
 from holdfast.commands.target import (
     a_console,
     batch_option,
+    both_places,
     json_value,
     moment,
     number_option,
@@ -34,7 +35,6 @@ from holdfast.commands.target import (
 from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.lookup.keys import parse_pairs
-from holdfast.spark_integration.lookup.places import places_of
 from holdfast.spark_integration.lookup.query_pointers import KeyVersion
 from holdfast.spark_integration.lookup.stored_query import StoredQuery, TableChanges, opened_query
 
@@ -70,8 +70,7 @@ _on_key = with_options(
 
 def _opened(given: str, operator: str, state_dir: str | None, options: Mapping[str, str]) -> StoredQuery:
     """Open the query at a checkpoint location, or the one that has an operator in a state directory."""
-    parsed = parse_storage_options(options)
-    return opened_query(*places_of(given, state_dir, parsed, operator), parsed)
+    return opened_query(*both_places(given, state_dir, options, operator), parse_storage_options(options))
 
 
 @click.command()

@@ -24,7 +24,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.claims import find_claim
 from holdfast.snapshotter.ownership.noted_location import NotedLocation, find_noted
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator
@@ -171,7 +171,10 @@ def _noted(storage: ObjectStorage, by_query: Mapping[str, list[OperatorRecord]],
     """Return the location of the only query of a state directory."""
     if len(by_query) > 1:
         raise _is_state_directory(storage, ", of several queries", by_query)
-    noted = find_noted(storage, *by_query)
+    try:
+        noted = find_noted(storage, *by_query)
+    except CorruptionError as exc:
+        raise CorruptionError(f"{exc.message}; {_NAME_LOCATION}", **exc.facts) from exc
     if noted is None:
         raise _is_state_directory(storage, ", which does not note where its query is", by_query)
     return location_of(noted, storage, options)

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from decimal import Decimal
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -25,9 +26,11 @@ from holdfast.commands import lookup, target
 from holdfast.commands.lookup import print_csv
 from holdfast.commands.target import json_value
 from holdfast.errors import InvalidArgumentError
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.lookup.keys import parse_key
 from holdfast.spark_integration.lookup.query_pointers import KeyVersion
 from holdfast.spark_integration.lookup.stored_query import TableChanges
+from tests.unit.holdfast.commands.conftest import put_record, run
 
 
 def printed(capsys: pytest.CaptureFixture[str], value: Any) -> str:
@@ -220,3 +223,20 @@ def test_look_ups_import_no_spark() -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+def test_a_state_directory_in_place_of_the_location_is_named(tmp_path: Path) -> None:
+    """As where the variable names another directory: then LOCATION is taken for a checkpointLocation."""
+    with open_storage(str(tmp_path / "state")) as storage:
+        put_record(storage)
+    result = run("get", tmp_path / "state", "totals", "user=x", HOLDFAST_STATE_DIR=str(tmp_path / "other"))
+    assert "this is a state directory: name the checkpointLocation" in str(result.exception)
+
+
+def test_a_damaged_note_says_how_to_do_without_it(tmp_path: Path) -> None:
+    with open_storage(str(tmp_path)) as storage:
+        put_record(storage)
+        storage.put("_queries/query-1.locations/" + "1".zfill(20), b"rubbish")
+    result = run("get", tmp_path, "totals", "user=x")
+    assert "is not a whole holdfast file" in str(result.exception)
+    assert "name the query's checkpointLocation in place of the state directory" in str(result.exception)
