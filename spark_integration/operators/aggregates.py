@@ -219,7 +219,7 @@ def aggregate(
     Raises
     ------
     InvalidArgumentError
-        A column's name, or a type that state cannot hold.
+        A type that state cannot hold, or what is no function.
 
     Examples
     --------
@@ -234,6 +234,9 @@ def aggregate(
     >>> holdfast.stream(df).groupBy("carrier").agg(spread=spread)
     """
     state = arrow_schema(declared_struct(stateStructType, "stateStructType"), "stateStructType")
+    for what, given in (("init", init), ("merge", merge), ("finish", finish)):
+        if not callable(given):
+            raise InvalidArgumentError(f"{what} must be a function of whole columns", given=type(given).__name__)
 
     def make(name: str, of: str, _: DataType, returned: DataType) -> Accumulator:
         return Own(name, of, _arrow(returned), state, init, merge, finish)

@@ -265,7 +265,7 @@ def _require_one_window(fields: Sequence[StructField], windows: Sequence[int]) -
 
 def _places(state: _State, window: str | Sequence[str]) -> WindowPlaces:
     durations = [window] if isinstance(window, str) else window
-    if 1 <= len(durations) <= 3:
+    if isinstance(durations, (list, tuple)) and 1 <= len(durations) <= 3 and all(isinstance(d, str) for d in durations):
         with suppress(AnalysisException, IllegalArgumentException):
             return WindowPlaces.of(state.frame.sparkSession, *durations)
     raise InvalidArgumentError(

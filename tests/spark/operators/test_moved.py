@@ -215,7 +215,10 @@ def test_what_does_not_fit_is_refused(lab: Lab) -> None:
         ("windows", "w", {}, "name the columns and functions.*buffers"),
         ("windows", "w", {"aggregates": FEW}, "name the durations"),
         ("windows", "w", {"aggregates": FEW, "window": "soon"}, "durations that Spark's"),
-        ("windows", "w", {"aggregates": FEW, "window": ["1 hour"] * 4}, "durations that Spark's"),
+        *(
+            ("windows", "w", {"aggregates": FEW, "window": given}, "durations that Spark's")
+            for given in (["1 hour"] * 4, [], 3, [5])
+        ),
         ("windows", "w", {"aggregates": FEW, "window": "1 hour"}, "not of these durations"),
         ("windows", "w", {"aggregates": FEW, "window": ["1 hour", "20 minutes", "1 minute"]}, "not of these durations"),
         ("windows", "w", {"aggregates": n, "window": ["1 hour", "20 minutes"]}, "not of these aggregates"),

@@ -165,6 +165,8 @@ def test_an_aggregate_of_functions_of_a_user_has_one_type_and_a_name(lab: Lab) -
     functions: dict[str, Any] = dict.fromkeys(("init", "merge", "finish"), len)
     with pytest.raises(ParseException):
         grouped.agg(two=holdfast.aggregate("id", "int, b int", "n int", **functions))
+    with pytest.raises(InvalidArgumentError, match="init must be a function"):
+        holdfast.aggregate("id", "int", "n int", **{**functions, "init": 3})
 
 
 def test_an_aggregate_is_added_and_another_left_out(lab: Lab) -> None:
