@@ -60,7 +60,8 @@ def inspect(
 
     Lists operators with their tables, sizes and failures. The exit status is 1 if a query is failing. Costs one
     listing, and one small request for each operator, sink and failure shown (at most 20 failures), and for each
-    operator at most 32 for the sizes of snapshots.
+    operator at most 32 for the sizes of snapshots. Of at most 8 queries, it reads the noted location and Spark's log
+    there.
     """
     url, location = _places(url, location, options)
     with opened(url, options, operator) as target:
