@@ -39,6 +39,8 @@ from holdfast.spark_integration.spark_state.query_location import QueryLocation
 _THREADS = 16
 #: Of a query with many operators, so many say when it was at work.
 _CLAIMS_MAX = 8
+#: Of a directory with many queries, so many are described; each takes some requests.
+_DESCRIBED_MAX = 20
 _IS_RECORD = re.compile(r"[^/]+/operator")
 _NAME_IT = "name the state directory with --state-dir, or as the argument state_dir"
 _NAME_LOCATION = "name the query's checkpointLocation in place of the state directory"
@@ -183,12 +185,14 @@ def _noted(storage: ObjectStorage, by_query: Mapping[str, list[OperatorRecord]],
 def _is_state_directory(
     location: ObjectStorage, what: str, by_query: Mapping[str, list[OperatorRecord]]
 ) -> InvalidArgumentError:
-    queries = "; ".join(_described(location, query_id, of) for query_id, of in sorted(by_query.items()))
+    queries = [_described(location, query_id, of) for query_id, of in sorted(by_query.items())[:_DESCRIBED_MAX]]
+    if len(by_query) > _DESCRIBED_MAX:
+        queries.append(f"and {len(by_query) - _DESCRIBED_MAX:,} more")
     return InvalidArgumentError(
         f"this is a state directory{what}: name the checkpointLocation of a query instead, which is enough to find its "
         "state directory, and whose file metadata has the query's id",
         given=location.url,
-        queries=queries,
+        queries="; ".join(queries),
     )
 
 

@@ -10,6 +10,7 @@ import logging
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
@@ -20,16 +21,19 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from holdfast.backends import stored_file
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.cli import group, main
 from holdfast.commands import lookup, target
 from holdfast.commands.lookup import print_csv
 from holdfast.commands.target import json_value
 from holdfast.errors import InvalidArgumentError
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.lookup.keys import parse_key
 from holdfast.spark_integration.lookup.query_pointers import KeyVersion
 from holdfast.spark_integration.lookup.stored_query import TableChanges
+from holdfast.testing.state_rows import COUNTS
 from tests.unit.holdfast.commands.conftest import put_record, run
 
 
@@ -240,3 +244,15 @@ def test_a_damaged_note_says_how_to_do_without_it(tmp_path: Path) -> None:
     result = run("get", tmp_path, "totals", "user=x")
     assert "is not a whole holdfast file" in str(result.exception)
     assert "name the query's checkpointLocation in place of the state directory" in str(result.exception)
+
+
+def test_of_many_queries_some_are_described(tmp_path: Path) -> None:
+    with open_storage(str(tmp_path)) as storage:
+        for number in range(30):
+            record = OperatorRecord.of(
+                f"op-{number}", f"query-{number}", "definition", "run", 1, {"counts": COUNTS}, 100
+            )
+            storage.put(f"op-{number}/operator", stored_file.encode("operator", asdict(record))[0])
+    told = str(run("get", tmp_path, "totals", "user=x").exception)
+    assert told.count("(operators op-") == 20
+    assert "and 10 more" in told
