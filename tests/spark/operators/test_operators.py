@@ -18,13 +18,13 @@ from tests.pages import block_with
 from tests.spark.conftest import Lab
 from tests.spark.operators.test_equal_to_spark import (
     SCHEMA,
-    canonical,
     feed,
     made,
     require_to_go_on,
     shape,
     source,
     sparks,
+    unordered,
 )
 from tests.tiers import cases
 
@@ -103,7 +103,7 @@ def test_a_batch_data_frame_gives_what_spark_gives(lab: Lab, name: str) -> None:
     ours, spark = (of(df) for of in OPERATORS[name])
     assert shape(ours) == shape(spark)
     found, expected = (
-        sorted((canonical(row.asDict(recursive=True)) for row in frame.collect()), key=repr) for frame in (ours, spark)
+        sorted((unordered(row.asDict(recursive=True)) for row in frame.collect()), key=repr) for frame in (ours, spark)
     )
     assert found == expected
 
@@ -119,7 +119,7 @@ def test_a_query_goes_on_from_a_savepoint(lab: Lab, name: str) -> None:
         return OPERATORS[name][0](source(lab))
 
     def shown(query: str) -> list[list[Any]]:
-        return [sorted(map(canonical, rows), key=repr) for rows in lab.run(frame(), query, mode) if rows]
+        return [sorted(map(unordered, rows), key=repr) for rows in lab.run(frame(), query, mode) if rows]
 
     require_to_go_on(lab, shown, random.Random(4), (2, 2))
 
