@@ -185,8 +185,10 @@ def test_servers_that_hang_hold_nobody_up_for_long(tmp_path: Path) -> None:
         for number in range(4):
             directory = tmp_path / local_dirs.user_name() / f"executor-{number}"
             directory.mkdir(parents=True)
+            path = local_dirs.socket_path(directory)
             silent = stack.enter_context(socket.socket(socket.AF_UNIX))
-            silent.bind(str(local_dirs.socket_path(directory)))
+            silent.bind(str(path))
+            stack.callback(path.unlink)
             silent.listen()
             silent.setblocking(False)
             hanging.append(silent)

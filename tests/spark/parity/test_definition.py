@@ -13,6 +13,8 @@ from pyspark.errors import (
     UnsupportedOperationException,
 )
 
+import holdfast
+from holdfast.errors import InvalidArgumentError
 from tests.spark.parity import program
 from tests.spark.parity.engines import SPARK, STRICT, Engine, Open, Trial
 
@@ -123,11 +125,23 @@ def test_aggregations(engine: Engine, run_on: Open) -> None:
             run.run(applied(run, counted, outputMode="append"), "append")
 
 
-@engines
+@pytest.mark.parametrize("engine", [SPARK], ids=lambda engine: engine.name)
 def test_two_of_them(engine: Engine, run_on: Open) -> None:
     """Spark allows one in a query."""
     with run_on(engine) as run, pytest.raises(AnalysisException, match="Multiple applyInPandasWithStates"):
         run.run(applied(run, applied(run)))
+
+
+def test_two_of_ours(run_on: Open) -> None:
+    """Two of one name are refused before Spark sees them, others as Spark's are."""
+    with run_on(STRICT[0]) as run:
+        one = applied(run)
+        with pytest.raises(InvalidArgumentError, match="same name"):
+            applied(run, one)
+        given = (program.interpret, program.OUTPUT, program.STATE, "update", "NoTimeout")
+        other = holdfast.stream(one).groupBy("key").applyInPandasWithState(*given, name="another")
+        with pytest.raises(AnalysisException, match="Multiple applyInPandasWithStates"):
+            run.run(other)
 
 
 @engines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -222,7 +223,8 @@ def test_what_cannot_be_copied(lab: Lab) -> None:
     with pytest.raises(InvalidArgumentError, match="not the checkpoint location of a query"):
         savepoints.rescale(lab.spark, lab.folder / "nowhere", lab.folder / "again", shards=2)
     assert [path for path in lab.folder.glob("again/**/*") if path.is_file()] == []
-    assert not list(lab.folder.glob("durable*/_*/*"))
+    original = json.loads((lab.folder / "query/metadata").read_text())["id"]
+    assert {path.name for path in lab.folder.glob("durable*/_*/*")} == {f"{original}.locations"}
 
 
 def test_another_querys_state_directory_is_named(lab: Lab) -> None:
