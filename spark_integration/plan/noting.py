@@ -84,22 +84,25 @@ class Noter:
         if told in self._under_way:
             return  # a slow storage: the next news is soon enough
         self._under_way.add(told)
-        thread = threading.Thread(target=self._note, args=(told,), name="holdfast-note", daemon=True)
+        looked = threading.Event()
+        thread = threading.Thread(target=self._note, args=(told, looked), name="holdfast-note", daemon=True)
         try:
             thread.start()
         except RuntimeError as exc:  # no more threads. Raised on, it would end all accumulators of the application
             self._under_way.discard(told)
             _log.info("the location of query %s is not noted now: %s", told.query_id, exc)
             return
+        looked.wait(_WAITED_S)  # a query that ends with this micro-batch is known no longer
         if told not in self._known:
             self._known.add(told)
             thread.join(self._waited_s)
             if thread.is_alive():
                 self._waited_s = 0  # other queries would wait in vain, too
 
-    def _note(self, told: AtWork) -> None:
+    def _note(self, told: AtWork, looked: threading.Event) -> None:
         try:
             location = running_location(self._session, told.query_id)
+            looked.set()
             if location is None or self._noted.get(told) == location or not LOCATION.fullmatch(location):
                 return
             parse_url(location)  # which refuses one with credentials
@@ -110,4 +113,5 @@ class Noter:
         except (HoldfastError, RuntimeError) as exc:  # the latter of threads, when the program ends
             _log.info("the state directory does not note the location of query %s: %s", told.query_id, exc)
         finally:
+            looked.set()
             self._under_way.discard(told)

@@ -93,6 +93,28 @@ def test_what_a_task_tells_is_noted(
             assert len(storage.list("_queries/state-1.locations/")) == (1 if number < 3 else 2)
 
 
+def test_each_run_is_noted_that_ends_with_its_only_micro_batch(
+    session: Any, locations: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Spark knows a query no longer once its task's news has been heard."""
+
+    def look(_: Any, query_id: str) -> str | None:
+        time.sleep(0.05)
+        return locations.get(query_id)
+
+    monkeypatch.setattr(noting, "running_location", look)
+    noter = noting.Noter(session)
+    for place in ("file:/data/a", "file:/data/b"):
+        locations[QUERY] = place
+        noter.hear(AtWork(QUERY, "state-1", str(tmp_path)))
+        del locations[QUERY]
+        threads_ended()
+        with open_storage(str(tmp_path)) as storage:
+            noted = find_noted(storage, "state-1")
+        assert noted is not None
+        assert noted.location == place
+
+
 @pytest.mark.parametrize(
     ("accumulator", "properties", "state_dir"),
     [(b"", {QUERY_PROPERTY: QUERY}, "/data"), (b"x", {}, "/data"), (b"x", {QUERY_PROPERTY: QUERY}, None)],
