@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -30,10 +30,10 @@ from holdfast.backends.run import Run, TableSchema
 from holdfast.commands.own_spark import CONF, started_spark
 from holdfast.commands.progress import things_shown
 from holdfast.commands.target import batch_option, both_places, on_storage, state_dir_option
-from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.settings import PREFIX
 from holdfast.snapshotter.savepoints.pieces import read_piece
-from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
+from holdfast.snapshotter.savepoints.savepoints import find_savepoint, read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
@@ -249,7 +249,16 @@ def is_of_query(context: click.Context, options: Mapping[str, str]) -> bool:
     location, parsed = context.params["location"], parse_storage_options(options)
     if query_at(location, parsed) is not None:
         return True
-    return context.params["operator"] is not None and is_state_directory(location, parsed)
+    if context.params["operator"] is None or _is_savepoint(location, parsed):
+        return False
+    return is_state_directory(location, parsed)  # which lists all that is there
+
+
+def _is_savepoint(location: str, options: Mapping[str, object]) -> bool:
+    directory, name = _place(location)
+    with suppress(HoldfastError), open_storage(directory, options) as target:  # whoever reads it says what is wrong
+        return find_savepoint(target, name) is not None
+    return False
 
 
 def _place(location: str) -> tuple[str, str]:

@@ -420,6 +420,9 @@ def test_what_lies_there_says_whether_it_is_a_query(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("HOLDFAST_STATE_DIR", "/data/app")
     assert (is_query("one"), is_query("query"), is_query("nothing")) == (False, True, False)
     assert is_query("one", "--state-dir", "/data/app")
+    # Its operators' tables may be large: they are not listed to tell what it is.
+    monkeypatch.setattr("holdfast.commands.export.is_state_directory", lambda *_: pytest.fail("it was listed"))
+    assert not is_query("one", "--operator", "totals")
 
 
 @pytest.mark.slow(2)
