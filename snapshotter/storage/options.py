@@ -158,6 +158,11 @@ class StorageUrl(NamedTuple):
     path: str
     """With its leading slash and without a slash at the end, or empty. Nothing is decoded."""
 
+    @property
+    def store(self) -> tuple[str, str]:
+        """What holds the path, whichever of its schemes it is called by: two URLs of one store have the same."""
+        return "s3" if self.scheme in _S3 else self.scheme, self.authority
+
     def __str__(self) -> str:
         return self.path if self.scheme == "file" else f"{self.scheme}://{self.authority}{self.path}"
 

@@ -117,7 +117,7 @@ def location_of(noted: NotedLocation, states: ObjectStorage, options: Mapping[st
         place = parse_url(noted.location)
     except InvalidArgumentError as exc:
         raise NotFoundError(f"the checkpointLocation that the state directory notes: {exc.message}", **facts) from exc
-    if place.scheme != "file" and _store_of(place) != _store_of(parse_url(states.url)):
+    if place.scheme != "file" and place.store != parse_url(states.url).store:
         raise NotFoundError(
             "the checkpointLocation that the state directory notes is on another store, which is not opened unasked: "
             f"if it is right, {_NAME_LOCATION}",
@@ -199,11 +199,7 @@ def _is_state_directory(
 def _is_same(one: str, other: str) -> bool:
     """Tell whether two URLs name the same directory."""
     first, second = parse_url(one), parse_url(other)
-    return _store_of(first) == _store_of(second) and _path_of(first) == _path_of(second)
-
-
-def _store_of(url: StorageUrl) -> tuple[str, str]:
-    return "s3" if url.scheme == "s3a" else url.scheme, url.authority
+    return first.store == second.store and _path_of(first) == _path_of(second)
 
 
 def _path_of(url: StorageUrl) -> str:
