@@ -23,9 +23,11 @@ from holdfast.snapshotter.ownership.query_origin import FOLDER
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 KIND = "location"
-#: What can be noted; nothing that a terminal obeys, and no lone surrogates.
-LOCATION = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,2048}")
-_HOST = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{0,255}")
+# Nothing that a terminal obeys, and no lone surrogates.
+_PLAIN = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]"
+#: What can be noted.
+LOCATION = re.compile(_PLAIN + "{1,2048}")
+_HOST = re.compile(_PLAIN + "{0,255}")
 _ID = re.compile("[A-Za-z0-9-]{1,64}")
 
 

@@ -208,7 +208,8 @@ def test_an_application_has_one_accumulator(session: Any, tmp_path: Path) -> Non
         made = set(threads.map(lambda n: noting.news_of(session, str(tmp_path / str(n)), {"n": str(n)}), range(200)))
     assert len(made) == len(session.sparkContext.made) == 1
     assert len(noting._heard[0][2].options) == 200
-    noting.news_of(SimpleNamespace(sparkContext=Context()), str(tmp_path), {})  # type: ignore[arg-type]
+    other: Any = SimpleNamespace(sparkContext=Context())
+    noting.news_of(other, str(tmp_path), {})
     assert len(noting._heard) == 1
 
 
