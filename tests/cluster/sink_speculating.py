@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from holdfast import sinks
 from holdfast.sinks import Handle, SinkAttempt, SinkQuery, SinkTransaction, TwoPhaseSink
 from tests.faults.sinks.targets import SCHEMA, target_of
+from tests.input_files import add_file
 from tests.spark.application import start_spark
 from tests.spark.processors.speculating import SPECULATION
 
@@ -119,11 +119,8 @@ def run(folder: Path, master: str, name: str, place: dict[str, str]) -> dict[str
     target = target_of(name)
     for option, value in target.options(place).items():
         spark.conf.set(f"spark.holdfast.sink.{target.name}.{option}", value)
-    (folder / "input").mkdir()
     for batch in range(BATCHES):
-        rows = pa.table({"key": list(range(KEYS)), "batch": [batch] * KEYS})
-        pq.write_table(rows, folder / "input" / f"{batch}.parquet")
-        time.sleep(0.01)  # Spark takes the oldest first
+        add_file(folder / "input", batch, pa.table({"key": list(range(KEYS)), "batch": [batch] * KEYS}))
     frame = spark.readStream.schema("key long, batch long").option("maxFilesPerTrigger", 1)
     results = frame.parquet(str(folder / "input")).repartition(PARTITIONS, "key").mapInArrow(
         _results, "key long, batch long, n long, total long, part int, run string, attempt string"

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from tests.faults import killed_driver
 from tests.faults.killed_driver import ROWS_MAX, Job
+from tests.input_files import add_file
 
 VICTIMS = ("driver", "worker", "server")
 FILE_ROWS, KEYS = 400, 150
@@ -75,13 +76,8 @@ class Killings:
                     self.add_files(8)
 
     def add_files(self, number: int) -> None:
-        folder = self.job.path / "input"
-        folder.mkdir(exist_ok=True)
         for i in range(self.files, self.files + number):
-            temporary = self.job.path / "input.parquet"
-            pq.write_table(input_of(i), temporary)
-            os.utime(temporary, (1_700_000_000 + i, 1_700_000_000 + i))
-            temporary.rename(folder / f"{i:04d}.parquet")
+            add_file(self.job.path / "input", i, input_of(i))
         self.files += number
 
     def start_driver(self) -> None:

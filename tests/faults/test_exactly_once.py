@@ -21,6 +21,7 @@ from tests.faults.killed_driver import OPERATOR, Job
 from tests.faults.killed_sessions import OPERATOR as SESSIONS
 from tests.faults.killed_sessions import expected as expected_sessions
 from tests.faults.killings import Killings, expected, found_output, input_of, micro_batches
+from tests.input_files import add_file
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
 from tests.tiers import ALL, kills, repetitions
@@ -178,7 +179,7 @@ def add_a_later_day(run: Killings) -> int:
     file = input_of(run.files)
     later = pc.add(file["at"], pa.scalar(DAY_US, pa.duration("us")))
     file = file.set_column(file.column_names.index("at"), "at", later)
-    pq.write_table(file, run.job.path / "input" / f"{run.files:04d}.parquet")
+    add_file(run.job.path / "input", run.files, file)
     first_us: int = pc.min(later.cast(pa.int64())).as_py()
     return first_us - DAY_US // 2
 

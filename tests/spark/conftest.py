@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 
 import holdfast
+from tests.input_files import add_file
 from tests.spark.answers import RECORDS, Book, Questions
 from tests.spark.parity.engines import Engine, Open, trial
 from tests.spark.questions import digest
@@ -55,11 +55,7 @@ class Lab:
         if isinstance(table, list):
             keys, values = zip(*table, strict=True)
             table = pa.table({"key": pa.array(keys, pa.string()), "v": pa.array(values, pa.int64())})
-        folder = self.folder / "input"
-        folder.mkdir(exist_ok=True)
-        pq.write_table(table, self.folder / "new.parquet")
-        os.utime(self.folder / "new.parquet", (1_700_000_000 + self.files, 1_700_000_000 + self.files))
-        (self.folder / "new.parquet").rename(folder / f"{self.files:03d}.parquet")
+        add_file(self.folder / "input", self.files, table)
         self.files += 1
 
     def source(self, schema: str = "key string, v long") -> DataFrame:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Producer
 from deltalake.exceptions import TableNotFoundError
@@ -28,6 +27,7 @@ from tests.faults.sinks.killed_at import STEPS
 from tests.faults.sinks.killed_query import ROWS
 from tests.faults.sinks.targets import SCHEMA, TARGETS, Place
 from tests.faults.sinks.upgraded_queries import SOURCES, Job
+from tests.input_files import add_file
 from tests.tiers import LONG
 
 pytestmark = [pytest.mark.all, pytest.mark.slow(200), pytest.mark.spark, pytest.mark.timeout(7200)]
@@ -105,10 +105,7 @@ class Upgrades(Killings):
         producer = Producer({"bootstrap.servers": where["servers"]})
         for batch in range(self.batches, self.batches + batches):
             numbers = range(ROWS * batch, ROWS * (batch + 1))
-            temporary = self.job.path / "input.parquet"
-            pq.write_table(pa.table({"value": pa.array(numbers, pa.int64())}), temporary)
-            os.utime(temporary, (1_700_000_000 + batch, 1_700_000_000 + batch))
-            temporary.rename(f"{where['folder']}/{batch:04d}.parquet")
+            add_file(Path(where["folder"]), batch, pa.table({"value": pa.array(numbers, pa.int64())}))
             for number in numbers:
                 producer.produce(where["topic"], str(number).encode(), partition=0)  # a micro-batch of each
             producer.flush()

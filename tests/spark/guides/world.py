@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
 from holdfast import savepoints
+from tests.input_files import add_file
 from tests.spark.application import start_spark
 
 if TYPE_CHECKING:
@@ -82,14 +82,10 @@ def timed_of(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def feed(folder: Path, first: int, batches: int) -> None:
-    (folder / "data" / "events").mkdir(parents=True, exist_ok=True)
     for number in range(first, first + batches):
         users = [USERS[number % len(USERS)], "ann"]
         at = [dt.datetime(2026, 3, 2, 9, tzinfo=dt.UTC) + number * dt.timedelta(minutes=40)] * len(users)
-        pq.write_table(
-            pa.table({"user": users, "amount": [1.5, 0.5], "at": at}),
-            folder / "data" / "events" / f"{number:03}.parquet",
-        )
+        add_file(folder / "data" / "events", number, pa.table({"user": users, "amount": [1.5, 0.5], "at": at}))
 
 
 def run(out: DataFrame, location: Path, mode: str = "update") -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import holdfast
+from tests.input_files import add_file
 from tests.spark.application import start_spark
 from tests.spark.processors.engines import NEEDED
 
@@ -63,9 +63,8 @@ def run(folder: Path, master: str, backend: str) -> dict[str, Any]:
     """Run a query; return its output and state, and how many micro-batches had a second attempt."""
     spark = start_spark(folder, {**SPECULATION, **NEEDED, "spark.master": master})
     own = folder / backend
-    (own / "input").mkdir(parents=True)
     for batch in range(BATCHES):
-        pq.write_table(pa.table({"k": list(range(KEYS)), "batch": [batch] * KEYS}), own / "input" / f"{batch}.parquet")
+        add_file(own / "input", batch, pa.table({"k": list(range(KEYS)), "batch": [batch] * KEYS}))
     spark.conf.set("spark.holdfast.backend", backend)
     frame = spark.readStream.schema("k long, batch long").option("maxFilesPerTrigger", 1).parquet(str(own / "input"))
     counted = (

@@ -29,6 +29,7 @@ from holdfast import savepoints, sinks
 from holdfast.errors import InvalidArgumentError
 from holdfast.examples.sinks import csv_folder
 from holdfast.examples.stateful import sessions
+from tests.input_files import add_file
 from tests.spark.application import settings_of
 from tests.spark.processors.engines import NEEDED
 
@@ -348,11 +349,10 @@ def by_draining(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Drain a query, restore it, and let that read on; return how many clicks each session had, by then."""
     keep_shards(spark)
 
-    def feed(name: str, *clicks: tuple[str, int]) -> None:
-        (folder / "clicks").mkdir(exist_ok=True)
+    def feed(number: int, *clicks: tuple[str, int]) -> None:
         rows = [{"user": user, "at": datetime(2026, 3, 2, 9 + hour, tzinfo=UTC)} for user, hour in clicks]
         schema = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
-        pq.write_table(pa.Table.from_pylist(rows, schema), folder / f"clicks/{name}.parquet")
+        add_file(folder / "clicks", number, pa.Table.from_pylist(rows, schema))
 
     def writer(query: str) -> DataStreamWriter:
         clicks = spark.readStream.schema(sessions.CLICKS).option("maxFilesPerTrigger", 1)
@@ -365,9 +365,9 @@ def by_draining(spark: SparkSession, folder: Path) -> dict[str, Any]:
         tables = map(pq.read_table, (folder / f"shown-{query}").glob("*.parquet"))
         return sorted([row["user"], row["clicks"]] for table in tables for row in table.to_pylist())
 
-    feed("0", ("ann", 0), ("ann", 0), ("bob", 0))
-    feed("1", ("cid", 2))
-    feed("2", ("cid", 2))
+    feed(0, ("ann", 0), ("ann", 0), ("bob", 0))
+    feed(1, ("cid", 2))
+    feed(2, ("cid", 2))
     query = writer("query").start()
     query.awaitTermination()
     found = {"before": shown("query")}
@@ -375,8 +375,8 @@ def by_draining(spark: SparkSession, folder: Path) -> dict[str, Any]:
     found["drained"] = shown("query")
     spark.conf.set("spark.holdfast.state.dir", str(folder / "durable-again"))
     savepoints.restore(spark, folder / "savepoints", "end", folder / "again", shards=3)
-    feed("3", ("cid", 2), ("end", 9))
-    feed("4", ("end", 9))
+    feed(3, ("cid", 2), ("end", 9))
+    feed(4, ("end", 9))
     writer("again").start().awaitTermination()
     return found | {"again": shown("again")}
 

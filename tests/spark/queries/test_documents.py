@@ -13,13 +13,13 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession, functions
 
 import holdfast
 from holdfast import savepoints
 from holdfast.settings import Settings
+from tests.input_files import add_file
 from tests.pages import block_with
 
 pytestmark = pytest.mark.spark
@@ -87,9 +87,8 @@ def streamed(spark: SparkSession, tmp_path: Path) -> Streamed:
 
     def made(schema: str, *batches: list[dict[str, Any]]) -> DataFrame:
         folder = tmp_path / f"input-{len(list(tmp_path.glob('input-*')))}"
-        folder.mkdir()
         for number, rows in enumerate(batches):
-            pq.write_table(pa.Table.from_pylist(rows), folder / f"{number}.parquet")
+            add_file(folder, number, pa.Table.from_pylist(rows))
         return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(folder))
 
     return made
@@ -193,7 +192,7 @@ def test_a_rename_and_a_migration_run_as_the_guide_shows(spark: SparkSession, ke
         before, "user string, total long", "n long, note string", "update", name="totals"
     )
     assert shown(first, "update", kept / "renamed") == [("ann", 1)]
-    pq.write_table(pa.table({"user": ["ann"], "delay_ms": [1_500]}), kept / "input-0" / "1.parquet")
+    add_file(kept / "input-0", 1, pa.table({"user": ["ann"], "delay_ms": [1_500]}))
     names: dict[str, Any] = {"holdfast": holdfast, "df": events, "add_up": add_up, "spark": spark}
     exec(block_with("docs/state-schema.md", "stateChanges={"), names)
     assert shown(names["out"], "update", kept / "renamed") == [("ann", 2)]

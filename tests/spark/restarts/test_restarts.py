@@ -17,7 +17,6 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from pyspark.errors import StreamingQueryException
@@ -29,6 +28,7 @@ from holdfast import savepoints
 from holdfast.commands.savepoint import savepoint
 from holdfast.spark_integration.client.connection import client_of
 from holdfast.spark_integration.executor.local_dirs import LOCK_NAME
+from tests.input_files import add_file
 from tests.servers.programs import wait_until
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
@@ -73,15 +73,14 @@ def test_a_query_goes_on_with_another_backend(lab: Lab) -> None:
 @pytest.mark.slow(25)
 def test_a_killed_worker_is_a_restart_and_sigterm_an_end(tmp_path: Path) -> None:
     """Spark ends a query of which a task is lost; it goes on where it was, and on SIGTERM it is stopped."""
-    (tmp_path / "input").mkdir()
-    pq.write_table(pa.table({"key": ["a"], "v": [1]}), tmp_path / "input/0.parquet")
+    add_file(tmp_path / "input", 0, pa.table({"key": ["a"], "v": [1]}))
     log = tmp_path / "log"
     program = [sys.executable, "-m", "tests.spark.restarts.restarted_query", str(tmp_path)]
     with log.open("w") as said, subprocess.Popen(program, stderr=said, stdout=said) as running:
         try:
             wait_until((tmp_path / "shown/0").exists, list)
             (tmp_path / "fails").touch()
-            pq.write_table(pa.table({"key": ["a", "b"], "v": [10, 5]}), tmp_path / "input/1.parquet")
+            add_file(tmp_path / "input", 1, pa.table({"key": ["a", "b"], "v": [10, 5]}))
             wait_until(lambda: any(tmp_path.glob("worker-*")), list)
             (tmp_path / "fails").unlink()
             (worker,) = tmp_path.glob("worker-*")

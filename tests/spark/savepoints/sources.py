@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from holdfast.examples.stateful import sessions
+from tests.input_files import add_file
 from tests.servers import downloads
 from tests.servers.kafka import Kafka
 
@@ -70,10 +69,7 @@ class Files(Source):
     """A Parquet file for each step."""
 
     def feed(self, step: int) -> None:
-        new = self.folder / "new"
-        pq.write_table(pa.table({"v": numbers_of(step)}), new)
-        os.utime(new, (1_700_000_000 + step, 1_700_000_000 + step))
-        new.rename(self.folder / f"{step}.parquet")
+        add_file(self.folder, step, pa.table({"v": numbers_of(step)}))
 
     def numbers(self) -> DataFrame:
         return self._from(self.spark.readStream)
