@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 Rows = Iterable[pa.RecordBatch]
 _NAMES = ("key", "n", "total", "page")
+#: In the names of sinks: servers remember those of earlier runs, and what these have shown.
+_RUN = clock.new_id()
 
 # The fastest plain ways: each writes the rows of a task of ``mapInArrow``, as a sink's tasks do, with the same encoders
 # where there are any. Nothing is prepared, and a crash leaves half a micro-batch: what differs is the guarantee.
@@ -195,10 +197,10 @@ def _ways(job: Sinks, places: Places) -> dict[str, Way]:
     if job.postgres is not None:
         make_tables(job.postgres)
         ways |= {
-            "postgres": _sink(sinks.postgres("bench-copy", "holdfast_bench", dsn=job.postgres), 3),
+            "postgres": _sink(sinks.postgres(f"bench-copy-{_RUN}", "holdfast_bench", dsn=job.postgres), 3),
             "postgres, plain": _plain(partial(_to_postgres, job.postgres, "holdfast_bench_plain", ())),
             "postgres by key": _sink(
-                sinks.postgres("bench-keys", "holdfast_bench_keys", keys=["key"], dsn=job.postgres), 4
+                sinks.postgres(f"bench-keys-{_RUN}", "holdfast_bench_keys", keys=["key"], dsn=job.postgres), 4
             ),
             "postgres by key, plain": _plain(
                 partial(_to_postgres, job.postgres, "holdfast_bench_plain_keys", ("key",))
@@ -206,7 +208,7 @@ def _ways(job: Sinks, places: Places) -> dict[str, Way]:
         }
     if job.kafka is not None and job.topic is not None:
         ways |= {
-            "kafka": _sink(sinks.kafka("bench-kafka", job.topic, servers=job.kafka), 5, *_MESSAGES),
+            "kafka": _sink(sinks.kafka(f"bench-kafka-{_RUN}", job.topic, servers=job.kafka), 5, *_MESSAGES),
             "kafka, plain": _plain(partial(_to_kafka, job.kafka, job.topic), *_MESSAGES),
         }
     return ways
