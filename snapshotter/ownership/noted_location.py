@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from holdfast.backends import stored_file
-from holdfast.errors import ConflictError, CorruptionError
+from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError
 from holdfast.snapshotter.fence import Fence, looks
-from holdfast.snapshotter.fields import Stored, refuse_stray
+from holdfast.snapshotter.fields import Fields, Stored, refuse_stray
 from holdfast.snapshotter.ownership.query_origin import FOLDER
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.options import parse_url
 
 KIND = "location"
 # Nothing that a terminal obeys, and no lone surrogates.
 _PLAIN = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]"
-#: What can be noted.
-LOCATION = re.compile(_PLAIN + "{1,2048}")
+_LOCATION = re.compile(_PLAIN + "{1,2048}")
 _HOST = re.compile(_PLAIN + "{0,255}")
 _ID = re.compile("[A-Za-z0-9-]{1,64}")
 
@@ -37,12 +37,27 @@ class NotedLocation(Stored):
 
     state_id: Annotated[str, _ID]  #: The id in the query's pointers and records
     query_id: Annotated[str, _ID]  #: Spark's id of the query: a clone's is another one
-    location: Annotated[str, LOCATION]  #: As Spark writes it
+    location: str  #: As Spark writes it
     host: Annotated[str, _HOST]  #: Of the driver, which a local path is a path of
+
+    def require(self, header: Fields) -> None:
+        """Refuse a location without showing it: it may hold credentials, or what a terminal obeys."""
+        try:
+            _require_notable(self.location)
+        except InvalidArgumentError as exc:
+            header.refuse(f"notes no location of a query: {exc.message}")
+
+
+def _require_notable(location: str) -> None:
+    """Raise `InvalidArgumentError` if this is no location of a query, or holds credentials."""
+    if not _LOCATION.fullmatch(location):
+        raise InvalidArgumentError("a location has 1 to 2,048 characters, and none of them controls a terminal")
+    parse_url(location)
 
 
 def note_location(storage: ObjectStorage, noted: NotedLocation) -> None:
-    """Store a note, unless the newest one says the same."""
+    """Store a note, unless the newest one says the same. Raises `InvalidArgumentError` if readers would refuse it."""
+    _require_notable(noted.location)
     fence = _fence(storage, noted.state_id)
     for _ in looks(fence.url):
         number, data = fence.newest()

@@ -113,10 +113,7 @@ def location_of(noted: NotedLocation, states: ObjectStorage, options: Mapping[st
     Raises `NotFoundError` if it does not, or is not opened.
     """
     facts = {"checkpoint_location": noted.location, "noted_on": noted.host, "query": noted.query_id}
-    try:
-        place = parse_url(noted.location)
-    except InvalidArgumentError as exc:
-        raise NotFoundError(f"the checkpointLocation that the state directory notes: {exc.message}", **facts) from exc
+    place = parse_url(noted.location)
     if place.scheme != "file" and place.store != parse_url(states.url).store:
         raise NotFoundError(
             "the checkpointLocation that the state directory notes is on another store, which is not opened unasked: "

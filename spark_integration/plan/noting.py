@@ -26,9 +26,9 @@ from pyspark.accumulators import Accumulator
 from pyspark.sql import SparkSession
 
 from holdfast.errors import HoldfastError
-from holdfast.snapshotter.ownership.noted_location import LOCATION, NotedLocation, note_location
+from holdfast.snapshotter.ownership.noted_location import NotedLocation, note_location
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options, parse_url
+from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.shard.news import AtWork, News, NewsParam, packed
 from holdfast.spark_integration.spark_state.running_query import running_location
 
@@ -103,9 +103,8 @@ class Noter:
         try:
             location = running_location(self._session, told.query_id)
             looked.set()
-            if location is None or self._noted.get(told) == location or not LOCATION.fullmatch(location):
+            if location is None or self._noted.get(told) == location:
                 return
-            parse_url(location)  # which refuses one with credentials
             options = parse_storage_options(self.options.get(told.state_dir, {}))
             with open_storage(told.state_dir, options) as storage:
                 note_location(storage, NotedLocation(told.state_id, told.query_id, location, socket.gethostname()))

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from pyspark.accumulators import Accumulator
 
-from holdfast.errors import CorruptionError
-from holdfast.snapshotter.ownership.noted_location import NotedLocation, find_noted, note_location
+from holdfast.backends import stored_file
+from holdfast.errors import CorruptionError, InvalidArgumentError
+from holdfast.snapshotter.ownership.noted_location import KIND, NotedLocation, find_noted, note_location
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.plan import noting
 from holdfast.spark_integration.shard import news
@@ -214,7 +215,7 @@ def test_an_application_has_one_accumulator(session: Any, tmp_path: Path) -> Non
 
 
 def test_notes_of_several_drivers_follow_each_other(tmp_path: Path) -> None:
-    """The newest counts; a damaged one is replaced; a moved one, or one with control characters, is refused."""
+    """The newest counts; a damaged one is replaced; a moved one is refused, and so is what no driver notes."""
     with open_storage(str(tmp_path)) as storage, ThreadPoolExecutor(8) as threads:
         every = [NotedLocation("state-1", QUERY, f"/data/{n % 3}", "host") for n in range(40)]
         list(threads.map(lambda one: note_location(storage, one), every))
@@ -227,7 +228,15 @@ def test_notes_of_several_drivers_follow_each_other(tmp_path: Path) -> None:
             find_noted(storage, "state-2")
         note_location(storage, NotedLocation("state-2", QUERY, "/data/q", "host"))
         assert find_noted(storage, "state-2") == NotedLocation("state-2", QUERY, "/data/q", "host")
-        for place, host in (("/data/\x1b[31m", "host"), ("/data/q", "\x1b[31m"), ("/data/q", 256 * "h")):
-            note_location(storage, NotedLocation("state-2", QUERY, place, host))
+        for host in ("\x1b[31m", 256 * "h"):
+            note_location(storage, NotedLocation("state-2", QUERY, "/data/q", host))
             with pytest.raises(CorruptionError, match="invalid field"):
                 find_noted(storage, "state-2")
+        for number, place in enumerate(("/data/hidden\x1b[31m", "s3://key:hidden@bucket/q", "dbfs:/hidden"), 100):
+            refused = NotedLocation("state-2", QUERY, place, "host")
+            with pytest.raises(InvalidArgumentError):
+                note_location(storage, refused)
+            storage.put(f"_queries/state-2.locations/{number:020d}", stored_file.encode(KIND, refused.to_json())[0])
+            with pytest.raises(CorruptionError, match="notes no location of a query") as caught:
+                find_noted(storage, "state-2")
+            assert "hidden" not in str(caught.value)
