@@ -68,12 +68,11 @@ class _NewsAtDriver(NewsParam):
 
 
 class Noter:
-    """Notes the locations of an application's queries; each once, as long as it stays the same."""
+    """Notes the locations of an application's queries, anew where another driver has noted another one since."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self._known = set[AtWork]()
-        self._noted: dict[AtWork, str] = {}
         self._under_way = set[AtWork]()
         self._waited_s = _WAITED_S
         #: By state directory, of the storage: what the last definition that uses it says.
@@ -103,12 +102,11 @@ class Noter:
         try:
             location = running_location(self._session, told.query_id)
             looked.set()
-            if location is None or self._noted.get(told) == location:
+            if location is None:
                 return
             options = parse_storage_options(self.options.get(told.state_dir, {}))
             with open_storage(told.state_dir, options) as storage:
                 note_location(storage, NotedLocation(told.state_id, told.query_id, location, socket.gethostname()))
-            self._noted[told] = location
         except (HoldfastError, RuntimeError) as exc:  # the latter of threads, when the program ends
             _log.info("the state directory does not note the location of query %s: %s", told.query_id, exc)
         finally:

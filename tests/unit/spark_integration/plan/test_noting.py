@@ -92,6 +92,13 @@ def test_what_a_task_tells_is_noted(
             assert noted is not None
             assert (noted.query_id, noted.location) == (QUERY, place)
             assert len(storage.list("_queries/state-1.locations/")) == (1 if number < 3 else 2)
+    with open_storage(str(tmp_path)) as storage:  # another driver was at work in a copy
+        note_location(storage, NotedLocation("state-1", QUERY, "file:/data/copy", "host"))
+        driver += sent
+        threads_ended()
+        noted = find_noted(storage, "state-1")
+        assert noted is not None
+        assert noted.location == "s3a://bucket/q"
 
 
 def test_each_run_is_noted_that_ends_with_its_only_micro_batch(
