@@ -5,7 +5,8 @@
     task: claims ──▶ accumulator ──▶ at the task's end: the driver's Python
 
 Spark sends an accumulator back with each task that has unpickled it. So it travels as bytes, and only a task with news
-unpickles it: the first of an executor in a run, then one every two minutes.
+unpickles it: the first of an executor in a run, then one every two minutes. It drops what a failed task has told: so
+each task that repeats another one has news, too.
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ class NewsParam(AccumulatorParam[News]):
 def packed(accumulator: Accumulator[News]) -> bytes:
     """Return an accumulator as it travels."""
     return pickle.dumps(accumulator)
+
+
+def is_repeated() -> bool:
+    """Tell whether Spark repeats the running task."""
+    context = TaskContext.get()
+    return context is not None and context.attemptNumber() > 0
 
 
 def tell_driver(accumulator: bytes, state_id: str, state_dir: str | None) -> None:

@@ -74,7 +74,7 @@ from holdfast.snapshotter.storage.probe import probe_storage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.spark_integration.executor.local_dirs import CLAIM_SUFFIX, RUNS, private_directory
 from holdfast.spark_integration.executor.processes import executor_process, kept_per_process, lives, place_of
-from holdfast.spark_integration.shard.news import tell_driver
+from holdfast.spark_integration.shard.news import is_repeated, tell_driver
 from holdfast.spark_integration.shard.operator import ShardFunction
 from holdfast.spark_integration.shard.pointer_row import directory_of_query
 
@@ -173,7 +173,7 @@ def keep_claim(
     """
     claims = Claims(storage, claimant(record, batch_id, settings), lives)
     note = ClaimNote(operator_directory, record.run_id)
-    noted = note.read()
+    noted, has_news = note.read(), is_repeated()
     if noted is None:
         with note.locked(wait=True):
             noted = note.read()
@@ -181,7 +181,7 @@ def keep_claim(
                 store_ms = probe_storage(storage, f"{record.operator}/probes")
                 noted = claims.take(record, store_ms), now_ms()
                 note.write(noted[0])
-                tell_driver(settings.news, record.query_id, settings.state_dir)
+                has_news = True
     tenure, looked_ms = noted
     if abs(now_ms() - looked_ms) >= RENEW_EVERY_MS:
         # Nobody waits for another process that is at it: a storage that is away may hold that one up for minutes.
@@ -193,7 +193,9 @@ def keep_claim(
                     # The commit reports it if it matters; an old claim does no harm.
                     _log.warning("the claim was not renewed; will retry later: %s", exc)
                 note.write(tenure)
-                tell_driver(settings.news, record.query_id, settings.state_dir)
+                has_news = True
+    if has_news:
+        tell_driver(settings.news, record.query_id, settings.state_dir)
     return tenure
 
 

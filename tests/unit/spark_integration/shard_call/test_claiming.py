@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -35,6 +36,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import read_trouble
 from holdfast.spark_integration.executor import processes
 from holdfast.spark_integration.executor.processes import ProcessId, executor_process, place_of
+from holdfast.spark_integration.shard import news
 from holdfast.spark_integration.shard.pointer_row import directory_of_query, operator_of
 from holdfast.spark_integration.shard_call import claiming
 from holdfast.spark_integration.shard_call.announcing import reported
@@ -107,6 +109,19 @@ def test_a_directory_is_claimed_once_by_an_executor_and_again_for_the_next_run(
     assert len(storage.operations) == len(asked), "one process of the executor probes and claims"
     claiming.keep_claim(storage, replace(RECORD, run_id="run-2"), tmp_path, 0, SETTINGS)
     assert len(storage.operations) == len(asked) + 9, "each run probes and claims anew, after the one before"
+
+
+def test_a_task_that_is_repeated_tells_the_driver_again(
+    storage: FaultyStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark drops what the one has told that claimed and then failed."""
+    told: list[str] = []
+    monkeypatch.setattr(claiming, "tell_driver", lambda _news, query_id, _state_dir: told.append(query_id))
+    for attempt, tells in ((0, 1), (0, 1), (1, 2), (0, 2)):
+        task = SimpleNamespace(attemptNumber=lambda number=attempt: number)
+        monkeypatch.setattr(news, "TaskContext", SimpleNamespace(get=lambda task=task: task))
+        claiming.keep_claim(storage, RECORD, tmp_path, 0, SETTINGS)
+        assert told == tells * ["query-1"]
 
 
 def test_a_claim_that_failed_is_made_again(storage: FaultyStorage, tmp_path: Path) -> None:
