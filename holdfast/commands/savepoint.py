@@ -33,7 +33,7 @@ from holdfast.savepoints import Listed, Savepoint, TableDifference
 from holdfast.settings import PREFIX
 from holdfast.snapshotter.savepoints.savepoints import find_objects, require_free
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.snapshotter.storage.options import parse_storage_options, parse_url
 from holdfast.spark_integration.copies import copy, rescale_with
 from holdfast.spark_integration.savepoints.changes import Changes
 from holdfast.spark_integration.savepoints.creating import save
@@ -307,10 +307,13 @@ def say_new_query(
         places = {"checkpoint_location": checkpoint_location, "state_dir": state_dir, "shards_to_set": shards}
         click.echo(json.dumps({"name": name, "query_id": query_id, **places}))
         return
-    lines = [f'spark.conf.set("{PREFIX}state.dir", {json.dumps(state_dir)})  # before the query is defined']
+    home, location = parse_url(state_dir), parse_url(checkpoint_location)
+    if location.scheme == "s3":  # which Spark's own file system is not called
+        location = location._replace(scheme="s3a")
+    lines = [f'spark.conf.set("{PREFIX}state.dir", {json.dumps(str(home))})  # before the query is defined']
     if shards is not None:
         lines.append(f'spark.conf.set("{PREFIX}shards", "{shards}")')
-    lines.append(f'df.writeStream.option("checkpointLocation", {json.dumps(checkpoint_location)})')
+    lines.append(f'df.writeStream.option("checkpointLocation", {json.dumps(str(location))})')
     click.echo(f"{done}, as query {query_id}: start it with the same operators, by name, and\n")
     click.echo("\n".join(f"    {line}" for line in lines))
 

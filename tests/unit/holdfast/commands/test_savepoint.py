@@ -109,8 +109,10 @@ def test_the_lines_to_paste_set_shards_where_the_name_leads_to_others(
         '    spark.conf.set("spark.holdfast.shards", "4")',
         '    df.writeStream.option("checkpointLocation", "/data/app-spark-2")',
     ]
-    say_new_query("app is restored", "app", "3-4", *places, as_json=False)
-    assert "shards" not in capsys.readouterr().out
+    say_new_query("app is restored", "app", "3-4", "s3://bucket/app-spark", *places[1:], as_json=False)
+    shown = capsys.readouterr().out
+    assert "shards" not in shown
+    assert '"checkpointLocation", "s3a://bucket/app-spark"' in shown  # Spark has no file system of the other name
 
 
 def test_a_notebook_shows_what_was_saved(target: ObjectStorage) -> None:
