@@ -38,7 +38,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.lookup.places import is_state_directory, query_at, require_no_state_directory
+from holdfast.spark_integration.lookup.places import find_places, query_at, require_no_state_directory
 from holdfast.spark_integration.lookup.stored_query import open_query
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
 from holdfast.spark_integration.sinks.extras import needs_extra
@@ -166,16 +166,10 @@ def export(
     query, which may be running. This process writes Parquet and CSV, one shard after another; Spark writes Delta
     tables, and everything with --conf.
     """
-    if is_of_query(context, options):
-        if operator is None:
-            raise InvalidArgumentError(
-                "this is a query's location, not a savepoint: name the operator with --operator", location=location
-            )
-        location, state_dir = both_places(location, state_dir, options, operator)
-    elif batch_id is not None:
+    places = places_of_query(context, options)
+    if places is None and batch_id is not None:
         raise InvalidArgumentError("--batch needs a query: a savepoint holds one micro-batch", location=location)
-    else:
-        state_dir = None
+    location, state_dir = places or (location, None)
     names = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
     what = _Exported(location, state_dir, operator, table, names, batch_id, options)
     if kind == "delta" or conf:
@@ -242,16 +236,23 @@ class _Exported:
         return schema, ((piece.shard, read_piece(folder, saved.name, piece, schema)) for piece in pieces)
 
 
-def is_of_query(context: click.Context, options: Mapping[str, str]) -> bool:
-    """Tell whether LOCATION is a query's, not a savepoint's: the variable may be set for other commands."""
-    if context.get_parameter_source("state_dir") is ParameterSource.COMMANDLINE:
-        return True
-    location, parsed = context.params["location"], parse_storage_options(options)
-    if query_at(location, parsed) is not None:
-        return True
-    if context.params["operator"] is None or _is_savepoint(location, parsed):
-        return False
-    return is_state_directory(location, parsed)  # which lists all that is there
+def places_of_query(context: click.Context, options: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the places of the query that LOCATION is of; None if it is a savepoint.
+
+    What lies there tells: the variable may name a state directory for other commands.
+    """
+    location, state_dir, operator = (context.params[name] for name in ("location", "state_dir", "operator"))
+    parsed = parse_storage_options(options)
+    is_given = context.get_parameter_source("state_dir") is ParameterSource.COMMANDLINE
+    is_query = is_given or query_at(location, parsed) is not None
+    if operator is None and is_query:
+        raise InvalidArgumentError(
+            "this is a query's location, not a savepoint: name the operator with --operator", location=location
+        )
+    if is_query:
+        return both_places(location, state_dir, options, operator)
+    is_named = operator is not None and not _is_savepoint(location, parsed)
+    return find_places(location, parsed, operator) if is_named else None
 
 
 def _is_savepoint(location: str, options: Mapping[str, object]) -> bool:

@@ -59,14 +59,24 @@ def places_of(
     """
     if state_dir is not None and not _is_same(str(given), str(state_dir)):
         return str(given), str(state_dir)
+    found = find_places(given, options, operator)
+    if found is not None:
+        return found
     with open_storage(str(given), options) as storage:
-        query = QueryLocation(storage)
-        query_id = query.find_id()
+        return str(given), _state_dir_of(storage, QueryLocation(storage).query_id(), options)  # says what it is not
+
+
+def find_places(
+    given: str | Path, options: Mapping[str, object], operator: str | None = None
+) -> tuple[str, str] | None:
+    """Return what `places_of` does for one of them; None if it is neither. All that is there is listed then."""
+    with open_storage(str(given), options) as storage:
+        query_id = QueryLocation(storage).find_id()
         if query_id is not None:
             return str(given), _state_dir_of(storage, query_id, options)
         by_query = _records_by_query(storage)
         if not by_query:
-            query.query_id()  # says what it is not
+            return None
         of_operator = {one: records for one, records in by_query.items() if _has_operator(records, operator)}
         return _noted(storage, of_operator or by_query, options), storage.url
 
@@ -92,12 +102,6 @@ def query_at(location: str | Path, options: Mapping[str, object]) -> str | None:
     """Return the id of the query at a checkpoint location; None for other locations."""
     with open_storage(str(location), options) as storage:
         return QueryLocation(storage).find_id()
-
-
-def is_state_directory(location: str | Path, options: Mapping[str, object]) -> bool:
-    """Tell whether there is state of a query."""
-    with open_storage(str(location), options) as storage:
-        return bool(_records_by_query(storage))
 
 
 def require_no_state_directory(location: ObjectStorage) -> None:

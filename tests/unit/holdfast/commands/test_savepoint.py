@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame
 
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.cli import group
-from holdfast.commands.export import export, is_of_query, write, write_files
+from holdfast.commands.export import export, places_of_query, write, write_files
 from holdfast.commands.savepoint import savepoint, say_new_query
 from holdfast.commands.target import size
 from holdfast.errors import ConflictError, CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
@@ -30,6 +30,7 @@ from holdfast.snapshotter.ownership.operator_record import OperatorRecord, decla
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
 from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
+from holdfast.snapshotter.storage.local import LocalStorage
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
@@ -414,17 +415,33 @@ def test_what_lies_there_says_whether_it_is_a_query(tmp_path: Path, monkeypatch:
         a_savepoint(target, "one")
         target.put("query/metadata", b'{"id": "cb5e9d3c-9e6a-4f6e-9a94-0d5d1b6f7b16"}')
 
+        put_record(PrefixedStorage(target, "state"))
+    listed: list[str] = []
+
+    def lists(storage: LocalStorage, prefix: str) -> Any:
+        listed.append(f"{storage.url}/{prefix}")
+        return list_of(storage, prefix)
+
+    list_of = LocalStorage.list
+    monkeypatch.setattr(LocalStorage, "list", lists)
+
     def is_query(location: str, *arguments: str) -> bool:
-        url = location if ":" in location else str(tmp_path / location)
-        return is_of_query(export.make_context("export", [url, "--to", "elsewhere", *arguments]), {})
+        given = [str(tmp_path / location), "--to", "elsewhere", *arguments]
+        try:
+            return places_of_query(export.make_context("export", given), {}) is not None
+        except HoldfastError:
+            return True
 
     assert (is_query("one"), is_query("query")) == (False, True)
     monkeypatch.setenv("HOLDFAST_STATE_DIR", "/data/app")
     assert (is_query("one"), is_query("query"), is_query("nothing")) == (False, True, False)
     assert is_query("one", "--state-dir", "/data/app")
-    # Its operators' tables may be large: they are not listed to tell what it is.
-    monkeypatch.setattr("holdfast.commands.export.is_state_directory", lambda *_: pytest.fail("it was listed"))
+    # All that is there may be much: of a savepoint it is not listed, of a state directory once.
+    listed.clear()
     assert not is_query("one", "--operator", "totals")
+    assert listed == []
+    assert is_query("state", "--operator", "totals")
+    assert listed.count(f"file://{tmp_path}/state/") == 1
 
 
 @pytest.mark.slow(2)
