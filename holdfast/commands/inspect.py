@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import islice
@@ -65,7 +65,9 @@ def inspect(
     """
     url, location = _places(url, location, options)
     with opened(url, options, operator) as target:
-        found = [(o, record_of(target.storage, o.name)) for o in target.listing.operators.values()]
+        operators_of = target.listing.operators.values()
+        records = target.executor.map(lambda one: record_of(target.storage, one.name), operators_of)
+        found = list(zip(operators_of, records, strict=True))
         owners = {record.query_id for _, record in found if isinstance(record, OperatorRecord)}
         signs = _signs(target, found)
         noted = _NotedLogs(target, options, {} if location else signs)
@@ -110,17 +112,20 @@ class _NotedLogs:
         self.logs: dict[str, list[BatchTimes]] = {}  #: By query, of those that were found there
         self._target = target
         self._unread: dict[str, str] = {}
-        parsed = parse_storage_options(options)
-        for query_id in islice(filter(None, queries), _NOTED_MAX):
-            try:
-                noted = find_noted(target.storage, query_id)
-                if noted is not None:
-                    self.locations[query_id] = noted.location
-                    location = location_of(noted, target.storage, parsed)
-                    found = _logs(target, location, options, (query_id,))
-                    self.logs |= {query_id: found[query_id]} if query_id in found else {}
-            except HoldfastError as exc:
-                self._unread[query_id] = exc.message
+        self._options = options
+        list(target.executor.map(self._look, islice(filter(None, queries), _NOTED_MAX)))
+
+    def _look(self, query_id: str) -> None:
+        states = self._target.storage
+        try:
+            noted = find_noted(states, query_id)
+            if noted is not None:
+                self.locations[query_id] = noted.location
+                location = location_of(noted, states, parse_storage_options(self._options))
+                found = _logs(self._target, location, self._options, (query_id,))
+                self.logs.update((one, times) for one, times in found.items() if one == query_id)
+        except HoldfastError as exc:
+            self._unread[query_id] = exc.message
 
     def show(self, query_id: str) -> None:
         """Print where a query is noted to be, and why that was not read."""
@@ -148,12 +153,12 @@ def _logs(
 
 
 def _signs(
-    target: Target, found: Iterable[tuple[OperatorListing, OperatorRecord | HoldfastError]]
+    target: Target, found: Sequence[tuple[OperatorListing, OperatorRecord | HoldfastError]]
 ) -> dict[str, list[OperatorSigns]]:
     """Return the signs in operators' directories, by query."""
     by_query: dict[str, list[OperatorSigns]] = {}
-    for listing, record in found:
-        signs = OperatorSigns.of(target.storage, listing, record)
+    of_operators = target.executor.map(lambda one: OperatorSigns.of(target.storage, *one), found)
+    for (_, record), signs in zip(found, of_operators, strict=True):
         query_id = record.query_id if isinstance(record, OperatorRecord) else signs.claimed_by
         by_query.setdefault(query_id, []).append(signs)
     return by_query

@@ -22,7 +22,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -34,6 +34,7 @@ from holdfast.health import origin_of
 from holdfast.snapshotter.ownership.noted_location import find_noted
 from holdfast.snapshotter.ownership.operator_record import find_operator
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin
+from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
@@ -192,7 +193,7 @@ class Directory:
     def of(cls, place: int, storage: ObjectStorage, executor: Executor, surveys: Executor) -> Directory:
         """Return a directory; `surveys` must not be `executor`, for which a survey may wait."""
         sizes = StateSizes(storage, executor)
-        surveyor = Inquiry(partial(survey, storage, sizes), surveys, storage.url)
+        surveyor = Inquiry(partial(survey, storage, sizes, executor), surveys, storage.url)
         origins = lru_cache(maxsize=_ORIGINS)(partial(origin_of, storage))
         return cls(place, storage.url, storage, origins, executor, surveys, surveyor, sizes, RowCounter())
 
@@ -451,16 +452,33 @@ class Site:
 
 
 def _noted_locations(
-    named: Iterable[Directory], surveys_of: Sequence[Survey], options: Mapping[str, object]
+    named: Iterable[Directory], surveys_of: Sequence[Survey], options: Mapping[str, object], requests: Executor
 ) -> Iterator[str]:
     """Yield the checkpoint locations that state directories note, of queries that are there and were not named."""
     known = {one.query_id for one in surveys_of}
-    for home, found in zip(named, surveys_of, strict=True):
-        for state_id in sorted({one.of_query for one in found.operators.values()} - {""}):
-            with suppress(HoldfastError):  # the page shows without it what the directory has
-                noted = find_noted(home.storage, state_id)
-                if noted is not None and noted.query_id not in known:
-                    yield location_of(noted, home.storage, options)
+
+    def look(query: tuple[ObjectStorage, str]) -> str | None:
+        states, state_id = query
+        with suppress(HoldfastError):  # the page shows without it what the directory has
+            noted = find_noted(states, state_id)
+            if noted is not None and noted.query_id not in known:
+                return location_of(noted, states, options)
+        return None
+
+    queries = [
+        (home.storage, state_id)
+        for home, found in zip(named, surveys_of, strict=True)
+        for state_id in sorted({one.of_query for one in found.operators.values()} - {""})
+    ]
+    with closing(ahead(requests, look, queries, _NOTED_MAX)) as found:
+        yield from islice(filter(None, found), _NOTED_MAX)
+
+
+def _surveyed(directories: Sequence[Directory]) -> list[Survey]:
+    """Return what directories hold, asked side by side."""
+    for one in directories:
+        one.surveyor.begin()
+    return [one.surveyor.latest(_UNLIMITED).found for one in directories]
 
 
 def looks_at_once(locations: int) -> int:
@@ -497,10 +515,10 @@ def open_site(
 
     for url in urls:
         add(url)
-    surveys_of = [one.surveyor.latest(_UNLIMITED).found for one in named]
-    for found in [*islice(_noted_locations(named, surveys_of, parse_storage_options(options)), _NOTED_MAX)]:
+    surveys_of = _surveyed(named)
+    for found in [*_noted_locations(named, surveys_of, parse_storage_options(options), requests)]:
         add(found)
-        surveys_of.append(named[-1].surveyor.latest(_UNLIMITED).found)
+    surveys_of += _surveyed(named[len(surveys_of) :])
     if state_dir and all(one.query_id or one.is_empty for one in surveys_of):
         add(state_dir)
         named[-1].surveyor.latest(_UNLIMITED)

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -210,7 +211,7 @@ class Survey:
         return self.operators[name]
 
 
-def survey(storage: ObjectStorage, sizes: StateSizes) -> Survey:
+def survey(storage: ObjectStorage, sizes: StateSizes, executor: Executor) -> Survey:
     """List a state directory, perhaps an empty one; or recognise a query's checkpoint location.
 
     Raises `NotFoundError`, `InvalidArgumentError` or `UnavailableError` if it holds nothing of holdfast, or cannot be
@@ -222,14 +223,25 @@ def survey(storage: ObjectStorage, sizes: StateSizes) -> Survey:
     listing = list_begun(storage)
     without_record = tuple(listing.without_record())
     foreign = sum(info.key.partition("/")[0] not in without_record for info in listing.unknown)
-    operators = {name: _operator(storage, found, sizes) for name, found in listing.operators.items()}
+    read = executor.map(partial(_records, storage), listing.operators.values())
+    operators = {
+        found.name: _operator(found, *records, sizes)
+        for found, records in zip(listing.operators.values(), read, strict=True)
+    }
     sinks = [_sink(storage, one) for one in listing.sinks[:_DECISIONS_MAX]]
     sinks += [SinkSurvey(one) for one in listing.sinks[_DECISIONS_MAX:]]
     return Survey(operators, tuple(sinks), foreign, without_record)
 
 
-def _operator(storage: ObjectStorage, listing: OperatorListing, sizes: StateSizes) -> OperatorSurvey:
+def _records(storage: ObjectStorage, listing: OperatorListing) -> tuple[OperatorRecord | HoldfastError, OperatorSigns]:
+    """Return an operator's record, or why it cannot be read, and what shows how its query is."""
     record = record_of(storage, listing.name)
+    return record, OperatorSigns.of(storage, listing, record)
+
+
+def _operator(
+    listing: OperatorListing, record: OperatorRecord | HoldfastError, signs: OperatorSigns, sizes: StateSizes
+) -> OperatorSurvey:
     objects, size = StoredObjects.of(listing.shards.values()), sizes.of_operator(listing)
     by_number = {number_of(prefix): state_bytes for prefix, state_bytes in size.of_shards.items()}
     return OperatorSurvey(
@@ -238,7 +250,7 @@ def _operator(storage: ObjectStorage, listing: OperatorListing, sizes: StateSize
         objects,
         np.array([by_number[number] for number in objects.shards.tolist()], np.int64),
         size.estimated,
-        OperatorSigns.of(storage, listing, record),
+        signs,
         sum(info.size_bytes for info in listing.others),
     )
 

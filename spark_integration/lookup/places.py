@@ -186,7 +186,9 @@ def _noted(storage: ObjectStorage, by_query: Mapping[str, list[OperatorRecord]],
 def _is_state_directory(
     location: ObjectStorage, what: str, by_query: Mapping[str, list[OperatorRecord]]
 ) -> InvalidArgumentError:
-    queries = [_described(location, query_id, of) for query_id, of in sorted(by_query.items())[:_DESCRIBED_MAX]]
+    shown = sorted(by_query.items())[:_DESCRIBED_MAX]
+    with ThreadPoolExecutor(_THREADS) as executor:
+        queries = list(executor.map(lambda one: _described(location, *one), shown))
     if len(by_query) > _DESCRIBED_MAX:
         queries.append(f"and {len(by_query) - _DESCRIBED_MAX:,} more")
     return InvalidArgumentError(
@@ -273,10 +275,15 @@ def _require_state_of(storage: ObjectStorage, query_id: str, row: PointerRow) ->
 
 def _records_by_query(location: ObjectStorage) -> dict[str, list[OperatorRecord]]:
     """Return the records of a state directory's operators by query; none if it cannot be read, or is none."""
+
+    def read(key: str) -> OperatorRecord | None:
+        return find_operator(location, key.removesuffix("/operator"))
+
     by_query: dict[str, list[OperatorRecord]] = {}
     try:
-        records = [info.key for info in location.list("") if _IS_RECORD.fullmatch(info.key)]
-        found = [find_operator(location, key.removesuffix("/operator")) for key in sorted(records)]
+        records = sorted(info.key for info in location.list("") if _IS_RECORD.fullmatch(info.key))
+        with ThreadPoolExecutor(_THREADS) as executor:
+            found = list(executor.map(read, records))
     except HoldfastError:  # as of a folder that is not ours to list: what is known of it already says more
         return by_query
     for record in found:

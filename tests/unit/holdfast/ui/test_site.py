@@ -125,7 +125,7 @@ def test_a_directory_may_become_a_query(tmp_path: Path, site_of: SiteOf) -> None
 
 
 def test_some_noted_locations_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory may note more than a page should wait for."""
+    """Side by side, each takes some requests; a directory may note more than a page should wait for."""
     with open_storage(str(tmp_path / "state")) as storage:
         for number in range(20):
             record = OperatorRecord.of(
@@ -135,15 +135,20 @@ def test_some_noted_locations_are_opened(tmp_path: Path, monkeypatch: pytest.Mon
             location(tmp_path / f"at-{number}", f"query-{number}")
             note = NotedLocation(f"query-{number}", f"query-{number}", str(tmp_path / f"at-{number}"), "host")
             note_location(storage, note)
-    opened_now: list[str] = []
+    looked: list[str] = []
+    several = threading.Event()
 
     def agrees(noted: NotedLocation, *_: object) -> str:
-        opened_now.append(noted.location)
+        looked.append(noted.location)
+        if len(looked) == 8:
+            several.set()
+        assert several.wait(10)
         return noted.location
 
     monkeypatch.setattr("holdfast.ui.site.location_of", agrees)
-    with opened(tmp_path / "state"):
-        assert len(opened_now) == 8
+    with opened(tmp_path / "state") as page:
+        assert len(looked) < 16
+        assert page.get(f"/{SERVED_TOKEN}/").status_code == 200
 
 
 @pytest.mark.usefixtures("at_once")

@@ -136,7 +136,7 @@ def test_verify_ends_in_time(object_ms: int, sample: Path) -> None:
     """A page that has no time left names the shards that it has read, and the next page begins behind them."""
     ticks = itertools.count(0, object_ms)
     with open_storage(str(sample)) as storage, ThreadPoolExecutor(2) as executor:
-        operator = survey(storage, StateSizes(storage, executor)).operator("totals")
+        operator = survey(storage, StateSizes(storage, executor), executor).operator("totals")
         view = upkeep(storage, executor, operator, "verify", 0, 0, lambda: next(ticks))
     assert view.is_cut
     assert view.after == view.rows[-1].shard + 1 == len(view.rows)
