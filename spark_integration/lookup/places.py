@@ -277,7 +277,9 @@ def _records_by_query(location: ObjectStorage) -> dict[str, list[OperatorRecord]
     """Return the records of a state directory's operators by query; none if it cannot be read, or is none."""
 
     def read(key: str) -> OperatorRecord | None:
-        return find_operator(location, key.removesuffix("/operator"))
+        with suppress(CorruptionError):  # which hides no other query
+            return find_operator(location, key.removesuffix("/operator"))
+        return None
 
     by_query: dict[str, list[OperatorRecord]] = {}
     try:

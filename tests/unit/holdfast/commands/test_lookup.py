@@ -238,8 +238,10 @@ def test_a_state_directory_in_place_of_the_location_is_named(tmp_path: Path) -> 
 
 
 def test_a_damaged_note_says_how_to_do_without_it(tmp_path: Path) -> None:
+    """And a damaged record of another operator hides nothing."""
     with open_storage(str(tmp_path)) as storage:
         put_record(storage)
+        storage.put("alerts/operator", b"rubbish")
         storage.put("_queries/query-1.locations/" + "1".zfill(20), b"rubbish")
     result = run("get", tmp_path, "totals", "user=x")
     assert "is not a whole holdfast file" in str(result.exception)
