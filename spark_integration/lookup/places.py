@@ -117,8 +117,10 @@ def location_of(noted: NotedLocation, states: ObjectStorage, options: Mapping[st
     Raises `NotFoundError` if it does not, or is not opened.
     """
     facts = {"checkpoint_location": noted.location, "noted_on": noted.host, "query": noted.query_id}
-    place = parse_url(noted.location)
-    if place.scheme != "file" and place.store != parse_url(states.url).store:
+    place, home = parse_url(noted.location), parse_url(states.url)
+    if place.scheme == home.scheme == "hdfs" and not home.authority:  # of fs.defaultFS, which Spark calls by its name
+        place = place._replace(authority="")
+    if place.scheme != "file" and place.store != home.store:
         raise NotFoundError(
             "the checkpointLocation that the state directory notes is on another store, which is not opened unasked: "
             f"if it is right, {_NAME_LOCATION}",

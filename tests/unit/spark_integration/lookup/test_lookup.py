@@ -19,13 +19,15 @@ import xxhash
 from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import TableSchema
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.lineage import ChainEntry
+from holdfast.snapshotter.ownership.noted_location import NotedLocation
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.snapshots.snapshots import Snapshots
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.version_reader import VersionReader
 from holdfast.spark_integration.executor import local_dirs, takeover
+from holdfast.spark_integration.lookup import places
 from holdfast.spark_integration.lookup.keys import hash_of_key, key_option, keys_of, parse_key, same_rows
 from holdfast.spark_integration.lookup.query_pointers import ShardReaders, grouping_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
@@ -187,3 +189,30 @@ def test_what_a_killed_look_up_brought_goes(tmp_path: Path) -> None:
     assert list(temporary.rglob("files"))
     takeover.remove_dead_executors(temporary, clock.now_ms())
     assert list(temporary.rglob("*")) == [local_dirs.user_directory(temporary)]
+
+
+@pytest.mark.parametrize(
+    ("state_dir", "noted", "opened"),
+    [
+        ("hdfs:///app", "hdfs://namenode:8020/q", "hdfs:///q"),
+        ("hdfs://namenode:8020/app", "hdfs://namenode:8020/q", "hdfs://namenode:8020/q"),
+        ("hdfs://namenode:8020/app", "hdfs://attacker:8020/q", None),
+        ("s3://bucket/app", "s3a://bucket/q", "s3a://bucket/q"),
+        ("s3://bucket/app", "s3a://attacker/q", None),
+    ],
+)
+def test_a_noted_location_is_opened_on_the_store_of_the_directory(
+    monkeypatch: pytest.MonkeyPatch, state_dir: str, noted: str, opened: str | None
+) -> None:
+    """On no other, even where Spark calls by its name what the directory leaves to ``fs.defaultFS``."""
+    urls: list[str] = []
+
+    def opens(url: str, _: object) -> None:
+        urls.append(url)
+        raise NotFoundError("enough is known")
+
+    monkeypatch.setattr(places, "open_storage", opens)
+    states: Any = SimpleNamespace(url=state_dir)
+    with pytest.raises(NotFoundError, match="enough is known" if opened else "on another store"):
+        places.location_of(NotedLocation("state-1", "query-1", noted, "host"), states, {})
+    assert urls == ([opened] if opened else [])
