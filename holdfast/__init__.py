@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from holdfast.spark_integration.operators.aggregates import aggregate as aggregate
     from holdfast.spark_integration.operators.aggregates import all as all
     from holdfast.spark_integration.operators.aggregates import any as any
+    from holdfast.spark_integration.operators.aggregates import approx_count_distinct as approx_count_distinct
     from holdfast.spark_integration.operators.aggregates import avg as avg
     from holdfast.spark_integration.operators.aggregates import collect_list as collect_list
     from holdfast.spark_integration.operators.aggregates import collect_set as collect_set
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from holdfast.spark_integration.operators.aggregates import max as max
     from holdfast.spark_integration.operators.aggregates import mean as mean
     from holdfast.spark_integration.operators.aggregates import min as min
+    from holdfast.spark_integration.operators.aggregates import percentile_approx as percentile_approx
     from holdfast.spark_integration.operators.aggregates import stddev as stddev
     from holdfast.spark_integration.operators.aggregates import stddev_pop as stddev_pop
     from holdfast.spark_integration.operators.aggregates import sum as sum
@@ -83,6 +85,7 @@ _EXPORTS = {
     "aggregate": "holdfast.spark_integration.operators.aggregates",
     "all": "holdfast.spark_integration.operators.aggregates",
     "any": "holdfast.spark_integration.operators.aggregates",
+    "approx_count_distinct": "holdfast.spark_integration.operators.aggregates",
     "avg": "holdfast.spark_integration.operators.aggregates",
     "collect_list": "holdfast.spark_integration.operators.aggregates",
     "collect_set": "holdfast.spark_integration.operators.aggregates",
@@ -96,6 +99,7 @@ _EXPORTS = {
     "metrics": "holdfast.spark_integration.progress_metrics",
     "min": "holdfast.spark_integration.operators.aggregates",
     "open_query": "holdfast.spark_integration.lookup.stored_query",
+    "percentile_approx": "holdfast.spark_integration.operators.aggregates",
     "read_state": "holdfast.spark_integration.state_source.reading",
     "register": "holdfast.spark_integration.sink_source.registering",
     "run": "holdfast.spark_integration.restarting",

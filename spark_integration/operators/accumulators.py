@@ -79,8 +79,8 @@ _INDEX = pa.int64()
 _ARROW = (pa.Array, pa.ChunkedArray)
 #: What a state column says of itself in its metadata: the aggregate's column in the output, and what it computes.
 _COLUMN, _COMPUTES = b"holdfast.column", b"holdfast.computes"
-# What the state's columns say by themselves, and functions, which have no identity.
-_TOLD_OTHERWISE = {"name", "column", "type", "sum_type", "state", "init", "merge", "finish"}
+# What the state's columns say by themselves, functions, which have no identity, and what is asked of the state.
+_TOLD_OTHERWISE = {"name", "column", "type", "sum_type", "state", "init", "merge", "finish", "percentages", "shown"}
 
 
 class Accumulator(Protocol):
@@ -281,31 +281,31 @@ class Collected:
     which: Literal["list", "set", "count"]
 
     def fields(self) -> list[pa.Field]:
-        return [pa.field(f"{self.name}.values" if self.which == "count" else self.name, storage_type(self.type))]
+        return [pa.field(f"{self.name}.values" if self.which == "count" else self.name, self._type)]
 
     def lift(self, values: pa.Array) -> list[pa.Array]:
         kept = values.drop_null()
         if self.which != "list":
             kept = normalize_keys(kept)
-        return [self._lists(values.is_valid().to_numpy(zero_copy_only=False), kept)]
+        return [lists(values.is_valid().to_numpy(zero_copy_only=False), kept, self._type)]
 
     def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
-        lists = one_chunk(states[0].take(pa.array(groups.order)))
-        group, values = np.repeat(groups.index[groups.order], _lengths(lists)), lists.flatten()
+        of, values = elements(one_chunk(states[0].take(pa.array(groups.order))))
+        group = groups.index[groups.order][of]
         if self.which != "list":
             code = values.dictionary_encode().indices.to_numpy().astype(np.int64)
             first = np.unique(group + code * len(groups), return_index=True)[1]
             kept = np.sort(first)
             group, values = group[kept], values.take(pa.array(kept))
-        return [self._lists(np.bincount(group, minlength=len(groups)), values)]
+        return [lists(np.bincount(group, minlength=len(groups)), values, self._type)]
 
     def result(self, states: Sequence[pa.Array]) -> pa.Array:
         lengths = _lengths(states[0])
-        return pa.array(lengths) if self.which == "count" else self._lists(lengths, states[0].flatten())
+        return pa.array(lengths) if self.which == "count" else lists(lengths, states[0].flatten(), self._type)
 
-    def _lists(self, lengths: npt.NDArray[Any], values: pa.Array) -> pa.Array:
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
-        return pa.LargeListArray.from_arrays(offsets, values, type=storage_type(self.type))
+    @property
+    def _type(self) -> pa.DataType:
+        return storage_type(self.type)
 
 
 @dataclass(frozen=True)
@@ -367,9 +367,20 @@ class Own:
         return one_chunk(column)
 
 
-def _lengths(lists: pa.Array) -> npt.NDArray[np.int64]:
+def lists(lengths: npt.NDArray[Any], values: pa.Array, t: pa.DataType) -> pa.Array:
+    """Return lists of so many values each."""
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
+    return pa.LargeListArray.from_arrays(offsets, values, type=t)
+
+
+def elements(of: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
+    """Return the values of lists, and which list each is of."""
+    return np.repeat(np.arange(len(of)), _lengths(of)), of.flatten()
+
+
+def _lengths(of: pa.Array) -> npt.NDArray[np.int64]:
     """Return how many values each list has, none if it is null."""
-    lengths: npt.NDArray[np.int64] = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    lengths: npt.NDArray[np.int64] = pc.fill_null(pc.list_value_length(of), 0).to_numpy()
     return lengths
 
 

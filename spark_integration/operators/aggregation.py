@@ -228,7 +228,7 @@ def aggregated(
         for aggregate, column, field in fields
     )
     by_name = [Key(carried.schema[key.field.name], quoted(key.field.name), key.field.name) for key in grouping.keys]
-    return Aggregated(carried, by_name, accumulators, output)
+    return Aggregated(_hashed(carried, aggregates, columns), by_name, accumulators, output)
 
 
 def _require_plain(field: StructField) -> None:
@@ -257,21 +257,21 @@ def _carried(
     """Return the columns that the shards need, and which of them each aggregate takes."""
     arguments: dict[str, Column] = {}
     taken: list[str | None] = []
-    of_name: dict[str, str] = {}
+    of_name: dict[tuple[str, bool], str] = {}
     for aggregate in aggregates:
         given = aggregate.argument
         if given is None:
             taken.append(None)
             continue
-        if isinstance(given, str) and given in of_name:
-            taken.append(of_name[given])
+        if isinstance(given, str) and (given, aggregate.takes_hashes) in of_name:
+            taken.append(of_name[given, aggregate.takes_hashes])
             continue
         name = f"{_ARGUMENT}{len(arguments)}"
         # Within an expression, so that it does not carry the mark of a watermark.
         arguments[name] = F.coalesce(F.col(given) if isinstance(given, str) else given).alias(name)
         taken.append(name)
         if isinstance(given, str):
-            of_name[given] = name
+            of_name[given, aggregate.takes_hashes] = name
     if window is None:
         return df.select(*keys, *arguments.values()), taken
     made = df.select(*keys, *arguments.values(), window.alias(_WINDOW))
@@ -280,6 +280,14 @@ def _carried(
     others = [quoted(name) for name in made.columns[:-1]]
     start, end = (F.col(_WINDOW).getField(part) for part in ("start", "end"))
     return made.select(*others, start.alias(WINDOW_START), end.alias(WINDOW_END, metadata=mark)), taken
+
+
+def _hashed(df: DataFrame, aggregates: Sequence[Aggregate], columns: Sequence[str | None]) -> DataFrame:
+    """Put Spark's hashes in place of the arguments that travel as such, and leave null what is null."""
+    hashed = {name for aggregate, name in zip(aggregates, columns, strict=True) if name and aggregate.takes_hashes}
+    for name in sorted(hashed):
+        df = df.withColumn(name, F.when(F.col(name).isNotNull(), F.xxhash64(name)))
+    return df
 
 
 def by_key(found: Aggregated, mode: Mode, name: str) -> DataFrame:

@@ -49,8 +49,16 @@ def spread(column: str | Column) -> holdfast.Aggregate:
 #: By name: the operator on a stream, and Spark's own.
 OPERATORS: dict[str, tuple[Callable[[DataFrame], DataFrame], Callable[[DataFrame], DataFrame]]] = {
     "agg": (
-        lambda df: holdfast.stream(df).groupBy("user").agg(spread=spread("i"), **made("n", "sum_i", "mean_d")),
-        lambda df: df.groupBy("user").agg((F.max("i") - F.min("i")).alias("spread"), *sparks("n", "sum_i", "mean_d")),
+        lambda df: (
+            holdfast.stream(df)
+            .groupBy("user")
+            .agg(spread=spread("i"), near=holdfast.approx_count_distinct("x"), **made("n", "sum_i", "mean_d"))
+        ),
+        lambda df: df.groupBy("user").agg(
+            (F.max("i") - F.min("i")).alias("spread"),
+            F.approx_count_distinct("x").alias("near"),
+            *sparks("n", "sum_i", "mean_d"),
+        ),
     ),
     "window": (
         lambda df: holdfast.stream(df).groupBy("user").window("at", "1 hour").agg(**made("n", "max_s")),
@@ -65,10 +73,20 @@ OPERATORS: dict[str, tuple[Callable[[DataFrame], DataFrame], Callable[[DataFrame
             holdfast.stream(df)
             .groupBy("user")
             .session("at", "5 minutes")
-            .agg(list=holdfast.collect_list("i"), set=holdfast.collect_set("s"), all=holdfast.count_distinct("x"))
+            .agg(
+                list=holdfast.collect_list("i"),
+                set=holdfast.collect_set("s"),
+                all=holdfast.count_distinct("x"),
+                near=holdfast.approx_count_distinct("x"),
+                ranked=holdfast.percentile_approx("at", [0, 0.5, 0.99]),
+            )
         ),
         lambda df: df.groupBy("user", F.session_window("at", "5 minutes")).agg(
-            F.collect_list("i").alias("list"), F.collect_set("s").alias("set"), F.count_distinct("x").alias("all")
+            F.collect_list("i").alias("list"),
+            F.collect_set("s").alias("set"),
+            F.count_distinct("x").alias("all"),
+            F.approx_count_distinct("x").alias("near"),
+            F.percentile_approx("at", [0, 0.5, 0.99]).alias("ranked"),
         ),
     ),
     "dropDuplicates": (
@@ -108,6 +126,20 @@ def test_a_batch_data_frame_gives_what_spark_gives(lab: Lab, name: str) -> None:
     assert found == expected
 
 
+@pytest.mark.parametrize(("rsd", "registers"), [(0.05, 512), (0.02, 4096)])
+def test_estimates_of_many_values(lab: Lab, rsd: float, registers: int) -> None:
+    """They are Spark's; those for which it takes a bias from a table are near."""
+    sizes = [1, 10, 300, 400, 401, 1000, 1200, 1500, 1900, 2400, 2700, 5000, 9000, 12_000, 18_000, 24_000]
+    rows = lab.spark.createDataFrame([(n,) for n in sizes], "n int")
+    rows = rows.select("n", F.explode(F.sequence(F.lit(1), "n")).alias("v")).select("n", F.col("v").cast("string"))
+    found = holdfast.stream(rows).groupBy("n").agg(n_v=holdfast.approx_count_distinct("v", rsd))
+    both = found.join(rows.groupBy("n").agg(F.approx_count_distinct("v", rsd).alias("sparks")), "n").collect()
+    assert len(both) == len(sizes)
+    for n, near, expected in both:
+        is_in_table = 2.3 * registers < n < 5.7 * registers
+        assert near == pytest.approx(expected, rel=0.005) if is_in_table else near == expected
+
+
 @pytest.mark.parametrize(
     "name", cases(["top", "window", "session", "dropDuplicates", "agg", "latest", "windows alone"])
 )
@@ -132,7 +164,8 @@ def test_state_is_read_from_outside(lab: Lab) -> None:
     windows = holdfast.read_state(lab.spark, lab.folder / "windows", "window").to_pylist()
     assert {*windows[0]} == {"user", "window_start", "n", "max_s"}
     all_open = holdfast.read_state(lab.spark, lab.folder / "sessions", "session").to_pylist()
-    assert {*all_open[0]} == {"user", "session_start", "session_end", "list", "set", "all.values"}
+    kept = {"list", "set", "all.values", "near.registers", "ranked.ranked"}
+    assert {*all_open[0]} == {"user", "session_start", "session_end", *kept}
     with holdfast.open_query(lab.folder / "sessions", str(lab.folder / "durable")) as query:
         for user in {row["user"] for row in all_open}:
             found = query.get("session", {"user": user}).popitem()[1].to_pylist()
@@ -246,6 +279,18 @@ def sessions_by(key: str) -> Callable[[Any], Any]:
         (lambda s: s.groupBy("user").agg(n=holdfast.any("i")), AnalysisException, "bool_or"),
         (lambda s: s.groupBy("user").agg(n=holdfast.count(), outputMode="append"), InvalidArgumentError, "is final"),
         (lambda s: s.groupBy("user").agg(n=holdfast.count(), outputMode="complete"), InvalidArgumentError, "complete"),
+        (
+            lambda s: s.groupBy("user").agg(n=holdfast.approx_count_distinct(F.struct("x"))),
+            InvalidArgumentError,
+            "no approx_count_distinct of this type",
+        ),
+        (lambda s: holdfast.approx_count_distinct("x", 0.001), InvalidArgumentError, "at least 0.0022"),
+        (
+            lambda s: s.groupBy("user").agg(n=holdfast.percentile_approx("s", 0.5)),
+            InvalidArgumentError,
+            "no percentile_approx of this type",
+        ),
+        (lambda s: s.groupBy("user").agg(n=holdfast.percentile_approx("x", 2)), AnalysisException, "OUT_OF_RANGE"),
         (lambda s: s.groupBy("user").agg(user=holdfast.count()), InvalidArgumentError, "names a column twice"),
         (lambda s: s.groupBy("user").agg(n=holdfast.count(), name="a/b"), InvalidArgumentError, "cannot name"),
         (lambda s: s.groupBy("at").agg(n=holdfast.count()), InvalidArgumentError, "never be over"),

@@ -42,6 +42,7 @@ from holdfast.spark_integration.operators.accumulators import (
     results,
 )
 from holdfast.spark_integration.operators.deduplication import DeduplicationByTime
+from holdfast.spark_integration.operators.sketches import Ranked, Registers
 from holdfast.spark_integration.operators.top import Emits, Latest, Ranking, Top
 from holdfast.spark_integration.shard.operator import ShardFunction
 from holdfast.spark_integration.ttl.ends import Ttl
@@ -66,6 +67,18 @@ def _decimal_mean(rows: list[Any]) -> Any:
 
 def _extreme(which: Any, rows: list[Any]) -> Any:
     return which(_valid(rows)) if _valid(rows) else None
+
+
+def _estimated(rows: list[Any]) -> int:
+    """Return how many hashes are distinct, by 512 registers of which most are empty."""
+    found: dict[int, int] = {}
+    for digits in [f"{row % 2**64:064b}" for row in _valid(rows)]:
+        found[int(digits[:9], 2)] = max((digits[9:] + "1").index("1") + 1, found.get(int(digits[:9], 2), 0))
+    return round(512 * math.log(512 / (512 - len(found))))
+
+
+def _at(rows: list[Any], percentage: float) -> Any:
+    return sorted(_valid(rows))[max(math.ceil(percentage * len(_valid(rows))), 1) - 1] if _valid(rows) else None
 
 
 def _spread(**given: Any) -> Own:
@@ -143,6 +156,24 @@ KINDS: dict[str, tuple[Accumulator, pa.DataType, st.SearchStrategy[Any], Any]] =
         st.sampled_from([None, math.nan, -math.nan, 0.0, -0.0, 1.5]),
         lambda rows: len({str(abs(row)) for row in _valid(rows)}),
     ),
+    "estimated count": (
+        Registers("a", "v", 9),
+        pa.int64(),
+        st.none() | st.integers(-2, 2) | st.integers(-(2**63), 2**63 - 1),
+        _estimated,
+    ),
+    "median": (
+        Ranked("a", "v", SMALL, SMALL, (0.5,), 1000),
+        SMALL,
+        st.none() | st.decimals(-99, 99, places=2),
+        lambda rows: _at(rows, 0.5),
+    ),
+    "percentiles": (
+        Ranked("a", "v", pa.float32(), pa.list_(pa.float32()), (0.0, 0.9, 1.0), 1000),
+        pa.float32(),
+        FLOATS,
+        lambda rows: [_at(rows, p) for p in (0.0, 0.9, 1.0)] if _valid(rows) else None,
+    ),
     "own": (
         _spread(),
         pa.int32(),
@@ -190,6 +221,39 @@ def test_states_reduced_in_any_pieces_are_those_of_all_rows(kind: str, data: st.
             assert math.isclose(found[group], expected, rel_tol=1e-9, abs_tol=1e-9)
         else:
             assert found[group] == expected
+
+
+def _of_one_group(accumulator: Accumulator, states: list[pa.Table]) -> pa.Table:
+    rows = pa.concat_tables(states)
+    return reduced([accumulator], rows, RowOrder(np.arange(len(rows)), np.arange(len(rows)) == 0))
+
+
+@given(st.lists(st.lists(st.integers(-50, 50), min_size=1, max_size=60), min_size=1, max_size=8), st.data())
+def test_a_percentile_is_off_by_at_most_its_fraction_of_the_ranks(
+    batches: list[list[int]], data: st.DataObject
+) -> None:
+    """However states meet: each with the one before it, or sessions that grow together."""
+    percentages = (0.0, 0.1, 0.5, 0.77, 1.0)
+    accuracy = data.draw(st.sampled_from([1, 2, 5, 20]))
+    one = Ranked("a", "v", pa.int64(), pa.list_(pa.int64()), percentages, accuracy)
+    states = [_of_one_group(one, [lifted([one], pa.table({"v": batch}))]) for batch in batches]
+    while len(states) > 1:
+        number = data.draw(st.integers(2, len(states)))
+        states = [_of_one_group(one, states[:number]), *states[number:]]
+    rows = sorted(value for batch in batches for value in batch)
+    for percentage, value in zip(percentages, results([one], states[0])["a"][0].as_py(), strict=True):
+        rank, off = max(math.ceil(percentage * len(rows)), 1), len(rows) // accuracy
+        assert value in rows[max(rank - off, 1) - 1 : rank + off]
+
+
+@pytest.mark.parametrize("bits", [4, 9, 14])
+@pytest.mark.parametrize("n", [100, 1000, 2000, 5000, 100_000])
+def test_an_estimate_is_near(bits: int, n: int) -> None:
+    """Within four standard deviations, from the few values that registers count to the many that leave none empty."""
+    one = Registers("a", "v", bits)
+    hashes = np.random.default_rng(n).integers(-(2**63), 2**63, n)
+    found = results([one], _of_one_group(one, [lifted([one], pa.table({"v": hashes}))]))["a"][0].as_py()
+    assert found == pytest.approx(n, rel=4 * 1.04 / 2 ** (bits / 2))
 
 
 @given(
