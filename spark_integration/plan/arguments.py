@@ -101,8 +101,8 @@ def checked_mode(given: object) -> Mode:
     mode = str(given).lower()
     if mode not in ("append", "update"):
         raise InvalidArgumentError(
-            f"outputMode must be 'append' or 'update', not {given!r}; a complete result is what holdfast.read_state "
-            "returns"
+            f"outputMode must be 'append' or 'update', not {given!r}; in complete mode Spark starts only queries with "
+            "an aggregation of its own: write the rows of update mode by key, or read all with holdfast.read_state"
         )
     return "append" if mode == "append" else "update"
 

@@ -278,7 +278,7 @@ def sessions_by(key: str) -> Callable[[Any], Any]:
         (lambda s: s.groupBy("user").agg(n=holdfast.sum("s")), InvalidArgumentError, "no sum of this type"),
         (lambda s: s.groupBy("user").agg(n=holdfast.any("i")), AnalysisException, "bool_or"),
         (lambda s: s.groupBy("user").agg(n=holdfast.count(), outputMode="append"), InvalidArgumentError, "is final"),
-        (lambda s: s.groupBy("user").agg(n=holdfast.count(), outputMode="complete"), InvalidArgumentError, "complete"),
+        (lambda s: s.groupBy("user").agg(n=holdfast.count(), outputMode="complete"), InvalidArgumentError, "by key"),
         (
             lambda s: s.groupBy("user").agg(n=holdfast.approx_count_distinct(F.struct("x"))),
             InvalidArgumentError,
