@@ -8,10 +8,9 @@
 
 Nothing is restored, and nothing is kept but what may be asked for again: objects never change.
 
-The files of a snapshot, read in place: parts, or ranges of them, on demand.
-
-A part is verified by its digest, so it is read as a whole. Who verifies each block by itself, as RocksDB does, reads
-ranges: of a part that holds its bytes as they are, they stand at its begin.
+The files of a snapshot are read in place: parts, or ranges of them, on demand. A part is verified by its digest, so it
+is read as a whole. Who verifies each block by itself, as RocksDB does, reads ranges: of a part that holds its bytes as
+they are, they stand at its begin.
 
 `read_tables` reads all live rows of one version into memory.
 """

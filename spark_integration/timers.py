@@ -15,6 +15,10 @@ over deleted rows: a caller that knows a time before which there is no timer pas
 `KeyTimers` keep at most one timer per key, in two tables: `timers` by key, so that a new timer finds the old one, and
 `timers_by_due` by time. A key with a timer need not have state. The column of `timers` is named after the clock: an
 operator that is given the other clock is refused, as its timers would be due in another century.
+
+A timer fires in a call of its shard, in the module of the API: ``vectorised/arrow_with_state.py``,
+``keyed/pandas_with_state.py``, ``processor/transform_with_state.py``. ``hosts/host.py`` makes Spark call the shard when
+one is due.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The parts of `holdfast.backends.local_files`: sealed files, locks on folders, and the mapping of errors."""
+"""The local disk: locks on folders, the page cache, and errors of the operating system."""

@@ -1,1 +1,1 @@
-"""`rocksdb`: the state of a shard in one RocksDB database."""
+"""`rocksdb`: run files, and below them RocksDB databases for what has gone cold."""

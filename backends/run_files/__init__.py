@@ -1,1 +1,1 @@
-"""`memory` and `filesystem`: versions as folders of run files, which every worker maps."""
+"""Versions as folders of run files, which every worker maps: `memory`, `filesystem`, and the runs of `rocksdb`."""

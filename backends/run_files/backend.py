@@ -13,7 +13,8 @@
         set-aside/<id>-<name>/        versions and merges that hold a damaged file, until the next clean-up
 
 A worker with a pointer needs nothing else: it links the runs of that version into a staged folder, writes one run and
-the version file, and renames the folder into place. There is no lock and no owner.
+the version file, and renames the folder into place. There is no lock and no owner. Versions older than the query's go
+when a call begins, or in the state server: `holdfast.mvcc.VersionedStore.prune`.
 
 Invariants
 ----------

@@ -1,1 +1,1 @@
-"""The commands that look after a state directory: ``holdfast gc``, ``verify``, ``log`` and ``inspect``."""
+"""The commands, which `holdfast.cli` lists; bench, demo and ui have folders of their own."""

@@ -1,1 +1,1 @@
-"""A worker's way to the state server: connection, messages, columns."""
+"""A worker's way to the state server: connection, messages, measures."""

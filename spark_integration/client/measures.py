@@ -5,6 +5,8 @@
     call of a shard ─▶ CallMeasures ─┬─ beside the output ─▶ Spark's observe ─▶ the query's progress
                                      └─ announcement ─▶ state server ─┬─▶ the last micro-batches
                                                                       └─▶ Prometheus
+
+``shard_call/call.py`` measures. What the state server counts of itself is declared in ``server/exposition.py``.
 """
 
 from __future__ import annotations

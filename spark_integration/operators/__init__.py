@@ -1,1 +1,1 @@
-"""Stateful operators as functions of a shard: aggregation by key and window, sessions, deduplication, top, latest."""
+"""Operators in one line, as functions of a shard: aggregation, sessions, deduplication, joins, top, latest."""

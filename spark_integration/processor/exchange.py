@@ -1,6 +1,6 @@
 """What differs between the two APIs: how a processor sees rows and keys, and what it returns.
 
-Rows and keys as ``transformWithState`` shows them: `Row` objects, and output that is a `Row` again.
+``transformWithState`` shows and takes `Row` objects, ``transformWithStateInPandas`` frames.
 """
 
 from __future__ import annotations

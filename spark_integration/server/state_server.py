@@ -7,9 +7,7 @@ It listens with Arrow Flight on a Unix socket in a directory that only this user
 runs, so that an executor has only one, and ends when its executor does. It also ends where the lock's file or the
 socket is gone, as if it were killed: the next worker starts another, and two would take each other's shards for unused.
 
-What the state server answers, by Arrow Flight.
-
-::
+It answers, by Arrow Flight::
 
     ping                        whether it lives
     committed                   a shard has a new version: what became of its snapshots

@@ -16,9 +16,7 @@ A micro-batch counts once it is in both logs. Names that are not numbers are lef
 
 Source: Spark 4.3's ``OffsetSeqLog``, ``CommitLog`` and ``HDFSMetadataLog``, and locations that it wrote.
 
-A file source's log as it was, rebuilt from later compacted files.
-
-::
+The log of a file source as it was is rebuilt from later compacted files::
 
     9.compact   every file of 0 to 9
     10 … 18     the files of that number

@@ -18,9 +18,8 @@ on RocksDB followed by the value's size; and before the key of a deleted row its
 
 Source: Spark 4.3's ``HDFSBackedStateStoreProvider``, ``StateStoreChangelog`` and ``KeyValueChecksumEncoder``.
 
-The compressed streams of Spark's state store files, read and written.
-
-``lz4``, the default, is the format of lz4-java, not that of LZ4 frames; integers are little endian::
+The streams are compressed. ``lz4``, the default, is the format of lz4-java, not that of LZ4 frames; integers are little
+endian::
 
     "LZ4Block"   method + level   compressed   plain    checksum         data
      8 bytes      1                4 bytes      4        4                …
@@ -35,9 +34,7 @@ endian::
     "ZV" 0   plain   data …         "ZV" 1   compressed   plain   data …
      3        2       …              3        2            2       …
 
-Files of Spark's default state store, ``HDFSBackedStateStoreProvider``: rows by version, as changes and as a whole.
-
-::
+Spark's default state store, ``HDFSBackedStateStoreProvider``, has files of changes, and of all rows of a version::
 
     state/0/3/                operator 0, partition 3
         7.delta               what micro-batch 6 changed
@@ -47,9 +44,7 @@ Files of Spark's default state store, ``HDFSBackedStateStoreProvider``: rows by 
 Version 8 is the newest snapshot not above it, and all changes since; each file is a stream of the codec that Spark has
 pinned.
 
-Spark's ``UnsafeRow``: how its state stores keep keys and values.
-
-::
+A key or value is Spark's ``UnsafeRow``::
 
     null bits           8 bytes for each 64 columns, column i is bit i
     a column each       8 bytes: the number, or where the bytes stand: offset << 32 | size, from the row's begin
