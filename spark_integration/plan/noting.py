@@ -25,6 +25,7 @@ from pyspark import SparkContext
 from pyspark.accumulators import Accumulator
 from pyspark.sql import SparkSession
 
+from holdfast import clock
 from holdfast.errors import HoldfastError
 from holdfast.snapshotter.ownership.noted_location import NotedLocation, note_location
 from holdfast.snapshotter.storage.opening import open_storage
@@ -37,6 +38,8 @@ _log = logging.getLogger(__name__)
 _heard: list[tuple[SparkContext, Accumulator[News], Noter]] = []
 _lock = threading.Lock()
 _WAITED_S = 1.0
+#: However many executors tell of a query, its note is looked at once in this time.
+_REST_MS = 60_000
 
 
 def news_of(session: SparkSession, state_dir: str, storage_values: Mapping[str, str]) -> bytes:
@@ -73,6 +76,7 @@ class Noter:
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self._known = set[AtWork]()
+        self._noted: dict[AtWork, tuple[str, int]] = {}  #: Its location, and when it was noted
         self._under_way = set[AtWork]()
         self._waited_s = _WAITED_S
         #: By state directory, of the storage: what the last definition that uses it says.
@@ -100,13 +104,15 @@ class Noter:
 
     def _note(self, told: AtWork, looked: threading.Event) -> None:
         try:
-            location = running_location(self._session, told.query_id)
+            location, now_ms = running_location(self._session, told.query_id), clock.monotonic_ms()
             looked.set()
-            if location is None:
+            noted, noted_ms = self._noted.get(told, (None, 0))
+            if location is None or (location == noted and now_ms - noted_ms < _REST_MS):
                 return
             options = parse_storage_options(self.options.get(told.state_dir, {}))
             with open_storage(told.state_dir, options) as storage:
                 note_location(storage, NotedLocation(told.state_id, told.query_id, location, socket.gethostname()))
+            self._noted[told] = location, now_ms
         except (HoldfastError, RuntimeError) as exc:  # the latter of threads, when the program ends
             _log.info("the state directory does not note the location of query %s: %s", told.query_id, exc)
         finally:

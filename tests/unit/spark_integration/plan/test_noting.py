@@ -94,11 +94,13 @@ def test_what_a_task_tells_is_noted(
             assert len(storage.list("_queries/state-1.locations/")) == (1 if number < 3 else 2)
     with open_storage(str(tmp_path)) as storage:  # another driver was at work in a copy
         note_location(storage, NotedLocation("state-1", QUERY, "file:/data/copy", "host"))
-        driver += sent
-        threads_ended()
-        noted = find_noted(storage, "state-1")
-        assert noted is not None
-        assert noted.location == "s3a://bucket/q"
+        for rest_ms, place in ((60_000, "file:/data/copy"), (0, "s3a://bucket/q")):
+            monkeypatch.setattr(noting, "_REST_MS", rest_ms)
+            driver += sent
+            threads_ended()
+            noted = find_noted(storage, "state-1")
+            assert noted is not None
+            assert noted.location == place
 
 
 def test_each_run_is_noted_that_ends_with_its_only_micro_batch(
