@@ -35,13 +35,13 @@ from holdfast.snapshotter.savepoints.savepoints import find_objects, require_fre
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options, parse_url
 from holdfast.spark_integration.copies import copy, rescale_with
+from holdfast.spark_integration.lookup.places import require_query
 from holdfast.spark_integration.savepoints.changes import Changes
 from holdfast.spark_integration.savepoints.creating import save
 from holdfast.spark_integration.savepoints.from_spark import require_sparks_own
 from holdfast.spark_integration.savepoints.new_query import require_new_location, shards_to_set
 from holdfast.spark_integration.savepoints.restoring import Restorable, restore_with
 from holdfast.spark_integration.shard.timeout import TimeoutConf
-from holdfast.spark_integration.spark_state.query_location import QueryLocation
 
 _saves = with_options(
     on_storage,
@@ -133,8 +133,8 @@ def from_spark(
     """
     names, functions, durations = _names(operators), _aggregates(aggregates), _windows(windows)
     # What is wrong with the places is said before Spark starts, which takes half a minute.
+    require_query(checkpoint_location, parse_storage_options(options))
     with open_storage(checkpoint_location, parse_storage_options(options)) as storage:
-        QueryLocation(storage).query_id()
         _require_free(target, name, options)
         require_sparks_own(storage, batch_id)
     with started_spark(None, options, conf) as spark:

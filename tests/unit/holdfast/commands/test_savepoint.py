@@ -212,6 +212,10 @@ def test_a_query_on_holdfast_starts_no_spark_to_be_refused(tmp_path: Path, monke
         invoke("from-spark", tmp_path / "query", *named)
     with pytest.raises(NotFoundError, match="this micro-batch is not committed"):
         invoke("from-spark", tmp_path / "query", *named, "--batch", "7")
+    with open_storage(str(tmp_path / "state")) as states:
+        put_record(states)
+    with pytest.raises(InvalidArgumentError, match="this is a state directory: name the checkpointLocation"):
+        invoke("from-spark", tmp_path / "state", *named)
 
 
 @pytest.mark.parametrize("how", [["create"], ["delete", "--yes"]], ids=" ".join)
