@@ -115,7 +115,7 @@ class BackendStatistics:
     rows : mapping of str to int
         Rows of the newest version by table; keys that stand in several runs count several times.
     runs : mapping of str to int
-        Runs of the newest version by table; what is no run, as a database, counts as one.
+        Runs of the newest version by table; anything else, such as a database, counts as one.
     """
 
     versions: int
@@ -260,7 +260,7 @@ class Backend(ABC):
         """
 
     def properties(self, pointer: Pointer) -> Mapping[str, Any]:
-        """Return what is kept with a version; for who does not need its rows. Raises as `view`."""
+        """Return a version's properties without opening its rows. Raises as `view`."""
         with self.view(pointer) as view:
             return view.properties
 
@@ -342,7 +342,7 @@ class Backend(ABC):
     def open_frozen(
         cls, pointer: Pointer, tables: Mapping[str, TableSchema], files: FrozenFiles, new_id: Callable[[], str]
     ) -> Iterator[View]:
-        """Give a view of a frozen version for as long as the context lasts, for few reads; nothing is taken over.
+        """Open a frozen version for a few reads during the context; nothing is taken over.
 
         Parameters
         ----------

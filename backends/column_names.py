@@ -1,4 +1,4 @@
-"""Under which names the value columns of a table are stored: a column is renamed or dropped, and no row is touched.
+"""Names under which a table's value columns are stored: renaming or dropping a column touches no row.
 
 ::
 
@@ -58,9 +58,9 @@ class ColumnChanges:
 
 
 def with_columns(names: Names, stored: Collection[str], declared: Iterable[str]) -> Names:
-    """Return names for all columns that are declared: one that is new gets a name that no column was stored under.
+    """Return names for all declared columns: a new one gets a name never used before.
 
-    `stored` are all names that the table's columns were ever stored under.
+    `stored`: every name ever used for the table's columns.
     """
     taken, found = {*stored, *names.values()}, dict(names)
     for name in declared:
@@ -80,7 +80,7 @@ def _free(name: str, taken: Collection[str]) -> str:
 
 
 def named(schema: TableSchema, names: Mapping[str, str]) -> TableSchema:
-    """Return the value columns that `names` has, under the names that it gives them."""
+    """Return the value columns in `names`, renamed as it says."""
     value = pa.schema([f.with_name(names[f.name]) for f in schema.value if f.name in names])
     not_null = [c.removeprefix(VALUE_SIDE) for c in schema.not_null if c.startswith(VALUE_SIDE)]
     still = {VALUE_SIDE + names[name] for name in not_null if name in names}

@@ -35,7 +35,7 @@ _EXACT = {pa.float32(): _NUMBERS[:2], pa.float64(): _NUMBERS[:3]}
 
 
 def evolved(stored: TableSchema, declared: TableSchema) -> TableSchema:
-    """Return the schema of a table that has rows of `stored`, and gets rows of `declared`."""
+    """Return the schema that holds rows of `stored` and of `declared`."""
     if stored == declared:
         return stored
     changes = [*key_changes(stored, declared), *value_changes(stored, declared)]
@@ -50,7 +50,7 @@ def evolved(stored: TableSchema, declared: TableSchema) -> TableSchema:
 
 
 def evolved_tables(stored: Mapping[str, TableSchema], declared: Mapping[str, TableSchema]) -> dict[str, TableSchema]:
-    """Return the tables of state that has rows of `stored`, and gets rows of `declared`; see `evolved`."""
+    """Return the tables that hold rows of `stored` and of `declared`; see `evolved`."""
     both = {name: evolved(stored[name], schema) for name, schema in declared.items() if name in stored}
     return {**stored, **declared, **both}
 

@@ -1,12 +1,12 @@
-"""The files of a frozen version, where they are stored: brought here as far as somebody reads them.
+"""A frozen version's stored files, fetched only as far as somebody reads them.
 
 ::
 
     stored       000012.sst ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒
     here         000012.sst ·······▒▒··················▒▒▒▒    as large, with holes: they read as zeros
 
-So a version of gigabytes is looked into for the price of what holds the wanted rows. `Backend.open_frozen` takes such
-files; `Backend.thaw` takes whole ones.
+So reading from gigabytes costs only the blocks that hold the wanted rows. `Backend.open_frozen` takes such files;
+`Backend.thaw` takes whole ones.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class FrozenFiles(ABC):
         """
 
     def bring(self, places: Sequence[Place]) -> None:
-        """Bring some bytes, at least; they may be unverified, for a reader that verifies each of its blocks.
+        """Fetch at least these bytes, perhaps unverified, for a reader that verifies each block itself.
 
-        If it finds a block damaged, `require` brings verified ones, where `bring` did not.
+        If a block is damaged, the reader calls `require`, which verifies.
         """
         for place in places:
             self.require(*place)

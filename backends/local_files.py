@@ -44,7 +44,7 @@ _TRIES = 20
 
 
 class FileNote(NamedTuple):
-    """What tells whether a file is still what was written."""
+    """A note that shows whether a file has changed."""
 
     size_bytes: int
     digest: str  #: See `holdfast.backends.stored_file`
@@ -193,9 +193,9 @@ class StagedFolder:
                 raise
 
     def adopt(self, name: str, modified_ns: int | None = None) -> None:
-        """Make a file of the folder, which somebody else has written, as `write` would have left it.
+        """Seal a file that somebody else wrote, as `write` would have.
 
-        `modified_ns` is its time of modification as noted. Raises `NotFoundError` if there is no such file.
+        `modified_ns`: its noted modification time. Raises `NotFoundError` if there is no such file.
         """
         path = self.path / name
         with reading(path):
@@ -238,9 +238,9 @@ class StagedFolder:
 
 @contextmanager
 def staged_folder(staging: Path, name: str, *, fsync: bool) -> Iterator[StagedFolder]:
-    """Make a folder below `staging`; what is not published by the end of the context is removed.
+    """Make a folder below `staging`, removed at the end of the context unless published.
 
-    Until then nobody takes it away, nor the folder above `staging`.
+    Until then it and the folder above `staging` are locked.
     """
     path = staging / name
     home, own = _made(path)
@@ -306,7 +306,7 @@ def _locked(folder: Path) -> FolderLock:
 
 @contextmanager
 def requiring_whole(folder: Path) -> Iterator[None]:
-    """Map what is missing or damaged in a folder that somebody else has filled: both are `CorruptionError`."""
+    """Map errors in a folder that somebody else filled: missing and damaged files are `CorruptionError`."""
     try:
         yield
     except (NotFoundError, CorruptionError) as exc:
@@ -335,8 +335,8 @@ def move_folder(path: Path, target: Path) -> bool:
 def remove_stale_folders(staging: Path, before_ns: int) -> int:
     """Remove the folders below `staging` that nobody has locked, and in which nothing was written since `before_ns`.
 
-    Return how many. `before_ns` leaves people time to look at what was set aside; whether a folder is in use, its lock
-    tells.
+    Return how many. `before_ns` leaves people time to inspect what was set aside; the lock tells whether a folder is in
+    use.
     """
     removed = 0
     for name in list_folder(staging):
@@ -384,7 +384,7 @@ def folder_bytes(folder: Path) -> int:
 def make_private_folder(path: Path) -> None:
     """Make a folder, and those above it that are missing, for this user only.
 
-    Those above may be taken away meanwhile: a shard comes back at the moment when it is let go.
+    Others may remove those above meanwhile: a shard may return just as it is released.
     """
     for _ in range(_TRIES):
         with suppress(FileNotFoundError):

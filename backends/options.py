@@ -18,8 +18,8 @@ def parse_options(
 ) -> dict[str, Any]:
     """Return the values of `options`, each read by the function that `known` has for it.
 
-    `known` has by option what takes the text, and raises ValueError with what would be right. Raises
-    `InvalidArgumentError` with the full key of an unknown option, or of a value that does not fit.
+    `known` maps an option to its parser, which raises ValueError with the valid form. Raises `InvalidArgumentError`
+    with the full key of an unknown option, or of a value that does not fit.
     """
     values = {}
     for name, text in options.items():
@@ -45,7 +45,7 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return what an error about an unknown name ends with: the known one that is meant, or nothing."""
+    """Return the end of an error about an unknown name: a suggestion, or nothing."""
     near = nearest_name(name, known)
     return f"; did you mean {near!r}?" if near else ""
 

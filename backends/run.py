@@ -204,9 +204,9 @@ class Run:
     ) -> Run:
         """Read a run from an Arrow IPC stream, without copying where it is not compressed.
 
-        `trusted` is for what this executor wrote itself: nothing inside the columns is checked. Unpacked, the buffers
-        may have `plain_bytes` in all; nothing larger is ever asked for. Raises `CorruptionError` if it is no run, or
-        claims to be larger, and `SchemaMismatchError` if it has columns that `schema` does not hold.
+        `trusted`: this executor wrote the run, so the columns' content is not checked. The unpacked buffers may total
+        `plain_bytes`; nothing larger is ever allocated. Raises `CorruptionError` if it is no run, or claims to be
+        larger, and `SchemaMismatchError` if it has columns that `schema` does not hold.
         """
         runs = read_stretches(section, schema, source=source, trusted=trusted, plain_bytes=plain_bytes)
         if len(runs) != 1:
@@ -217,7 +217,7 @@ class Run:
 def under_names(stored: Run, schema: TableSchema, names: Names) -> Run:
     """Return stored rows with the columns of a schema.
 
-    `names` are those under which its columns are stored; one that is missing is null.
+    `names`: the stored names of its columns; a missing column is null.
     """
     known = with_columns(names, stored.schema.value.names, schema.value.names)
     return stored.projected(named(schema, known)).relabelled(schema)
@@ -262,8 +262,8 @@ def read_stretches(
 def schema_of(columns: pa.Schema, held: TableSchema, *, source: str) -> TableSchema:
     """Return the schema of a stored run from its columns: those that its table had when it was written.
 
-    `held` is its table now. Raises `CorruptionError` if no run has these columns. Raises `SchemaMismatchError` if the
-    run has columns that its table does not hold.
+    `held`: the table's current schema. Raises `CorruptionError` if no run has these columns. Raises
+    `SchemaMismatchError` if the run has columns that its table does not hold.
     """
     if columns.equals(held.columns):
         return held
@@ -295,8 +295,8 @@ def _newest_rows(hashes: HashArray, keys: pa.RecordBatch) -> IntArray:
 def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
     """Merge runs of one table into one: of each key the newest row stays.
 
-    There is at least one; if they were written with several schemas, the merged one holds all that they do.
-    `drop_deletes` leaves deleted keys out: right only when no older run stands below these.
+    At least one; if their schemas differ, the merged one holds them all. `drop_deletes` omits deleted keys: valid only
+    without an older run below.
 
     Cost: linear; about 15 ns a row and column of 8 bytes. Memory: twice the rows at most, where no one else holds
     `runs`; they are copied once if they come by ascending ranges of the hash, else twice.

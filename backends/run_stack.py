@@ -85,8 +85,8 @@ def look_up(
 ) -> Found:
     """Return the newest value of each key.
 
-    Runs come oldest first; `schema` holds all that they do. `floor` looks up, below them, the keys that no run knows,
-    sorted, and returns values of `schema`.
+    Runs come oldest first; `schema` covers them all. `floor` looks up the sorted keys that no run has, and returns
+    values of `schema`.
     """
     n = len(keys)
     order = None if keys.is_sorted else np.argsort(keys.hashes)
@@ -114,7 +114,7 @@ def look_up(
 
 
 def _within(run: Stacked, keys: Keys, undecided: BoolArray) -> IntArray:
-    """Return which of the undecided keys, which are sorted, have a hash between the first and the last of `run`."""
+    """Return the undecided, sorted keys whose hash lies within the range of `run`."""
     if not len(run):
         return np.empty(0, np.int64)
     start, end = _places(keys.hashes, *run.ends)
@@ -132,9 +132,9 @@ def merge_in_stretches(
     """Merge the rows whose hash lies in [first_hash, last_hash], and yield them by ascending ranges of the hash.
 
     Runs come oldest first, the stretches of one run file in any order; `drop_deletes` is as for `merge_runs`. The first
-    stretch has about `first_bytes`, for who may need the first rows only.
+    stretch has about `first_bytes`, for callers that need only the first rows.
 
-    Memory: a few times `STRETCH_BYTES`, and more only where rows of one hash are more than that.
+    Memory: a few times `STRETCH_BYTES`, more only if one hash has more rows than that.
     """
     for part in _stretches(runs, first_hash, last_hash, first_bytes):
         merged = merge_runs(part, drop_deletes=drop_deletes)
@@ -143,12 +143,12 @@ def merge_in_stretches(
 
 
 def merge_over(below: Iterable[Run], writes: Sequence[Run]) -> Iterator[Run]:
-    """Merge `writes` over the live rows of a scan, which is read only as far as what is yielded needs.
+    """Merge `writes` over a scan's live rows, reading the scan lazily.
 
     `below` has live rows, ascending by hash; rows of one hash may stand in several runs. `writes` come oldest first, in
     the range of `below`.
 
-    Cost: a merge of the writes, then by what is read; that rows share a hash does not matter.
+    Cost: a merge of the writes, then proportional to what is read, however many rows share a hash.
     """
     if not writes:
         yield from (run for run in below if len(run))
@@ -216,9 +216,9 @@ def _hide(run: Run, newer: Run) -> Run:
 
 
 def scan_runs(runs: Sequence[Run], first_hash: int, last_hash: int) -> Iterator[Run]:
-    """Merge as `merge_in_stretches`, live rows only, and such that the first rows cost little.
+    """Merge as `merge_in_stretches`, live rows only, with cheap first rows.
 
-    Rows of one hash come in several runs where they are many: then in the order of the runs that hold them.
+    Many rows of one hash come in several runs, in the order of their sources.
     """
     for part in _stretches(runs, first_hash, last_hash, FIRST_STRETCH_BYTES):
         last = int(max(run.hashes[-1] for run in part))
@@ -238,7 +238,7 @@ def _live(runs: Sequence[Run]) -> Iterator[Run]:
 
 
 def _scan_crowd(runs: Sequence[Run]) -> Iterator[Run]:
-    """Yield the live rows of runs that have one hash only, oldest run first; none is read before it is asked for."""
+    """Yield lazily the live rows of runs with a single hash, oldest run first."""
     for i, run in enumerate(runs):
         start, rows, most = 0, _CROWD_ROWS // 4, max(_CROWD_ROWS, len(run) * STRETCH_BYTES // run.size_bytes)
         while start < len(run):
@@ -291,7 +291,7 @@ def _size_bytes(runs: Iterable[Run]) -> int:
 
 
 def _places(hashes: HashArray, first: int, last: int) -> tuple[int, int]:
-    """Return the range of positions that hashes in [first, last] have among ascending hashes."""
+    """Return the positions of hashes in [first, last] among ascending hashes."""
     start = int(np.searchsorted(hashes, np.uint64(first), side="left"))
     return start, int(np.searchsorted(hashes, np.uint64(last), side="right"))
 
@@ -334,7 +334,7 @@ def _last_hash(runs: Sequence[Run], size_bytes: int) -> int | None:
 
 
 def _in_order(found: Found, order: IntArray | None) -> Found:
-    """Return the answer for keys that stood at the places `order` before they were sorted."""
+    """Return the answer in the keys' order before sorting, given by `order`."""
     if order is None:
         return found
     places = np.empty(len(order), np.int64)
@@ -363,10 +363,10 @@ def _placed(hits: list[tuple[IntArray, pa.RecordBatch]], n: int, order: IntArray
 
 
 def first_to_merge(sizes_bytes: Sequence[int], limit_bytes: int | None = None) -> int:
-    """Return where the stretch of runs begins that should be merged with the newest one.
+    """Return the first run to merge with the newest one.
 
-    Sizes come oldest first; the last index means that there is nothing to merge. Where there is more than `limit_bytes`
-    to merge, only a small part is; the rest is left to the background.
+    Sizes come oldest first; the last index means that there is nothing to merge. Beyond `limit_bytes`, merges only a
+    small part; the rest is left to the background.
     """
     start = _first_of_stretch(sizes_bytes)
     total_bytes = sum(sizes_bytes[start:])

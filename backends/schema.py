@@ -50,7 +50,7 @@ class TableSchema:
 
     @classmethod
     def of(cls, name: str, key: pa.Schema, value: pa.Schema) -> TableSchema:
-        """Return the schema with every column in its storage type; `not_null` has those that are not nullable."""
+        """Return the schema with every column in its storage type; `not_null` names the non-nullable ones."""
         if not len(key):
             raise InvalidArgumentError("a state table needs at least one key column", table=name)
         for side in (key, value):
@@ -61,12 +61,12 @@ class TableSchema:
 
     @classmethod
     def of_sides(cls, name: str, key: pa.Schema, value: pa.Schema) -> TableSchema:
-        """Return the schema whose `sides` are these."""
+        """Return the schema with these `sides`."""
         return cls(name, _nullable(key), _nullable(value), _not_null(key, KEY_SIDE) | _not_null(value, VALUE_SIDE))
 
     @classmethod
     def of_columns(cls, name: str, columns: pa.Schema) -> TableSchema:
-        """Return the schema whose `columns` are these."""
+        """Return the schema with these `columns`."""
         sides = [
             pa.schema([f.with_name(f.name.removeprefix(side)) for f in columns if f.name.startswith(side)])
             for side in (KEY_SIDE, VALUE_SIDE)
@@ -83,7 +83,7 @@ class TableSchema:
         )
 
     def sides(self) -> tuple[pa.Schema, pa.Schema]:
-        """Return key and value columns of which those in `not_null` are not nullable."""
+        """Return key and value columns; those in `not_null` are not nullable."""
         key, value = (
             pa.schema([f.with_nullable(side + f.name not in self.not_null) for f in schema])
             for side, schema in ((KEY_SIDE, self.key), (VALUE_SIDE, self.value))
@@ -190,7 +190,7 @@ class Keys:
 
 
 def find_table(tables: Mapping[str, T], table: str) -> T:
-    """Return what `tables` has under the name of a table.
+    """Return a table's entry in `tables`.
 
     Raises `NotFoundError` if there is no such table.
     """
@@ -220,7 +220,7 @@ def encode_schemas(tables: Mapping[str, TableSchema]) -> dict[str, list[str]]:
 def decode_schemas(encoded: Mapping[str, Sequence[str]]) -> dict[str, TableSchema]:
     """Return the schemas that `encode_schemas` wrote.
 
-    Raises `CorruptionError` if they are none.
+    Raises `CorruptionError` if they are invalid.
     """
     try:
         return {name: TableSchema.of_sides(name, *map(decode_schema, sides)) for name, sides in encoded.items()}
@@ -236,8 +236,8 @@ def encode_schema(schema: pa.Schema) -> str:
 def decode_schema(text: str) -> pa.Schema:
     """Return the schema that `encode_schema` wrote.
 
-    Raises `TypeError`, `ValueError`, `OSError`, `pyarrow.ArrowException` if it is none, a name in it, at any depth, is
-    no text, or two columns have one name.
+    Raises `TypeError`, `ValueError`, `OSError`, `pyarrow.ArrowException` if it is invalid, a name at any depth is not
+    text, or two columns share a name.
     """
     schema = ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
     for field in schema:
@@ -248,7 +248,7 @@ def decode_schema(text: str) -> pa.Schema:
 
 
 def _read_names(field: pa.Field) -> None:
-    """Raise UnicodeDecodeError if a name is not UTF-8: Arrow takes it, and fails when it is read."""
+    """Raise UnicodeDecodeError if a name is not UTF-8: Arrow accepts it, but cannot read it."""
     _ = field.name
     for i in range(field.type.num_fields):
         _read_names(field.type.field(i))

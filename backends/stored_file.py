@@ -109,7 +109,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class StoredEnd:
-    """What a file's end says of the file, unproved by a checksum, as the rest was not read."""
+    """A file's own description at its end, unverified, as the rest was not read."""
 
     header: Mapping[str, Any]  #: The facts of its kind, JSON values
     sections: Mapping[str, int]  #: How many bytes each has when it is decoded
@@ -130,8 +130,7 @@ def decode(
 
     Sections are views into `data`, the whole file. `source` is what to call it in an error, without credentials.
     `verify` computes the digest: false only for local files that this executor wrote, whose size is checked. Decoded,
-    its sections must have `plain_bytes` in all, or at most `plain_bytes_max`; by default, what LZ4 can make of the
-    file.
+    its sections must total `plain_bytes`, or at most `plain_bytes_max`; by default, LZ4's maximum for the file.
     """
     buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
     view = memoryview(buffer)
@@ -155,7 +154,7 @@ def decode(
 
 
 def decode_end(read: Read, size_bytes: int, *, source: str, kind: str, plain_bytes_max: int | None = None) -> StoredEnd:
-    """Read the end of a stored file: what it says of itself, whatever size its sections have.
+    """Read the end of a stored file, whatever the size of its sections.
 
     `read` returns the bytes of the file from one place to another; it is asked once, or twice where the footer is
     large. The rest is as for `decode`.
@@ -211,7 +210,7 @@ def _require_footer_size(footer_size: int, end: int, source: str) -> None:
 
 
 def _read_footer(text: bytes, at: int, source: str, kind: str) -> dict[str, Any]:
-    """Return the footer that begins at a place of a file, checked against what was asked for."""
+    """Return the footer that begins at an offset of a file, checked against what was asked for."""
     footer = _parse_footer(text, source)
     encoding = footer["encoding"]
     if footer["kind"] != kind or encoding not in _DECODERS:
@@ -223,7 +222,7 @@ def _read_footer(text: bytes, at: int, source: str, kind: str) -> dict[str, Any]
 
 
 def digest_of(data: memoryview) -> str | None:
-    """Return the digest that names exactly these bytes; None if they are no whole stored file."""
+    """Return the digest of exactly these bytes; None unless they are a whole stored file."""
     named = digest_at_end(data)
     return named if named is not None and xxhash.xxh3_128(data[:-_SEAL_BYTES]).hexdigest() == named else None
 
@@ -238,7 +237,7 @@ def digest_at_end(data: memoryview) -> str | None:
 def _require_declared(
     table: list[dict[str, Any]], plain_bytes: int | None, plain_bytes_max: int | None, source: str
 ) -> None:
-    """Check the size that the sections say they have decoded against what was declared elsewhere."""
+    """Check the sections' claimed decoded size against the declared one."""
     decoded = sum(entry["plain_bytes"] for entry in table)
     if (plain_bytes is not None and decoded != plain_bytes) or (
         plain_bytes_max is not None and decoded > plain_bytes_max
@@ -249,7 +248,7 @@ def _require_declared(
 
 
 def _check_table(table: list[dict[str, Any]], end: int, expansion_max: int, source: str) -> None:
-    """Check that the sections lie one after the other before `end`, and claim possible sizes."""
+    """Check that the sections are contiguous before `end`, and their sizes possible."""
     at = 0
     for entry in table:
         start, size = entry["offset"], entry["size_bytes"]
@@ -305,7 +304,7 @@ def _is_section(entry: object) -> bool:
 
 
 def _short(text: str) -> str:
-    """Return a text from a file as an error may repeat it."""
+    """Return a file's text, shortened for an error."""
     return text[:80]
 
 
@@ -338,7 +337,7 @@ class _DigestingSink:
         """Do nothing: writes are unbuffered."""
 
     def close(self) -> None:
-        """The sink behind belongs to the caller."""
+        """Do nothing: the caller owns the sink."""
 
     def readable(self) -> bool:
         return False
@@ -389,7 +388,7 @@ def _write_undigested(
 
 
 def _write_section(out: pa.NativeFile, write_section: SectionWriter, encoding: str) -> int | None:
-    """Write one section, and return how many bytes it has when it is decoded; None if as many as were written."""
+    """Write one section; return its decoded size, None if equal to the written one."""
     if encoding != "lz4":
         write_section(out)
         return None
@@ -417,7 +416,7 @@ def _footer(kind: str, header: Mapping[str, Any], table: list[dict[str, Any]], e
 
 
 def _require_text(kind: str, values: Mapping[str, Any]) -> None:
-    """Raise where a text has half of a surrogate pair: readers refuse it."""
+    """Raise if a text has half a surrogate pair, which readers refuse."""
     try:
         json.dumps(values, ensure_ascii=False).encode()
     except UnicodeEncodeError as exc:
@@ -435,8 +434,8 @@ def encode(
 ) -> tuple[pa.Buffer, str]:
     """Return one stored file as a buffer, and its digest.
 
-    If `plain_bytes`, before compression, are many, memory is asked for once: a buffer that grows is copied again and
-    again, which takes longer than LZ4.
+    If `plain_bytes`, before compression, is large, memory is allocated once: copying a growing buffer takes longer than
+    LZ4.
     """
     if plain_bytes < _LARGE_BYTES:
         sink = pa.BufferOutputStream()
@@ -478,7 +477,7 @@ def encode_in_place(
 
 
 def _sealed(view: memoryview, end: int) -> tuple[int, str]:
-    """Put the digest of the first `end` bytes behind them, and the magic; return the file's size and its digest."""
+    """Append the digest of the first `end` bytes and the magic; return the file's size and digest."""
     digest = xxhash.xxh3_128(view[:end]).digest()
     whole = end + DIGEST_BYTES + len(MAGIC)
     view[end:whole] = digest + MAGIC

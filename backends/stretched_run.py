@@ -305,7 +305,7 @@ class StretchedRun:
         return rows, is_hash
 
     def _rows_near(self, keys: Keys, file: MappedFile) -> tuple[IntArray, BoolArray] | None:
-        """Search as `_search` where hashes that are spread evenly should stand, if these are not in memory.
+        """Search as `_search`, but only where evenly spread hashes should be, if not in memory.
 
         None if they are in memory, or stand elsewhere.
         """
@@ -335,7 +335,7 @@ class StretchedRun:
         return self._starts[stretches] + low, hashes[at + low] == keys.hashes
 
     def _fetch_rows(self, rows: IntArray, file: MappedFile) -> None:
-        """Ask for all that belongs to some rows, if it is not in memory."""
+        """Prefetch all bytes of some rows that are not in memory."""
         sample = self._places(np.unique(rows[:: max(1, len(rows) // _SAMPLE)]))
         if not len(sample.row) or all(
             file.are_cached(spans.begins)

@@ -1,8 +1,8 @@
 """The command line, ``holdfast``: each command lives in the module that the table names.
 
 A command's module is imported when the command runs, so that ``holdfast --help`` is fast. An error of holdfast ends the
-command with its message and exit status 2, without a traceback: 1 says that a command did its work and found something
-bad, as damage or a regression.
+command with its message and exit status 2, without a traceback: 1 means that a command ran and found a problem, such as
+damage.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def main() -> None:
 
 
 def _harmless(text: str) -> str:
-    """Return text without control characters; it may hold words that others have written."""
+    """Return text without control characters; others may have written it."""
     from holdfast.commands.target import printable
 
     return "\n".join(map(printable, text.splitlines()))

@@ -95,7 +95,7 @@ def times(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share of 1."""
+    """Return a fraction in percent."""
     return "under 1 %" if 0 < share < 0.01 else f"{share:.0%}".replace("%", " %")
 
 
@@ -134,7 +134,7 @@ class Failure:
 def reports(shards: Iterable[ShardListing], committed: int | None = None) -> list[Report]:
     """Return the reports of failures that persist, the newest first.
 
-    `committed`: the last micro-batch that is known to be committed: what failed before it is over.
+    `committed`: the last known committed micro-batch; earlier failures are over.
     """
     found = [Report(o.modified_ms, shard.prefix, o.key) for shard in shards for o in shard.troubles]
     return sorted(still(found, committed), reverse=True)
@@ -260,7 +260,7 @@ class OperatorSigns:
 
 
 def origin_of(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
-    """Return what a query began with; None if it began anew, or if that cannot be read."""
+    """Return what a query began with; None if nothing, or if unreadable."""
     try:
         return find_origin(storage, query_id)
     except CorruptionError:  # of which the start tells
@@ -268,9 +268,9 @@ def origin_of(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
 
 
 def of_its_own(log: Iterable[BatchTimes], origin: QueryOrigin | None) -> list[BatchTimes]:
-    """Return the micro-batches that a query ran itself, not those with which a restore or a clone began.
+    """Return the micro-batches that a query ran itself, not those of a restore or clone.
 
-    Those have the time of restoring.
+    Those carry the restore's time.
     """
     first = origin.first_batch if origin else 0
     return [one for one in log if one.batch_id >= first]
@@ -586,7 +586,7 @@ def record_of(storage: ObjectStorage, operator: str) -> OperatorRecord | Holdfas
 
 
 def tables_of(storage: ObjectStorage, record: OperatorRecord | HoldfastError) -> SparkTables | HoldfastError:
-    """Return the tables that an operator's state holds by now, or the error of its record or tables."""
+    """Return the tables that an operator's state now holds, or the error of its record or tables."""
     if isinstance(record, HoldfastError):
         return record
     try:

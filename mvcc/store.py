@@ -213,8 +213,8 @@ class VersionedStore:
     def _restore(self, pointer: Pointer, held: Collection[Pointer]) -> HoldfastError | None:
         """Make a version from the log; return the error if the base version vanished or was set aside.
 
-        What does not fit into memory at once is made by way of older versions. Each of those is one of the lineage,
-        whole and true; it goes when the next one stands. Where the restore fails, the last one stays.
+        A version too large for memory is restored in steps, each a valid older version of the lineage, dropped after
+        the next. If the restore fails, the last one stays.
         """
         on_the_way: Pointer | None = None
         while True:
@@ -235,7 +235,7 @@ class VersionedStore:
     def _opened(self, pointer: Pointer, held: Collection[Pointer]) -> Iterator[RestoredVersion]:
         """Yield what the log returns of a version, with its frozen base thawed.
 
-        Where the backend cannot open that, the log learns it and is asked again.
+        If the backend cannot open it, the log is told and asked again.
         """
         assert self._log is not None
         refused: set[Pointer] = set()

@@ -1,8 +1,8 @@
 """Commits as stored files: made, fetched, checked and read.
 
-`read_commit` is the one reader of commits: what restores, cleans up, verifies or lists them starts with a `Commit`.
-A commit's header declares how many bytes its rows have when they are unpacked, and so does the chain of each version
-that builds on it. Nothing larger is ever asked for.
+`read_commit` is the one reader of commits: restores, clean-ups, verification and listings start with a `Commit`. A
+commit's header declares how many bytes its rows have when they are unpacked, and so does the chain of each version that
+builds on it. Nothing larger is ever asked for.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Commit:
 def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: str) -> Commit:
     """Return the commit that a stored file holds. Raises `CorruptionError`.
 
-    `shard`: the shard that it must belong to: ``totals/shard-0003``; `pointer`: the version that it must be.
+    `shard`: its expected shard: ``totals/shard-0003``; `pointer`: its expected version.
     """
     # Sections are as they are, their buffers compressed by Arrow: so they have no more bytes than the object.
     stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=len(data))
@@ -95,8 +95,8 @@ def read_commit_end(read: stored_file.Read, size_bytes: int, shard: str, pointer
 
     `read`: returns the object's bytes from one place to another.
 
-    No checksum proves what the end says. It names each object that it builds on by version, id and digest: if it is
-    damaged, it names one that is not there.
+    No checksum covers the end. It names its base objects by version, id and digest, so a damaged end names one that
+    does not exist.
     """
     if size_bytes > COMMIT_BYTES_MAX:
         raise CorruptionError(f"{source} is larger than any commit", size_bytes=size_bytes)

@@ -1,4 +1,4 @@
-"""A fence: numbered objects, each put once. Whoever takes a number ends what was under way under the one before.
+"""A fence: numbered objects, each put once. Taking a number ends all work under the previous one.
 
 ::
 

@@ -64,7 +64,7 @@ class Stored:
 
     @classmethod
     def read(cls, values: object, source: str) -> Self:
-        """Return what decoded JSON holds; `source` is what to call it in an error. Raises `CorruptionError`."""
+        """Read decoded JSON; `source` names it in errors. Raises `CorruptionError`."""
         readers = _readers(cls)
         names = [reader.key for reader in readers]
         header = Fields.of_notice(values, source, *names) if cls._IS_NOTICE else Fields(values, source, *names)
@@ -74,11 +74,11 @@ class Stored:
 
     @classmethod
     def decode(cls, data: Any, kind: str, source: str) -> Self:
-        """Return what the header of a stored file holds, which has no sections. Raises `CorruptionError`."""
+        """Read the header of a stored file without sections. Raises `CorruptionError`."""
         return cls.read(stored_file.decode(data, source=source, kind=kind, plain_bytes_max=0).header, source)
 
     def require(self, header: Fields) -> None:
-        """Refuse what no writer writes: values that do not go together."""
+        """Refuse inconsistent values, which no writer writes."""
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values that `read` reads."""
@@ -87,7 +87,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Coding:
-    """How a value is stored that JSON does not have: as a value of another type, under the field's name or another."""
+    """How to store a value that JSON lacks: as another type, under the field's or another name."""
 
     stored: Any  #: The annotation of what is stored
     decode: Callable[[Any], Any]  #: Raises ValueError or `CorruptionError`
@@ -134,7 +134,7 @@ def _coding(kind: Any) -> Coding | None:
 
 
 def _read_of(kind: Any, bound: Any = None) -> _Read:
-    """Return what reads values of an annotation."""
+    """Return the reader for an annotation."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         coding = _coding(kind)
@@ -297,7 +297,7 @@ def refuse(source: str, message: str, **facts: object) -> NoReturn:
 
 
 def refuse_stray(source: str, **facts: object) -> NoReturn:
-    """Raise a `CorruptionError` about an object that says it is another one."""
+    """Raise a `CorruptionError` about an object that claims to be another."""
     refuse(source, "belongs elsewhere: it was moved or copied", **facts)
 
 

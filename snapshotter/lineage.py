@@ -58,7 +58,7 @@ Chain = tuple[ChainEntry, ...]
 
 
 def require_chain(chain: Chain, header: Fields) -> None:
-    """Refuse a chain that has more than one snapshot, first, or then commits whose versions do not ascend."""
+    """Refuse a chain unless it is at most one snapshot, then commits with ascending versions."""
     if any(entry.kind != "commit" for entry in chain[1:]):
         header.refuse("names a snapshot among its commits")
     for older, newer in pairwise(chain):
@@ -114,7 +114,7 @@ class Lineage(Stored):
     def behind(self, version: int) -> int:
         """Return how many versions the snapshot is behind `version`, which builds on this lineage.
 
-        Without a snapshot, those since the oldest that the lineage names, and that one.
+        Without a snapshot, counts from the oldest version in the lineage, inclusive.
         """
         if self.snapshot is not None:
             return version - self.snapshot.version

@@ -223,7 +223,7 @@ class StoredSink:
 
 
 def stored_sinks(infos: Iterable[ObjectInfo]) -> tuple[StoredSink, ...]:
-    """Return what a listing of a state directory shows of sinks, by name."""
+    """Return the sinks in a state directory's listing, by name."""
     found: dict[str, list[tuple[int, ObjectInfo]]] = {}
     for info in infos:
         parsed = parse_key(info.key)

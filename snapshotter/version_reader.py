@@ -6,7 +6,7 @@
     read of these      the parts that       whole               whole         came with the pointer
                        may hold the keys
 
-Nothing is restored, and nothing is kept but what may be asked for again: objects never change.
+Restores nothing, and keeps only what may be asked for again: objects never change.
 
 The files of a snapshot are read in place: parts, or ranges of them, on demand. A part is verified by its digest, so it
 is read as a whole. Who verifies each block by itself, as RocksDB does, reads ranges: of a part that holds its bytes as
@@ -78,7 +78,7 @@ def read_tables(log: ObjectCommitLog, pointer: Pointer, tables: Collection[str])
 class StoredFiles(FrozenFiles):
     """See the module. Raises `UnavailableError` if local storage is full or failing.
 
-    `folder`: empty, private, and of nobody else; `executor`: reads parts side by side; must not run the caller.
+    `folder`: empty and private; `executor`: reads parts side by side; must not run the caller.
     """
 
     def __init__(self, manifest: Manifest, shard: PrefixedStorage, folder: Path, executor: Executor) -> None:
@@ -204,8 +204,8 @@ class VersionReader:
     def scan(self, at: At, table: str, first_hash: int = 0) -> Iterator[Run]:
         """Yield the live rows from a hash on, ascending by it.
 
-        Raises `StateLostError` or `UnavailableError`: as of `find`; `CorruptionError`: as of `find`; or the snapshot is
-        damaged. Another scan goes around it.
+        Raises `StateLostError`, `UnavailableError` or `CorruptionError` as `find`; or `CorruptionError` if the snapshot
+        is damaged, which another scan bypasses.
 
         Memory: the commits since the snapshot, and a stretch of that.
         """
@@ -253,7 +253,7 @@ class VersionReader:
         return commit
 
     def view(self, snapshot: ChainEntry) -> View:
-        """Return a view of a snapshot. Raises `CorruptionError` or `UnavailableError` if it cannot be had."""
+        """Return a view of a snapshot. Raises `CorruptionError` or `UnavailableError` on failure."""
         if snapshot in self._damaged:
             raise CorruptionError(f"{self._objects.url}/{snapshot.key} is damaged")
         if snapshot not in self._views:

@@ -227,7 +227,7 @@ class _Object(NamedTuple):
 
 
 def _copy_snapshots(source: PrefixedStorage, target: PrefixedStorage, keys: Sequence[str]) -> dict[str, _Object | None]:
-    """Copy the snapshots that are whole, their manifests last; return what the manifests of all are.
+    """Copy intact snapshots, manifests last; return the outcome for every manifest.
 
     A manifest that names a damaged part counts as damaged, and one that names a missing part as missing.
     """
@@ -486,7 +486,7 @@ def drain(
     comment: str = "",
     timeout_s: float = 60,
 ) -> Savepoint:
-    """Stop a query for good: fire all timers, close all windows, and save it as it is then.
+    """Stop a query for good: fire all timers, close all windows, and save the result.
 
     One more micro-batch, without input, runs with the year 2262 as watermark. It goes where the query's results go, and
     holdfast's sinks show it once.

@@ -1,4 +1,4 @@
-"""Says in a few lines what a query failed of; Spark's exceptions say it somewhere in a hundred.
+"""Says in a few lines why a query failed; Spark's exceptions hide it among a hundred.
 
 ::
 
@@ -100,7 +100,7 @@ _WHAT_TO_DO = {
 class _Cause:
     """A failure that Spark raises after holdfast's code has ended, or before it begins.
 
-    `pattern`: its words, in which a group ``batch`` may be.
+    `pattern`: its words, perhaps with a group ``batch``.
     """
 
     pattern: re.Pattern[str]
@@ -216,7 +216,7 @@ _CAUSES = (
 
 @dataclass(frozen=True)
 class _Raised:
-    """What a traceback in the text ends with.
+    """The end of a traceback in the text.
 
     `name`: of the class, with its module unless that is ``builtins``.
     """
@@ -310,10 +310,10 @@ def explain(error: BaseException | None) -> str:
 
 
 def passes(error: BaseException) -> bool:
-    """Tell whether a query that failed of this may well succeed when it is started again, with nothing changed.
+    """Tell whether a query that failed with this error may succeed if simply restarted.
 
-    So may what says so itself (`HoldfastError.retryable`), and what a lost machine, process or network causes; but for
-    the driver's own JVM, without which this process can start nothing.
+    True for `HoldfastError.retryable` and for a lost machine, process or network, except the driver's own JVM, which
+    this process cannot replace.
     """
     text = _text(error)
     raised = _chosen(list(_raised(text)))
@@ -327,7 +327,7 @@ def passes(error: BaseException) -> bool:
 
 
 def _text(error: BaseException) -> str:
-    """Return all that an exception and those behind it say: Spark hides Py4J's, which it has converted."""
+    """Return the texts of an exception and its causes, including Py4J's, which Spark hides."""
     chain: list[BaseException] = []
     behind: BaseException | None = error
     while behind is not None and behind not in chain:
@@ -361,7 +361,7 @@ def _to_do(raised: _Raised) -> str | None:
 
 
 def _chosen(found: list[_Raised]) -> _Raised | None:
-    """Return what says most: an error with notes, one of holdfast's, or else the last that Python raised."""
+    """Return the most informative error: one with notes, holdfast's, or the last that Python raised."""
     own = [raised for raised in found if not raised.name.startswith(_OF_SPARK)]
     noted = [raised for raised in found if raised.is_noted]
     ours = [raised for raised in own if raised.kind is not None]
@@ -417,7 +417,7 @@ def _read(lines: list[str], start: int) -> _Raised | None:
 
 
 def _innermost(text: str, raised: list[_Raised]) -> str:
-    """Return the innermost cause that Java names, or PySpark, or else the first line of what was said."""
+    """Return the innermost cause named by Java or PySpark, else the text's first line."""
     of_pyspark = [(one.name, one.message) for one in raised if not one.name.endswith("StreamingQueryException")]
     for found in (_CAUSED_BY.findall(text), of_pyspark, _JAVA.findall(text)):
         said = [(name, message) for name, message in found if not any(words in message for words in _SAYS_NOTHING)]

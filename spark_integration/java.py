@@ -80,7 +80,7 @@ def _java_on_path(rejected: list[str]) -> Path | None:
 
 
 def _usable_home(java: Path, rejected: list[str]) -> Path | None:
-    """Return what `java` calls its home, or None after adding to `rejected` why it is of no use."""
+    """Return `java`'s own home, or None after noting in `rejected` why it is unusable."""
     version, home = _probe(java)
     if version is None:
         rejected.append(f"{java} does not start with {INCUBATOR_ARGUMENT}")
@@ -179,7 +179,7 @@ def _put_in_place(made: Path, home: Path) -> None:
 
 
 def cache_dir() -> Path:
-    """Return holdfast's directory for what can be made again: XDG_CACHE_HOME, else where the platform has it."""
+    """Return holdfast's cache directory: XDG_CACHE_HOME, else the platform's."""
     base = os.environ.get("XDG_CACHE_HOME")
     if base and Path(base).is_absolute():
         return Path(base) / "holdfast"

@@ -46,8 +46,7 @@ class RestartStrategy(ABC):
         Parameters
         ----------
         failures_s : sequence of float
-            When the query has failed, in seconds of a clock that never goes back, the newest last; at most the last
-            1,000.
+            When the query failed, in monotonic seconds, newest last; at most 1,000.
         """
 
 
@@ -277,7 +276,7 @@ def _run_once(start: Callable[[], StreamingQuery], asked: Sequence[int]) -> None
 
 @contextmanager
 def _terminated() -> Iterator[Sequence[int]]:
-    """Yield what holds SIGTERM once that has come: no event, whose lock the handler might find taken."""
+    """Yield a list that receives SIGTERM; the handler might find an event's lock taken."""
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield asked

@@ -229,7 +229,7 @@ def _require_key(data_type: DataType, column: str) -> None:
 def require_utf8(rows: pa.Table | pa.RecordBatch, what: str, who: str = "Python and pandas cannot hold") -> None:
     """Check that the text of some columns is UTF-8, as Spark's may not be.
 
-    `what`, `who`: of the error: what the rows are, and who cannot have such text.
+    `what`, `who`: for the error: the rows, and who cannot take such text.
     """
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         try:

@@ -54,7 +54,7 @@ def minor_version(text: str) -> tuple[int, int]:
 
 
 def stream_arrow_writer() -> Any:
-    """Return Spark's base class of what writes a stream as Arrow batches; before 4.1 one that Spark cannot use."""
+    """Return Spark's base class for writers of Arrow batches; before 4.1 one that Spark cannot use."""
     from pyspark.sql import datasource
 
     return getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceStreamWriter)
@@ -84,8 +84,8 @@ _SPARK = minor_version(pyspark.__version__)
 def arrow_limit(spark_version: str) -> int | None:
     """Return the first major version of pyarrow on which this Spark's ``applyInPandasWithState`` fails.
 
-    Spark's worker cuts a shard's rows out of a batch at offsets that pandas has made floats of; pyarrow 26 and later
-    refuse these, and Spark 4.0.5 and 4.1.4 make integers of them again.
+    Spark's worker slices a shard's rows at offsets that pandas made floats; pyarrow 26 and later refuse these, and
+    Spark 4.0.5 and 4.1.4 convert them back to integers.
     """
     numbers = tuple(int(number) for number in re.findall(r"\d+", spark_version)[:3])
     return 26 if (4, 0) <= numbers < (4, 0, 5) or (4, 1) <= numbers < (4, 1, 4) else None
@@ -149,7 +149,7 @@ def _number(text: str) -> int | None:
 
 
 def wrong_type(name: str, expected: str, given: object) -> PySparkTypeError:
-    """Return Spark's error for an argument of another type, with the condition that this Spark has for it."""
+    """Return Spark's error for an argument of a wrong type, with this Spark's condition."""
     of_argument = {"arg_name": name, "arg_type": type(given).__name__}
     if _SPARK >= (4, 2):
         return PySparkTypeError(

@@ -130,13 +130,13 @@ class StatefulStream(JoinableStream):
         slideDuration: str | None = None,
         startTime: str | None = None,
     ) -> WindowedStream:
-        """Group by windows of time alone; as `GroupedStream.window` else."""
+        """Group by windows of time alone; otherwise as `GroupedStream.window`."""
         return windowed(self.df, Grouping([], []), timeColumn, windowDuration, slideDuration, startTime)
 
     def dropDuplicates(
         self, subset: Sequence[str] | None = None, ttl: str | None = None, name: str = "dropDuplicates"
     ) -> DataFrame:
-        """Keep the first row of each key, as ``DataFrame.dropDuplicates`` does, and the key for as long as is said.
+        """Keep the first row of each key, as ``DataFrame.dropDuplicates`` does, and remember the key for `ttl`.
 
         Parameters
         ----------
@@ -197,7 +197,7 @@ class StatefulStream(JoinableStream):
     if not TYPE_CHECKING:  # which know by themselves
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Say where a method is that is not here."""
+            """Raise AttributeError, saying where the method is."""
             if hasattr(GroupedStream, name):
                 raise AttributeError(f"group first: holdfast.stream(df).groupBy(…).{name}(…)", name=name)
             if name == "writeStream":
@@ -222,7 +222,7 @@ class GroupedStream:
     if not TYPE_CHECKING:  # which know by themselves
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Say where a method is that is not here."""
+            """Raise AttributeError, saying where the method is."""
             if name in _SPARKS_AGGREGATES:
                 of = "" if name == "count" else "'column'"
                 raise AttributeError(f"{name} stands in agg: groupBy(…).agg(n=holdfast.{name}({of}))", name=name)

@@ -8,9 +8,9 @@ A table's rows are sorted by a 64-bit hash; `Timers` keep the due time in the ha
     0x800001…90          "ann"      0x01…
     0x800001…90          "bob"      0x1f…            ← due at the same time: by key
 
-So the timers that are due form one range at the beginning, and firing costs by what is due, not by what is registered.
-A key may have any number of timers at different times. Timers that fire are deleted, and a backend may have to step
-over deleted rows: a caller that knows a time before which there is no timer passes it and skips them.
+So due timers form one range at the beginning, and firing cost depends on due timers, not on registered ones. A key may
+have any number of timers at different times. Timers that fire are deleted, and a backend may have to step over deleted
+rows: a caller that knows a time before which there is no timer passes it and skips them.
 
 `KeyTimers` keep at most one timer per key, in two tables: `timers` by key, so that a new timer finds the old one, and
 `timers_by_due` by time. A key with a timer need not have state. The column of `timers` is named after the clock: an
@@ -139,8 +139,8 @@ class Timers:
     def earliest(self, first_ms: int) -> int | None:
         """Return when the earliest timer at or after `first_ms` is due; None if there is none.
 
-        Cost: by what is due soon and what this transaction has written there. A scan sorts all of the writes in its
-        range, so the ranges begin short.
+        Cost: grows with the timers due soon and this transaction's writes there. A scan sorts all writes in its range,
+        so ranges begin short.
         """
         start, width = _bound(first_ms), _FIRST_RANGE_MS
         while start <= MAX_HASH:

@@ -69,7 +69,7 @@ def storage_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def nullable_type(data_type: pa.DataType) -> pa.DataType:
-    """Return the same type, but that each field of a struct and each element of a list may be null, at any depth."""
+    """Return the type with every struct field and list element nullable, at any depth."""
     t = data_type
     if pa.types.is_struct(t):
         return pa.struct([pa.field(f.name, nullable_type(f.type)) for f in t])
@@ -121,7 +121,7 @@ def _kind(t: pa.DataType) -> str:
 def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return `column` as one contiguous array, copying only when it has several chunks.
 
-    One that is too large for the offsets of its type is returned in its storage type.
+    A column too large for its type's offsets is returned in its storage type.
     """
     if not isinstance(column, pa.ChunkedArray):
         return column
@@ -135,7 +135,7 @@ def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 def take(batch: pa.RecordBatch, rows: npt.NDArray[np.integer] | pa.Array) -> pa.RecordBatch:
     """Return the `rows` of `batch`, in their order; a null index gives a row of nulls.
 
-    Works for a batch without columns too, whose number of rows Arrow's own ``take`` loses.
+    Works without columns too, where Arrow's own ``take`` loses the number of rows.
     """
     indices = rows if isinstance(rows, pa.Array) else pa.array(rows)
     return from_columns([c.take(indices) for c in batch.columns], batch.schema, len(indices))
@@ -270,7 +270,7 @@ class RowOrder(NamedTuple):
 
     @property
     def key_of_row(self) -> IntArray:
-        """Which key each row is of, counted in their order; shape (n,)."""
+        """The index of each row's key, in key order; shape (n,)."""
         index = np.empty(len(self.rows), np.int64)
         index[self.rows] = np.cumsum(self.first) - 1
         return index
@@ -301,8 +301,8 @@ def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
 def _order_hashes(hashes: HashArray) -> IntArray:
     """Return ``np.argsort(hashes, kind="stable")``, in a tenth of its time.
 
-    Numbers of 64 bits are sorted, each of which has the high bits of a hash and below them its row. Equal hashes are
-    then in order; the few that agree in their high bits alone are so once the result, all but sorted, is sorted again.
+    Sorts 64-bit numbers: the high bits of a hash, then its row. That orders equal hashes; a second sort of the nearly
+    sorted result orders the few that share only their high bits.
     """
     n = len(hashes)
     if np.count_nonzero(hashes[1:] < hashes[:-1]) < _FEW_STRETCHES:
@@ -316,7 +316,7 @@ def _order_hashes(hashes: HashArray) -> IntArray:
 
 
 def _same_key(keys: pa.RecordBatch, rows: IntArray, places: IntArray) -> BoolArray:
-    """Tell for each of some places whether the key there is that of the place before."""
+    """Tell for each place whether its key equals the previous one."""
     if 2 * len(places) > len(rows):
         in_order = take(keys, rows)
         return rows_equal(in_order.slice(1), in_order.slice(0, len(rows) - 1))[places - 1]
@@ -324,9 +324,9 @@ def _same_key(keys: pa.RecordBatch, rows: IntArray, places: IntArray) -> BoolArr
 
 
 def _stand_in_order(rows: IntArray, new_hash: BoolArray, keys: pa.RecordBatch) -> bool:
-    """Tell whether the keys ascend wherever neighbours share a hash, as those do that were read in order.
+    """Tell whether keys ascend wherever neighbours share a hash, as in rows read in order.
 
-    That is cheaper to see than to sort; where it is not so easy to see, as of nested keys, it is False.
+    Checking is cheaper than sorting; where it is not, as for nested keys, the answer is False.
     """
     undecided = ~new_hash[1:]
     for column in keys.columns:
@@ -365,7 +365,7 @@ def _order(columns: list[pa.Array]) -> IntArray:
 
 
 def _is_constant(column: pa.Array) -> bool:
-    """Tell whether all values are equal, as many index rows have one time; False if that is not easy to see."""
+    """Tell whether all values are equal, as many index rows have one time; False if that is costly to check."""
     is_whole = pa.types.is_integer(column.type) or pa.types.is_timestamp(column.type)
     if not is_whole or not len(column) or column.null_count:
         return False
@@ -402,7 +402,7 @@ def _ranks_of_elements(column: pa.Array) -> pa.Array:
 
 
 def rows_of(hashes: HashArray, wanted: HashArray) -> IntArray:
-    """Return the places of ascending `hashes` that are among `wanted`, which ascend and do not repeat."""
+    """Return the positions of ascending `hashes` that occur in `wanted`, which ascends without repeats."""
     starts = np.searchsorted(hashes, wanted, side="left")
     counts = np.searchsorted(hashes, wanted, side="right") - starts
     rows: IntArray = np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
@@ -435,8 +435,8 @@ def _find_in_crowds(
 ) -> IntArray:
     """As `find_sorted`, in one pass.
 
-    Cost: a sort of those wanted keys and rows of their hashes whose columns occur on the other side. It takes no order
-    within a hash for granted: backends differ in it.
+    Cost: a sort of those wanted keys and rows of their hashes whose columns occur on the other side. It assumes no
+    order within a hash: backends differ.
     """
     rows, asked = rows_of(hashes, _distinct(wanted)), np.arange(len(wanted))
     for stored, sought in zip(keys.columns, wanted_keys.columns, strict=True):
@@ -462,14 +462,14 @@ def _distinct(hashes: HashArray) -> HashArray:
 
 
 def _is_plain(t: pa.DataType) -> bool:
-    """Tell whether Arrow's hash tables know values of a type, and find equal what we do: no floats, nothing nested."""
+    """Tell whether Arrow's hash tables hold a type and agree with us on equality: no floats, nothing nested."""
     types = pa.types
     is_binary = types.is_large_string(t) or types.is_large_binary(t) or types.is_fixed_size_binary(t)
     return bool(types.is_integer(t) or is_binary or types.is_temporal(t))
 
 
 def _both_have(stored: pa.Array, rows: IntArray, sought: pa.Array, asked: IntArray) -> tuple[IntArray, IntArray]:
-    """Return those of `rows` whose value is among those of `asked`, and the other way round; null is a value."""
+    """Return the `rows` whose value occurs in `asked`, and vice versa; null is a value."""
     mine, others = stored.take(pa.array(rows)), sought.take(pa.array(asked))
     is_sought = to_bools(pc.is_in(mine, value_set=others))
     is_stored = to_bools(pc.is_in(others, value_set=mine.filter(pa.array(is_sought))))

@@ -44,8 +44,8 @@ def read_accepted(
 ) -> list[pa.RecordBatch]:
     """Return the batches of a stream of one state table. Raises `CorruptionError`.
 
-    `accept` raises where the stream may not have these columns. `trusted` is for what this executor wrote itself:
-    nothing inside the columns is checked. `plain_bytes` is as for `read_batches`.
+    `accept` raises if the columns are wrong. `trusted`: this executor wrote the stream, so the columns' content is not
+    checked. `plain_bytes` is as for `read_batches`.
     """
     with _reading(source, table):
         with ipc.open_stream(section) as reader:
@@ -60,7 +60,7 @@ def read_accepted(
 
 @contextmanager
 def _reading(source: str, table: str) -> Iterator[None]:
-    """Map what Arrow says of bytes that are no run, which may be that their names are not UTF-8."""
+    """Map Arrow's errors about bytes that are not a run, such as names that are not UTF-8."""
     try:
         yield
     except (ValueError, OSError, pa.ArrowException) as exc:
@@ -70,8 +70,8 @@ def _reading(source: str, table: str) -> Iterator[None]:
 def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None) -> list[pa.RecordBatch]:
     """Return a stream's batches, whose values are all safe to read.
 
-    `schema` is the stream's own, which the caller has checked. Unpacked, the buffers may have `plain_bytes` in all; by
-    default, what LZ4 can make of the section.
+    `schema` is the stream's own, which the caller has checked. The unpacked buffers may total `plain_bytes`; by
+    default, the most LZ4 can expand the section to.
     """
     room = section.size * EXPANSION_MAX if plain_bytes is None else plain_bytes
     blind = pa.schema([field.with_type(blind_type(field.type)) for field in schema])

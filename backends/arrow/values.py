@@ -32,7 +32,7 @@ _BEYOND_PYTHON = (ValueError, OverflowError)
 
 
 def storable(column: pa.Array, field: pa.Field, table: str, shown_key: Callable[[int], str] | None = None) -> pa.Array:
-    """Return a column that is put as the column `field` of a state table. Raises `SchemaMismatchError`.
+    """Return a column converted for the column `field` of a state table. Raises `SchemaMismatchError`.
 
     `shown_key`: returns the key of a row for the error.
     """
@@ -57,7 +57,7 @@ def storable(column: pa.Array, field: pa.Field, table: str, shown_key: Callable[
 
 
 def shown(value: pa.Scalar) -> str:
-    """Return a value for an error, whatever it is."""
+    """Return any value as an error shows it."""
     try:
         return repr(value.as_py())[:80]
     except (ValueError, OverflowError):  # not UTF-8, or a time that Python does not know
@@ -96,10 +96,10 @@ def first_that_fails(column: pa.Array) -> int:
 
 
 def blind_type(t: pa.DataType) -> pa.DataType:
-    """Return the type of the same memory in which nothing is known of the values.
+    """Return the type that reads the same memory without assumptions about its values.
 
-    Strings are binaries, a map is a list of pairs, and all may be null. So it can be read before it was validated; of a
-    map with a null among its keys, Arrow would end the process.
+    Strings are binaries, a map is a list of pairs, and all may be null. So columns can be read before validation; Arrow
+    aborts the process on a map with a null key.
     """
     types = pa.types
     if types.is_large_string(t):
@@ -120,11 +120,11 @@ def blind_type(t: pa.DataType) -> pa.DataType:
 
 
 def viewed(column: pa.Array, t: pa.DataType) -> pa.Array:
-    """Return a column of the blind or the nullable type of `t` as `t`; nothing but offsets is copied.
+    """Return a column of the blind or the nullable type of `t` as `t`; copies only offsets.
 
-    `pyarrow.Array.view` refuses each null in what is NOT NULL, also the one below a null, where there is no value.
+    `pyarrow.Array.view` refuses every null in a NOT NULL field, even below a null, where no value exists.
 
-    `column`: with no other null in what is NOT NULL.
+    `column`: has no other null in NOT NULL fields.
     """
     try:
         return column.view(t)
@@ -148,7 +148,7 @@ def _blind_field(field: pa.Field) -> pa.Field:
 
 
 def null_where_none_may_be(column: pa.Array) -> str | None:
-    """Return what inside a nested column is NOT NULL and has a null: the name of an element or the path of a field."""
+    """Return the NOT NULL element or field inside a nested column that has a null: its name or path."""
     t = column.type
     return _forbidden_null(column.view(blind_type(t)), t) if pa.types.is_nested(t) else None
 
@@ -208,7 +208,7 @@ def _has_fractions(t: pa.DataType) -> bool:
 
 
 def _require_equal(before: pa.Array, after: pa.Array) -> None:
-    """Raise ValueError where Arrow has cast a number, at any depth, to another one without a word."""
+    """Raise ValueError if Arrow silently cast a number, at any depth, to a different one."""
     if pa.types.is_dictionary(before.type):
         before = before.dictionary_decode()
     if pa.types.is_null(before.type):
@@ -240,7 +240,7 @@ def _numbers(column: pa.Array) -> npt.NDArray[np.floating]:
 
 
 def python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return rows as dicts; in place of a value that Python does not have, its text."""
+    """Return rows as dicts; a value that Python lacks becomes its text."""
     try:
         found: list[dict[str, Any]] = rows.to_pylist()
     except _BEYOND_PYTHON:
@@ -250,7 +250,7 @@ def python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def python_value(value: pa.Scalar) -> Any:
-    """Return a value or, if Python does not have it, its text: bytes as escapes, a time as its number."""
+    """Return a value or, if Python lacks it, its text: bytes as escapes, a time as its number."""
     try:
         return value.as_py()
     except _BEYOND_PYTHON:

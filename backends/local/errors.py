@@ -1,4 +1,4 @@
-"""Errors of the operating system as errors of holdfast: one place for all that touches the local disk."""
+"""Maps operating-system errors to holdfast's: the one place for everything that touches the local disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMED_IN = "spark.holdfast.local.dir (for a look-up, in SPARK_LOCAL_DIRS or TMPD
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Map the operating system's errors while something at `path` is read: absent is `NotFoundError`."""
+    """Map operating-system errors while something at `path` is read: absent is `NotFoundError`."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError) as exc:
@@ -28,7 +28,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Map the operating system's errors while something at `path` is made: all are `UnavailableError`."""
+    """Map operating-system errors while something at `path` is made: all are `UnavailableError`."""
     try:
         yield
     except OSError as exc:

@@ -1,4 +1,4 @@
-"""Who uses a folder: a lock on the folder itself, which ends with its holder, however that ends.
+"""Shared and exclusive locks on a folder, released when the holding process ends, however it ends.
 
 ::
 
@@ -24,7 +24,7 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class FolderLock:
-    """Keeps a folder from being taken away until it is closed or its process ends; made by `lock_shared`."""
+    """Keeps a folder in place until closed or until the process ends; made by `lock_shared`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor

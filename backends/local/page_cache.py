@@ -1,7 +1,7 @@
-"""Which pages of a file lie in memory, and how to ask for others before they are read, all at once.
+"""Tells which pages of a file are in memory, and prefetches others in one batch.
 
-Reading a mapped file that is not in memory waits for the disk page after page, and takes much around each page that
-nobody wants. A disk that is asked for many pages at once brings them side by side, and no more than these.
+Reading a mapped file that is not in memory waits for the disk page by page, and reads around each page much that nobody
+wants. Asked for many pages at once, a disk reads exactly those, in parallel.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _FAULT_BYTES = 64 << 10
 
 
 class MappedFile:
-    """A file in memory and held open, until nobody uses it any more; its data outlive its name. Raises `OSError`.
+    """A mapped, open file, until nobody uses it; its data outlive its name. Raises `OSError`.
 
-    `path`: of a file that is not empty.
+    `path`: a non-empty file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class MappedFile:
             self._map.madvise(advice)
 
     def is_cached(self) -> bool:
-        """Tell whether all of the file is in memory, by a look at some places."""
+        """Tell from a sample whether the whole file is in memory."""
         return self.are_cached(np.linspace(0, self.data.size - 1, _SAMPLE).astype(np.int64))
 
     def touch(self) -> None:

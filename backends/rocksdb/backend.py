@@ -1,4 +1,4 @@
-"""The `rocksdb` backend: runs as on `filesystem`, above a database where they go when they have gone cold.
+"""The `rocksdb` backend: runs as on `filesystem`, above a database that takes cold runs.
 
 ::
 
@@ -249,7 +249,7 @@ class RocksDBBackend(FilesystemBackend):
             raise self._set_aside_generation(str(file.base), damaged(broken, str(exc))) from exc
 
     def _settled(self, version: VersionFile) -> dict[str, list[RunFile]]:
-        """Return by table the runs at the bottom of a version that all versions have: no commit merges them."""
+        """Return by table the bottom runs that all versions share: no commit merges them."""
         held = [{file.id for file in other.files} for other in self._read_versions()]
         settled: dict[str, list[RunFile]] = {}
         for table, files in version.stacks.items():
@@ -303,7 +303,7 @@ class RocksDBBackend(FilesystemBackend):
     # Care.
 
     def verify(self) -> list[Path]:
-        """See `RunFilesBackend.verify`; and read every file of the generations."""
+        """Verify runs as `RunFilesBackend.verify`, and read every generation file."""
         found = super().verify()
         for name in local_files.list_folder(self._generations):
             broken = self._find_damage(name)
@@ -315,7 +315,7 @@ class RocksDBBackend(FilesystemBackend):
         return found
 
     def _find_damage(self, name: str) -> Path | None:
-        """Read every file of a generation; return one that is damaged, the generation having been set aside."""
+        """Read a generation's files; on damage, set it aside and return the damaged file."""
         folder = self._generations / name
         try:
             broken = broken_file(folder, self._read_generation(name).files)
@@ -348,7 +348,7 @@ class RocksDBBackend(FilesystemBackend):
 
 
 class _LockedView(GenerationView):
-    """The rows of a generation that nobody takes away until the view is closed."""
+    """A generation's rows, locked in place until the view is closed."""
 
     def __init__(
         self,
@@ -372,9 +372,9 @@ class _LockedView(GenerationView):
 
 
 def _shards_below(root: Path, depth: int, mark: str) -> int:
-    """Return how many folders at a depth below another one have something of this name in them: others are no shards.
+    """Count the folders at a depth that contain this name: others are not shards.
 
-    Each commit asks, so they are counted anew only where a folder above them has changed since.
+    Each commit asks, so only changed folders are counted again.
     """
     known = _COUNTED.pop((root, depth), None)
     if known is not None:

@@ -1,8 +1,8 @@
-"""A frozen generation that is read where it lies: each block is brought when RocksDB asks for it.
+"""A frozen generation read in place: each block is fetched when RocksDB asks for it.
 
 The files are as large as they should be, and hold zeros wherever nothing was brought. RocksDB verifies each block that
-it reads, and says of one that is wrong in which file and where it stands. So a read that meets such a place brings it
-and begins again; what is wrong although it was brought, and verified as stored, is damage::
+it reads, and names the file and offset of a bad one. So a read that hits a missing block fetches it and starts again;
+what is wrong although it was brought, and verified as stored, is damage::
 
     read ──▶ "block checksum mismatch … 000012.sst offset 8126464 size 4011" ──▶ bring ──▶ read again
 
@@ -43,7 +43,7 @@ _WRONG_FILE = re.compile(r"(\d+\.sst)\b")
 
 
 class FrozenGeneration(GenerationView):
-    """A frozen generation, brought block by block as it is read; for one thread."""
+    """A frozen generation, fetched block by block as it is read; for one thread."""
 
     def __init__(self, files: FrozenFiles, tables: Mapping[str, TableSchema]) -> None:
         self._files = files
@@ -94,7 +94,7 @@ class FrozenGeneration(GenerationView):
         self._files.bring(ends)
 
     def _read(self, read: Callable[[Rdict], _T]) -> _T:
-        """Return what a read returns, once all that it needs is here."""
+        """Run a read until every block it needs is local."""
         while True:
             try:
                 return super()._read(read)
@@ -103,7 +103,7 @@ class FrozenGeneration(GenerationView):
                     raise
 
     def _bring(self, said: str) -> bool:
-        """Bring what RocksDB says is wrong; tell whether there was anything left to bring."""
+        """Fetch the block that RocksDB calls damaged; tell whether anything was left to fetch."""
         block, file = _WRONG_BLOCK.search(said), _WRONG_FILE.search(said)
         name = block[1] if block else file[1] if file else ""
         if name not in self._files.sizes:

@@ -97,7 +97,7 @@ class GenerationView(View):
         return Found(found.exists[place], take(found.values, place))
 
     def _get_sorted(self, schema: TableSchema, stored: StoredTable, keys: pa.Array, hashes: HashArray) -> Found:
-        """Look encoded keys up whose hashes ascend."""
+        """Look up encoded keys with ascending hashes."""
         first, last = int(hashes[0]), int(hashes[-1])
 
         def read(database: Rdict) -> Found:
@@ -182,13 +182,13 @@ class GenerationView(View):
 
 
 def keep_unwritten(folder: Path) -> None:
-    """Have rocksdict's own file, which it writes whenever it opens a database, written to nowhere."""
+    """Discard the file that rocksdict writes whenever it opens a database."""
     with writing(folder):
         (folder / SETTINGS).symlink_to(os.devnull)
 
 
 def note_file(path: Path) -> DatabaseFile:
-    """Read a file of a database and return what tells it from any other. Raises `NotFoundError`."""
+    """Read a database file; return its size and digest. Raises `NotFoundError`."""
     with reading(path):
         if not path.stat().st_size:
             raise NotFoundError(f"{path} is empty")
@@ -197,7 +197,7 @@ def note_file(path: Path) -> DatabaseFile:
 
 
 def broken_file(folder: Path, files: Mapping[str, DatabaseFile]) -> Path | None:
-    """Read files of a database, and return the first that is not what it was; None if all are."""
+    """Read a database's files; return the first that has changed, or None."""
     for name, noted in sorted(files.items()):
         try:
             if note_file(folder / name) == noted:
@@ -224,9 +224,9 @@ class OpenGeneration(NamedTuple):
 
 
 class CacheShare:
-    """What this process may have of an executor's block caches.
+    """One process's share of an executor's block caches.
 
-    `folder` is where the executor's processes are counted, `name` this process there.
+    `folder` counts the executor's processes; `name` is this one's entry.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -237,7 +237,7 @@ class CacheShare:
         self._size_bytes = _CACHE_BYTES_MIN
 
     def share_out(self, budget_bytes: int) -> None:
-        """Take an even part of a budget; costs one listing where the processes are the same."""
+        """Take an equal share of a budget; costs one listing while the processes stay the same."""
         names = list_folder(self.folder.parent)
         if names != self._seen:
             self._seen = [name for name in names if name == self.folder.name or self._is_alive(name)]
@@ -276,7 +276,7 @@ class OpenGenerations:
         self._shares: dict[Path, CacheShare] = {}
 
     def forget(self) -> None:
-        """Begin anew in a forked process."""
+        """Start empty in a forked process."""
         self._inherited += [self._open, self._shares]
         self._begin()
 
@@ -315,7 +315,7 @@ class OpenGenerations:
         return share
 
     def let_go(self) -> None:
-        """Close what was taken away; whoever still reads it keeps it."""
+        """Close removed generations; open readers keep theirs."""
         with self._lock:
             gone = [place for place, opened in self._open.items() if not _is_at(place, opened.folder)]
             unused = [self._open.pop(place) for place in gone]

@@ -53,7 +53,7 @@ class StoredTable:
 
     @cached_property
     def header(self) -> Mapping[str, Any]:
-        """What the file says of the table."""
+        """The table's entry in the file."""
         values = [encode_schema(values) for values in self.values]
         return {"id": self.id, "key": encode_schema(self.key), "values": values}
 
@@ -92,7 +92,7 @@ class DatabaseFile(NamedTuple):
 
 @dataclass(frozen=True)
 class GenerationFile:
-    """What a generation's file says."""
+    """A generation file's content."""
 
     tables: Mapping[str, StoredTable] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -102,11 +102,11 @@ class GenerationFile:
 
     @property
     def lists(self) -> Mapping[str, DatabaseFile]:
-        """Those files that say which tables the database has; they are small."""
+        """The small files that list the database's tables."""
         return {name: file for name, file in self.files.items() if not name.endswith(TABLE_FILE)}
 
     def with_tables(self, schemas: Iterable[TableSchema]) -> Self:
-        """Return it with each of `schemas`, so that rows of it can be written."""
+        """Return it with `schemas` added, so that their rows can be written."""
         tables = dict(self.tables)
         for schema in schemas:
             table = tables.get(schema.name)
@@ -125,13 +125,13 @@ class GenerationFile:
                 require_readable(TableSchema(name, stored.key, values), held[name], source=str(source))
 
     def replaces(self, version: VersionFile) -> bool:
-        """Tell whether the bottom of a version is what this generation was made of."""
+        """Tell whether this generation was made from the bottom of a version."""
         return version.generation == self.base and all(
             [file.id for file in version.stacks.get(table, [])[: len(ids)]] == ids for table, ids in self.moved.items()
         )
 
     def below(self, version: VersionFile, name: str) -> VersionFile:
-        """Return the version with this generation, which is called `name`, in place of what it replaces."""
+        """Return the version with this generation, called `name`, in place of what it replaces."""
         stacks = {table: files[len(self.moved.get(table, [])) :] for table, files in version.stacks.items()}
         return replace(version, stacks={table: files for table, files in stacks.items() if files}, generation=name)
 
@@ -167,7 +167,7 @@ class GenerationFile:
 
 
 def known_generation(folder: Path) -> GenerationFile:
-    """Return the file of a generation's folder, which is read once in a process, and again if somebody writes to it."""
+    """Return a generation's file, read once per process and again whenever it changes."""
     path = folder / GENERATION
     with local_files.reading(path):
         found = os.stat(path)

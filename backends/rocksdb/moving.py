@@ -85,7 +85,7 @@ def make_generation(
 
 
 def _copy(base: Path, file: GenerationFile, staged: StagedFolder) -> None:
-    """Begin with the files of a generation: tables are shared, RocksDB's list of them is written anew."""
+    """Start from a generation's files: share the tables, copy RocksDB's list of them."""
     for name in file.files:
         if name.endswith(TABLE_FILE):
             staged.link(base / name)
@@ -95,7 +95,7 @@ def _copy(base: Path, file: GenerationFile, staged: StagedFolder) -> None:
 
 
 def _finish(staged: StagedFolder, file: GenerationFile, live: set[str]) -> None:
-    """Leave only what belongs to the database, private, and note it."""
+    """Remove foreign files, make the rest private, and note them."""
     with reading(staged.path / "CURRENT"):
         manifest = (staged.path / "CURRENT").read_text().strip()
     names = {*live, manifest, "CURRENT"}
@@ -109,7 +109,7 @@ def _finish(staged: StagedFolder, file: GenerationFile, live: set[str]) -> None:
 
 
 def _wait_for_merges(database: Rdict, path: Path) -> None:
-    """Wait until RocksDB has merged what it wants to merge."""
+    """Wait until RocksDB has finished merging."""
 
     def number(name: str) -> int:
         return database.property_int_value(f"rocksdb.{name}") or 0
@@ -121,7 +121,7 @@ def _wait_for_merges(database: Rdict, path: Path) -> None:
 
 
 def _merged(runs: Sequence[Run], schema: TableSchema, *, is_first: bool) -> Iterator[Run]:
-    """Merge runs; what was deleted is needed only where older rows lie below."""
+    """Merge runs; deletes are kept only above older rows."""
     return (run.projected(schema) for run in merge_in_stretches(runs, drop_deletes=is_first))
 
 
@@ -172,7 +172,7 @@ def _rows_of_chunk(run: Run) -> int:
 
 
 def _order_of_keys(table: StoredTable, run: Run) -> np.ndarray | None:
-    """Return the order of the rows by their keys in RocksDB; None if they are in it, as most rows are."""
+    """Return the order of the rows by their keys in RocksDB; None if already in it, as most are."""
     if (run.hashes[1:] != run.hashes[:-1]).all():
         return None
     order: np.ndarray = pc.sort_indices(encode_keys(table.id, run.hashes, run.keys)).to_numpy()

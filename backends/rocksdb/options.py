@@ -90,7 +90,7 @@ class RocksDBOptions:
 
 
 def reader_options(cache: Cache) -> Options:
-    """Return the options with which a database is read."""
+    """Return the options for reading a database."""
     blocks = _blocks()
     blocks.set_block_cache(cache)
     blocks.set_cache_index_and_filter_blocks(True)
@@ -101,7 +101,7 @@ def reader_options(cache: Cache) -> Options:
 
 
 def frozen_options() -> Options:
-    """Return the options with which a frozen database is read, whose tables are opened before they are brought."""
+    """Return the options for reading a frozen database: tables are opened before they are fetched."""
     found = reader_options(Cache(_FROZEN_CACHE_BYTES))
     found.set_paranoid_checks(False)
     found.set_skip_stats_update_on_db_open(True)
@@ -109,7 +109,7 @@ def frozen_options() -> Options:
 
 
 def writer_options(compression: str) -> Options:
-    """Return the options with which tables are written and merged."""
+    """Return the options for writing and merging tables."""
     blocks = _blocks()
     blocks.disable_cache()  # each block is read once
     # In parts: the cache is many small ones, and of the whole filters of large files, a megabyte each, two in one of
@@ -139,7 +139,7 @@ def _blocks() -> BlockBasedOptions:
 
 
 def _options(blocks: BlockBasedOptions) -> Options:
-    """Return what all have in common; raw mode always: the other one unpickles what it reads."""
+    """Return the common options; always raw mode: the other unpickles what it reads."""
     found = Options(raw_mode=True)
     found.set_block_based_table_factory(blocks)
     found.set_stats_dump_period_sec(0)
@@ -149,8 +149,8 @@ def _options(blocks: BlockBasedOptions) -> Options:
 def open_rocksdb(path: Path, options: Options, *, read_only: bool = False) -> Rdict:
     """Open a database with exactly these options.
 
-    Without those of the column family rocksdict takes what the last process has written beside the data, and a block
-    cache of 8 MiB for each database.
+    Without the column family's options, rocksdict uses those that the last process stored beside the data, and an 8 MiB
+    block cache per database.
     """
     access = AccessType.read_only() if read_only else AccessType.read_write()
     return Rdict(str(path), options, {"default": options}, access)

@@ -1,4 +1,4 @@
-"""Reading rows of a database that does not change: look-ups by point reads or by one ordered scan, and honest ends.
+"""Reads rows of an immutable database: look-ups by point reads or one ordered scan, and verified ends of ranges.
 
 Two facts of rocksdict shape this module:
 
@@ -112,10 +112,10 @@ def density(database: Rdict, table_id: int, first_hash: int, last_hash: int) -> 
 def read_prefixed(
     database: Rdict, table_id: int, prefixes: list[bytes], start: bytes | None
 ) -> tuple[EncodedRows, int]:
-    """Return the rows that begin with one of `prefixes`, as many as make up one run, and of how many it has all.
+    """Return one run's worth of rows with one of `prefixes`, and how many prefixes are complete.
 
-    The prefixes ascend, and differ. `start` is where the rows of the first one go on, as the `EncodedRows.rest` before
-    it says: one prefix may have any number.
+    The prefixes ascend, and differ. `start`: where the first one continues, from the previous `EncodedRows.rest`: a
+    prefix may have any number of rows.
     """
     start = start or prefixes[0]
     keys: list[bytes] = []
@@ -140,8 +140,8 @@ def read_prefixed(
 def estimate_rows(database: Rdict, table_id: int) -> int:
     """Return about how many rows a table has; exact for up to `COUNTED_ROWS`.
 
-    Beyond, it is as if all rows were as dense as the first ones; hashes are spread evenly. Rows that share a hash,
-    as the elements of a list, are taken together: those of the last hash may be cut off, and are left out.
+    Beyond, assumes that all rows are as dense as the first; hashes are spread evenly. Omits the last hash, whose rows
+    may be cut off.
     """
     start, end = key_range(table_id, 0, MAX_HASH)
     most = COUNTED_ROWS
@@ -193,7 +193,7 @@ def _keys(database: Rdict, start: bytes, end: bytes, most: int) -> list[bytes]:
 
 
 def _whole(keys: list[bytes]) -> int:
-    """Return how many ascending keys have another hash than the last one."""
+    """Return how many ascending keys precede the last hash."""
     return bisect_left(keys, keys[-1][:KEY_HEADER_BYTES])
 
 

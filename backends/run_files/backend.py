@@ -112,7 +112,7 @@ class RunFilesBackend(Backend):
 
     @contextmanager
     def _floored(self, version: VersionFile) -> Iterator[VersionFile]:
-        """Give the base that a new version begins with; what lies below its runs stays for the context."""
+        """Yield the base of a new version, and hold what lies below its runs meanwhile."""
         yield version
 
     def _push(
@@ -176,7 +176,7 @@ class RunFilesBackend(Backend):
         """See `Backend.thaw`.
 
         Cost: one read of the files, which are checked as those of a commit are. They are not synced: durable storage
-        has them, and who takes the directory over after a power failure verifies it, which finds what was lost.
+        has them, and a takeover after a power failure verifies the directory.
         """
         with local_files.taken_folder(folder, self._staging, self.new_id(), fsync=False) as staged, ExitStack() as held:
             if self._is_whole(pointer):
@@ -228,7 +228,7 @@ class RunFilesBackend(Backend):
         KEPT.let_go()
 
     def maintain(self, pointer: Pointer) -> int:
-        """Merge the runs of a version that its commit left standing because they are large. Raises `NotFoundError`.
+        """Merge runs that a version's commit left because they are large. Raises `NotFoundError`.
 
         The next commit finds the merged run and takes it into its version.
         """
@@ -301,7 +301,7 @@ class RunFilesBackend(Backend):
         return local_files.staged_folder(self._staging, self.new_id(), fsync=self._must_sync())
 
     def _must_sync(self) -> bool:
-        """Whether files must survive the machine's power, not only the process."""
+        """Whether files must survive a power failure, not only a crash."""
         return False
 
     def _retire(self, folder: Path) -> None:
@@ -311,7 +311,7 @@ class RunFilesBackend(Backend):
         return self._versions / str(Pointer.parse(str(pointer)))
 
     def _link_version(self, pointer: Pointer | None, staged: StagedFolder) -> VersionFile:
-        """Link the runs of a version, or of none, into a staged folder; from here on nobody can take them away."""
+        """Link a version's runs, if any, into a staged folder; nobody can remove them from then on."""
         if pointer is None:
             return VersionFile("", {}, {})
         version = self._read_version(pointer)

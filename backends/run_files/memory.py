@@ -59,7 +59,7 @@ class MemoryUsage:
         return self._folder.is_dir()
 
     def note(self, more_bytes: int = 0) -> int:
-        """Note what this shard holds, and is about to write; return what all shards hold with it.
+        """Note what this shard holds and is about to write; return the total of all shards.
 
         Cost: a walk through this shard and another one, and one listing.
         """
@@ -73,7 +73,7 @@ class MemoryUsage:
             return held + sum(map(_bytes_of, others))
 
     def recount(self, more_bytes: int = 0) -> int:
-        """Measure all shards; return what they hold, and this one is about to write.
+        """Measure all shards; return their total, including what this one is about to write.
 
         Cost: a walk through all shards.
         """
@@ -98,7 +98,7 @@ class MemoryUsage:
                 yield Path(parent)
 
     def _note(self, entries: list[str], shard: Path, more_bytes: int) -> int:
-        """Make the entries of a shard one that says what it holds; return that."""
+        """Replace a shard's entries by one with its size; return the size."""
         owner = _owner(self._root, shard)
         held = folder_bytes(shard) + more_bytes
         old, new = [name for name in entries if name.startswith(owner)], f"{owner}.{held}"
@@ -121,7 +121,7 @@ class MemoryUsage:
 
 
 def _owner(root: Path, shard: Path) -> str:
-    """Return the part of an entry's name that says whose it is."""
+    """Return the part of an entry's name that names its owner."""
     return xxhash.xxh3_128_hexdigest(os.fsencode(os.path.relpath(shard, root)))
 
 

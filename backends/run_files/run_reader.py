@@ -1,4 +1,4 @@
-"""Opening run files: mapped, checked against what their version notes of them, and kept for the next micro-batch.
+"""Opens run files: mapped, checked against their version's notes, and kept for the next micro-batch.
 
 A file that is mapped anew costs a page fault for every few keys; one that stays mapped costs nothing. A Spark worker
 serves many shards, each for one call in every micro-batch, so what it has opened belongs to the process.
@@ -134,11 +134,11 @@ class KeptRun(NamedTuple):
         return os.fstat(self.file.descriptor)
 
     def has_end_of(self, note: FileNote) -> bool:
-        """Tell whether the last bytes are those of the file that was noted."""
+        """Tell whether the last bytes match the noted file."""
         return stored_file.digest_at_end(memoryview(self.file.data)) == note.digest
 
     def is_whole(self, note: FileNote) -> bool:
-        """Tell whether all bytes are those that were noted; costs one read."""
+        """Tell whether all bytes match the note; costs one read."""
         self.file.expect_scans()
         return stored_file.digest_of(memoryview(self.file.data)) == note.digest
 
@@ -150,13 +150,13 @@ class KeptRuns:
         self.forget()
 
     def forget(self) -> None:
-        """Let all go."""
+        """Release all."""
         # Also the lock: a forked process may have inherited one that a thread of its parent holds.
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[int, int], KeptRun] = OrderedDict()
 
     def find(self, path: Path, note: FileNote, schema: TableSchema) -> KeptRun | None:
-        """Return the kept run of a file that has not changed; None if it must be mapped. Raises `NotFoundError`."""
+        """Return a file's kept run; None if the file changed or was never mapped. Raises `NotFoundError`."""
         with reading(path):
             found = os.stat(path)
         with self._lock:
@@ -191,7 +191,7 @@ class _Limits(NamedTuple):
 
 
 def _limits() -> _Limits:
-    """Return how much is kept at most."""
+    """Return the limits on what is kept."""
     (descriptors, _), (addresses, _) = map(resource.getrlimit, (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
     files = MOST_KEPT if descriptors == resource.RLIM_INFINITY else min(MOST_KEPT, descriptors // (2 * _SHARE))
     return _Limits(files, math.inf if addresses == resource.RLIM_INFINITY else addresses // _SHARE)
@@ -218,9 +218,9 @@ class RunReader:
     def open(self, path: Path, file: RunFile, table: str, *, verify: bool = False) -> Stacked:
         """Map one run file, or find it mapped.
 
-        With `verify` its digest is computed: where it is read as a whole anyway, and what is damaged would get a new
-        one. Raises `NotFoundError` if it is gone: the version was dropped. Raises `CorruptionError` if it is not what
-        was written; what holds it is set aside.
+        With `verify` its digest is checked: for a merge, which reads all and would give damaged data a new digest.
+        Raises `NotFoundError` if it is gone: the version was dropped. Raises `CorruptionError` if it is not what was
+        written; what holds it is set aside.
         """
         kept = KEPT.find(path, file.note, self._tables[table])
         if kept is not None and (not verify or kept.is_whole(file.note)):

@@ -32,7 +32,7 @@ class RunFile:
 
     @classmethod
     def decode(cls, record: Mapping[str, Any]) -> RunFile:
-        """Return the note that a small file holds; its id becomes the name of a file, so nothing else passes."""
+        """Return the note in a small file; its id must be a valid file name."""
         file = cls(**record)
         numbers = (file.file_bytes, file.size_bytes, file.rows, file.modified_ns)
         if not _RUN_ID.fullmatch(file.id) or any(type(n) is not int or not 0 <= n < _NUMBER_LIMIT for n in numbers):
@@ -46,7 +46,7 @@ class RunFile:
 
     @property
     def note(self) -> FileNote:
-        """What tells whether the file is still what was written."""
+        """Tells whether the file has changed."""
         return FileNote(self.file_bytes, self.digest, self.modified_ns)
 
 
@@ -81,7 +81,7 @@ class VersionFile:
         return version
 
     def write(self, staged: StagedFolder) -> None:
-        """Write the version file; of all other files, only those that it names stay."""
+        """Write the version file; remove all files that it does not name."""
         staged.keep_only({file.name for file in self.files})
         stacks = {table: [asdict(file) for file in files] for table, files in self.stacks.items()}
         header = {"pointer": self.pointer, "stacks": stacks, "properties": dict(self.properties)}
@@ -110,7 +110,7 @@ class MergeFile:
 
     @staticmethod
     def write(staged: StagedFolder, inputs: list[str], output: RunFile) -> None:
-        """Write the merge file; of all other files, only the merged run stays."""
+        """Write the merge file; remove all files but the merged run."""
         staged.keep_only({output.name})
         staged.write(MERGE, MERGE, {"inputs": inputs, "output": asdict(output)})
 

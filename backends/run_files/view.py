@@ -1,8 +1,7 @@
 """Reads a version on run files: an open one mapped as a whole, a frozen one stretch by stretch.
 
 A run file of several stretches has an index of them at its end (`holdfast.backends.run_files.written_run`); any other
-one is small. So of a frozen version, its version file is brought, and of each run the stretches that hold what is
-wanted.
+one is small. So a frozen version needs its version file and, of each run, only the wanted stretches.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class _RunsView(View):
     _floor: View | None
 
     def _merged(self, table: str, runs: Sequence[Run], first_hash: int, last_hash: int) -> Iterator[Run]:
-        """Yield the live rows in a range of hashes, of some runs of a table and of what lies below them."""
+        """Yield a table's live rows in a range of hashes, from some runs and the floor."""
         if self._floor is None:
             return self._projected(table, scan_runs(runs, first_hash, last_hash))
         return self._projected(table, scan_above(partial(self._floor.scan, table), runs, first_hash, last_hash))
@@ -70,7 +69,7 @@ class _RunsView(View):
 
 
 class RunFilesView(_RunsView):
-    """A version on run files, mapped as a whole when the view is opened; so nothing can take it away.
+    """A version on run files, mapped whole when opened, so nothing can remove it.
 
     `lock` shows others that the shard's directory is in use while the view is open; `floor` lies below the runs.
     """
@@ -119,7 +118,7 @@ class RunFilesView(_RunsView):
 
 
 class FrozenRuns(_RunsView):
-    """A frozen version on run files, brought as far as it is read.
+    """A frozen version on run files, fetched as it is read.
 
     `open_floor` opens what lies below the runs. Raises `CorruptionError`, `SchemaMismatchError`, `UnavailableError` if
     the files hold no such version, or cannot be had.
@@ -189,7 +188,7 @@ class FrozenRuns(_RunsView):
         return [self._runs[file.id] for file in files]
 
     def _bring(self, name: str, file: RunFile | None = None) -> None:
-        """Check that a file is there, as large as it should be, and bring it, or of a run its end."""
+        """Check a file's presence and size, and fetch it; of a run, only its end."""
         size = self._files.sizes.get(name)
         if size is None or (size > stored_file.NOTICE_BYTES_MAX if file is None else size != file.file_bytes):
             raise CorruptionError(f"{self._files.folder / name} is missing, or of a wrong size", size_bytes=size)
@@ -197,7 +196,7 @@ class FrozenRuns(_RunsView):
 
 
 class FrozenRun:
-    """One run file, read stretch by stretch; its end has been brought."""
+    """One run file, read stretch by stretch; its end is already local."""
 
     def __init__(self, files: FrozenFiles, file: RunFile, schema: TableSchema) -> None:
         self._files, self._file, self._schema = files, file, schema

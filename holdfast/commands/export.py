@@ -208,7 +208,7 @@ class _Exported:
             write_files(rows, self.columns or (), to, kind, on_rows)
 
     def require(self, target: str, kind: str) -> None:
-        """Raise the error of a missing table, column or package, or of a table that is there, before Spark starts."""
+        """Fail before Spark starts on a missing table, column or package, or an existing target."""
         with ExitStack() as stack:
             schema, _ = self._rows(stack)
         made = arrow_schema(ShownTable.of(schema, self.columns or ()).struct, "the state")
@@ -220,7 +220,7 @@ class _Exported:
             require_new_table(target, self.options, made)
 
     def _rows(self, stack: ExitStack) -> ShardRows:
-        """Return its rows, which are read as they are asked for."""
+        """Return its rows, read on demand."""
         if self.state_dir is not None and self.operator is not None:
             query = stack.enter_context(open_query(self.location, self.state_dir, self.options))
             return query.rows(self.operator, self.table, batch_id=self.batch_id)
@@ -283,7 +283,7 @@ def write(frame: DataFrame, target: str, kind: str) -> None:
 
 @contextmanager
 def errors_of_spark() -> Iterator[None]:
-    """Raise Spark's errors as errors of holdfast; one that holdfast raised inside Spark, as it was."""
+    """Raise Spark's errors as holdfast's; an error that holdfast raised inside Spark stays as it was."""
     from pyspark.errors import AnalysisException, PySparkException
 
     try:
@@ -294,7 +294,7 @@ def errors_of_spark() -> Iterator[None]:
 
 
 def _summary(error: PySparkException) -> str:
-    """Return a line that says what went wrong: of a traceback in a worker the last one, else the first one."""
+    """Return the line that says what failed: a worker traceback's last, else the first."""
     _, is_traceback, traced = str(error).partition("Traceback (most recent call last):\n")
     lines = [line for line in (traced or str(error)).splitlines() if line.strip()]
     raised = [line for line in lines if not line[0].isspace()] if is_traceback else lines

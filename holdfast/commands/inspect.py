@@ -60,8 +60,7 @@ def inspect(
 
     Lists operators with their tables, sizes and failures. The exit status is 1 if a query is failing. Costs one
     listing, and one small request for each operator, sink and failure shown (at most 20 failures), and for each
-    operator at most 32 for the sizes of snapshots. Of at most 8 queries, it reads the noted location and Spark's log
-    there.
+    operator at most 32 for the sizes of snapshots. Reads Spark's log at the noted locations of at most 8 queries.
     """
     url, location = _places(url, location, options)
     with opened(url, options, operator) as target:
@@ -128,7 +127,7 @@ class _NotedLogs:
             self._unread[query_id] = exc.message
 
     def show(self, query_id: str) -> None:
-        """Print where a query is noted to be, and why that was not read."""
+        """Print a query's noted location, and why it was not read."""
         parts = [self.locations.get(query_id, ""), self._unread.get(query_id, "")]
         if any(parts):
             text = ": ".join(filter(None, parts))
@@ -167,7 +166,7 @@ def _signs(
 def _healths(
     target: Target, by_query: Mapping[str, list[OperatorSigns]], logs: Mapping[str, list[BatchTimes]]
 ) -> list[Health]:
-    """Return how the queries are. Raises `InvalidArgumentError` if a log is that of another query."""
+    """Return the queries' health. Raises `InvalidArgumentError` if a log is another query's."""
     if elsewhere := logs.keys() - by_query.keys():
         raise InvalidArgumentError(
             "no operator that is shown belongs to the query of that checkpoint location: give the state directory that "

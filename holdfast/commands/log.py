@@ -70,7 +70,7 @@ def _require_shard(target: Target, shard: int) -> None:
 
 
 def describe(headers: Headers, stored: StoredObject) -> dict[str, Any]:
-    """Return what a stored commit or snapshot says of itself, or in ``error`` what is wrong with it."""
+    """Describe a stored commit or snapshot; ``error`` says what is wrong with it."""
     row: dict[str, Any] = {
         "kind": stored.kind,
         "version": str(stored.pointer),

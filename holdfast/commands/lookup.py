@@ -221,7 +221,7 @@ def _show(tables: Mapping[str, pa.Table]) -> None:
 
 
 def _shown(rows: pa.Table, width: int) -> Table:
-    """Return rows one below the other; a single row that is wider than the terminal as a line for each column."""
+    """Return rows as a table; a single row wider than the terminal as one line per column."""
     cells = [[_cell(value) for value in row.values()] for row in python_rows(rows)]
     shown = table(*map(plain, rows.column_names))
     for row in cells:
@@ -256,7 +256,7 @@ def print_csv(tables: Mapping[str, pa.Table]) -> None:
 
 
 def _harmless(value: object) -> object:
-    """Return a value as a cell that no spreadsheet takes for a formula, and that does nothing to a terminal."""
+    """Return a value as a cell that neither spreadsheets nor terminals interpret."""
     if value is None or (isinstance(value, int | float | Decimal) and not isinstance(value, bool)):
         return value
     found = json_value(value)

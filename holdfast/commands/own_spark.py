@@ -50,7 +50,7 @@ def by_this_process(
 
 @contextmanager
 def started_spark(state_dir: str | None, options: dict[str, str], conf: tuple[str, ...]) -> Iterator[SparkSession]:
-    """Start a Spark, on this machine unless `conf` names another master; tasks are repeated there, too.
+    """Start Spark, on this machine unless `conf` names another master; tasks are retried there, too.
 
     A master in spark-defaults.conf does not count: only the JVM reads that file, and it starts with the environment
     that `use_own_python` has set by the master.
@@ -82,9 +82,9 @@ def started_spark(state_dir: str | None, options: dict[str, str], conf: tuple[st
 
 
 def log_errors_only() -> None:
-    """Have a Spark that starts in this process log errors alone, unless the environment configures Spark itself.
+    """Make Spark in this process log only errors, unless the environment configures Spark.
 
-    Its options of Java come later, so one that names another configuration wins.
+    Its Java options come later, so a configuration named there wins.
     """
     if "SPARK_CONF_DIR" not in os.environ:
         ours = f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'log4j2.properties').as_uri()}"
@@ -101,7 +101,7 @@ def use_own_python(settings: Mapping[str, str]) -> None:
 
 
 def pairs(given: tuple[str, ...], option: str, form: str = "NAME=VALUE") -> dict[str, str]:
-    """Return what an option was given as NAME=VALUE, repeatedly; its help calls these as `form` does."""
+    """Return an option's repeated NAME=VALUE pairs; `form` is how its help spells them."""
     found: dict[str, str] = {}
     for text in given:
         name, separator, value = text.partition("=")

@@ -202,7 +202,7 @@ def _windows(given: tuple[str, ...]) -> list[str] | dict[int, list[str]] | None:
 
 
 def _by_number(found: dict[int | None, Any], option: str) -> Any:
-    """Return what is said of the only aggregation, or of several by number; None if nothing is said."""
+    """Return the options of the only aggregation, or of several by number; None without any."""
     if None in found and len(found) > 1:
         raise InvalidArgumentError(f"{option}: number all of them or none", given=sorted(filter(None, found)))
     return found.get(None, found or None)
@@ -354,7 +354,7 @@ def show(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
 def verify(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
     """Read a whole savepoint. The exit status is 1 if something is damaged or missing.
 
-    Also lists objects in its folder that are not part of it, which do no harm.
+    Also lists harmless objects in its folder that are not part of it.
     """
     damages, leftovers = savepoints.verify(url, name, options), savepoints.leftovers(url, name, options)
     if as_json:

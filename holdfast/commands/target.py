@@ -210,7 +210,7 @@ def a_console() -> Console:
 
 
 def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
-    """Return a table for the terminal; the columns in `right` are numbers, those in `whole` are never divided."""
+    """Return a table for the terminal; `right`: columns of numbers; `whole`: columns that never wrap."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in columns:
         justify = "right" if name in right else "left"
@@ -226,7 +226,7 @@ def plain(text: object) -> str:
 
 
 def printable(text: object) -> str:
-    """Return text with its control characters, and those that turn its direction, as escapes."""
+    """Return text with control and direction characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 

@@ -56,7 +56,7 @@ def verify(url: str, operator: str | None, options: dict[str, str], as_json: boo
 
 
 def _retained(target: Target, retain: int | None, damages: list[Damage]) -> Iterator[tuple[str, int]]:
-    """Yield each operator, and how many versions back its query may return to; note what of this is damaged."""
+    """Yield each operator and how many versions back its query may return; note damage."""
     for name, listing in target.listing.operators.items():
         number = RETAINED_VERSIONS
         try:

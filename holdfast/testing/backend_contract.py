@@ -93,7 +93,7 @@ def same(one: View, other: View) -> bool:
 
 
 class StoredElsewhere(FrozenFiles):
-    """Frozen files as a look-up has them: nothing is here before it is asked for. `stored`: what is there."""
+    """Frozen files as a look-up sees them: fetched on demand. `stored`: the files there."""
 
     def __init__(self, paths: list[Path], folder: Path) -> None:
         folder.mkdir()
@@ -146,7 +146,7 @@ class BackendFilesContract(BackendRowsContract):
                 assert same(there, here)
 
     def test_another_version_or_a_damaged_one_is_refused_where_it_lies(self, backend: Backend, tmp_path: Path) -> None:
-        """A look-up never answers from files that are not what they should be."""
+        """A look-up never answers from wrong files."""
         make_versions(backend)
         frozen = backend.freeze(P1)
         files = StoredElsewhere(frozen, tmp_path / "other")
@@ -244,7 +244,7 @@ class BackendFilesContract(BackendRowsContract):
             assert users(child, "user 1", "user 2") == [None, (2,)]
 
     def test_many_thaw_the_same_version_side_by_side(self, other: Backend, copy_of: CopyOf) -> None:
-        """All of them find it afterwards, and there is one."""
+        """All find it afterwards, exactly once."""
         folders = [copy_of(P2, other) for _ in range(6)]
 
         def thaw_and_read(folder: Path) -> list[object]:
@@ -330,7 +330,7 @@ class BackendFilesContract(BackendRowsContract):
     def test_files_of_other_tables_are_refused(
         self, make_backend: MakeBackend, copy_of: CopyOf, tmp_path: Path, tables: dict[str, TableSchema]
     ) -> None:
-        """State is never read as something that it was not written as."""
+        """State is never read with another table's schema."""
         with make_backend(tmp_path / "other", tables) as other:
             self._is_refused(other, P2, copy_of(P2, other), SchemaMismatchError)
 
@@ -355,7 +355,7 @@ class BackendFilesContract(BackendRowsContract):
             assert users(view, "user 1", "user 2") == [(-1,), (2,)]
 
     def test_a_table_that_was_declared_later_is_empty(self, make_backend: MakeBackend, tmp_path: Path) -> None:
-        """More tables than were written are no other schema."""
+        """Declaring more tables than were written is no mismatch."""
         with make_backend(tmp_path / "shard", {"counts": COUNTS}) as backend:
             backend.apply(None, P1, counts(("ann", 1)), {})
         with make_backend(tmp_path / "shard", TABLES) as backend, backend.view(P1) as view:

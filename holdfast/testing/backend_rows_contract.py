@@ -81,7 +81,7 @@ class BackendRowsContract:
             assert contents(view, "counts") == {(name,): (i,) for name, i in rows[-7:]}
 
     def test_deletes_hide_older_rows_through_all_merges(self, backend: Backend) -> None:
-        """Tombstones: a deleted row does not rise again, whatever is merged with whatever when."""
+        """Tombstones: a deleted row never returns, in any order of merges."""
         everyone = [(f"user {i}", i) for i in range(500)]
         model: dict[Row, Row] = {(name,): (i,) for name, i in everyone}
         pointer = P1
@@ -150,7 +150,7 @@ class BackendRowsContract:
     def test_every_type_of_key(
         self, make_backend: MakeBackend, tmp_path: Path, case: tuple[pa.DataType, Any, Any], collide: bool
     ) -> None:
-        """Whatever Spark groups by is found again, also among keys of one hash and beside null."""
+        """Keys of every type are found, even with shared hashes and beside null."""
         kind, one, other = case
         table = TableSchema.of("state", pa.schema([("k", kind)]), pa.schema([("n", pa.int32())]))
         rows: list[Row] = [(one,), (other,), (None,)]
@@ -169,7 +169,7 @@ class BackendRowsContract:
     def test_every_type_of_value(
         self, make_backend: MakeBackend, tmp_path: Path, case: tuple[pa.DataType, Any, Any]
     ) -> None:
-        """Whatever Spark keeps in state comes back as it was, in a merge, a scan and a look-up."""
+        """Values of every type come back unchanged from a merge, a scan and a look-up."""
         kind, one, other = case
         table = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("v", kind), ("n", pa.int8())]))
         with make_backend(tmp_path / "typed", {"state": table}) as backend:
@@ -204,7 +204,7 @@ class BackendRowsContract:
             assert names(MAX_HASH, MAX_HASH) == {"4"}
 
     def test_the_first_rows_of_a_scan_cost_little(self, backend: Backend) -> None:
-        """Who wants the first live row at or after a hash does not read the whole table."""
+        """Finding the first live row from a hash on does not read the whole table."""
         many = 60_000
         hashes = np.arange(many, dtype=np.uint64)
         keys = Keys.of(COUNTS, hashes, pa.record_batch({"user": pa.array(hashes).cast(pa.string())}))
@@ -222,7 +222,7 @@ class BackendRowsContract:
             assert next(view.scan("counts", many), None) is None
 
     def test_the_first_rows_of_one_hash_cost_little(self, backend: Backend) -> None:
-        """Timers that are due at one time share a hash: who wants to know whether one is left does not read all."""
+        """Timers due at one time share a hash: finding whether one is left does not read all."""
         many = 60_000
         numbers = np.arange(many)
 

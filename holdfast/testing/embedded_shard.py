@@ -63,7 +63,7 @@ class EmbeddedShard:
         return batches
 
     def begin(self) -> Transaction:
-        """Begin to read and write what the shard holds now."""
+        """Begin a transaction on the shard's newest version."""
         pointer = Pointer(self._version, "tested")
         view = RunFilesView(pointer, self.tables, {name: [run] for name, run in self._runs.items()}, {})
         return Transaction(pointer, self._version + 1, view, self.tables, self._commit)

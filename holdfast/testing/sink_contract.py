@@ -71,7 +71,7 @@ class SinkKills(SinkScenario):
 
     @pytest.mark.parametrize("moment", WORKER_DIES)
     def test_found_what_a_killed_worker_left(self, sink: TwoPhaseSink, moment: str) -> None:
-        """The driver dies as well, and the target's server: the next run ends it all and writes anew."""
+        """The driver and the target's server die as well: the next run aborts everything and writes again."""
         sink.open(self.query, self.schema())
         for delay_ms in self._delays(moment):
             handles = self._killed_worker(sink, moment, 0, delay_ms)
@@ -84,7 +84,7 @@ class SinkKills(SinkScenario):
 
     @pytest.mark.parametrize("delay_ms", DELAYS_MS)
     def test_idempotent_commit_of_a_killed_driver(self, sink: TwoPhaseSink, delay_ms: int) -> None:
-        """A driver dies in a commit of several partitions; the next one commits again, and all is there once."""
+        """A driver dies in a commit of several partitions; the next commits again: all rows appear once."""
         sink.open(self.query, self.schema())
         first = self.write_batch(sink, 0)
         tables = [self.rows(ROWS, seed=i) for i in range(3)]
@@ -103,7 +103,7 @@ class SinkKills(SinkScenario):
 
     @pytest.mark.parametrize("delay_ms", DELAYS_MS)
     def test_idempotent_abort_of_a_killed_driver(self, sink: TwoPhaseSink, delay_ms: int) -> None:
-        """A driver dies while it ends leftovers; the next one ends the rest."""
+        """A driver dies while aborting leftovers; the next one aborts the rest."""
         sink.open(self.query, self.schema())
         first = self.write_batch(sink, 0)
         handles = [self.prepared(sink, self.attempt(1, i), self.rows(ROWS, seed=i)) for i in range(3)]
@@ -116,7 +116,7 @@ class SinkKills(SinkScenario):
 
     @pytest.mark.parametrize("delay_ms", DELAYS_MS)
     def test_a_driver_killed_while_it_opens_the_target(self, sink: TwoPhaseSink, delay_ms: int) -> None:
-        """What `open` makes is whole or made by the next `open`."""
+        """What a killed `open` left incomplete, the next `open` makes."""
         with SinkWorker(sink) as driver:
             kill_after(driver, delay_ms, "sink.open", self.query, self.schema())
         self.begin_again(sink)
@@ -196,7 +196,7 @@ class SinkContract(SinkKills):
         self.expect(sink, rows)
 
     def test_prepared_is_confirmed_and_a_missing_one_noticed(self, sink: TwoPhaseSink) -> None:
-        """The last look before the decision fails if one partition of two is gone, in either place."""
+        """The last check before the decision fails if either of two partitions is gone."""
         sink.open(self.query, self.schema())
         handles = [self.prepared(sink, self.attempt(0, i), self.rows(ROWS, seed=i)) for i in range(2)]
         sink.confirm(self.query, 0, handles)
@@ -223,7 +223,7 @@ class SinkContract(SinkKills):
         self.expect(sink, first, *tables)
 
     def test_idempotent_abort(self, sink: TwoPhaseSink) -> None:
-        """What is gone may be aborted again, alone or among others."""
+        """Aborting twice is fine, alone or among others."""
         sink.open(self.query, self.schema())
         handles = [self.prepared(sink, self.attempt(0, i), self.rows(ROWS, seed=i)) for i in range(2)]
         sink.abort(self.query, [])
@@ -243,7 +243,7 @@ class SinkContract(SinkKills):
         self.expect(sink, first, second)
 
     def test_final_open_of_another_target_raises(self, sink: TwoPhaseSink) -> None:
-        """A micro-batch is decided, and the sink is given a target that never heard of its query: nothing moves there.
+        """After a decision the sink opens a target that does not know its query: nothing changes there.
 
         A target that keeps no mark cannot tell.
         """
@@ -272,7 +272,7 @@ class SinkContract(SinkKills):
 
     @pytest.mark.parametrize("chosen", [0, 1])
     def test_apart_two_attempts_at_once(self, sink: TwoPhaseSink, chosen: int) -> None:
-        """Two workers write the same partition at the same time: either may be chosen, and only it is shown."""
+        """Two workers write one partition at once: only the chosen attempt is shown."""
         sink.open(self.query, self.schema())
         tables = [self.rows(ROWS, seed=1, attempt=i) for i in range(2)]
         with (
@@ -319,7 +319,7 @@ class SinkContract(SinkKills):
         self.expect(sink, *tables)
 
     def test_apart_a_spare_handle_changes_nothing_that_is_shown(self, sink: TwoPhaseSink) -> None:
-        """Attempts that are given what was committed long ago are as invisible, found and final as any other."""
+        """Attempts that reuse an old committed handle are as invisible, found and final as others."""
         sink.open(self.query, self.schema())
         tables = [self.rows(ROWS, seed=i) for i in range(4)]
         handles = [self._committed(sink, self.attempt(0), tables[0]), self._committed(sink, self.attempt(1), tables[1])]
@@ -344,7 +344,7 @@ class SinkContract(SinkKills):
         return handle
 
     def test_found_though_the_handle_never_arrived(self, sink: TwoPhaseSink) -> None:
-        """A new run ends what it has no handle of, of any micro-batch and partition, and nothing else."""
+        """A new run aborts attempts whose handle was lost, in any micro-batch and partition, and nothing else."""
         sink.open(self.query, self.schema())
         first = self.write_batch(sink, 0)
         lost = [self.prepared(sink, self.attempt(1, i), self.rows(ROWS, seed=i)) for i in range(3)]
@@ -356,7 +356,7 @@ class SinkContract(SinkKills):
         self.expect_lost(sink, 1, *lost)
 
     def test_found_by_the_query_that_replaces_the_dead_one(self, sink: TwoPhaseSink) -> None:
-        """A query that replaces another first ends what the other prepared, by the other's id."""
+        """A query that replaces another first aborts what that one prepared, by its id."""
         sink.open(self.query, self.schema())
         first = self.write_batch(sink, 0)
         lost = self.prepared(sink, self.attempt(1), self.rows(ROWS, seed=1))
@@ -365,7 +365,7 @@ class SinkContract(SinkKills):
         self.expect(sink, first)
 
     def test_found_or_failed_a_zombie_prepares_late(self, sink: TwoPhaseSink) -> None:
-        """A worker outlives its run and prepares when the next has begun: never shown, and not for ever there."""
+        """A worker outlives its run and prepares after the next began: never shown, eventually removed."""
         sink.open(self.query, self.schema())
         with self.written(sink, self.attempt(), self.rows(ROWS, seed=1)) as zombie:
             self.begin_again(sink)

@@ -77,7 +77,7 @@ class SinkWorker:
         assert self._reply() == ("taken", None)
 
     def finish(self) -> Any:
-        """Wait for the end of what `start` began."""
+        """Wait for the step that `start` began."""
         kind, value = self._reply()
         if kind == "raised":
             raise value
@@ -158,7 +158,7 @@ class SinkScenario:
 
     @pytest.fixture
     def options(self) -> Mapping[str, str]:
-        """Return the options of the query; those that hold credentials must contain one of `secrets`."""
+        """Return the query's options; every credential among them must contain one of `secrets`."""
         return {}
 
     def schema(self) -> pa.Schema:
@@ -178,7 +178,7 @@ class SinkScenario:
         return [schema.set(len(schema) - 1, pa.field(schema[-1].name, other)), schema.remove(len(schema) - 1)]
 
     def shown(self, sink: TwoPhaseSink) -> pa.Table:
-        """Return what a reader sees who knows nothing of queries; to be supplied by the subclass."""
+        """Return what an ordinary reader sees; supplied by the subclass."""
         raise NotImplementedError
 
     def restart_target(self) -> None:
@@ -213,7 +213,7 @@ class SinkScenario:
             return self.carried(worker.ask("prepare"))
 
     def carried(self, handle: Handle) -> Handle:
-        """Return a handle as it comes out of the stored decision."""
+        """Return a handle as read from the stored decision."""
         text = json.dumps(handle)
         assert len(text) <= HANDLE_BYTES_MAX, f"a handle of {len(text)} bytes"
         self.check_silent(text)
@@ -230,7 +230,7 @@ class SinkScenario:
         return rows
 
     def show(self, sink: TwoPhaseSink, batch_id: int, handles: list[Handle], query: SinkQuery | None = None) -> None:
-        """Make what was prepared visible, as a driver does."""
+        """Commit what was prepared, as a driver does."""
         sink.confirm(query or self.query, batch_id, handles)
         sink.commit(query or self.query, batch_id, handles)
 
@@ -241,7 +241,7 @@ class SinkScenario:
                 sink.commit(self.query, batch_id, [handle])
 
     def begin_again(self, sink: TwoPhaseSink, query: SinkQuery | None = None) -> int | None:
-        """Do what a run does first: open the target, and end what dead attempts have left."""
+        """Start as a run does: open the target, and abort what dead attempts left."""
         query = query or self.query
         newest = sink.open(query, self.schema())
         self.end_leftovers(sink, query)
@@ -253,7 +253,7 @@ class SinkScenario:
         assert list(sink.leftovers(query)) == [], "what was aborted is no leftover"
 
     def take_over(self, sink: TwoPhaseSink, heir: SinkQuery) -> int | None:
-        """Do what a run does first that replaces this test's query."""
+        """Start as a run that replaces this test's query."""
         self.end_leftovers(sink, self.query)
         return self.begin_again(sink, heir)
 
@@ -270,7 +270,7 @@ class SinkScenario:
 
     @contextmanager
     def raises(self, kind: type[HoldfastError]) -> Iterator[None]:
-        """Expect an error that, with all that led to it, holds no credential, and that pickles."""
+        """Expect an error that pickles and, with its causes, holds no credential."""
         with pytest.raises(kind) as raised:
             yield
         self.check_error(raised.value)

@@ -168,7 +168,7 @@ class StorageContract:
             assert f"{facts['storage']}/{facts['key']}" == f"{storage.url}/{key}"
 
     def test_more_than_is_wanted(self, storage: ObjectStorage) -> None:
-        """An object is refused that is larger than its reader takes; its size and the limit are said."""
+        """An object larger than its reader accepts is refused, naming its size and the limit."""
         storage.put("a/b", b"12345678")
         assert bytes(storage.get("a/b", 8)) == b"12345678"
         with pytest.raises(CorruptionError) as caught:
@@ -195,7 +195,7 @@ class StorageContract:
             storage.get_range("a/c", 0, 1)
 
     def test_what_is_too_large_takes_no_memory(self, storage: ObjectStorage) -> None:
-        """It is refused before it is held: neither a broken store nor a planted object exhausts a worker."""
+        """It is refused before it fills memory: neither a broken store nor a planted object exhausts a worker."""
         size_bytes = 48 << 20
         storage.put("o", bytes(size_bytes))
         storage.put("small", bytes(1_000))
@@ -292,7 +292,7 @@ class StorageContract:
         assert [info.key for info in storage.list("")] == ["kept"]
 
     def test_invalid_prefixes(self, storage: ObjectStorage) -> None:
-        """A prefix is a folder, so that no neighbour is ever taken for its content."""
+        """A prefix is a folder: no neighbour counts as its content."""
         for prefix in INVALID_PREFIXES:
             with pytest.raises(InvalidArgumentError):
                 storage.list(prefix)
@@ -344,7 +344,7 @@ class StorageContract:
             storage.get("f/1")
 
     def test_delete(self, storage: ObjectStorage) -> None:
-        """Deleting takes any iterable, leaves neighbours alone, and does not mind what is absent."""
+        """Deleting takes any iterable, leaves neighbours alone, and ignores absent objects."""
         for key in ("d/1", "d/10", "d/2", "d/folder/x"):
             storage.put(key, b"1")
         storage.delete(iter(["d/1", "d/absent", "absent/at/all", "d/folder", "d/1", "d/2/below"]))
@@ -439,6 +439,6 @@ class StorageContract:
                 call(storage)
 
     def test_it_names_itself(self, storage: ObjectStorage) -> None:
-        """The representation is the URL, which ends in no slash."""
+        """The representation is the URL, without a trailing slash."""
         assert storage.url in repr(storage)
         assert not storage.url.endswith("/")

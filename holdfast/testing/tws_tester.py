@@ -319,7 +319,7 @@ class TwsTester:
         return self._called(key, [], pa.Table.from_batches([rows]))
 
     def _called(self, key: Any, pieces: list[Any], typed: pa.Table | None) -> Any:
-        """Run one micro-batch of a key: of rows with types, or else of what the test gives as it is."""
+        """Run one micro-batch of a key: typed rows, or what the test gives unchanged."""
         if typed is None or self._input is None:
             return self._returned(self._run(self._keys(key, len(pieces)), _numbers(len(pieces)), pieces))
         rows = typed.cast(sent_schema(self._input, "the input"))
@@ -475,7 +475,7 @@ class TwsTester:
 
     @contextmanager
     def _state(self, kind: Kind, name: str, key: Any) -> Iterator[Any]:
-        """Give the state of a variable with one key in hand, and write what was changed."""
+        """Yield a variable's state for one key, and write the changes."""
         found = [variable for variable in self._declared.variables if (variable.kind, variable.name) == (kind, name)]
         assert found, f"there is no {kind} state {name!r}: init does not declare it"
         shown = self._keys(key, 1)

@@ -101,7 +101,7 @@ def guard(app: Flask, token: str, hosts: list[str]) -> None:
 def make_app(site: Site, token: str, hosts: list[str]) -> Flask:
     """Return the application.
 
-    `hosts`: under which names it may be asked for.
+    `hosts`: the host names it answers to.
     """
     app = Flask(__name__, static_folder=None)
     app.url_map.strict_slashes = False
@@ -133,7 +133,7 @@ def make_app(site: Site, token: str, hosts: list[str]) -> Flask:
 
 
 def _here(**changes: object) -> str:
-    """Return the URL of this page with other parameters; None takes one away."""
+    """Return the URL of this page with other parameters; None removes one."""
     kept = {name: value for name, value in request.args.items() if name in _KEPT or name.startswith("key.")}
     assert request.endpoint is not None
     url: str = url_for(request.endpoint, **{**kept, **(request.view_args or {}), **changes})

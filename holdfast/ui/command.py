@@ -58,10 +58,9 @@ def ui(
 ) -> None:
     """Show state as a web page, read-only, on this machine.
 
-    LOCATION is a state directory, as in spark.holdfast.state.dir, or the checkpointLocation of a query whose
-    state lies in such a directory. Each leads to the other; where the directory does not note the location, name both
-    to see rows and keys, and to go back in time. Queries may be running; an empty directory shows once a query commits
-    to it.
+    LOCATION is a state directory, as in spark.holdfast.state.dir, or the checkpointLocation of a query whose state lies
+    in such a directory. Each names the other; if the directory does not note the location, give both to see rows, keys
+    and history. Queries may be running; an empty directory appears once a query commits to it.
     """
     with ExitStack() as stack:
         requests, surveys = (

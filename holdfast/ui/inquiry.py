@@ -104,10 +104,9 @@ class Inquiry(Generic[_T]):
             return self._asked, max(self._asked_ms / 1000 + PATIENCE_S - now_ms / 1000, 0)
 
     def latest(self, patience: Patience | None = None) -> Dated[_T]:
-        """Return the latest answer, perhaps a new one. Raises `HoldfastError` if there is none: why.
+        """Return the latest answer, or raise the `HoldfastError` that explains why there is none.
 
-        `patience`: how long to wait for a newer one; by default that of a view. No view waits for one that is late
-        already.
+        `patience`: how long to wait for a newer one; by default a view's. No view waits for an overdue answer.
         """
         asked, left_s = self.begin()
         within_s = (patience or Patience.of_a_view()).left_s
@@ -141,7 +140,7 @@ class Inquiry(Generic[_T]):
 
 
 def answers(asked: Mapping[_K, Inquiry[_T]], patience: Patience) -> dict[_K, Dated[_T] | HoldfastError]:
-    """Return what some stores say, asked side by side; an error for one that has not answered yet."""
+    """Ask some stores in parallel; return answers, or an error for each still silent."""
     for one in asked.values():
         one.begin()
     found: dict[_K, Dated[_T] | HoldfastError] = {}

@@ -1,4 +1,4 @@
-"""The first view: how each query is, which operator is big, which shard is hot, is the upload behind, what fails."""
+"""The overview: health of each query, the largest operator, the hottest shard, upload lag, failures."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class ShownDirectory:
 
 @dataclass(frozen=True)
 class Overview:
-    """The first view."""
+    """The overview."""
 
     directories: list[ShownDirectory]
     cards: list[Card]
@@ -163,12 +163,12 @@ class Overview:
 
     @property
     def taken_ms(self) -> int | None:
-        """When the oldest of what is shown was listed."""
+        """When the oldest listing shown was made."""
         return min((d.dated.taken_ms for d in self.directories if d.dated), default=None)
 
 
 def overview(site: Site, now_ms: int) -> Overview:
-    """Return the first view of all that was named."""
+    """Return the overview of all named locations."""
     shown: list[ShownDirectory] = []
     queries: list[Card] = []
     found: list[tuple[int, OperatorSurvey]] = []

@@ -133,7 +133,7 @@ class RowsView:
 
 
 def rows_view(query: StoredQuery, operator: str, asked: Asked, monotonic_ms: Callable[[], int]) -> RowsView:
-    """Return a reader's request.
+    """Answer a reader's request.
 
     Raises `InvalidArgumentError` if a key lacks a column, or has a value of another type; `NotFoundError` if there is
     no such table; or the micro-batch is not committed, or not retained any more; `StateLostError`, `CorruptionError` or

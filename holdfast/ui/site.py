@@ -99,7 +99,7 @@ class Progress:
 
 
 class NamedQuery:
-    """A query, for as long as its location is the one of this query. Safe for many threads.
+    """A query, until its location holds another one. Safe for many threads.
 
     `stored`: closed by this; `progress`: asks the directory that has its state, too.
     """
@@ -249,7 +249,7 @@ class Live:
 
 
 class Assignment:
-    """Where the state of a query lies; once known, that stays. Safe for many threads.
+    """The location of a query's state; once known, it stays. Safe for many threads.
 
     `join`: opens the query of a location with the state in a directory.
     """

@@ -1,4 +1,4 @@
-"""What a state directory holds, listed and kept as columns; or whose query's checkpoint location it is.
+"""A state directory's content, listed and kept as columns; or the query whose checkpoint location it is.
 
 `StoredObjects` are columns: 29 bytes an object, so that a million of them fit, and are summed at once. A shard's
 `number` is the one in its folder's name. Each measure has one value for each of `StoredObjects.shards`.

@@ -71,7 +71,7 @@ class TimeLine:
 def time_line(objects: StoredObjects, window: str) -> TimeLine | None:
     """Return commits and uploads over time; None if there are none.
 
-    `window`: of `WINDOWS`: how much before the newest object is shown.
+    `window`, one of `WINDOWS`: the time shown before the newest object.
     """
     dated = objects.of_kind(COMMIT, SNAPSHOT, PART)
     if not dated.any():
@@ -127,7 +127,7 @@ def _versions(lowest: int, highest: int) -> str:
 
 
 def ticks(begin_ms: int, end_ms: int) -> list[tuple[float, str]]:
-    """Return where on an axis of time there are ticks, in percent of it, and what they say, in UTC."""
+    """Return the ticks of a time axis: positions in percent, and labels in UTC."""
     span_ms = max(end_ms - begin_ms, 1)
     step_ms = next((step for step in _STEPS_MS if span_ms / step <= _TICKS_MAX), -(-span_ms // _TICKS_MAX))
     first = -(-begin_ms // step_ms) * step_ms
@@ -217,7 +217,7 @@ def growth(storage: ObjectStorage, executor: Executor, sizes: StateSizes, operat
 
 
 def _total(known: list[tuple[int, int, int]]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return time and sum of sizes after each snapshot; before its first one a shard counts as it was there."""
+    """Return time and total size after each snapshot; a shard's first size also counts before it."""
     current: dict[int, int] = {}
     for _, place, size_bytes in known:
         current.setdefault(place, size_bytes)

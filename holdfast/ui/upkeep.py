@@ -75,7 +75,7 @@ class Upkeep:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of these."""
+        """Their total bytes."""
         return sum(row.size_bytes for row in self.rows)
 
     @property

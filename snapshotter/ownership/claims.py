@@ -207,8 +207,8 @@ class Tenure:
 class Claims:
     """The claims on one operator's directory, made by one run.
 
-    `me`: as this run would claim; whatever its number; `lives`: tells whether a process lives, and may give one that is
-    ending a moment; None if that cannot be known.
+    `me`: this run's claim, any number; `lives`: tells whether a process lives, perhaps waiting a moment for one that is
+    ending; None if unknown.
 
     Threads: any; executors of one run need not know of each other.
     """
@@ -250,7 +250,7 @@ class Claims:
         return self._place(begun, None)
 
     def renew(self, tenure: Tenure) -> Tenure:
-        """Look whether this run still has its place, and show that it is alive; returns its tenure from now on.
+        """Check that this run still has its place, and show that it is alive; return its tenure.
 
         Raises `FencedError` if another run has taken over, or one beside which this one began is alive: stop.
         """
@@ -422,14 +422,14 @@ class Claims:
 
 
 def _seen(besides: Iterable[Beside], now_ms: int) -> list[Beside]:
-    """Return who has looked of late, by the store's clock; a copied object may be ahead of it, and say anything."""
+    """Return who has looked recently, by the store's clock; a copied object may carry any later time."""
     return [
         told for told in besides if abs(now_ms - told.seen_ms) <= ALIVE_MS and told.begun_ms <= told.seen_ms + ALIVE_MS
     ]
 
 
 def _described(claim: Claim) -> dict[str, str]:
-    """Return what a user knows a claim's query by."""
+    """Return a claim's query as users know it."""
     started = _time(claim.holder.started_ms)
     return {"owner": claim.query_id, "name": claim.query_name or "(none)", "started": started, "host": claim.host}
 

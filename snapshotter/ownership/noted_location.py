@@ -1,11 +1,11 @@
-"""Where the query of some state has its checkpoint location, as noted under the id that its records name.
+"""The checkpoint location of a query, noted under the id in its state's records.
 
 ::
 
     _queries/<state id>.locations/<number>      a fence, of which the newest counts
 
-Text that anybody may have put who writes to the state directory: whoever reads it checks what is there before they
-believe it (`holdfast.spark_integration.lookup.places`).
+Anybody who writes to the state directory may have put the text: readers check the location before they trust it
+(`holdfast.spark_integration.lookup.places`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ID = re.compile("[A-Za-z0-9-]{1,64}")
 
 @dataclass(frozen=True)
 class NotedLocation(Stored):
-    """The checkpoint location of a query, as the last run noted it that knew."""
+    """A query's checkpoint location, as the last run that knew it noted."""
 
     state_id: Annotated[str, _ID]  #: The id in the query's pointers and records
     query_id: Annotated[str, _ID]  #: Spark's id of the query: a clone's is another one
@@ -70,7 +70,7 @@ def note_location(storage: ObjectStorage, noted: NotedLocation) -> None:
 
 
 def find_noted(storage: ObjectStorage, state_id: str) -> NotedLocation | None:
-    """Return what is noted, or None. Raises `CorruptionError`."""
+    """Return the note, or None. Raises `CorruptionError`."""
     fence = _fence(storage, state_id)
     number, data = fence.newest()
     return None if data is None else _read(fence, number, data, state_id)

@@ -5,8 +5,8 @@
     _queries/<query id>
     _queries/<original's id>.fills      the id of its clone, which alone fills the directories here that name it
 
-Whoever restores or clones writes it before anything else in the state directory, so that what a stopped attempt
-leaves there can be told from what others own. A query that has no such object began by itself.
+Whoever restores or clones writes it before anything else in the state directory, so that a stopped attempt's leftovers
+can be told from others' objects. A query that has no such object began by itself.
 
 The records of a restored query name it, but those of all clones of a query name that one. So a state directory takes
 one clone of a query: the first that puts the second object, which is put only if it is absent.

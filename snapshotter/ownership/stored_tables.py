@@ -100,7 +100,7 @@ class StoredTables(Stored):
         return under_names(run, schema, self.names[schema.name])
 
     def with_changes(self, changes: Mapping[str, ColumnChanges]) -> Self:
-        """Return the tables after these changes to their columns; changes already made stay made."""
+        """Return the tables with these column changes; repeated changes do nothing."""
         found = {name: change.effective(self.names[name]) for name, change in changes.items() if name in self.names}
         new = {name: change for name, change in found.items() if change}
         if not new:
@@ -180,9 +180,9 @@ def stored_tables(storage: ObjectStorage, record: OperatorRecord) -> StoredTable
 def declare_tables(storage: ObjectStorage, record: OperatorRecord, planned: StoredTables) -> None:
     """Store which tables a run declares and which columns it changes, unless that is what was stored last.
 
-    Raises `ConflictError` if another run of the query has declared since what cannot be beside it.
+    Raises `ConflictError` if another run of the query has since declared something incompatible.
 
-    `planned`: what was stored when the run looked, with its changes and what it declares: state is written accordingly.
+    `planned`: the tables that the run found, with its changes and declarations: state is written accordingly.
     """
     fence = Fence(storage, f"{record.operator}/{FOLDER}")
     for _ in looks(storage.url):

@@ -70,7 +70,7 @@ _OffsetsVersion = Annotated[str, re.compile("v[0-9]{1,3}")]
 
 
 def require_key(key: str, header: Fields) -> None:
-    """Refuse a key that is not of an object below the savepoint."""
+    """Refuse a key outside the savepoint."""
     if key_problem(key) or key == KEY:
         header.refuse("names an object outside its folder", key=key)
 
@@ -317,7 +317,7 @@ class Savepoint(Stored):
         return self.operators[names.index(name)]
 
     def encode(self) -> pa.Buffer:
-        """Return the stored file. Raises `InvalidArgumentError` if it names so much that no reader would take it."""
+        """Return the stored file. Raises `InvalidArgumentError` if it is larger than readers accept."""
         return stored_file.encode(KIND, self.to_json())[0]
 
     def require(self, header: Fields) -> None:
@@ -331,13 +331,13 @@ class Savepoint(Stored):
 def read_manifest(data: Any, name: str, source: str) -> Savepoint:
     """Return the savepoint that a stored file describes. Raises `CorruptionError`.
 
-    `name`: of the folder that it was found in, which may have been renamed since: the savepoint then has that name.
+    `name`: of its folder, perhaps renamed since: the savepoint takes that name.
     """
     return replace(Savepoint.decode(data, KIND, source), name=name)
 
 
 def _require_batch(text: str, header: Fields) -> None:
-    """Refuse what is no micro-batch as Spark logs it: one line of JSON that says which settings were pinned."""
+    """Refuse anything but a micro-batch as Spark logs it: one JSON line with the pinned settings."""
     try:
         conf = json.loads(text)["conf"]
     except (ValueError, TypeError, KeyError, RecursionError):

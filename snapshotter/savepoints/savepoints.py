@@ -96,7 +96,7 @@ def read_savepoint(target: ObjectStorage, name: str) -> Savepoint:
 
 
 def _finished(target: ObjectStorage) -> set[str]:
-    """Return the names of what has a manifest."""
+    """Return the names of folders with a manifest."""
     return {info.key.removesuffix(f"/{KEY}") for info in target.list("") if info.key.endswith(f"/{KEY}")}
 
 
@@ -167,10 +167,9 @@ def verify_savepoint(target: ObjectStorage, savepoint: Savepoint, executor: Exec
 
 
 def unnamed(listed: Iterable[ObjectInfo], savepoint: Savepoint) -> list[str]:
-    """Return the objects of a finished savepoint's folder, as they were listed, that it does not name.
+    """Return the listed objects of a finished savepoint's folder that it does not name.
 
-    They are of tasks that Spark repeated, or of makers that gave up, and harm nobody but who reads the folder without
-    its manifest.
+    They come from repeated tasks or abandoned attempts, and harm only readers that ignore the manifest.
     """
     keys = [info.key for info in listed if _OURS.fullmatch(info.key) and info.key != KEY]
     return sorted(set(keys) - savepoint.keys.keys())

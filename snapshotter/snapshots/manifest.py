@@ -148,7 +148,7 @@ class Manifest(Stored):
 def read_manifest(data: Any, shard: str, source: str, key: str) -> tuple[Manifest, ChainEntry]:
     """Return the manifest in a stored file, and its entry in a chain. Raises `CorruptionError`.
 
-    `shard`: that it must belong to; `key`: under which it was found, below the shard.
+    `shard`: the expected one; `key`: where it was found, below the shard.
     """
     stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
     manifest = Manifest.read(stored.header, source)
@@ -163,8 +163,7 @@ def read_part(
 ) -> stored_file.StoredFile:
     """Return a part; its bytes are in the section ``data``. Raises `CorruptionError`.
 
-    `plain_bytes`: how many bytes of a file it must hold; `plain_bytes_max`: how many it may hold where that is not
-    known.
+    `plain_bytes`: how many bytes of a file it must hold; `plain_bytes_max`: the most, if that is unknown.
     """
     stored = stored_file.decode(
         data, source=source, kind=PART_KIND, plain_bytes=plain_bytes, plain_bytes_max=plain_bytes_max

@@ -150,8 +150,7 @@ def download_files(
 ) -> None:
     """Download files; sizes and checksums are verified. Raises `CorruptionError`, `UnavailableError`.
 
-    `part_bytes`: bytes of a file in each of its parts but the last one; `folder`: empty, and of no use to anybody
-    before this returns.
+    `part_bytes`: bytes of a file in each of its parts but the last one; `folder`: empty; unusable until this returns.
     """
     files = list(files)
     _require_room(files, shard, folder)
@@ -181,7 +180,7 @@ def download_files(
 def fetch_part(shard: PrefixedStorage, part: Part, size_bytes: int) -> pa.Buffer:
     """Return the bytes of a file that a part holds. Raises `CorruptionError`.
 
-    `size_bytes`: how many they must be.
+    `size_bytes`: their expected number.
     """
     source = f"{shard.url}/{part.key}"
     try:
@@ -214,7 +213,7 @@ def _require_room(files: Iterable[SnapshotFile], shard: PrefixedStorage, folder:
 
 
 def _finish(futures: list[Future[_Result]]) -> None:
-    """Wait for all; where one fails, cancel those that have not begun, wait for the rest and raise what went wrong."""
+    """Wait for all; if one fails, cancel those not begun, wait for the rest and raise the error."""
     wait(futures, return_when=FIRST_EXCEPTION)
     for future in futures:
         future.cancel()
@@ -380,8 +379,8 @@ class Snapshots:
     ) -> tuple[ChainEntry, Manifest]:
         """Store a version and leave a note of it for the commits that follow. Raises `UnavailableError`.
 
-        `cleaned`: what is known of clean-ups, for the next executor; `is_sure`: whether what was stored before is sure
-        to be there. If not, a listing tells, and what is not is sent again.
+        `cleaned`: what is known of clean-ups, for the next executor; `is_sure`: whether earlier parts are sure to
+        exist. If not, a listing tells, and missing ones are sent again.
         """
         folder, names, lineage = frozen.folder, frozen.names, frozen.lineage
         # Only what the version itself builds on is sure not to be cleaned up meanwhile.
@@ -459,7 +458,7 @@ class Snapshots:
         return self.read_manifest(lineage.snapshot).cleaned if note is None else note.cleaned
 
     def age_ms(self, lineage: Lineage) -> int | None:
-        """Return the age of a version's snapshot; None if no note tells."""
+        """Return the age of a version's snapshot; None without a note."""
         note = None if lineage.snapshot is None else self.notes.note_of(lineage.snapshot)
         return None if note is None else max(0, self._now_ms() - note.written_ms)
 

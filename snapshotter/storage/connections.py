@@ -1,4 +1,4 @@
-"""A storage's connection: one for each process that uses it, made when that first needs it.
+"""A storage's connection: one per process, made on first use.
 
 PySpark's daemon forks its workers. An inherited connection is never used, closed or collected in a child: that would
 take the parent's sockets out of the epoll set both share, or wait for threads that did not survive the fork.
@@ -17,8 +17,8 @@ _Connection = TypeVar("_Connection")
 class Connections(Generic[_Connection]):
     """The connections of one storage.
 
-    `connect`: makes one. It must not refer to the storage, which is released when nothing refers to that any more;
-    `close`: closes one; by default it closes when it is collected.
+    `connect`: makes one. It must not refer to the storage, or the storage is never released; `close`: closes one; by
+    default it closes when it is collected.
 
     Threads: many. Where two need the first connection at once, both may make one, and one is kept.
     """

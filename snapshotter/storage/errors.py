@@ -143,7 +143,7 @@ def translated(action: str, url: str, key: str, secrets: AbstractSet[str] = froz
 def map_error(
     exc: Exception, *, action: str, url: str, key: str, secrets: AbstractSet[str] = frozenset()
 ) -> HoldfastError:
-    """Return the error of holdfast that stands for a third-party exception; see the module for the table."""
+    """Map a third-party exception to an error of holdfast; see the module's table."""
     kind, message = _classify(exc)
     if kind is NotFoundError and action == "put":
         kind, message = UnavailableError, _TAKEN_AWAY

@@ -138,7 +138,7 @@ class FsspecStorage(ObjectStorage):
         return whole_range(data, start, end, key, self.url)
 
     def _got(self, key: str, read: Callable[[Any, str], memoryview]) -> memoryview:
-        """Return what `read` returns, called with the file system and the file's path."""
+        """Call `read` with the file system and the file's path; return its result."""
         check_key(key)
         with translated("get", self.url, key, self._secrets):
             fs, root = self._begin("get")
@@ -300,7 +300,7 @@ def _suppressed_absence() -> Iterator[None]:
 
 
 def _finds_by_walking(fs: Any) -> bool:
-    """Tell whether a file system lists folder by folder; object stores list all at once, each in its own way."""
+    """Tell whether a file system lists folder by folder; object stores list everything at once."""
     if isinstance(fs, AsyncFileSystem):
         return type(fs)._find is AsyncFileSystem._find  # noqa: SLF001
     return type(fs).find is AbstractFileSystem.find

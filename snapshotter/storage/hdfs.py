@@ -144,7 +144,7 @@ def read_file(
 ) -> memoryview:
     """Return some bytes of a file; raise NotFoundError if it is absent.
 
-    `choose`: is told the size, and returns where to begin and to end, or raises.
+    `choose`: takes the size; returns start and end, or raises.
     """
     try:
         reader = client.read(path)
@@ -301,7 +301,7 @@ class HdfsStorage(ObjectStorage):
         return len(left)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; see `ObjectStorage.delete`. A NameNode that is gone is not asked for each key anew."""
+        """Delete objects; see `ObjectStorage.delete`. Stops asking a NameNode that does not answer."""
         self._delete_files({key: self._path(key) for key in keys})
 
     def _delete_files(self, waiting: dict[str, str]) -> None:

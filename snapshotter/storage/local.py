@@ -206,7 +206,7 @@ class LocalStorage(ObjectStorage):
         return at
 
     def _read(self, key: str, read: Callable[[int, int], memoryview]) -> memoryview:
-        """Return what `read` returns, called with an open regular file and its size."""
+        """Call `read` with an open regular file and its size; return its result."""
         *folder, name = check_key(key).split("/")
         self._begin("get")
         with translated("get", self.url, key):

@@ -358,7 +358,7 @@ class ObjectStorage(ABC):
             raise ClosedError("storage is closed: open it again", storage=self.url)
 
     def _listed(self, found: Iterable[ObjectInfo]) -> Sequence[ObjectInfo]:
-        """Return what a listing found in the order of keys, without names that no put could have made."""
+        """Sort a listing by key, and drop names that no put could have made."""
         ours = [info for info in found if not key_problem(info.key)]
         return sorted(ours, key=lambda info: info.key.encode())
 

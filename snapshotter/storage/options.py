@@ -160,7 +160,7 @@ class StorageUrl(NamedTuple):
 
     @property
     def store(self) -> tuple[str, str]:
-        """What holds the path, whichever of its schemes it is called by: two URLs of one store have the same."""
+        """The store that holds the path: equal for two URLs of one store, whatever their schemes."""
         return "s3" if self.scheme in _S3 else self.scheme, self.authority
 
     def __str__(self) -> str:

@@ -364,7 +364,7 @@ class S3Storage(ObjectStorage):
             await self._call(fs, "put_object", Key=name, Body=io.BytesIO(view), **condition)
 
     async def _put_new(self, fs: Any, name: str, data: bytes) -> int | None:
-        """Put what must replace nothing; return the status of the store's refusal, None if it has stored it."""
+        """Put an object that must not replace another; return the status of a refusal, None if stored."""
         try:
             await self._put_small(fs, name, data, IfNoneMatch="*")
         except OSError as exc:
@@ -375,7 +375,7 @@ class S3Storage(ObjectStorage):
         return None
 
     async def _put_large(self, fs: Any, name: str, view: memoryview) -> None:
-        """Upload in parts; on any failure stop all of them, and only then abort."""
+        """Upload in parts; on any failure stop all parts, then abort."""
         async with self._limit(view.nbytes):
             upload = await self._call(fs, "create_multipart_upload", Key=name)
         target = {"Key": name, "UploadId": upload["UploadId"]}
@@ -439,7 +439,7 @@ class S3Storage(ObjectStorage):
             return await self._get_ranges(fs, name, size)
 
     async def _get_ranges(self, fs: Any, name: str, size: int) -> bytearray:
-        """Read ranges at once; their bytes carry no checksum of the store, holdfast's own files do."""
+        """Read ranges at once; the store gives no checksum for them, holdfast's files do."""
         data = bytearray(size)
         slots = asyncio.Semaphore(self._parallel)
 
@@ -521,7 +521,7 @@ class S3Storage(ObjectStorage):
 
 
 async def _all(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Run at once; at the first failure stop the others, wait until they have, and raise that failure."""
+    """Run concurrently; on the first failure stop the others, wait for them, and raise it."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)

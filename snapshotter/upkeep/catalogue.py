@@ -222,7 +222,7 @@ def list_state_dir(storage: ObjectStorage, operator: str | None = None) -> State
 def list_begun(storage: ObjectStorage) -> StateDirListing:
     """List a state directory in which no operator may have committed yet, or some are half-deleted.
 
-    What a query stores of an operator before its record is not unknown there.
+    Objects stored before an operator's record do not count as unknown.
 
     Raises `NotFoundError` if it holds something, but nothing of holdfast's; the message says what is there.
     """
@@ -344,8 +344,8 @@ def read_header(
     Raises `NotFoundError`, `CorruptionError` or `UnavailableError` if it is not there, is damaged or belongs elsewhere,
     or cannot be read now.
 
-    Memory: 16 MiB. Of a larger commit, as a restore or a rescale stores them, only the end is read; whether the rest of
-    it is whole, `require_whole` tells.
+    Memory: 16 MiB. Reads only the end of a larger commit, as stored by restores and rescales; `require_whole` checks
+    the rest.
     """
     source = f"{shard.url}/{stored.key}"
     if stored.kind == "snapshot":

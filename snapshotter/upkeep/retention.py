@@ -99,8 +99,8 @@ class History:
     def require(self, needed: Iterable[Link]) -> None:
         """Raise `CorruptionError` if an object is missing: the listing is then incomplete.
 
-        A snapshot's parts too: later snapshots name them again, so what could stand in for it must stay until they are
-        stored anew.
+        So too for a snapshot's parts: later snapshots reuse them, so substitutes must stay until the parts are stored
+        again.
         """
         for link in needed:
             if self.is_there(link) and link.kind == "snapshot":
@@ -125,8 +125,8 @@ class History:
     def is_there(self, link: Link) -> bool:
         """Tell whether an object exists; beyond the end of history, clean-ups deleted all. Raises `CorruptionError`.
 
-        History ends below all that is there, or where a snapshot says so: below may lie what a late attempt has
-        stored since, or a clean-up could not delete.
+        History ends at the oldest object, or where a snapshot says so: older objects are a late attempt's, or survived
+        a clean-up.
         """
         if link.key in self.listing.objects:
             return True
@@ -165,10 +165,10 @@ def _newest_commit(chain: tuple[Link, ...], horizon: int) -> Link | None:
 def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
     """Return the lowest version number whose objects the query may need to return to the horizon.
 
-    Raises `CorruptionError`, `NotFoundError` or `UnavailableError` if a header on the way cannot be had.
+    Raises `CorruptionError`, `NotFoundError` or `UnavailableError` if a needed header cannot be read.
 
-    `chain`: all stored objects that the version is made of at which the query is, oldest first; `horizon`: the lowest
-    version number that the query may return to.
+    `chain`: all stored objects of the query's current version, oldest first; `horizon`: the lowest version number that
+    the query may return to.
 
     Returns 0 where the lineage has no commit object that is old enough to tell.
 
@@ -196,8 +196,8 @@ def needed_in_storage(retained: int, history: History) -> int:
 
     `retained`: how many versions before the newest one the query may return to.
 
-    What the query is at cannot be seen: it may have dropped the newest commits, or have gone back. So each commit and
-    snapshot above the horizon counts as a version that it may be at, unless another one builds on it.
+    The query's version is unknown: it may have dropped the newest commits, or gone back. So each commit and snapshot
+    above the horizon counts as a version that it may be at, unless another one builds on it.
     """
     versions = history.listing.versions
     if not versions:

@@ -69,7 +69,7 @@ class ShardReport:
 class _Found:
     """An object as it was read: a commit or a manifest with what names it in a chain, or a part.
 
-    Of a commit only what it builds on. `problem` says how the object is damaged.
+    For a commit, only its base. `problem` says how the object is damaged.
     """
 
     size_bytes: int
@@ -156,7 +156,7 @@ class _Once:
         return tuple(self._known.setdefault(value, value) for value in values)  # type: ignore[misc]  # they are equal
 
     def header(self, header: Commit | Manifest) -> Commit | Manifest:
-        """Return a header without what verification does not ask for."""
+        """Return only the parts of a header that verification needs."""
         if isinstance(header, Manifest):
             return replace(header, files=self.each(header.files), replaced=self.each(header.replaced))
         last = header.lineage.last

@@ -58,7 +58,7 @@ class CallMeasures:
     rows_late: int = 0  #: Rows dropped as late, besides `rows`
 
     def with_news(self, age_ms: int | None, stored_bytes: int, failures: int) -> CallMeasures:
-        """Return the same, with what the state server says of the shard's snapshots."""
+        """Return the measures with the state server's news of snapshots."""
         return replace(self, snapshot_lag_ms=age_ms, snapshot_bytes=stored_bytes, snapshot_failures=failures)
 
     def row(self) -> list[int | None]:
@@ -130,7 +130,7 @@ _LARGEST = {one.measure for one in METRICS if one.kind == "largest"} - {one.meas
 
 
 def together(some: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
-    """Return the measures of two groups of calls as those of one."""
+    """Merge the measures of two groups of calls."""
     found = dict(some)
     for name, value in others.items():
         found[name] = max(found.get(name, 0), value) if name in _LARGEST else found.get(name, 0) + value

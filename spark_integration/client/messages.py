@@ -116,7 +116,7 @@ class RecentBatch(_Message, notice=True):
 
 @dataclass(frozen=True)
 class SnapshotNews(_Message, notice=True):
-    """What the state server answers to an announcement: what became of the shard's snapshots."""
+    """The state server's answer to an announcement: the outcome of the shard's snapshots."""
 
     #: Since the last snapshot that this server knows, or since it first saw the shard; None without durable storage
     age_ms: int | None = None

@@ -64,8 +64,7 @@ _SOCKET_PATH_LIMIT = 100
 def choose_root(local_dir: str | None, *, in_memory: bool) -> Path:
     """Return the directory below which this executor's local state goes.
 
-    State in RAM stays where the executor's first call has put it, whatever is free by then: its own rows may have
-    filled ``/dev/shm``.
+    State in RAM stays where the executor's first call put it, even if its own rows have since filled ``/dev/shm``.
     """
     if local_dir is not None:
         return Path(local_dir)
@@ -258,7 +257,7 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
 def is_found(executor_directory: Path, socket: Path, lock: int) -> bool:
     """Tell whether workers still find the server that holds a lock: the file that is locked, and the socket, are there.
 
-    Where a program that cleans temporary directories has removed the file, the next worker locks another one.
+    If a temp cleaner removed the file, the next worker locks another.
     """
     try:
         there = os.stat(executor_directory / LOCK_NAME)

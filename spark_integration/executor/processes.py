@@ -60,7 +60,7 @@ class ProcessId:
     """A process, identified for good: the system reuses process ids, so its start time is part of the identity.
 
     In a container, an executor has the same number after each restart of the machine, and may begin at the same tick.
-    It must not take the files from before for its own, which nobody verifies.
+    It must not adopt files from before the restart, which nobody verifies.
     """
 
     pid: int
@@ -82,7 +82,7 @@ class ProcessId:
         return started == self.started and not has_ended
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until the process has ended, at most so long; tell whether it has."""
+        """Wait until the process has ended, up to a limit; tell whether it has."""
         try:
             descriptor = os.pidfd_open(self.pid) if sys.platform == "linux" else None
         except ProcessLookupError:

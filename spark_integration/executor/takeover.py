@@ -139,8 +139,8 @@ def remove_dead_executors(root: Path, now_ms: int) -> None:
 def own_directory(local_dir: str | None = None) -> Iterator[Path]:
     """Yield a directory that the context removes, and that nobody takes over.
 
-    It is like that of an executor which is this process: so once that is killed, whoever removes what dead executors
-    left removes it.
+    It looks like an executor directory of this process, so if the process is killed, the clean-up of dead executors
+    removes it.
     """
     root = choose_root(local_dir, in_memory=False)
     begun_ms = clock.monotonic_ms()

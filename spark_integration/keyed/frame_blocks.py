@@ -1,7 +1,7 @@
 """Makes, cuts and reads small frames by their blocks: the arrays, one for each dtype, in which pandas keeps columns.
 
-A frame that is cut gets its columns from us, too, where a function takes them by ``frame[label]``: pandas looks for
-them in a dict of the frame before it makes them, and that dict makes what is missing.
+For ``frame[label]``, a cut frame's columns come from us, too: pandas first looks in a dict of the frame, and that dict
+makes what is missing.
 
 A public way costs a small frame 10 to 200 µs, more than all else that is done for a key. So pandas' private names are
 used here, and nowhere else, as long as pandas has all of them. Without them the public ways give the same.
@@ -185,7 +185,7 @@ class Columns:
             self._manager, self._place = type(column), type(column.blocks[0].mgr_locs)
 
     def made(self, label: Any, frame_ref: ref[pd.DataFrame], blocks: tuple[Any, ...]) -> pd.Series[Any] | None:
-        """Return a column of a frame, which had `blocks` first; None where pandas must see to what has changed."""
+        """Return a column of a frame made from `blocks`; None where pandas must handle changes."""
         frame, found_at = frame_ref(), self._places.get(label)
         if frame is None or found_at is None:
             return None
@@ -210,7 +210,7 @@ class Columns:
 
 
 class _Taken(dict[Any, Any]):
-    """The columns that were taken from a frame, where pandas looks for one before it makes it."""
+    """The columns taken from a frame, where pandas looks before it makes one."""
 
     __slots__ = ("_blocks", "_columns", "_frame")
 
@@ -227,12 +227,12 @@ class _Taken(dict[Any, Any]):
 
 
 def pandas_columns(frame: pd.DataFrame, columns: Columns, blocks: tuple[Any, ...]) -> dict[Any, Any]:
-    """Return what a frame keeps its columns in, so that pandas makes them."""
+    """Return a frame's column cache that lets pandas make the columns."""
     return {}
 
 
 def our_columns(frame: pd.DataFrame, columns: Columns, blocks: tuple[Any, ...]) -> dict[Any, Any]:
-    """Return what a frame keeps its columns in, so that `columns` makes them."""
+    """Return a frame's column cache that lets `columns` make the columns."""
     return _Taken(frame, columns, blocks)
 
 

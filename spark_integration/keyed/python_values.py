@@ -78,8 +78,8 @@ _NONE = type(None)
 def row_maker(*names: str) -> RowMaker:
     """Return a maker of rows with these columns: ``Row("a", "b")(*values)``, but faster to make and to read.
 
-    Their class is one of their own, which has the names, and a column as an attribute where Spark's looks it up by its
-    name. In all that it shows but ``type(row)`` it is Spark's; a copy, or a row that was pickled, is of Spark's.
+    Their own class holds the names, and has an attribute per column, which Spark's looks up by name. Except for
+    ``type(row)`` it behaves as Spark's; copied and pickled rows are Spark's.
     """
     at: Any = namedtuple("at", [f"column_{n}" for n in range(len(names))])  # type: ignore[misc]  # noqa: PYI024
     pairs = [*zip(names, map(partial(getattr, at), at._fields), strict=True)]
@@ -482,7 +482,7 @@ def _wall_clock(value: Any) -> dt.datetime:
 
 
 def _sequence(value: Any) -> list[Any] | None:
-    """Return the elements of an array. Bytes are signed, as in the JVM; text and mappings are no sequences."""
+    """Return the elements of an array. Bytes are signed, as in the JVM; text and mappings do not count."""
     if _is_nan(value):
         return None
     if isinstance(value, (bytes, bytearray)):

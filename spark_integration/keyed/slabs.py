@@ -124,7 +124,7 @@ class KeySlabs(ABC, Generic[P]):
         """Yield some rows of one key, in pieces."""
 
     def slabs(self, at_once: KeysAtOnce | None = None) -> Iterator[Slab[P]]:
-        """Yield slabs of consecutive keys, each of as many at most as `at_once` says when it is taken."""
+        """Yield slabs of consecutive keys, each at most as large as `at_once` then says."""
         at_once = at_once or KeysAtOnce(SLAB_KEYS)
         first, last = 0, len(self._bounds) - 1
         is_large = np.append(np.flatnonzero(np.diff(self._bounds) > self._rows_each), last)

@@ -1,4 +1,4 @@
-"""Keys as they are given to look up, and tables as users see them.
+"""Keys as users write them, and tables as users see them.
 
 One key, or some shards, to read are given as options, so that they belong to one read only.
 
@@ -226,7 +226,7 @@ def _scalar(name: str, value: object, t: pa.DataType) -> pa.Scalar:
 def _storable(value: object, t: pa.DataType) -> object:
     """Return a value as Arrow takes it without a change; raises TypeError, ValueError and Arrow's own errors.
 
-    Arrow would cut off digits, times and zones, and leave out fields: that finds another key than the one asked for.
+    Arrow would drop digits, times, zones and fields, and so find another key.
     """
     types = pa.types
     if value is None:
@@ -284,7 +284,7 @@ def shown_columns(schema: TableSchema) -> pa.Schema:
 
 
 def free_name(name: str, taken: Collection[str], prefix: str) -> str:
-    """Return a name, with a prefix as often as it takes for no other one to be the same in another case."""
+    """Return a name, prefixed until it differs from all others, ignoring case."""
     folded = {other.casefold() for other in taken}
     while name.casefold() in folded:
         name = prefix + name
@@ -299,7 +299,7 @@ def as_table(schema: TableSchema, runs: Sequence[Run]) -> pa.Table:
 
 
 def same_rows(one: Mapping[str, pa.Table], other: Mapping[str, pa.Table]) -> bool:
-    """Tell whether tables hold the same values in the same order: NaN, which Arrow finds unequal to itself, is."""
+    """Tell whether tables hold the same values in the same order; NaN equals NaN, unlike in Arrow."""
     return one.keys() == other.keys() and all(_content(one[name]).equals(_content(other[name])) for name in one)
 
 

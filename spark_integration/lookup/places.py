@@ -112,9 +112,9 @@ def require_no_state_directory(location: ObjectStorage) -> None:
 
 
 def location_of(noted: NotedLocation, states: ObjectStorage, options: Mapping[str, object]) -> str:
-    """Return the checkpoint location that a state directory notes, once what is there agrees.
+    """Return the checkpoint location that a state directory notes, once verified.
 
-    Raises `NotFoundError` if it does not, or is not opened.
+    Raises `NotFoundError` if it disagrees or cannot be opened.
     """
     facts = {"checkpoint_location": noted.location, "noted_on": noted.host, "query": noted.query_id}
     place, home = parse_url(noted.location), parse_url(states.url)
@@ -301,7 +301,7 @@ def _has_operator(records: list[OperatorRecord], name: str | None) -> bool:
 
 
 def _described(storage: ObjectStorage, query_id: str, records: list[OperatorRecord]) -> str:
-    """Return a query by what people know it by: name, operators, when it worked last, and where."""
+    """Describe a query as people know it: name, operators, when it last worked, and where."""
     own, noted = [], None
     with suppress(HoldfastError):  # damaged: what else is known still helps
         claims = [find_claim(storage, record.operator) for record in records[:_CLAIMS_MAX]]

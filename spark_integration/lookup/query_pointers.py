@@ -210,12 +210,12 @@ class StoredOperator:
 
     @cached_property
     def places(self) -> dict[int, tuple[str, PointerRow]]:
-        """By shard its directory and its pointer; of those that were read."""
+        """Directory and pointer of each shard that was read."""
         return {row.shard: (directory, row) for directory, rows in self.pointers.items() for row in rows}
 
 
 def grouping_of(tables: Mapping[str, TableSchema]) -> tuple[str, ...]:
-    """Return the key columns that an operator with these tables, those that users see, is grouped by."""
+    """Return an operator's grouping columns, given the tables that users see."""
     if certain := next(filter(None, (grouping_columns(tables, name) for name in tables)), ()):
         return certain
     # A processor with maps only, or none but timers: each has key columns of its own behind those of the group.
@@ -291,7 +291,7 @@ class QueryPointers:
         Raises `NotFoundError` if the micro-batch is not committed, or was purged; `InvalidArgumentError` if Spark's
         state has a form that holdfast does not read; `CorruptionError` if it is damaged.
 
-        `partitions`: read the pointers in these partitions only, as far as an operator has such.
+        `partitions`: read only the pointers in these partitions.
         """
         _, stores, operators = self._of(batch_id)
         found = []
@@ -304,7 +304,7 @@ class QueryPointers:
         return found
 
     def of_shards(self, batch_id: int, shards: Iterable[int]) -> list[Held]:
-        """Return the same with the pointers of these shards at least; raises as `held`."""
+        """Return it with at least these shards' pointers; raises as `held`."""
         wanted = set(shards)
         _, _, operators = self._of(batch_id)
         numbers = {operator.partitions for operator in operators if operator.partitions}

@@ -230,7 +230,7 @@ class StoredQuery:
         }
 
     def times(self) -> list[BatchTimes]:
-        """Return when the micro-batches that are logged were planned and committed, ascending, whole or not."""
+        """Return when the logged micro-batches were planned and committed, ascending, even if incomplete."""
         return self._pointers.log.times()
 
     def operator(self, name: str, batch_id: int | None = None) -> StoredOperator:
@@ -541,7 +541,7 @@ class StoredQuery:
         return as_table(table, runs)
 
     def _with_oldest(self, batch_id: int, read: Callable[[int], _T]) -> _T:
-        """Return what `read` returns for a micro-batch; if that is not kept any more, say which the oldest is."""
+        """Call `read` for a micro-batch; if that was purged, name the oldest in the error."""
         try:
             return read(batch_id)
         except _Gone as exc:
@@ -591,7 +591,7 @@ def sequence_of(keys: Key | Sequence[Key]) -> Sequence[Key]:
 
 
 def _is_gone(exc: BaseException) -> bool:
-    """Tell whether an error says that something is not there any more, rather than that it is damaged."""
+    """Tell whether an error reports something as gone, rather than damaged."""
     return isinstance(exc, (NotFoundError, StateLostError)) or isinstance(exc.__cause__, NotFoundError)
 
 

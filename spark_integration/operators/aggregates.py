@@ -65,7 +65,7 @@ class Aggregate:
     takes_hashes: bool = False  #: Whether the workers get Spark's hashes in place of the values
 
     def alias(self, name: str) -> Aggregate:
-        """Return the same under a name, as ``Column.alias`` does."""
+        """Name the aggregate, as ``Column.alias`` does."""
         return replace(self, spark=self.spark.alias(name))
 
     def accumulator(self, name: str, column: str, taken: DataType, returned: DataType) -> Accumulator:

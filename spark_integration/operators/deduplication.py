@@ -5,8 +5,8 @@
     rows ─▶ the first of each key ─▶ those without state ─▶ out
                                             └─▶ state: until ─▶ forgotten once the clock has passed it
 
-The clock passes a key's time between micro-batches, and duplicates in the micro-batch in which it does are still
-duplicates: so Spark has it. With a time to live of event time, which Spark has not, rows' own times decide instead::
+The clock passes a key's time between micro-batches, and duplicates in the micro-batch in which it does still count, as
+in Spark. With a time to live of event time, which Spark has not, rows' own times decide instead::
 
     rows of a key    09:00   09:20             10:10   10:30        ttl of an hour
                        ▲ shown, until 10:00      ▲ shown, until 11:10
@@ -43,7 +43,7 @@ _LONG_AGO = np.iinfo(np.int64).min
 
 @dataclass(frozen=True)
 class Deduplication(OperatorFunction):
-    """The `ShardFunction` of deduplication as Spark has it, and of that in processing time."""
+    """The `ShardFunction` of Spark's deduplication, and of that in processing time."""
 
     key_types: pa.Schema
     output_types: pa.Schema
@@ -95,7 +95,7 @@ class Deduplication(OperatorFunction):
         yield conform_output(shown, self.output_types, batch.operator)
 
     def _first_rows(self, batch: ShardInput, order: RowOrder, found: Found) -> tuple[IntArray, IntArray]:
-        """Return the keys, ascending, that have a row to show, and this row; of several of a key the last one counts.
+        """Return the ascending keys with a row to show, and that row; the last of a key counts.
 
         `found` is the state of these keys.
         """
@@ -134,8 +134,7 @@ class DeduplicationByTime(Deduplication):
 def first_rows(key: IntArray, until: IntArray, stored: IntArray, ttl: int) -> tuple[IntArray, IntArray]:
     """Return the keys and rows, by key and time, that come when their key is not remembered.
 
-    `until` is until when a row's key is remembered if the row is shown, `stored` until when each key is remembered
-    before.
+    `until`: how long a shown row's key is remembered; `stored`: how long each key was remembered before.
     """
     rows = np.lexsort((until, key))
     key, at = key[rows], until[rows] - ttl

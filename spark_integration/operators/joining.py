@@ -89,7 +89,7 @@ class _Input:
 def joined(left: DataFrame, right: DataFrame, on: str | Sequence[str], within: str, how: str, name: str) -> DataFrame:
     """Define ``join``.
 
-    Raises `AnalysisException` or `PySparkTypeError` for a wrong key, and `InvalidArgumentError` for what else is wrong.
+    Raises `AnalysisException` or `PySparkTypeError` for a wrong key, and `InvalidArgumentError` for other faults.
     """
     kind = _HOW.get(str(how).lower().replace("_", ""))
     if kind is None:
@@ -214,7 +214,7 @@ def _output(left: _Input, right: list[StructField], keys: list[StructField], kin
 
 
 def _marked(output: StructType, times: list[str], watermark: Watermark) -> StructType:
-    """Return an output with the marks of a watermark at these columns only."""
+    """Return an output with watermark marks on these columns only."""
     marked = without_watermark(output)
     for time in times:
         marked[time].metadata = {**(marked[time].metadata or {}), **watermark.metadata}

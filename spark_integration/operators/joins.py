@@ -128,7 +128,7 @@ class Sides:
 
     @cached_property
     def _index_key(self) -> pa.Schema:
-        """The key of a row of either side, and which."""
+        """The key of either side's row, and the side."""
         own = {"at": self.left.time.type, "number": pa.int64(), "is_left": pa.bool_()}
         return pa.schema([*self.key_types, *((free_name(name, self.key_types), t) for name, t in own.items())])
 
@@ -247,7 +247,7 @@ class Join(OperatorFunction):
         return ends.earliest_ms()
 
     def _alone(self, side: JoinSide, keys: Keys, transaction: Transaction, operator: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that nothing has come near."""
+        """Yield the rows without any match."""
         for slab in slabs(keys):
             found = transaction.get(side.table, slab)
             rows = np.flatnonzero(found.exists & ~to_bools(found.values.columns[-1]))
@@ -405,7 +405,7 @@ class Near:
         self._places = places[self._order]
 
     def _place(self, key: IntArray, rank: IntArray) -> IntArray:
-        """Return a number that grows with the key and, of one key, with the rank of a time."""
+        """Return a number that grows with the key and, within a key, with the time's rank."""
         return key * (len(self._times) + 1) + rank
 
     def pairs(self, others: KeyedTimes) -> Iterator[tuple[IntArray, IntArray]]:

@@ -196,7 +196,7 @@ class _Merged:
         )
 
     def touching(self, entries: Iterable[Entries]) -> list[Entries]:
-        """Return those stored sessions that touch or overlap one of these: of a key with many, hardly any."""
+        """Return the stored sessions that touch or overlap one of these, usually few per key."""
         ends = np.unique(self.end)
         places = self.key * (len(ends) + 1) + np.searchsorted(ends, self.end)
         found = []

@@ -1,7 +1,7 @@
 """Checks an API's arguments when the step is defined; what Spark rejects fails with Spark's own error.
 
 Changes to state columns, ``stateChanges={"drop": ["m"], "rename": {"old": "new"}}``, may stay in the code once they are
-made. So that none is made twice, no column that is dropped or renamed is declared as well.
+made. To make none twice, a dropped or renamed column must not be declared as well.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _DROP, _RENAME = "drop", "rename"
 def operator_name(func: object, name: str | None) -> str:
     """Return the operator's name, which must be a valid folder name. Raises `InvalidArgumentError`.
 
-    Without a name it is that of the function or class, less the underscores that make it private: to Spark and others
-    who read savepoints, a folder that begins with one is hidden.
+    Defaults to the function's or class's name without leading underscores: Spark and other readers of savepoints hide
+    folders that begin with one.
     """
     chosen = getattr(func, "__name__", "").lstrip("_") if name is None else name
     if not isinstance(chosen, str) or not OPERATOR_NAME.fullmatch(chosen):
@@ -145,7 +145,7 @@ def processor_host(
 
 
 def can_host_processors(session: SparkSession, provider: str | None = None) -> bool:
-    """Tell whether a session runs processors, and so what hands a watermark on; with its state store or another one."""
+    """Tell whether a session runs processors, which hand watermarks on, with its state store or another."""
     if not str(provider or session.conf.get(_PROVIDER)).endswith(_FIT_PROVIDER):
         return False
     try:
@@ -215,8 +215,8 @@ def require_event_time(column: str, output: StructType, time_mode: TimeMode, df:
 def changes_of_tables(given: StateChanges | None, tables: Mapping[str, Collection[str]]) -> dict[str, ColumnChanges]:
     """Return the changes to columns, by state table.
 
-    `given` has changes by table or, where `STATE_TABLE` is the only one, its changes as they are. Raises
-    `InvalidArgumentError` if they are none, or of other tables.
+    `given`: changes by table or, where `STATE_TABLE` is the only one, its changes alone. Raises `InvalidArgumentError`
+    if they are invalid, or of other tables.
     """
     known = dict(tables)
     if list(known) == [STATE_TABLE] and isinstance(given, Mapping) and given.keys() & {_DROP, _RENAME}:
@@ -284,7 +284,7 @@ def _refuse(why: str, **facts: object) -> NoReturn:
 
 
 def has_no_result(owner: object, name: str, until: str) -> AttributeError:
-    """Return the error of what a grouped stream lacks: a DataFrame's attributes belong to the result.
+    """Return the error for an attribute that a grouped stream lacks: it belongs to the result.
 
     `until`: the calls that give a result.
     """

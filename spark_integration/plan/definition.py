@@ -69,8 +69,8 @@ class StoredState:
 def stored_state(session: SparkSession, settings: Settings, operator: str, function: ShardFunction) -> StoredState:
     """Return the stored state of an operator's name.
 
-    Runs a job of one task, because only executors are sure to have the storage's credentials and network. Storage that
-    cannot be read is no error here: the query itself will fail, unless all happens to be as it should.
+    Runs a job of one task, because only executors are sure to have the storage's credentials and network. Unreadable
+    storage is no error here: the query itself will fail if anything is wrong.
     """
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -228,11 +228,10 @@ class Definition:
 
 
 def operator_plan(rows: KeyedRows, output: StructType, mode: Mode, name: str, *, is_timed: bool) -> DataFrame:
-    """Return the DataFrame of an operator's output; call it from what the user's call calls.
+    """Return the DataFrame of an operator's output; call it one level below the user's call.
 
-    `output` marks the times that are not older than the watermark; `is_timed` says if late rows are dropped, and rows
-    of state go, by it. Raises `InvalidArgumentError` if the name or a setting is wrong, or a column cannot be sent or
-    stored.
+    `output` marks the times that are not older than the watermark; `is_timed`: whether it drops late rows and expires
+    state. Raises `InvalidArgumentError` if the name or a setting is wrong, or a column cannot be sent or stored.
     """
     settings = checked_settings(rows.df, stacklevel=4)
     hands_on = can_host_processors(rows.df.sparkSession)

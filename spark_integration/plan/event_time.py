@@ -47,7 +47,7 @@ def time_column_of(df: DataFrame) -> TimeColumn | None:
 
 
 def without_watermark(output: StructType) -> StructType:
-    """Return the output's columns without marks of a watermark, as a schema copied from the input's has them.
+    """Return the output's columns without watermark marks, which a schema copied from the input has.
 
     ``applyInPandasWithState`` hands no watermark on. Behind a marked column Spark would accept a window in append mode,
     which never emits anything and whose state grows for ever; without the mark it refuses it.

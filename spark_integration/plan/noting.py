@@ -43,7 +43,7 @@ _REST_MS = 60_000
 
 
 def news_of(session: SparkSession, state_dir: str, storage_values: Mapping[str, str]) -> bytes:
-    """Return what lets tasks tell this process of their queries, whose locations are noted in the state directory."""
+    """Return the accumulator by which tasks report their queries, whose locations this process notes."""
     context = session.sparkContext
     with _lock:
         if not _heard or _heard[0][0] is not context:
@@ -55,7 +55,7 @@ def news_of(session: SparkSession, state_dir: str, storage_values: Mapping[str, 
 
 
 class _NewsAtDriver(NewsParam):
-    """The driver's own, to which Spark adds what tasks have told; they have a plain one."""
+    """The driver's accumulator, to which Spark adds the tasks' news; tasks have a plain one."""
 
     def __init__(self, noter: Noter) -> None:
         self._noter = noter

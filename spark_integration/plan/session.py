@@ -48,7 +48,7 @@ def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
     """Return the settings of the DataFrame's session; warn if the state will not be durable.
 
     `stacklevel` says how many calls up the user's is. Raises `InvalidArgumentError` if a setting or an option is wrong,
-    Spark and pyarrow do not go together, or tasks on this machine would run in another Python.
+    Spark and pyarrow are incompatible, or tasks on this machine would run in another Python.
     """
     require_worker_python(df.sparkSession)
     configuration = dict(df.sparkSession.conf.getAll)
@@ -143,7 +143,7 @@ def _number(configuration: Mapping[str, str], key: str) -> int | None:
 
 
 def require_session(session: SparkSession) -> None:
-    """Raise `InvalidArgumentError` if a session of classic Spark was stopped: Spark's own error then has no words."""
+    """Raise `InvalidArgumentError` if a session of classic Spark was stopped: Spark's own error is then empty."""
     try:
         _ = session.sparkContext.startTime
     except PySparkAttributeError:  # Spark Connect, where there is no such context

@@ -31,7 +31,7 @@ def marked(frame: DataFrame, operator: str, definition_id: str) -> DataFrame:
 
 
 def require_new_name(df: DataFrame, operator: str) -> None:
-    """Refuse an operator whose input has passed one of its name, or two of one name. Raises `InvalidArgumentError`."""
+    """Refuse an operator with a name used upstream, or two upstream of one name. Raises `InvalidArgumentError`."""
     names = [name for name, _ in sorted(set(_MARKED.findall(_plan_of(df))))] + [operator]
     for name in names:
         if names.count(name) > 1:

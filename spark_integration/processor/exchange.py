@@ -70,7 +70,7 @@ class KeyRowObjects(KeySlabs[Row]):
 def named_values(row: Any) -> dict[str, Any]:
     """Return the columns of a row that a processor returned.
 
-    Raises Spark's errors: `AttributeError` if it is none, `PySparkTypeError` if it has no names.
+    Raises Spark's errors: `AttributeError` if it is not a row, `PySparkTypeError` without names.
     """
     try:
         columns: dict[str, Any] = row.asDict(True)

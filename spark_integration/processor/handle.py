@@ -48,7 +48,7 @@ ParseText = Callable[[str, str], StructType]
 
 
 class States(Protocol):
-    """What is behind a handle."""
+    """The states behind a handle."""
 
     def open(self, variable: StateVariable) -> Any:
         """Return the state of a variable that was declared."""
@@ -61,7 +61,7 @@ class ProcessorHandle(StatefulProcessorHandle):
     """Spark's handle on holdfast; methods as Spark documents them.
 
     `schemas` has schemas that were given as text, parsed: the driver fills it, and a worker, which has no JVM to parse
-    text, looks them up. `variables` is what was declared, by name.
+    text, looks them up. `variables`: the declared ones, by name.
     """
 
     def __init__(

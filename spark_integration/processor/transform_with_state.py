@@ -154,7 +154,7 @@ def require_readable_values(variable: StateVariable, declared: TableSchema, stor
 
 
 def _is_index(table: str, stored: StoredTables) -> bool:
-    """Tell whether a table is the index of one whose rows expire, and not a variable with such a name."""
+    """Tell whether a table is an expiry index, not a variable of that name."""
     held = stored.held.get(table)
     return held is not None and held.value.equals(timers_schema(table, held.key).value)
 
@@ -166,8 +166,8 @@ def _refuse(condition: str, message: str, **facts: object) -> NoReturn:
 class AttributeWatch:
     """Compares a processor's attributes before and after its calls.
 
-    What ``init`` makes, such as a cache, may fill. A container that the processor came with may not: whoever fills it
-    expects to find it filled.
+    A cache made by ``init`` may fill. A container that the processor came with may not: its author expects it to
+    persist.
     """
 
     def __init__(self, processor: StatefulProcessor) -> None:
@@ -456,7 +456,7 @@ class _Calls:
 
 
 def _times_of(step: TransformWithState, times: BatchTimes) -> tuple[TimerValues, int]:
-    """Return the times that a processor sees, and the time up to which timers are due."""
+    """Return the times that a processor sees, and the latest time of due timers."""
     if step.time_mode == "None":
         return TimerValues(_NO_TIME, _NO_TIME), _NO_TIME
     watermark_ms = (times.watermark_ms or 0) if step.is_streaming else _NO_TIME

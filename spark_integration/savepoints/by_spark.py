@@ -1,4 +1,4 @@
-"""What only Spark itself does with its state: read the pointers of forms that are not read here, and make such state.
+"""Work that only Spark can do with its state: reading pointers in forms unknown here, and making such state.
 
 `steps_by_spark` reads by Spark's data sources ``state-metadata`` and ``statestore``. `state_by_stub` writes by a query
 of one micro-batch: the same stateful operators, on the same state stores, with the same settings, which keep nothing
@@ -75,7 +75,7 @@ _AS_IT_IS = frozenset(string.ascii_letters + string.digits + "/-_.!~'()*:@&=+$,;
 def state_by_stub(
     spark: SparkSession, conf: Mapping[str, str], new: NewQuery, operators: Sequence[PointerOperator]
 ) -> seeding.FirstState:
-    """Give a new query its state, by a stub that is gone when this returns.
+    """Make a new query's state by a stub query, deleted on return.
 
     Raises `UnavailableError` if Spark failed; `ConflictError` if another attempt has taken the location meanwhile;
     `InvalidArgumentError` if this Spark pins other settings.
@@ -113,10 +113,9 @@ def run_stub(spark: SparkSession, operators: Sequence[PointerOperator], location
 
 @contextmanager
 def session_of_stub(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Give a session in which Spark writes its own state as the savepoint's query did.
+    """Yield a session in which Spark writes its state as the savepoint's query did.
 
-    In Spark Connect it is the user's, whose settings are other ones meanwhile: a new session there would lack the
-    packages that were added to it.
+    On Spark Connect it is the user's, with other settings meanwhile: a new session would lack its added packages.
     """
     wanted = {
         **conf,

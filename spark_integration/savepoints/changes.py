@@ -105,7 +105,7 @@ def migrations_of(operator: SavedOperator, given: Any) -> dict[str, Migration]:
 
 
 def migrated(operator: SavedOperator, migrations: Mapping[str, Migration]) -> SavedOperator:
-    """Return what an operator is like once its rows are migrated; its pieces are still those that were saved."""
+    """Return the operator as migrated; its pieces are still the saved ones."""
     after = {name: migration.after for name, migration in migrations.items()}
     declared = dict(operator.declared)
     for name in after.keys() & declared.keys():
@@ -214,7 +214,7 @@ class Plan:
 
 
 def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
-    """Return what becomes of each operator that is not skipped, in the order of the query's plan.
+    """Return a `Plan` for each operator that is not skipped, in the order of the query's plan.
 
     Spark numbers operators with state in the order of the plan, without gaps, and refuses a query that has more or
     fewer of them than its checkpoint location: so the others move up.
@@ -277,7 +277,7 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
 
 
 def _require_whole(savepoint: Savepoint, changes: Changes, numbers: list[int]) -> None:
-    """Check that every operator of the query that was saved has a place in the new one, or is skipped."""
+    """Check that every saved operator has a place in the new query, or is skipped."""
     in_the_way = sorted(set(savepoint.left_out) - changes.skip)
     if in_the_way:
         raise InvalidArgumentError(

@@ -86,7 +86,7 @@ _WAIT_EACH_MS = 100
 def saved_query(
     location: QueryLocation, query_id: str, batch: LoggedBatch, folder: ObjectStorage, sinks: Iterable[SavedSink]
 ) -> SavedQuery:
-    """Return a query as it was after a micro-batch; warn of what its sinks show that is not saved.
+    """Return a query as it was after a micro-batch; warn of sink results that the savepoint lacks.
 
     `folder`: the savepoint's, into which what Spark keeps of the sources is copied; `sinks`: found before: so what they
     have decided was planned.
@@ -142,7 +142,7 @@ def _logs(
 
 
 def shard_row(operator: str, row: PointerRow) -> tuple[Any, ...]:
-    """Return what a task is given of a shard with state, as `SHARD` has it."""
+    """Return a shard with state as a task's row, as in `SHARD`."""
     assert row.pointer is not None
     return (operator, row.directory, row.shard, row.pointer.version, row.pointer.commit_id, row.carried)
 
@@ -326,7 +326,7 @@ def end(
     without: Collection[str],
     timeout_s: float,
 ) -> None:
-    """Stop a query, if it runs, once all is checked that a savepoint of it needs; see `stop`."""
+    """Check everything that a savepoint needs, then stop the query if it runs; see `stop`."""
     _require_place(target, checkpoint_location, tasks)
     with (
         open_storage(str(target), tasks.options) as targets,
@@ -388,7 +388,7 @@ class _Saving:
         return QueryLocation(self.logs)
 
     def of_batch(self, batch_id: int | None, found: Callable[[LoggedBatch], _Found]) -> _Found:
-        """Return what is found of a committed micro-batch; if the query moves on from the last one, try twice."""
+        """Read a committed micro-batch; if the query moves on from the last one, try twice."""
         for is_last in (False, True):
             batch = self.location.batch(batch_id)
             try:
@@ -429,7 +429,7 @@ class _Saving:
         return operators, left_out, saved_query(self.location, query_id, batch, new.folder, sinks)
 
     def look(self, without: Collection[str]) -> None:
-        """Raise what a save fails with for its operators; nothing, if the query twice leaves behind what is read."""
+        """Raise the error that saving the operators would raise; none if the query moves on twice."""
         for _ in range(2):
             batch = self.location.batch()
             try:
@@ -568,9 +568,9 @@ def _modes(step: StatefulStep) -> dict[str, str]:
 
 
 def _names_of(step: StatefulStep) -> list[str]:
-    """Return the operators that a step of the query is: holdfast's by name, Spark's own by Spark's name of it.
+    """Return the names of a step's operators: holdfast's own, or Spark's name for Spark's.
 
-    Nothing tells the name of one of holdfast's that has had no rows yet: its record is written with its first state.
+    An operator of holdfast's without rows has no known name: its record is written with its first state.
     """
     if not step.is_ours:
         return [step.host]

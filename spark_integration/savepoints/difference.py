@@ -91,9 +91,9 @@ def facts_that_differ(before: Savepoint, after: Savepoint) -> list[str]:
 
 
 def difference(before: Side, after: Side, keys_each: int = 0) -> Iterator[TableDifference]:
-    """Yield how each table differs of the operators that both savepoints have. Raises `CorruptionError`.
+    """Yield each table's differences, for operators that both savepoints have. Raises `CorruptionError`.
 
-    `keys_each`: how many of the keys that differ to return, of each table and kind.
+    `keys_each`: how many differing keys to return, per table and kind.
     """
     for name, one in before.operators.items():
         other = after.operators.get(name)

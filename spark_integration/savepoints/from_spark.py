@@ -159,9 +159,9 @@ def _sinks(settings: Settings, options: Mapping[str, object], query_id: str) -> 
 
 
 def require_sparks_own(location: ObjectStorage, batch_id: int | None) -> None:
-    """Raise as `from_spark` does for a micro-batch that is not there, or state that is holdfast's: without Spark.
+    """Without Spark, raise as `from_spark` for a missing micro-batch or for holdfast's own state.
 
-    What is not known here of Spark's files is left to Spark.
+    Unknown forms of Spark's files are left to Spark.
     """
     batch, operators = QueryLocation(location).batch(batch_id), StateOperators(location)
     with suppress(NotKnownError, CorruptionError):
@@ -236,9 +236,9 @@ def _named(steps: list[_Step], operators: str | Mapping[int, str]) -> list[tuple
 
 
 def _described(steps: list[_Step], aggregates: Any, window: Any) -> dict[int, Described]:
-    """Return what is said of each operator, by number.
+    """Return the user's description of each operator, by number.
 
-    Raises `InvalidArgumentError` if it is not clear of which, or operators that follow one another cannot be moved.
+    Raises `InvalidArgumentError` if the operator is unclear, or consecutive operators cannot be moved.
     """
     ours = [step for step in steps if step.host in HAVE_COUNTERPARTS]
     if ours and len(steps) > 1 and not ours[0].hosts_processors:
@@ -288,7 +288,7 @@ def _saved(
 
 
 def _in_one_line(step: _Step, name: str, writer: TableSetWriter, described: Described, shards: int) -> SavedOperator:
-    """Save the state of an operator of Spark's that holdfast has, too; its host is the one that the query will have."""
+    """Save a Spark operator that holdfast also has, under the host that the new query will use."""
     found = moved(step.host, step.read(), described, has_watermark=step.batch.next_watermark_ms > 0)
     own, timed = dict(found.configuration), found.is_timed
     if step.hosts_processors:

@@ -1,4 +1,4 @@
-"""A query in the making: its checkpoint location, its id, and what others left who were stopped while they made it.
+"""A query in the making: its checkpoint location, id, and leftovers of earlier, stopped attempts.
 
 ::
 
@@ -87,12 +87,12 @@ class NewQuery:
         _remove_folder(f"{self.rescaling_url}/{self.query_id}", self.options)
 
     def fill(self, origin: QueryOrigin) -> None:
-        """Say which directories are filled, before they are: from then on they are known to be this query's."""
+        """Record the directories to fill, in advance, as this query's."""
         declare_origin(self.storage, origin)
         self.state_id = origin.state_id
 
     def require(self) -> None:
-        """Raise `ConflictError` if another process has taken the location: what we write there would be its own."""
+        """Raise `ConflictError` if another process has taken the location, and so would own our writes."""
         require_mine(self.location, self.query_id)
 
     def finish(self) -> None:
@@ -176,8 +176,8 @@ def _no_state_directory(location: ObjectStorage) -> Iterator[None]:
 def shards_to_set(state_dir: str, options: Mapping[str, object], query_id: str) -> int | None:
     """Return the number of shards that a session must set for a new query; None if its operators' names tell it.
 
-    A query is defined before Spark says which one it is, so its operators have as many shards as the record under their
-    name says, which may be another query's.
+    A query is defined before its id is known, so its operators take their shard count from the record under their name,
+    perhaps another query's.
     """
     with open_storage(state_dir, options) as storage:
         origin = find_origin(storage, query_id)
@@ -199,7 +199,7 @@ def _may_leave_tasks(error: BaseException) -> bool:
 
 
 def _withdraw(new: NewQuery) -> None:
-    """Let no query start from what is there, and leave it to the next attempt."""
+    """Prevent a query from starting here, and leave the rest to the next attempt."""
     if is_mine(new.location, new.query_id):  # else it is finished, or somebody else's by now
         new.location.delete(["metadata"])
         _log.warning(
@@ -210,7 +210,7 @@ def _withdraw(new: NewQuery) -> None:
 
 
 def _remove(new: NewQuery) -> None:
-    """Delete all that is there: nothing writes to it any more."""
+    """Delete everything there: nothing writes to it any more."""
     new.remove_savepoint()
     new.remove_stub()
     if is_mine(new.location, new.query_id):  # else what is there may be somebody else's by now
@@ -250,7 +250,7 @@ def _stopped(location: ObjectStorage, found: set[str]) -> set[str]:
 
 
 def begin(location: ObjectStorage, query_id: str) -> set[str]:
-    """Take a checkpoint location: an empty one, or one that a restore has left that was stopped.
+    """Take a checkpoint location: an empty one, or one left by a stopped restore.
 
     Raises `ConflictError` if it holds anything else: nothing of it is touched.
 
@@ -277,7 +277,7 @@ def _not_new(location: ObjectStorage, holds: str) -> ConflictError:
 
 
 def forget(location: ObjectStorage, stopped: Iterable[str]) -> None:
-    """Remove the marks of stopped restores, once all that they have left elsewhere is gone."""
+    """Remove the marks of stopped restores, once their other leftovers are gone."""
     location.delete(_MARK + query_id for query_id in stopped)
 
 

@@ -145,7 +145,7 @@ class Restorable:
 
     @classmethod
     def read(cls, target: str, name: str, options: Mapping[str, object], changes: Changes) -> Restorable:
-        """Read a savepoint's manifest; raises as `restore` does where it cannot become that."""
+        """Read a savepoint's manifest; raises as `restore` if it cannot be restored so."""
         with open_storage(target, options) as savepoints:
             savepoint = read_savepoint(savepoints, name)
         partitions = changes.shards if changes.partitions is None else changes.partitions
@@ -251,10 +251,10 @@ class _State:
 
 
 def _advise_of_shards(states: Collection[_State]) -> None:
-    """Say what the session must set where a name leads to another query's number of shards.
+    """Advise on settings where a name implies another query's number of shards.
 
-    A query is defined before Spark says which one it is, so its operators have as many shards as the record under their
-    name says. A wrong number is an error when the query starts, which names the right one.
+    A query is defined before its id is known, so its operators take their shard count from the record under their name.
+    A wrong number is an error when the query starts, which names the right one.
     """
     misled = [state for state in states if state.shards_by_name not in (None, state.plan.shards)]
     if not misled:

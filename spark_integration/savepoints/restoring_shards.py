@@ -75,7 +75,7 @@ class HashRange:
 
 
 def rows_of_shards(operator: SavedOperator, shards: int) -> list[tuple[Any, ...]]:
-    """Return what a `ShardRestorer` is given of an operator's new shards; none of shards that get no rows."""
+    """Return a `ShardRestorer`'s input for an operator's new shards, except those without rows."""
     stretches = list(_stretches(operator, shards))
     first_shards = [first for first, _ in stretches]
     pieces: list[list[dict[str, Any]]] = [[] for _ in stretches]
@@ -104,7 +104,7 @@ def _stretches(operator: SavedOperator, shards: int) -> Iterator[tuple[int, int]
 
 
 def _tasks(operator: SavedOperator, pieces: Sequence[Piece]) -> int:
-    """Return among how many tasks an old shard may be shared, so that what is read twice is a quarter of it at most."""
+    """Return how many tasks may share an old shard if at most a quarter of it is read twice."""
     twice: dict[str, int] = {}
     for piece in pieces:
         by_time, before = is_by_time(operator.tables[piece.table]), twice.get(piece.table, 0)

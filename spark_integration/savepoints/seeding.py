@@ -69,7 +69,7 @@ def partitions_of(conf: Mapping[str, object]) -> int:
 
 
 def state_of_stub(stub: ObjectStorage, location: ObjectStorage, conf: Mapping[str, str]) -> FirstState:
-    """Copy the state that a stub has made, and return how it did. Raises `InvalidArgumentError`."""
+    """Copy a stub's state, and return how it was made. Raises `InvalidArgumentError`."""
     _, batch = _text(stub, "offsets/0").split("\n")[:2]
     stub_conf: dict[str, str] = json.loads(batch)["conf"]
     differ = sorted(name for name, value in conf.items() if stub_conf.get(name) != value)
@@ -125,8 +125,8 @@ def _offsets(version: str, batch: Mapping[str, Any], sources: Sequence[SavedSour
 def moved(key: str, data: memoryview, location: str) -> memoryview | bytes:
     """Return a file of Spark's state for its new place: an operator's metadata may name files of its own by path.
 
-    Whatever stands before ``/state/`` in such a path is replaced. It need not be the place that the file was read from:
-    a symbolic link, a mount, an alias of a name service lead to the same files, and the original may have been moved.
+    Replaces everything before ``/state/`` in such a path, which need not be where the file was read: links, mounts and
+    name services lead to the same files, and the original may have moved.
     """
     if not _METADATA.fullmatch(key):
         return data

@@ -55,7 +55,7 @@ StateMaker = Callable[[NewQuery, Sequence[PointerOperator]], FirstState]
 
 @dataclass(frozen=True)
 class ShardTask(ABC):
-    """What is done for each shard; in Spark, a function for ``mapInArrow``."""
+    """The work for each shard; in Spark, a function for ``mapInArrow``."""
 
     #: The columns of what it is given for each shard, and of what it yields, as Spark has them: ``operator`` and
     #: ``shard`` among them, and ``error`` among the second ones. What a row lacks is null.
@@ -66,7 +66,7 @@ class ShardTask(ABC):
     target: str  #: URL of where it goes
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield what becomes of each row; what it lacks is null."""
+        """Yield each row's outcome; missing fields are null."""
         opened = partial(storage_at, settings=self.settings)
         for batch in batches:
             for row in batch.to_pylist():
@@ -74,7 +74,7 @@ class ShardTask(ABC):
                     yield pa.RecordBatch.from_pylist([outcome], schema=columns_of(self.RETURNED))
 
     def outcomes(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[Mapping[str, Any]]:
-        """Yield what becomes of a row, or its error: repeating would not help."""
+        """Yield a row's outcome, or its error: repeating would not help."""
         try:
             yield from self.work(row, opened)
         except HoldfastError as exc:
@@ -82,7 +82,7 @@ class ShardTask(ABC):
 
     @abstractmethod
     def work(self, row: Mapping[str, Any], opened: Callable[[str], ObjectStorage]) -> Iterator[Mapping[str, Any]]:
-        """Do it for a shard; `opened` gives the storage at a URL."""
+        """Work on a shard; `opened` gives the storage at a URL."""
 
 
 @cache
@@ -177,7 +177,7 @@ class Tasks(Protocol):
         """Raise `NotKnownError` if only Spark reads the pointers of a query, or makes such state as it has."""
 
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
-        """Return what makes the state of a query that pins such settings and has such operators of Spark's.
+        """Return the maker of a query's state, given its pinned settings and Spark operators.
 
         Raises `NotKnownError` if only Spark makes it.
         """
@@ -191,7 +191,7 @@ def settings_of(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
 
 
 def configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
-    """Return the same of a session that reads or restores state, so that it needs a state directory."""
+    """Return the settings and options of a session that needs a state directory."""
     settings, options = settings_of(spark)
     if settings.state_dir is None:
         raise InvalidArgumentError(
@@ -212,7 +212,7 @@ class SparkTasks:
         return versions_of(self.spark)
 
     def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
-        """See `Tasks`; what is not known here, Spark's own reader reads."""
+        """See `Tasks`; Spark's own reader reads unknown forms."""
         try:
             return stored_steps(location, batch)
         except NotKnownError as exc:

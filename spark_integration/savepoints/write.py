@@ -96,7 +96,7 @@ _BEFORE = 2  # hash and shard; in a run, hash and deletion mark
 
 @dataclass(frozen=True)
 class RowEnds:
-    """When rows of an operator in one line are over: so long after the time in a column; never, where that is null."""
+    """When a one-line operator's rows end: a delay after the time in a column; never, if null."""
 
     column: str  #: As runs call it
     after_us: int = 0
@@ -119,7 +119,7 @@ class TableRows:
     ends: RowEnds | None = None  #: What that time is, of an operator in one line
 
     def by_shard(self, shards: int) -> DataFrame:
-        """Return the rows with hash and shard before them, each shard in a partition of its own."""
+        """Prepend hash and shard to the rows; each shard gets its own partition."""
         names = [f"c{place}" for place in range(len(self.frame.columns))]
         frame = self.frame.toDF(*names)
         hashed = frame.select(F.xxhash64(*names[: self.grouping]).alias(HASH), *names)
@@ -130,7 +130,7 @@ class TableRows:
 def tables_of_frames(
     frames: Mapping[str, DataFrame], keys: Sequence[str | Column], time_mode: TimeMode, expiring: Collection[str] = ()
 ) -> list[TableRows]:
-    """Return the tables of a new operator, whose functions declare their state as these frames have it.
+    """Return a new operator's tables, with state columns as in these frames.
 
     `frames`: by table: the key columns, and those of the state. In the table "timers" the only other column says when
     the key's timer is due, in ms since 1970; `expiring`: tables with a column `EXPIRES`, a bigint: when a row expires,
@@ -238,9 +238,9 @@ def _require_same_keys(table: TableSchema, frame: DataFrame) -> None:
 
 
 def grouping_width(table: TableSchema, tables: Mapping[str, TableSchema]) -> int:
-    """Return how many key columns of an operator's table are those by which it groups.
+    """Return how many of a table's key columns are grouping columns.
 
-    Lists have the number of an element behind them, and maps the columns of an entry's key.
+    In lists an element's number follows them, in maps the entry's key columns.
 
     `tables`: all of the operator's: others may say it more surely.
     """
@@ -536,7 +536,7 @@ def without_rows(
 def _begun(
     frames: Mapping[str, DataFrame], target: str | Path, name: str
 ) -> Iterator[tuple[TableSetWriter, ObjectStorage, Making]]:
-    """Give what writes tables into a new savepoint, the directory of savepoints, and the savepoint in the making."""
+    """Yield a table writer, the directory of savepoints, and the savepoint in the making."""
     if not frames:
         raise InvalidArgumentError("name at least one table to write")
     spark = next(iter(frames.values())).sparkSession
@@ -581,7 +581,7 @@ class TableSetWriter:
 
 
 def _no_query(sources: int | Sequence[str], partitions: int) -> SavedQuery:
-    """Return what a savepoint says of a query that has not begun: each source is at its own beginning."""
+    """Return a savepoint's query before its start: each source at its beginning."""
     named = isinstance(sources, Sequence)
     names = []
     if isinstance(sources, Sequence) and not isinstance(sources, str):

@@ -6,9 +6,8 @@
                                        │
                                        └─▶ the last micro-batches, for who asks
 
-A second attempt at a micro-batch measures the same again: it counts as repeated, and for nothing else. Attempts on
-different executors do not know of each other, and both count. Memory is bounded: by the shards in use here, and by
-`BATCHES_KEPT` for each operator.
+A second attempt at a micro-batch counts only as repeated. Attempts on different executors do not know of each other,
+and both count. Memory is bounded: by the shards in use here, and by `BATCHES_KEPT` for each operator.
 
 State servers on one machine take the first free of `PORTS` ports. If none is free, or ``prometheus-client`` is not
 installed, the server logs so once and works without.
@@ -127,7 +126,7 @@ class MeasuredBatches:
             totals.add(message.shard.directory, message.measured)
 
     def forget(self, directory: str) -> None:
-        """Forget a shard that is gone, and an operator with its last one."""
+        """Forget a dropped shard, and its operator with the last one."""
         with self._lock:
             name = OperatorName.of(directory)
             totals = self._operators.get(name)
@@ -201,7 +200,7 @@ class ServerMetrics:
 
 
 class Exposition:
-    """Answers Prometheus, from the first announcement on that names a port.
+    """Answers Prometheus once an announcement names a port.
 
     Threads: any; while one of them looks for a port, the others do not wait.
     """
@@ -232,7 +231,7 @@ class Exposition:
             self._looking.release()
 
     def _begin(self, address: str, first_port: int) -> str | None:
-        """Listen at the first free port; return the reason if none can be had."""
+        """Listen at the first free port; return the reason if there is none."""
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError:

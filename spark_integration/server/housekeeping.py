@@ -114,7 +114,7 @@ class ShardUse:
     def take_up(self, executor_directory: Path) -> None:
         """Count the executor's durable shards that are not known as called now.
 
-        They are those of an earlier server, and those of calls that failed.
+        They belong to an earlier server or to failed calls.
         """
         for place, kept_ms in ((IN_MEMORY, SILENT_MS), (ON_DISK, KEPT_MS)):
             marks = _found(executor_directory / place, f"*/*/{SHARD_PREFIX}*/{DURABLE}")
@@ -156,7 +156,7 @@ def _of_kind(operator_directory: Path, kind: str) -> list[Path]:
 
 
 def _found(folder: Path, pattern: str) -> list[Path]:
-    """Return what matches below a folder; `Path.glob` fails at what cannot be read, or goes meanwhile."""
+    """Return matches below a folder, skipping what is unreadable or vanishes, where `Path.glob` fails."""
     return [folder / name for name in glob.glob(pattern, root_dir=folder)]
 
 

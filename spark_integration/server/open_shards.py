@@ -124,7 +124,7 @@ class _Slot:
 
 
 def _identity(directory: Path) -> tuple[int, int] | None:
-    """Return a directory's identity, which a later one of the same name does not share; None if it is absent."""
+    """Return an identity that distinguishes a directory from later ones of its name; None if absent."""
     try:
         found = os.stat(directory)
     except OSError:
@@ -149,8 +149,8 @@ class OpenShards:
     def use(self, message: Committed) -> Iterator[Backend]:
         """Give the backend of an announced commit's shard, which stays open for the context.
 
-        Raises `NotFoundError` if it is open for something else since: a query that was restarted with other columns has
-        it now, and is neither waited for nor disturbed.
+        Raises `NotFoundError` if it is now open for something else, such as a query restarted with other columns, which
+        is not disturbed.
         """
         address, directory = message.shard, require_below(self.root, message.shard.directory)
         with self._slot(directory) as slot:

@@ -88,9 +88,9 @@ class Snapshotting:
         self.counters |= {"snapshots_missed": 0, "clean_ups": 0, "deleted_objects": 0, "clean_up_errors": 0}
 
     def announce(self, message: Committed) -> SnapshotNews:
-        """Queue the committed version for a snapshot, if one is due; return what became of those before.
+        """Queue the committed version for a snapshot, if one is due; return the outcome of earlier ones.
 
-        What one attempt at a micro-batch is told, the next one is told too.
+        Each attempt at a micro-batch gets the same answer.
         """
         if message.state_dir is None:
             return SnapshotNews()
@@ -128,7 +128,7 @@ class Snapshotting:
             self._fail(message, progress, exc)
 
     def _write_unless_busy(self, message: Committed, progress: _Progress) -> None:
-        """Write a snapshot if one is due; put it off while a worker has one written: other shards need not wait."""
+        """Write a due snapshot; if a worker is writing one, postpone it and serve other shards."""
         progress.put_off = message  # before the lock is tried, as `write_now` looks after it has released that
         if not progress.lock.acquire(blocking=False):
             return
@@ -282,7 +282,7 @@ class Snapshotting:
         return self._progress.setdefault(message.shard.directory, _Progress(self._monotonic_ms()))
 
     def ages_ms(self) -> dict[str, int]:
-        """Return by shard directory how long ago its last snapshot was written, or the shard first seen."""
+        """Return the time since each shard's last snapshot or, without one, since it was first seen."""
         now_ms = self._monotonic_ms()
         return {directory: max(0, now_ms - p.seen_ms) for directory, p in list(self._progress.items())}
 

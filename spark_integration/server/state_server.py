@@ -175,7 +175,7 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path, lock: int
 def _tidy_up_until_the_end(
     housekeeping: Housekeeping, executor_directory: Path, executor: ProcessId, socket: Path, lock: int
 ) -> bool:
-    """Do what is done now and then; return True when the executor has ended, and False when no worker finds the server.
+    """Tidy up periodically; return True when the executor has ended, and False when no worker finds the server.
 
     `lock` is the descriptor that holds the executor's lock.
     """

@@ -65,7 +65,7 @@ class ShardInput:
         Name of the operator, for error messages.
     shard : int
     batch_id : int or None
-        Spark's micro-batch; None in a batch query, and where Spark does not tell.
+        Spark's micro-batch; None in a batch query, or if unknown.
     rows : pyarrow.Table, shape (n, input columns)
         In no particular order; none if the shard is called for its timers alone, or if all are late.
     shown_keys : pyarrow.Table, shape (n, key columns)
@@ -115,7 +115,7 @@ class ShardFunction(Protocol):
         """Return the schemas of the state tables."""
 
     def changes(self) -> Mapping[str, ColumnChanges]:
-        """Return by table the columns that the user drops and renames; what is done already has no effect."""
+        """Return by table the columns that the user drops and renames; repeated changes have no effect."""
 
     def configuration(self) -> Mapping[str, str]:
         """Return what no restart may change; kept in the operator's record."""
@@ -174,7 +174,7 @@ class Operator:
 
     @property
     def woken_later_ms(self) -> int:
-        """How long after a timer is due by the operator's clock it is due by Spark's."""
+        """The delay from a timer's due time by the operator's clock to that by Spark's."""
         return self.held_back_ms if self.fires_by_watermark else 0
 
     def input_of(self, received: Received, shard: int, batch_id: int | None, times: BatchTimes) -> ShardInput:

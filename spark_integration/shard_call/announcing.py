@@ -68,7 +68,7 @@ def announce(
 ) -> SnapshotNews | None:
     """Tell the state server about a commit; start a server if none answers.
 
-    Returns what a server that received it answers; None if none did.
+    Returns the server's answer; None if none received it.
     """
     client = client_of(opened.executor_directory)
     message = announcement(operator, opened, accepted, committed, measured)
@@ -101,9 +101,9 @@ def _start_server(client: StateClient) -> None:
 def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: View | None) -> Lineage | None:
     """Wait for a snapshot of the accepted version if its chain of commits is too long. Raises `UnavailableError`.
 
-    This keeps restores fast, and shows early that storage rejects snapshots.
+    This keeps restores fast, and reveals early if storage rejects snapshots.
 
-    Returns what that version is made of; None without durable storage.
+    Returns that version's lineage; None without durable storage.
     """
     if opened.log is None or view is None:
         return None

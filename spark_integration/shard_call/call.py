@@ -232,7 +232,7 @@ class _Attempt:
 
     @property
     def _last_directory(self) -> str | None:
-        """The state directory that the query used last, if it was another one."""
+        """The query's previous state directory, if different."""
         last = self._remembered.state_dir if self._remembered else None
         return None if last == self._operator.settings.state_dir else last
 
@@ -271,10 +271,10 @@ class _Attempt:
 
 
 def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> None:
-    """Check the number of shards of a new shard if only Spark's first number of partitions tells it.
+    """Check a new shard's shard count if only Spark's initial partition count tells it.
 
-    A shard with a pointer has its number there. On Spark 4.0 a session that sets another number within
-    ``foreachBatch`` hides the one that the query started with, so Spark is asked only where nothing else says it.
+    A shard with a pointer has its number there. On Spark 4.0 a session that sets another number within ``foreachBatch``
+    hides the original one, so Spark is asked only as a last resort.
     """
     settings, pinned = operator.settings, streaming.partitions
     if settings.shards is None and settings.state_dir is None and pinned not in (None, operator.shards):
@@ -290,7 +290,7 @@ def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> No
 def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
     """Return the task under the id of the query that owns a new shard's state: a clone goes on as the original.
 
-    No query begins with its micro-batch 0 that was restored, so a new query pays nothing for its first shards.
+    Restored queries never begin with micro-batch 0, so a new query pays nothing for its first shards.
     """
     storage = task.state_storage(operator.settings)
     if storage is None or streaming.batch_id == 0:
@@ -305,7 +305,7 @@ def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
 def require_own_state(operator: Operator, streaming: StreamingTask, remembered: PointerRow) -> None:
     """Check that a query with another query's pointers is its clone, in the clone's state directory.
 
-    In the original's it would pass for a newer run of the original, and write over its state.
+    In the original's it would look like a newer run and overwrite its state.
 
     Raises `ConflictError` if it is not.
     """

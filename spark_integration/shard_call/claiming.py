@@ -254,7 +254,7 @@ def require_clone_once(storage: ObjectStorage, query_id: str, state_id: str, dir
 
 
 def declare_once(storage: ObjectStorage, record: OperatorRecord, planned: StoredTables) -> None:
-    """Store what the state of an operator holds, before any of it; once per process and run of the query."""
+    """Declare an operator's state before storing any; once per process and run of the query."""
 
     def declare() -> None:
         stored = declare_operator(storage, record)
@@ -269,11 +269,10 @@ def require_stored_once(
 ) -> None:
     """Check that the state directory holds the objects of a version, at the cost of a get: once per process and run.
 
-    Raises `StateLostError` if it has no version of the shard at all, or only such as are older than all that the
-    pointer names.
+    Raises `StateLostError` if it has no version of the shard, or only versions older than all that the pointer names.
 
-    `pointer`, `lineage`: of the version that the shard goes on from.
-    `last_directory`: the state directory that the query used last, if it was another one.
+    `pointer`, `lineage`: of the shard's base version. `last_directory`: the query's previous state directory, if
+    different.
     """
 
     def check() -> None:
@@ -345,7 +344,7 @@ def require_one_definition(operator_directory: Path, run_id: str, definition_id:
 
 
 def require_restored(origin: QueryOrigin, operator: str, allowed: Collection[str]) -> None:
-    """Check that an operator which begins without state in a restored query is one that should."""
+    """Check that an operator without state in a restored query should begin empty."""
     if operator in origin.operators or operator in origin.empty or origin.unnamed:
         return
     restored = ", ".join(sorted(origin.operators)) or "none"

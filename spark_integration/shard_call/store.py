@@ -66,8 +66,8 @@ class ShardStore:
     def require_no_history(self, batch_id: int | None) -> None:
         """Check, by one listing, that a shard called without a pointer is really new. Raises `StateLostError`.
 
-        What earlier attempts at this micro-batch left behind proves nothing: it is version ``batch_id + 1``, or 1 if
-        the micro-batch is not known.
+        Leftovers of earlier attempts at this micro-batch prove nothing: it is version ``batch_id + 1``, or 1 if the
+        micro-batch is not known.
         """
         if batch_id == 0:
             return
@@ -155,10 +155,10 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
 
 
 def require_kept_shards(stored: OperatorRecord | None, operator: str, shards: int) -> None:
-    """Check that the record under the operator's name keeps the number of shards of a task that will not write it.
+    """Check that a task that writes no record finds its number of shards in the operator's.
 
-    A task that does not know its run begins in a directory of its own, where no later definition looks for the number.
-    If nothing kept it, a restart in a session with other shuffle partitions would silently begin keys anew.
+    A task that does not know its run begins in its own directory, where no later definition looks for the number.
+    Without the record, a restart with other shuffle partitions would silently reset keys.
     """
     if stored is None or stored.shards != shards:
         raise InvalidArgumentError(

@@ -46,10 +46,10 @@ class SourceOptions:
     def parse(cls, given: Mapping[str, str], sink: TwoPhaseSink, arguments: Collection[str]) -> Self:
         """Return the options of a stream; names are in lower case, as Spark hands them over.
 
-        Raises `InvalidArgumentError` if the query's checkpoint location, or the place of decisions, is not among them,
-        or one is of another sink.
+        Raises `InvalidArgumentError` if they lack the query's checkpoint location or the place of decisions, or one
+        belongs to another sink.
 
-        `arguments`: names of the options of which the sink was made.
+        `arguments`: names of the sink's constructor options.
         """
         values = {name.lower(): value for name, value in given.items()}
         location, directory = values.pop(_LOCATION, ""), values.pop(STATE_DIR, "")

@@ -1,4 +1,4 @@
-"""The formats of holdfast's own sinks: what makes each of a stream's options; and `register`, for all data sources.
+"""The formats of holdfast's own sinks, each made from a stream's options; and `register`, for all data sources.
 
 Spark imports this module in a process of its own whenever it looks for a sink's source or makes one, so it imports
 nothing that only reads state.

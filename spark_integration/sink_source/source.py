@@ -90,7 +90,7 @@ class SinkSource(DataSource):
         return writer
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over what was pickled."""
+        """Restore the pickled state."""
         self.__dict__.update(state)
         self._has_travelled = True
 
@@ -172,8 +172,8 @@ class StreamWriter(_SparksWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Give up what was prepared of a micro-batch that failed; on the driver.
 
-        Spark also calls it where `commit` has failed: then no message is missing. Where no task has ended well, the
-        next start ends what there is.
+        Spark also calls it where `commit` has failed: then no message is missing. If no task succeeded, the next start
+        aborts the leftovers.
         """
         written = [one for one in messages if isinstance(one, Written)]
         if written and len(written) < len(messages):

@@ -86,7 +86,7 @@ class _Past:
     left: Mapping[str, Sequence[Handle]]
 
     def undecided(self, query_id: str, handles: Iterable[Handle] = ()) -> list[Handle]:
-        """Return what a query prepared, but for what a decision or `handles` name."""
+        """Return what a query prepared, except what a decision or `handles` name."""
         named = {*map(_canonical, handles), *map(_canonical, self.decision.handles if self.decision else ())}
         return [handle for handle in self.left[query_id] if _canonical(handle) not in named]
 
@@ -253,8 +253,8 @@ class Coordinator:
     def _begin(self, batch_id: int, schema: pa.Schema, plan: str) -> tuple[_Past, int | None]:
         """Append the beginning of this run to the log as it was read; return what lies before it.
 
-        An empty log is begun when the state directory was tried and the target has been opened, and shows what is
-        returned: the target knows whether another query writes there, and whom it refuses is in nobody's way.
+        An empty log is begun only after the state directory was tested and the target opened, whose answer is returned:
+        a query that the target refuses then blocks nobody.
         """
         for _ in looks(self._storage.url):
             (found, decision), shown = self._log.latest(), None
@@ -329,7 +329,7 @@ class Coordinator:
 
     @contextmanager
     def _unless_overtaken(self) -> Iterator[None]:
-        """Raise FencedError for what fails because a newer driver does the same, or has gone on."""
+        """Raise FencedError if an error is due to a newer driver."""
         try:
             yield
         except ConflictError:
@@ -386,9 +386,9 @@ class Coordinator:
             )
 
     def _refuse_repeats(self, found: Entry | None, decision: Entry | None) -> None:
-        """Raise ConflictError if a restored or cloned query would show again what the query that it replaces has shown.
+        """Raise ConflictError if a restored or cloned query would repeat results of the query that it replaces.
 
-        If that one has decided nothing after the micro-batch that was saved, all that it has shown is in the state.
+        If that one decided nothing after the saved micro-batch, the state holds all that it showed.
         """
         replaced = self._query.replaces
         if replaced is None or (found is not None and found.query_id == self._query.query_id):
@@ -417,7 +417,7 @@ class Coordinator:
     def _refuse_a_live_driver(self, found: Entry | None) -> None:
         """Raise ConflictError if another process of this machine runs the query, as its shards would.
 
-        Of another machine too little is known to keep a restart waiting: there the newest start wins.
+        Across machines too little is known to delay a restart: there the newest start wins.
         """
         if found is None or not self._process or self._now_ms() - found.at_ms > ALIVE_MS:
             return
@@ -479,7 +479,7 @@ class Coordinator:
             self._sink.commit(query, batch_id, decision.handles)
 
     def _abort_still_left(self, past: _Past, query_id: str) -> None:
-        """Abort what no decision names and a new listing still has: a listing may lag behind a commit."""
+        """Abort what no decision names and a fresh listing still shows: listings may lag behind commits."""
         left = past.undecided(query_id)
         if left:
             now = {_canonical(handle) for handle in self._sink.leftovers(self._of(query_id))}
@@ -490,7 +490,7 @@ class Coordinator:
             self._sink.abort(self._of(query_id or self._query.query_id), handles)
 
     def _warn_if_it_fails(self, abort: Callable[[], None]) -> None:
-        """Abort what the next start would abort as well; a failure does not hide why a micro-batch failed."""
+        """Abort early what the next start would; a failure must not hide the micro-batch's own error."""
         try:
             abort()
         except FencedError:

@@ -208,7 +208,7 @@ class TwoPhaseSink(ABC):
 
     @abstractmethod
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
-        """Return the handles, as of `prepare`, of all that attempts of the query have prepared and nobody has ended.
+        """Return the `prepare` handles of everything that attempts of the query prepared and nobody ended.
 
         Called when a run begins, and after the tasks of a micro-batch if some were repeated: no task that still counts
         is at work. Handles of decided attempts may be among them.

@@ -82,7 +82,7 @@ def write_attempt(
 ) -> tuple[int, str]:
     """Write and prepare the running task's rows, as `write_rows` does, in an attempt of its own.
 
-    `option_names`: options that the task's session may have set, which go before those of the query.
+    `option_names`: options that the task's session may have set, which override the query's.
     """
     context = TaskContext.get()
     assert context is not None
@@ -179,7 +179,7 @@ def _counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _began_twice(session: SparkSession, stages: Iterable[int]) -> bool:
     """Tell whether a stage may have been begun again, as after a loss of shuffle files, with attempts counted from 0.
 
-    Tasks of the first time go on meanwhile, and prepare too. Connect does not tell; there the next start aborts them.
+    Tasks of the first run go on and prepare too. Connect does not tell; there the next start aborts them.
     """
     return is_classic(session) and not all(_ended_at_once(session, stage) for stage in stages)
 
@@ -187,8 +187,8 @@ def _began_twice(session: SparkSession, stages: Iterable[int]) -> bool:
 def _ended_at_once(session: SparkSession, stage: int) -> bool:
     """Tell whether all tasks of a stage are known to have succeeded the first time it was begun.
 
-    Spark's tracker learns by events, which lag behind, and a busy driver drops some: that it shows no second time is no
-    proof. But if there was one, the first time never completes.
+    Spark's tracker gets events late, and a busy driver drops some: showing no second run proves nothing. But after a
+    second run, the first never completes.
     """
     tracker, end_ms = session.sparkContext.statusTracker(), clock.monotonic_ms() + _TRACKER_MS
     while True:

@@ -515,7 +515,7 @@ class NewState:
 
     @classmethod
     def of(cls, pinned: Mapping[str, str], partitions: int, hosts: Iterable[str]) -> NewState:
-        """Return how the state of a query is written that pins such settings and has operators of such names.
+        """Return how to write a query's state, given its pinned settings and operators' names.
 
         Raises `NotKnownError` if only Spark writes such state.
         """

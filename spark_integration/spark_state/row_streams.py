@@ -350,7 +350,7 @@ def _verified(data: bytes, before: struct.Struct, key: bytes, source: str) -> by
 
 
 class Named(NamedTuple):
-    """A version of a store; where stores have ids, with that of the attempt that made it."""
+    """A version of a store, with the id of the attempt that made it, if any."""
 
     version: int
     unique_id: str | None = None
@@ -360,7 +360,7 @@ class Named(NamedTuple):
 
 
 def stream_of_rows(rows: Rows) -> bytes:
-    """Return the plain bytes of a file that puts rows: of all, or of what a version of none has changed."""
+    """Return a file's plain bytes that put these rows: a whole version, or the changes to an empty one."""
     found = bytearray()
     for row in rows.items():
         for part in row:
@@ -401,7 +401,7 @@ class RowStream:
         return self._at == len(self._data)
 
     def sized(self) -> bytes:
-        """Return the next bytes, which their number precedes; raises `CorruptionError`."""
+        """Return the next bytes, preceded by their number; raises `CorruptionError`."""
         return self._bytes(self._size())
 
     def lineage(self) -> list[Named]:

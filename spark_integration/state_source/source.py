@@ -188,7 +188,7 @@ def _unknown(name: str) -> InvalidArgumentError:
 def storage_options(given: Mapping[str, str]) -> dict[str, str]:
     """Return the options for what a session sets as ``spark.holdfast.storage.<name>``; Spark keeps each name's case.
 
-    Only what must be is in JSON: Spark hides values of options by the options' names.
+    JSON holds only what it must: Spark hides option values by option names.
     """
     in_json = {name: value for name, value in given.items() if name != name.lower()}
     options = {STORAGE + name: value for name, value in given.items() if name not in in_json}
@@ -500,7 +500,7 @@ def _version(row: PointerRow) -> int:
 
 
 def _commits_after(storage: ObjectStorage, part: ShardPart, table: TableSchema, version: int) -> Iterator[Commit]:
-    """Yield the commits of a shard that hold writes of later versions than one, newest first."""
+    """Yield a shard's commits with writes later than a version, newest first."""
     row = part.at
     assert row.pointer is not None
     objects = CommitObjects(PrefixedStorage(storage, shard_prefix(part.directory, part.shard)), {table.name: table})
@@ -519,9 +519,9 @@ def _commits_after(storage: ObjectStorage, part: ShardPart, table: TableSchema, 
 
 
 def _require_kept(storage: ObjectStorage, operator: StoredOperator, version: int) -> None:
-    """Check that commits of later versions than one are kept, of all shards; on the driver, before any task runs.
+    """Check that all shards keep the commits after a version; on the driver, before tasks run.
 
-    Clean-ups delete the oldest ones, so the oldest that is there says how far back they reach.
+    Clean-ups delete the oldest first, so the oldest one left shows how far back they reach.
 
     Cost: one listing, and a read of one commit for each shard that has none as old as that version.
     """
@@ -595,8 +595,8 @@ class TableReader(DataSourceReader):
 
     `shards`: which to read; None for all; `key`: which one to read; None for all.
 
-    It takes no filters: Spark up to 4.3 keeps the partitions that one filter leaves, and reads no others for another
-    filter of the same DataFrame in one plan, or for none.
+    It takes no filters: Spark up to 4.3 reuses one filter's partitions for every other use of the same DataFrame in a
+    plan.
     """
 
     def __init__(self, table: ReadableTable, shown: ShownTable, shards: Shards | None, key: Keys | None) -> None:

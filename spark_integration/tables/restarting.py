@@ -28,7 +28,7 @@ def require_same_api(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
 
     Raises `SchemaMismatchError` if it is not.
 
-    `stored`, `now`: what the operator let nobody change that wrote the state, and what this one does.
+    `stored`, `now`: the fixed configuration of the operator that wrote the state, and of this one.
     """
     if _kind(stored) != _kind(now):
         raise SchemaMismatchError(

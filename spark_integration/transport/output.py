@@ -95,8 +95,8 @@ class RowsOutput(Output):
     def _to_series(self, name: str, column: pa.Array) -> pd.Series[Any]:
         """Return a column in a form that Spark converts without loss, including nulls and the full range of times.
 
-        It also survives unchanged when ``applyInPandasWithState`` concatenates frames. Of NaN in a flat column Spark
-        makes null.
+        It also survives unchanged when ``applyInPandasWithState`` concatenates frames. Spark turns NaN in a flat column
+        into null.
         """
         if pa.types.is_temporal(column.type):
             return column.to_pandas(date_as_object=False)

@@ -72,7 +72,7 @@ def quoted(name: str) -> Column:
 class Received(NamedTuple):
     """The rows of one shard and micro-batch.
 
-    `late`: how many more there were, dropped because they were late.
+    `late`: how many more were dropped as late.
     """
 
     rows: pa.Table
@@ -95,7 +95,7 @@ class EventTime:
     def sent(self) -> StructField:
         """The column as it travels: microseconds since 1970. Spark compares these; a time in pandas ends in 2262.
 
-        Times are later by as much as the watermark is held back: Spark drops what is older than its own.
+        Times are shifted later by the watermark's hold-back: Spark drops what is older than its own.
         """
         return StructField(EVENT_TIME, LongType(), metadata=Watermark(self.watermark.delay_ms).metadata)
 
@@ -138,8 +138,7 @@ def _last_ms(times_us: _Longs) -> _Longs:
 class PackedTransport:
     """Rows as Arrow blobs.
 
-    `rows_each`: maximum rows of a batch in which Spark hands over what arrives; None if its bytes are not to be
-    bounded.
+    `rows_each`: maximum rows of a batch that Spark delivers; None to leave its bytes unbounded.
     """
 
     shards: int
@@ -206,7 +205,7 @@ def pack_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Split batches by shard and yield them as rows of (route, blob, event time).
 
-    `marked`: by which late rows are dropped: blobs come with its marks.
+    `marked`: the event time that drops late rows; blobs carry its marks.
     """
     padding_each = 0.0 if rows_each is None or rows_each >= PADDED_ROWS_MAX else rows_each / BATCH_BYTES
     waiting: list[list[pa.RecordBatch]] = [[] for _ in routes]

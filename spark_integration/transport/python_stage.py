@@ -53,8 +53,8 @@ def prepared(items: Iterable[_Item]) -> Iterator[_Item]:
 def freeze_modules() -> None:
     """Exclude loaded modules from later garbage collections; repeat when more were loaded.
 
-    What lives at a freeze and becomes a cycle of garbage later is never freed, such as a cache that the user's function
-    replaces. So there are few freezes in the life of a process, however many modules come and go.
+    Objects frozen and later garbage in cycles, such as a replaced cache of the user's function, are never freed. So a
+    process freezes rarely, however many modules come and go.
     """
     loaded, frozen = len(sys.modules), _frozen_modules()
     if len(frozen) < _FREEZES_MAX and loaded > max(frozen, default=0):
@@ -74,8 +74,8 @@ def _frozen_modules() -> list[int]:
 def seldom_collecting_old() -> Iterator[None]:
     """Collect old objects less often.
 
-    Two that overlap need not end in the order in which they began, and a function may set thresholds of its own: only
-    who has changed them restores them, and only what is still as it was set.
+    Overlapping calls may end in any order, and a function may set its own thresholds: each restores only its own
+    changes, and only if still in force.
     """
     before = gc.get_threshold()
     if before[1] >= _YOUNG_COLLECTIONS:

@@ -139,7 +139,7 @@ class Ttl:
         return "processing time" if self.event_time is None else "event time"
 
     def until(self, rows: pa.Table, times: BatchTimes) -> pa.Array:
-        """Return until when the keys of some rows are remembered; a row without a time counts as one of 1970."""
+        """Return how long keys are remembered; a row without a time counts as one of 1970."""
         if self.event_time is None:
             return timestamps(np.full(rows.num_rows, times.processing_ms * 1000 + self.length_us), UNTIL.type)
         at = one_chunk(moments_of(rows.column(self.event_time))).cast(pa.int64())
@@ -154,7 +154,7 @@ class Ttl:
 
 
 def until_us(column: pa.Array | pa.ChunkedArray) -> IntArray:
-    """Return until when rows are remembered as numbers; `NEVER` for null."""
+    """Return, as numbers, when rows are forgotten; `NEVER` for null."""
     return microseconds(column.fill_null(pa.scalar(NEVER).cast(column.type)))
 
 

@@ -1,7 +1,7 @@
 """Rows with a time to live: one state table by the keys of a micro-batch, a row per key until it is deleted or expires.
 
 A row that expires carries the time in a column of its own, `EXPIRES`. A second table has the keys in the order of that
-time, as timers have theirs (`holdfast.spark_integration.timers`), so that evicting costs by what has expired::
+time, as timers have theirs (`holdfast.spark_integration.timers`), so evicting costs only for expired rows::
 
     state                                    state.expiring
     user   n   expires_ms                    hash                     user   key_hash

@@ -20,7 +20,7 @@ ByteArray = npt.NDArray[np.uint8]
 
 
 def side_by_side(parts: list[ByteArray]) -> ByteArray:
-    """Return arrays of shape (n, …) as one, row by row one after the other."""
+    """Join arrays of shape (n, …) row by row."""
     ends = list(accumulate(part.shape[1] for part in parts))
     rows = np.empty((len(parts[0]), ends[-1]), np.uint8)
     for end, part in zip(ends, parts, strict=True):

@@ -65,7 +65,7 @@ def _flipped_bits(t: pa.DataType, negative: BoolArray, dtype: np.dtype[np.unsign
 
 
 def escape(segment: pa.Array) -> pa.Array:
-    """Return binaries without a byte 00, in the same order; with a 00 behind it, none is the beginning of another."""
+    """Return binaries without zero bytes, in the same order; once 00 is appended, none is a prefix of another."""
     if not (binaries.data_of(segment)[slice(*binaries.offsets_of(segment)[[0, -1]])] <= 1).any():
         return segment
     ones = pc.replace_substring(segment, pattern=b"\1", replacement=b"\1\2")
@@ -110,7 +110,7 @@ def encode_keys(table_id: int, hashes: HashArray, columns: pa.RecordBatch) -> pa
 
 
 def decode_keys(keys: pa.Array, schema: pa.Schema) -> tuple[HashArray, pa.RecordBatch]:
-    """Return hashes and key columns of what `encode_keys` made of all columns of `schema`. Raises `CorruptionError`."""
+    """Decode what `encode_keys` made of all columns of `schema`: hashes and key columns. Raises `CorruptionError`."""
     n, slots = len(keys), slots_of(schema)
     blocks, segments = _split_keys(keys, _block_widths(slots))
     hashes = blocks[0][:, 1:KEY_HEADER_BYTES].copy().view(">u8").reshape(n).astype(np.uint64)
@@ -119,7 +119,7 @@ def decode_keys(keys: pa.Array, schema: pa.Schema) -> tuple[HashArray, pa.Record
 
 
 def _block_widths(slots: list[Slot]) -> list[int]:
-    """Return the widths of a key's stretches of fixed width, between which its segments are."""
+    """Return the widths of a key's fixed-width stretches, which enclose its segments."""
     widths = [KEY_HEADER_BYTES]
     for slot in slots:
         widths[-1] += 1 + slot.width
@@ -159,7 +159,7 @@ def _block(keys: pa.Array, starts: IntArray, ends: IntArray, width: int) -> Byte
 
 
 def _zeros(keys: pa.Array, offsets: IntArray) -> IntArray:
-    """Return the places of all zero bytes, and behind them a place that lies behind every key."""
+    """Return the positions of all zero bytes, then one past every key."""
     zeros = np.flatnonzero(binaries.data_of(keys)[offsets[0] : offsets[-1]] == 0) + offsets[0]
     return np.append(zeros, offsets[-1])
 

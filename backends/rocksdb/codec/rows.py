@@ -68,7 +68,7 @@ class Leaf(NamedTuple):
 
 
 def encode_values(values: pa.RecordBatch, head: bytes = b"") -> pa.Array:
-    """Return the values of RocksDB for rows of value columns; without columns, nothing but `head`.
+    """Encode value columns as RocksDB's values; without columns, only `head`.
 
     Each row begins with `head`. Raises `InvalidArgumentError` if a column's type cannot be stored, or one of its values
     is 4 GiB or more.
@@ -93,10 +93,10 @@ def encode_values(values: pa.RecordBatch, head: bytes = b"") -> pa.Array:
 
 
 def decode_values(rows: pa.Array, schema: pa.Schema, head: int = 0) -> pa.RecordBatch:
-    """Return the value columns of what `encode_values` made of the columns of `schema`.
+    """Decode the value columns that `encode_values` encoded for `schema`.
 
-    A null is a row whose columns are all null; before each row stand `head` bytes. Raises `CorruptionError` if some
-    bytes are not a row of these columns.
+    A null is a row whose columns are all null; `head` bytes precede each row. Raises `CorruptionError` if some bytes
+    are not a row of these columns.
     """
     layout = _RowLayout.of(schema)
     if rows.null_count:
@@ -314,7 +314,7 @@ def _lengths(offsets: IntArray) -> npt.NDArray[np.uint32]:
 
 
 def corrupt(problem: str) -> CorruptionError:
-    """Return the error for bytes that are no row, or no key, of their table."""
+    """Return the error for bytes that are not a row or key of their table."""
     return CorruptionError(f"the bytes of a row in RocksDB do not fit its table: {problem}; restore the state")
 
 

@@ -1,9 +1,9 @@
 """The keys whose state is fetched and written together, which of them is being called, and Spark's errors about them.
 
-Entries of lists and maps are fetched for many keys at once, as many as memory allows: a window of the slab's keys, from
-the one being called on, is read by one scan. If it holds too much, a smaller window is tried; the next ones grow again.
-What a single key holds may be too much too: then it is not fetched at all, and the caller reads it piece by piece. So
-it does with a key that is called again when its window was let go.
+Entries of lists and maps are fetched for many keys at once, as many as memory allows: one scan reads a window of the
+slab's keys, from the one being called. If it holds too much, a smaller window is tried; the next ones grow again. What
+a single key holds may be too much too: then it is not fetched at all, and the caller reads it piece by piece. So it
+does with a key that is called again when its window was let go.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class CalledSlab:
         self._thread = get_ident()
 
     def begin(self, keys: Keys) -> None:
-        """Begin with other keys; none is being called."""
+        """Start with new keys; none is being called."""
         self.keys = keys
         self.leave()
 
@@ -98,7 +98,7 @@ class MissingSlab(CalledSlab):
         self._name = name
 
     def current(self, doing: str) -> int:
-        """Raise `PySparkRuntimeError`, whoever asks."""
+        """Always raise `PySparkRuntimeError`."""
         raise state_error(
             doing,
             "STATE_STORE_UNSUPPORTED_OPERATION_ON_MISSING_COLUMN_FAMILY",
@@ -134,8 +134,8 @@ class SlabEntries:
     def fetch_once(self, at: int) -> FetchedKeys | None:
         """Like `fetch`, for callers that keep only the last window; None also if a window has passed key `at`.
 
-        Timers call a key again after others, if several are due. A window for each such call would bring what many keys
-        hold, for one of them.
+        Timers call a key again after others, if several are due. A window for each such call would fetch many keys to
+        use one.
         """
         passed = self._passed
         if at in passed:

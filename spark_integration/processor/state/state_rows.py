@@ -1,7 +1,7 @@
 """The rows that a processor writes and reads: tuples of Python values, checked and copied as they come in.
 
-What is written is converted for many keys at once, later. So a value that does not fit its column is an error at the
-end of the slab, with the key, unless it is read before: then at the read.
+What is written is converted for many keys at once, later. So a misfit value fails at the slab's end, naming its key, or
+earlier if it is read.
 """
 
 from __future__ import annotations

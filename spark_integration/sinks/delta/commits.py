@@ -1,7 +1,7 @@
 """The driver's side of a Delta sink: what the table shows, and one transaction for each micro-batch.
 
-What the table will not take is found before anything is decided: `check_features` knows what this writer lacks, and
-`rehearse` tries a commit on an empty local copy of the table, so that an error is told in the library's own words.
+Misfits are found before anything is decided: `check_features` knows what this writer lacks, and `rehearse` tries a
+commit on an empty local copy of the table, so errors come in the library's own words.
 """
 
 from __future__ import annotations

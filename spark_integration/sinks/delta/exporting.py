@@ -44,7 +44,7 @@ _FIRST_COMMIT = "_delta_log/00000000000000000000.json"
 
 
 def export_table(frame: DataFrame, url: str) -> None:
-    """Write a DataFrame as a new Delta table, whose storage its session's ``spark.holdfast.storage.*`` open.
+    """Write a DataFrame as a new Delta table, using its session's ``spark.holdfast.storage.*``.
 
     Raises `ConflictError` if the URL holds something; `SchemaMismatchError` if a column has a type that Delta lacks.
     """
@@ -73,7 +73,7 @@ def export_table(frame: DataFrame, url: str) -> None:
 
 
 def require_new_table(url: str, options: Mapping[str, str], schema: pa.Schema) -> None:
-    """Raise what `export_table` would raise of a URL or of columns, before a Spark has started for it."""
+    """Raise `export_table`'s errors about a URL or columns before Spark starts."""
     check_columns(schema)
     with _new_table(url, options):
         pass

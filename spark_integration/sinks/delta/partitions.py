@@ -54,7 +54,7 @@ def statistics(rows: pa.Table, columns_max: int = COLUMNS_MAX) -> str:
 
 
 def is_long_decimal(t: pa.DataType) -> bool:
-    """Tell whether a type has values beyond floating-point precision, which JSON numbers have in many writers."""
+    """Tell whether a type exceeds floating-point precision, to which many writers limit JSON numbers."""
     return bool(pt.is_decimal(t) and t.precision > _DIGITS_MAX)
 
 

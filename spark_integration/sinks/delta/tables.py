@@ -131,8 +131,7 @@ class KeptTable:
     def require_same(self) -> None:
         """Raise StateLostError if the table is gone, another one, or was set back.
 
-        `current` reads what comes after the known versions, whatever these have become: so the newest of them is read
-        again here.
+        `current` reads only what follows the known versions, so the newest of those is read again here.
         """
         if self._table_id is None:
             return
@@ -238,8 +237,7 @@ def kept_table(url: str, sink: str, options: Mapping[str, str]) -> KeptTable:
 def storage_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
     """Return a query's options in `deltalake`'s names; those under ``delta.`` are its own.
 
-    Raises `InvalidArgumentError` for an option that says how the store is reached, or in whose name, and that
-    `deltalake` does not know.
+    Raises `InvalidArgumentError` for an option of connection or identity that `deltalake` does not know.
     """
     theirs = {
         name.removeprefix(DELTA_PREFIX): value for name, value in options.items() if name.startswith(DELTA_PREFIX)

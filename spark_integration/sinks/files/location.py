@@ -250,7 +250,7 @@ def _size_of(storage: ObjectStorage, key: str) -> int:
 def read_file(
     storage: ObjectStorage, key: str, size_bytes: int, digest: str, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return a file's rows. Raises `NotFoundError` if it is gone, `CorruptionError` if it is not what was written."""
+    """Return a file's rows. Raises `NotFoundError` if it is gone, `CorruptionError` if it is damaged."""
     data = storage.get(key, limit_bytes=size_bytes)
     if len(data) != size_bytes or xxhash.xxh3_128(data).hexdigest() != digest:
         raise CorruptionError("a file was altered or damaged", key=key, storage=storage.url)

@@ -115,7 +115,7 @@ def parquet_files(url: str | os.PathLike[str], *, options: Mapping[str, str] | N
     For a local sink they are paths. ``spark.read.parquet(*files)``, ``duckdb.read_parquet(files)`` and
     ``pyarrow.dataset.dataset(files)`` take them.
 
-    Raises `NotFoundError` if no sink has been opened there; `CorruptionError` if a manifest is not what was written.
+    Raises `NotFoundError` if no sink has been opened there; `CorruptionError` if a manifest is damaged.
 
     `url`, `options`: as for `read_parquet`.
     """
@@ -223,8 +223,8 @@ def place(manifest: Manifest) -> tuple[int, int, int]:
 def in_force(manifests: Iterable[Manifest]) -> list[Manifest]:
     """Return the manifests inside no other, by micro-batch; expects the order of `place`.
 
-    One may lie inside another of its level: the late put of a merge that was given up. Raises `CorruptionError` if two
-    overlap otherwise.
+    One may lie inside another of its level: a late put of an abandoned merge. Raises `CorruptionError` if two overlap
+    otherwise.
     """
     kept: list[Manifest] = []
     for manifest in manifests:

@@ -182,7 +182,7 @@ class DataFile:
         return file_name(self.attempt, self.number)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what notes and handles say of it."""
+        """Return its entry in notes and handles."""
         return {"rows": self.rows, "size_bytes": self.size_bytes, "digest": self.digest, "details": dict(self.details)}
 
 

@@ -3,8 +3,8 @@
     request   size int32 │ key int16 │ version int16 │ number int32 │ client id │ (tags) │ body
     answer    size int32 │ number int32 │ (tags) │ body
 
-What does not go away is the caller's: the code is returned. What goes away by itself, as coordinators that move or
-load, markers still being written, brokers that start again, is waited for; then `UnavailableError`.
+Permanent errors are the caller's: the code is returned. Transient ones, such as moving or loading coordinators,
+unfinished markers and restarting brokers, are waited for; then `UnavailableError`.
 
 A new producer of a transactional id gets a new epoch or a new producer id. So an id with these two numbers belongs to
 one attempt, and such a handle is:
@@ -90,7 +90,7 @@ class Security:
 def authenticate(login: Login, send: Callable[[bytes], bytes], nonce: str) -> None:
     """Log in by PLAIN or SCRAM (RFC 5802); `send` sends a token and returns the server's.
 
-    Raises `MalformedAnswerError` if the server does not keep to the mechanism, or does not know the password itself.
+    Raises `MalformedAnswerError` if the server violates the mechanism, or does not prove that it knows the password.
     """
     if login.mechanism == "PLAIN":
         send(f"\0{login.user}\0{login.password}".encode())
@@ -231,7 +231,7 @@ def _connected(address: Address, limit_ms: int) -> socket.socket:
 class Cluster:
     """The brokers as one, in one thread: ``with Cluster(…) as cluster``; connections are made when they are needed.
 
-    `servers`: where to begin; `patience_ms`: how long one request is tried, in all.
+    `servers`: where to begin; `patience_ms`: the time for one request, retries included.
     """
 
     def __init__(self, servers: Sequence[Address], security: Security, *, patience_ms: int) -> None:
@@ -404,7 +404,7 @@ class PreparedTransaction(NamedTuple):
 
 
 def with_rows(handles: Iterable[Handle]) -> list[PreparedTransaction]:
-    """Read handles, but for those of attempts that wrote nothing."""
+    """Read handles, except those of attempts that wrote nothing."""
     numbers = [(str(one["transactional_id"]), int(str(one["producer_id"])), int(str(one["epoch"]))) for one in handles]
     return [PreparedTransaction(*each) for each in numbers if each[1] >= 0]
 
@@ -412,7 +412,7 @@ def with_rows(handles: Iterable[Handle]) -> list[PreparedTransaction]:
 def describe(
     cluster: Cluster, ids: Sequence[str], code_of: Callable[[Sequence[TransactionDescription]], int] = _retriable_code
 ) -> dict[str, TransactionDescription]:
-    """Return what coordinators know, by transactional id; what they do not know is left out."""
+    """Return the coordinators' descriptions by transactional id; unknown ids are left out."""
     parts = [ids[start : start + _IDS_PER_REQUEST] for start in range(0, len(ids), _IDS_PER_REQUEST)]
     found = [one for part in parts for one in cluster.describe(part, code_of)]
     for one in found:
@@ -448,7 +448,7 @@ def ended(cluster: Cluster, ids: Sequence[str]) -> dict[str, TransactionDescript
 
 
 def fence(cluster: Cluster, transactional_id: str) -> None:
-    """Abort what a transactional id has open, and let its producer never write again.
+    """Abort a transactional id's open transaction, and fence its producer for good.
 
     A coordinator that has something to abort moves the epoch, begins to abort, and says "ask again". Asking again
     would begin a producer, and for a week each later start would have to find that no attempt is behind it.
@@ -503,7 +503,7 @@ def _listed(cluster: Cluster, prefix: str, states: Sequence[str]) -> dict[str, l
 
 
 def find_topic(cluster: Cluster, name: str) -> Topic | None:
-    """Return what the brokers say of a topic; None if there is none, or the user may not see it."""
+    """Return a topic's description; None if it is absent or invisible to the user."""
     _, topics = cluster.ask_any(protocol.metadata([name]), lambda answer: _retriable_code(answer[1]))
     found = next((one for one in topics if one.name == name), None)
     if found is None or found.code == KafkaError.UNKNOWN_TOPIC_OR_PART:

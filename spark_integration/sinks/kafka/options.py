@@ -91,7 +91,7 @@ class ClientOptions:
     def security(self) -> Security:
         """Return how our own connections are secured.
 
-        Raises `InvalidArgumentError` for a way that only librdkafka knows.
+        Raises `InvalidArgumentError` for a method that only librdkafka knows.
         """
         protocol = self.values.get("security.protocol", "plaintext").lower()
         if protocol not in ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl"):

@@ -63,7 +63,7 @@ class Mark:
         self._known_id: str | None = None
 
     def claim(self, query: SinkQuery) -> int:
-        """Make the query the one that writes here; return its newest micro-batch, -1 if there is none.
+        """Make this query the writer here; return its newest micro-batch, -1 if there is none.
 
         Raises `ConflictError` if another query writes here, which this one does not replace; `StateLostError` if there
         is no mark of a query that has decided micro-batches.
@@ -123,7 +123,7 @@ class Mark:
             raise refused(code, f"keep an offset of the consumer group {self._group} at the topic {self._topic}")
 
     def _topic_id(self) -> str:
-        """Return the id of the topic; of one that is gone, none that a mark has."""
+        """Return the topic's id; for a missing topic, one that no mark has."""
         if self._known_id is None:
             found = brokers.find_topic(self._cluster, self._topic)
             self._known_id = found.topic_id if found else "gone"

@@ -259,7 +259,7 @@ class KafkaTransaction(SinkTransaction):
                     raise self._error(exc.args[0], topic=topic) from None
 
     def _serve(self, producer: client.Producer, wait_s: float = 0) -> None:
-        """Let callbacks run, and raise what they were told."""
+        """Run callbacks, and raise the errors that they received."""
         try:
             producer.poll(wait_s)
         except client.KafkaException as exc:

@@ -215,7 +215,7 @@ class _SilentError(psycopg.OperationalError):
 
 @dataclass
 class Session:
-    """A connection in autocommit, and what is known of the server by it."""
+    """A connection in autocommit, and what it revealed about the server."""
 
     connection: Connection
     key: tuple[object, ...] = field(repr=False)  #: Sessions of one key are alike; a password may be in it
@@ -249,7 +249,7 @@ _lock = threading.Lock()
 
 
 def take(to: Mapping[str, str], application: str) -> Session:
-    """Return a kept session that the server has not ended, as it does when a query starts again, or a new one."""
+    """Return a kept session that the server has not ended, or a new one."""
     while True:
         with _lock:
             idle = _idle.get(_key(to, application))

@@ -91,7 +91,7 @@ class Ending:
                 self._session.run("SET CONSTRAINTS ALL IMMEDIATE")
 
     def commit(self, batch_id: int, handles: Sequence[Handle]) -> None:
-        """Commit what is there, once all that is gone is known to be committed."""
+        """Commit what remains, once everything gone is known to be committed."""
         parts = [*map(PreparedPart.of, handles)]
         # In this order: the mark is written last, so what is there after it is of an attempt that does not count.
         shown = self._marks.shown()
@@ -187,7 +187,7 @@ class Ending:
             )  # fmt: skip
 
     def _end_another_drivers(self, batch_id: int, there: Mapping[PreparedPart, StagingTable | None]) -> None:
-        """End what another attempt at a micro-batch that is shown has prepared: it would be shown twice."""
+        """Abort other attempts at a visible micro-batch: they would show it twice."""
         if there:
             warn_of_another_driver(self._query, batch_id)
             _end(self._session, there)
@@ -213,7 +213,7 @@ class Ending:
 
 
 def abort(session: Session, handles: Sequence[Handle]) -> None:
-    """Roll back or drop what is still there."""
+    """Roll back or drop what remains."""
     _end(session, _there(session, [*map(PreparedPart.of, handles)]))
 
 
@@ -233,7 +233,7 @@ def leftovers(session: Session, query: SinkQuery) -> list[Handle]:
 
 
 def end_older_drivers(session: Session, query: SinkQuery) -> None:
-    """End the open transactions of older drivers: a frozen or vanished one would lock this one out."""
+    """End the open transactions of older drivers: a frozen or vanished one would block this driver."""
     for query_id in filter(None, [query.query_id, query.replaces]):
         _end_sessions(session, driver_application(replace(query, query_id=query_id)), _IN_TRANSACTION)
 

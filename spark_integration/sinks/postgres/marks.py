@@ -201,7 +201,7 @@ class MarkTables:
                 self.session.run(self._sql(_MAKE))
 
     def claim(self) -> int:
-        """Make the sink's name this query's, if it is nobody's or the replaced query's; return its newest micro-batch.
+        """Claim the sink's name for this query, if free or the replaced query's; return its newest micro-batch.
 
         Raises as `require_same`.
         """
@@ -252,7 +252,7 @@ class MarkTables:
         return Shown(marked[0][0], int(marked[0][1]), marked[0][2]) if marked else Shown(None, -1, is_there=True)
 
     def show(self, batch_id: int) -> None:
-        """Mark a micro-batch as whole, and forget the attempts of those before; nothing if a later one is."""
+        """Mark a micro-batch as whole, and forget earlier attempts; do nothing if a later one is marked."""
         values = {"sink": self.query.sink, "query": self.query.query_id, "batch": batch_id, "target": self.target.oid}
         self.session.run(self._sql(_SHOW), values)
 

@@ -413,7 +413,7 @@ def check(target: Target, schema: pa.Schema, keys: Sequence[str]) -> None:
     """Raise if rows of a schema cannot go into the table by these keys.
 
     `SchemaMismatchError` if a column is missing, is of another type, or must not be written; `InvalidArgumentError` if
-    the keys are no unique key of the table, or the user lacks a right.
+    the table has no unique index on the keys, or the user lacks a right.
     """
     shown = f"{target.schema}.{target.name}"
     for field in schema:

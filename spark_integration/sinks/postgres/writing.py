@@ -40,7 +40,7 @@ SLICE_ROWS = 1 << 16
 def encoded(rows: pa.RecordBatch, json_columns: frozenset[str]) -> Iterator[memoryview]:
     """Yield rows in COPY's format; lists in `json_columns` become JSON, others arrays.
 
-    Raises `SchemaMismatchError` if a text holds a NUL byte, which PostgreSQL has not; the column is named.
+    Raises `SchemaMismatchError` if a text holds a NUL byte, which PostgreSQL lacks; names the column.
     """
     for start in range(0, rows.num_rows, SLICE_ROWS):
         part = rows.slice(start, SLICE_ROWS)
