@@ -215,7 +215,7 @@ def _read_footer(text: bytes, at: int, source: str, kind: str) -> dict[str, Any]
     encoding = footer["encoding"]
     if footer["kind"] != kind or encoding not in _DECODERS:
         raise CorruptionError(
-            f"{source} is not what was asked for", kind=_short(footer["kind"]), encoding=_short(encoding), wanted=kind
+            f"{source} is not the requested object", kind=_short(footer["kind"]), encoding=_short(encoding), wanted=kind
         )
     _check_table(footer["sections"], at, 1 if encoding == "plain" else EXPANSION_MAX, source)
     return footer
@@ -291,7 +291,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object; refuse duplicate fields, of which readers may take either."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a field stands twice")
+        raise ValueError("a field occurs twice")
     return found
 
 

@@ -127,7 +127,7 @@ class ObjectCommitLog:
     def _carried_commit(self, pointer: Pointer) -> Commit:
         if pointer not in self.carried:
             raise StateLostError(
-                "the commit of this version travels with the query's pointer, and did not arrive with it: start the "
+                "the query's pointer does not carry this version's commit: start the "
                 "query from its own checkpoint location",
                 version=pointer.version,
                 commit=pointer.commit_id,

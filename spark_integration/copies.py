@@ -209,11 +209,10 @@ def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointe
     for entry in needed:
         found, facts = copied.get(entry.key), {"key": f"{source.url}/{entry.key}", "version": pointer.version}
         if found is None:
-            raise StateLostError("an object that the version is made of is missing, or a part of it is", **facts)
+            raise StateLostError("an object of the version, or a part of one, is missing", **facts)
         if found != _Object(entry.size_bytes, entry.digest):
             raise CorruptionError(
-                "an object that the version is made of, or a part of it, was altered or damaged; holdfast verify "
-                "names it",
+                "an object of the version, or a part of one, was altered or damaged; holdfast verify names it",
                 **facts,
             )
     return sum(one is not None and one.digest is not None for one in copied.values())
@@ -537,7 +536,7 @@ def drain(
             writer.option("checkpointLocation", place).trigger(once=True).start().awaitTermination()
             if planned not in copy.committed() or copy.newest_planned() != planned:
                 raise UnavailableError(
-                    "Spark has not run the micro-batch that was planned for it, or more than that: call drain again",
+                    "Spark has not run the planned micro-batch, or ran more: call drain again",
                     location=place,
                     planned=planned,
                 )

@@ -89,7 +89,7 @@ def stream(df: DataFrame) -> StatefulStream:
     require_no_namesake()
     if not isinstance(df, DataFrame):
         raise InvalidArgumentError(
-            "holdfast.stream takes a Spark DataFrame, such as spark.readStream returns", given=type(df).__name__
+            "holdfast.stream takes a Spark DataFrame, such as one from spark.readStream", given=type(df).__name__
         )
     require_session(df.sparkSession)
     return StatefulStream(df)
@@ -202,13 +202,15 @@ class StatefulStream(JoinableStream):
                 raise AttributeError(f"group first: holdfast.stream(df).groupBy(…).{name}(…)", name=name)
             if name == "writeStream":
                 raise AttributeError(
-                    f"{name} is a result's: holdfast.stream(df).groupBy(…).<operator>(…).{name}", name=name
+                    f"only a result has {name}: holdfast.stream(df).groupBy(…).<operator>(…).{name}", name=name
                 )
             spelt = name.replace("_", "").lower()  # as Spark's aliases are: groupby, drop_duplicates
             if own := next((one for one in vars(StatefulStream) if one.lower() == spelt), None):
                 raise AttributeError(f"did you mean {own}? holdfast.stream(df).{own}(…)", name=name)
             if hasattr(DataFrame, name):
-                raise AttributeError(f"{name} is a DataFrame's: holdfast.stream(df.{name}(…)).groupBy(…)", name=name)
+                raise AttributeError(
+                    f"call {name} on the DataFrame: holdfast.stream(df.{name}(…)).groupBy(…)", name=name
+                )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
 
@@ -225,7 +227,7 @@ class GroupedStream:
             """Raise AttributeError, saying where the method is."""
             if name in _SPARKS_AGGREGATES:
                 of = "" if name == "count" else "'column'"
-                raise AttributeError(f"{name} stands in agg: groupBy(…).agg(n=holdfast.{name}({of}))", name=name)
+                raise AttributeError(f"{name} goes into agg: groupBy(…).agg(n=holdfast.{name}({of}))", name=name)
             if hasattr(GroupedData, name) and not name.startswith("_"):
                 raise AttributeError(
                     f"{name} is Spark's own, and so is its state: df.groupBy(…).{name}(…). holdfast has agg, window, "

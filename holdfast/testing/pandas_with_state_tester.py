@@ -219,7 +219,7 @@ class PandasWithStateTester:
         given, places = key if isinstance(key, tuple) else (key,), self._step.shown_keys
         if len(given) != len(places):
             raise InvalidArgumentError(
-                "a key has one value for each key column", values=len(given), columns=len(places)
+                "a key needs one value for each key column", values=len(given), columns=len(places)
             )
         distinct = tuple(dict(zip(places, given, strict=True)).values())
         return self._shard.keys_of(spark_versions.rows_to_arrow([distinct], self._key).cast(self._step.key_types))

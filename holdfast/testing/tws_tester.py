@@ -96,7 +96,7 @@ class GroupingColumns:
         values = _values(key)
         facts = {"key": repr(key), "columns": self.schema.simpleString()}
         if len(values) != len(self.schema):
-            raise InvalidArgumentError("a key has one value for each grouping column", **facts)
+            raise InvalidArgumentError("a key needs one value for each grouping column", **facts)
         try:
             row = spark_versions.rows_to_arrow([values], self.schema).cast(self.types)
         except (TypeError, ValueError, ArithmeticError, AssertionError) as exc:  # of Arrow, and of Spark

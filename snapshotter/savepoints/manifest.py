@@ -365,8 +365,8 @@ def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:
     """
     if not query.sinks:
         raise InvalidArgumentError(
-            "the savepoint names no sink of holdfast's that its query wrote to, so none can be continued: leave out "
-            "continue_sinks. A query that exactly_once knows by query_name, as over Spark Connect, has none here",
+            "the savepoint names no holdfast sink that its query wrote to: leave out continue_sinks. A savepoint "
+            "records none for a query that exactly_once knows by query_name, as over Spark Connect",
             query=query.query_id,
         )
     for saved in query.sinks:
@@ -401,8 +401,7 @@ def _found(log: SinkLog, storage: ObjectStorage, query: SavedQuery, saved: Saved
     facts = {"sink": saved.sink, "query": query.query_id, "storage": storage.url}
     if entry is None:
         raise InvalidArgumentError(
-            "a sink that is to be continued has its log in another state directory: restore into the one of the query "
-            "that was saved",
+            "a sink to continue has its log in another state directory: restore into the saved query's",
             **facts,
         )
     batch_id = entry.newest_batch(decision, query.query_id)

@@ -89,7 +89,7 @@ def fetch_piece(savepoint: ObjectStorage, piece: Piece) -> tuple[memoryview, sto
     try:
         data = savepoint.get(piece.key, piece.size_bytes)
     except NotFoundError as exc:
-        raise CorruptionError(f"{source} is missing: the savepoint is not whole") from exc
+        raise CorruptionError(f"{source} is missing: the savepoint is incomplete") from exc
     stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=len(data))
     if (stored.digest, stored.size_bytes) != (piece.digest, piece.size_bytes):
         raise CorruptionError(f"{source} is not the object that the savepoint names", digest=stored.digest)

@@ -60,7 +60,7 @@ def savepoint_folder(target: ObjectStorage, name: str) -> PrefixedStorage:
     """Return the folder of a savepoint's objects. Raises `InvalidArgumentError` if no savepoint can have this name."""
     if not NAME.fullmatch(name):
         raise InvalidArgumentError(
-            f"{name[:120]!r} cannot name a savepoint: take letters from a to z, digits, '_', '.' and '-', beginning "
+            f"{name[:120]!r} cannot name a savepoint: use letters from a to z, digits, '_', '.' and '-', beginning "
             "with a letter or digit, at most 100 characters"
         )
     return PrefixedStorage(target, name)
@@ -188,7 +188,7 @@ def read_log(folder: PrefixedStorage, log: SourceLog) -> memoryview:
     try:
         data = folder.get(log.key, max(1, log.size_bytes))
     except NotFoundError as exc:
-        raise CorruptionError(f"{folder.url}/{log.key} is missing: the savepoint is not whole") from exc
+        raise CorruptionError(f"{folder.url}/{log.key} is missing: the savepoint is incomplete") from exc
     if len(data) != log.size_bytes or xxhash.xxh3_128_hexdigest(data) != log.digest:
         raise CorruptionError(f"{folder.url}/{log.key} was altered or damaged: its checksum does not match")
     return data
@@ -293,8 +293,7 @@ class Making:
         except HoldfastError as exc:
             more = f" and {len(keys) - _KEYS_SHOWN} more" if len(keys) > _KEYS_SHOWN else ""
             _log.warning(
-                "the savepoint %s is finished and whole, but these objects, which are not part of it, may be left: "
-                "%s%s: %s",
+                "the savepoint %s is complete, but these objects, which are not part of it, may remain: %s%s: %s",
                 self.folder.url,
                 ", ".join(keys[:_KEYS_SHOWN]),
                 more,

@@ -442,8 +442,8 @@ def taken(key: str, url: str) -> ConflictError:
 def unconditional(key: str, url: str) -> InvalidArgumentError:
     """Return the error of a storage that cannot store an object only if its key is free."""
     return InvalidArgumentError(
-        "the storage cannot store an object only if it is absent, so two drivers could overwrite what each has "
-        "decided: take a local disk with hard links, HDFS, S3 with conditional writes (AWS, MinIO, Ceph, versitygw), "
+        "the storage has no conditional put, so two drivers could overwrite each other's decisions: use a local disk "
+        "with hard links, HDFS, S3 with conditional writes (AWS, MinIO, Ceph, versitygw), "
         "Google Cloud Storage or Azure",
         action="put",
         key=key,
@@ -454,7 +454,7 @@ def unconditional(key: str, url: str) -> InvalidArgumentError:
 def check_range(start: int, end: int) -> None:
     """Raise InvalidArgumentError if there is no such range."""
     if not 0 <= start < end:
-        raise InvalidArgumentError("a range of an object begins at 0 or later, and has bytes", start=start, end=end)
+        raise InvalidArgumentError("a range must begin at 0 or later, and not be empty", start=start, end=end)
 
 
 def whole_range(data: memoryview, start: int, end: int, key: str, url: str) -> memoryview:

@@ -180,7 +180,7 @@ def parse_url(url: str | os.PathLike[str]) -> StorageUrl:
         )
     if _OF_WINDOWS.match(text):
         raise InvalidArgumentError(
-            "this is a path of Windows, where holdfast does not run: write a path such as /data/app", path=text
+            "this is a Windows path, and holdfast does not run there: write a path such as /data/app", path=text
         )
     match = _SCHEME.fullmatch(text)
     if match is None:
@@ -204,8 +204,8 @@ def _local_path(rest: str) -> str:
 def _remote(scheme: str, rest: str) -> StorageUrl:
     if scheme == "dbfs":
         raise InvalidArgumentError(
-            "dbfs: is known to Databricks' Spark only: write the path under which the file system is mounted on every "
-            "machine, /dbfs/… or /Volumes/…"
+            "only Databricks' Spark knows dbfs: write the path where every machine mounts the file system, /dbfs/… or "
+            "/Volumes/…"
         )
     if scheme == "hdfs" and rest.startswith("/") and not rest.startswith("//"):
         rest = f"//{rest}"

@@ -206,7 +206,7 @@ async def request_of(client: s3fs.S3FileSystem, operation: str, **request: Any) 
 def announced_size(response: Any) -> int:
     """Return the announced size of a reply's body: without it a truncated body looks whole."""
     if "ContentLength" not in response:
-        raise aiohttp.ClientPayloadError("the reply has no Content-Length; what is in between must not remove it")
+        raise aiohttp.ClientPayloadError("the reply has no Content-Length: a proxy must not remove it")
     return cast("int", response["ContentLength"])
 
 

@@ -328,6 +328,6 @@ def _put_probe(folder: ObjectStorage, new_id: Callable[[], str]) -> str:
 def _stored_ms(url: str, probe: str, listed: Mapping[str, int]) -> int:
     if probe not in listed:
         raise UnavailableError(
-            "the storage does not list what was just stored: nothing is deleted", key=probe, storage=url
+            "the storage does not list an object just stored: nothing is deleted", key=probe, storage=url
         )
     return listed[probe]

@@ -129,7 +129,7 @@ def remove_dead_executors(root: Path, now_ms: int) -> None:
             with _executor_lock(path) as is_mine:
                 size = _remove_what_ended(path, now_ms) if is_mine else 0
         except (HoldfastError, OSError) as exc:  # where the disk is damaged: it holds up neither others nor a server
-            _log.warning("what a dead executor left in %s cannot be removed: %s", path, exc)
+            _log.warning("a dead executor's files in %s cannot be removed: %s", path, exc)
             continue
         if size:
             _log.warning("removed %d bytes that a dead executor left in %s", size, path)

@@ -355,7 +355,7 @@ def _compared() -> _Exchange | None:
     why = f"it lacks {', '.join(lacking)}" if lacking else f"of the samples, {differing} differ"
     warnings.warn(
         f"pandas {pd.__version__} itself makes all frames, in up to ten times the time: holdfast's templates do not "
-        f"fit it ({why}); spark.holdfast.pandas.frameTemplates=false leaves out the templates and this warning",
+        f"fit it ({why}); spark.holdfast.pandas.frameTemplates=false turns off the templates and this warning",
         stacklevel=2,
     )
     return None

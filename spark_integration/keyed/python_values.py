@@ -340,7 +340,7 @@ def _tell_of_repeated_hour(values: Iterable[dt.datetime | None]) -> None:
 @functools.cache
 def _warn_of_repeated_hour(zones: tuple[str, str], day: dt.date) -> None:
     _log.warning(
-        "on %s clocks in %s show an hour twice, and a time in it is kept as one of the two: give update() times with a "
+        "on %s clocks in %s repeat an hour, and a time in it is ambiguous: give update() times with a "
         "time zone, such as datetime.now(UTC), or run the executors in UTC (spark.executorEnv.TZ=UTC)",
         day,
         "/".join(zones),
@@ -465,7 +465,7 @@ def _interval(value: Any) -> dt.timedelta | None:
 
 def _refuse_nat(value: Any) -> None:
     if value is pd.NaT:
-        raise TypeError("NaT is no time: use None")
+        raise TypeError("use None instead of NaT")
 
 
 def _moment(value: Any) -> dt.datetime:

@@ -181,7 +181,7 @@ def keys_of(table: TableSchema, grouping: Sequence[str], keys: Sequence[Mapping[
         if set(key) != set(grouping):
             unknown = next((name for name in key if name not in grouping), "")
             raise InvalidArgumentError(
-                f"a key has a value for each column that the operator is grouped by{did_you_mean(unknown, grouping)}",
+                f"a key needs a value for each grouping column{did_you_mean(unknown, grouping)}",
                 given=", ".join(map(str, key)) or None,
                 columns=", ".join(grouping) or None,
             )

@@ -249,7 +249,7 @@ def _changes(given: Any, table: str, declared: Collection[str]) -> ColumnChanges
     unknown = [str(name) for name in given if name not in (_DROP, _RENAME)] if isinstance(given, Mapping) else [""]
     if unknown:
         near = did_you_mean(unknown[0], (_DROP, _RENAME))
-        _refuse(f"it has nothing but 'drop' and 'rename'{near}", table=table, given=given)
+        _refuse(f"it takes only 'drop' and 'rename'{near}", table=table, given=given)
     drop, rename = given.get(_DROP, ()), given.get(_RENAME, {})
     if not isinstance(drop, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in drop):
         _refuse("'drop' is a list of column names", table=table, given=drop)
@@ -260,8 +260,8 @@ def _changes(given: Any, table: str, declared: Collection[str]) -> ColumnChanges
         _refuse("a column is either dropped or renamed", table=table, columns=both)
     if still := sorted({*gone} & {*declared}):
         _refuse(
-            "a column is dropped or renamed, and declared as well: where this is done, and another column has the name "
-            "by now, take it out of stateChanges",
+            "a column is dropped or renamed, and still declared: if the change was made, and another column now has "
+            "the name, remove it from stateChanges",
             table=table,
             columns=still,
         )
@@ -289,5 +289,5 @@ def has_no_result(owner: object, name: str, until: str) -> AttributeError:
     `until`: the calls that give a result.
     """
     if hasattr(DataFrame, name) and not name.startswith("_"):
-        return AttributeError(f"{name} is a result's, and nothing is computed yet: {until}.{name}", name=name)
+        return AttributeError(f"only a result has {name}, and nothing is computed yet: {until}.{name}", name=name)
     return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}", name=name, obj=owner)

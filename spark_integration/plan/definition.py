@@ -88,7 +88,7 @@ def stored_state(session: SparkSession, settings: Settings, operator: str, funct
     except Exception as exc:
         if not passes(exc):  # Spark repeats no task of a local master
             raise
-        _log.warning("the look at the stored state of %r failed, and is repeated: %s", operator, exc)
+        _log.warning("reading the stored state of %r failed, and is retried: %s", operator, exc)
         (row,) = found.collect()
     return StoredState(row["shards"], row["query"], row["problem"])
 

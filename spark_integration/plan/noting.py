@@ -93,7 +93,7 @@ class Noter:
             thread.start()
         except RuntimeError as exc:  # no more threads. Raised on, it would end all accumulators of the application
             self._under_way.discard(told)
-            _log.info("the location of query %s is not noted now: %s", told.query_id, exc)
+            _log.info("the location of query %s could not be noted: %s", told.query_id, exc)
             return
         looked.wait(_WAITED_S)  # a query that ends with this micro-batch is known no longer
         if told not in self._known:

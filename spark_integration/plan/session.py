@@ -150,5 +150,5 @@ def require_session(session: SparkSession) -> None:
         return
     except AttributeError as exc:  # the context has let go of its JVM
         raise InvalidArgumentError(
-            "the Spark session of this DataFrame was stopped: start another one, and read the input anew"
+            "the Spark session of this DataFrame was stopped: start another, and read the input again"
         ) from exc

@@ -231,8 +231,8 @@ class PickledProcessor:
             self._pickled: bytes = cloudpickle.dumps(processor)  # type: ignore[no-untyped-call]
         except Exception as exc:  # whatever an attribute's own methods raise
             raise InvalidArgumentError(
-                f"the {type(processor).__name__} cannot be pickled to reach the workers: {exc}. Create what cannot "
-                "travel, such as connections and locks, in init"
+                f"the {type(processor).__name__} cannot be pickled to reach the workers: {exc}. Create connections, "
+                "locks and the like in init"
             ) from exc
 
     def unpickled(self) -> StatefulProcessor:
@@ -242,7 +242,7 @@ class PickledProcessor:
         except ModuleNotFoundError as exc:
             module, _, _ = str(exc.name).partition(".")
             raise InvalidArgumentError(
-                f"the processor comes from the module {module}, which Spark's tasks cannot import: send it, by "
+                f"the processor comes from the module {module}, which Spark's tasks cannot import: send it with "
                 f'spark.addArtifacts("{module}.py", pyfile=True) or spark-submit --py-files, or install it where the '
                 "executors run"
             ) from exc

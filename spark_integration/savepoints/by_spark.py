@@ -108,7 +108,7 @@ def run_stub(spark: SparkSession, operators: Sequence[PointerOperator], location
     try:
         writer.option("checkpointLocation", location).trigger(availableNow=True).start().awaitTermination()
     except PySparkException as exc:
-        raise UnavailableError(f"Spark could not make its state of the query: {exc}") from exc
+        raise UnavailableError(f"Spark could not write the query's state: {exc}") from exc
 
 
 @contextmanager

@@ -159,7 +159,7 @@ def _called(function: Migrate, rows: pa.RecordBatch, table: TableSchema) -> pa.R
 
 
 def _wrong(table: TableSchema, why: str, **facts: object) -> InvalidArgumentError:
-    return InvalidArgumentError(f"the function that migrates a state table is wrong: {why}", table=table.name, **facts)
+    return InvalidArgumentError(f"the migration of a state table is invalid: {why}", table=table.name, **facts)
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Changes:
         require_counts(shards=self.shards, partitions=self.partitions)
         if self.continue_sinks and self.sources == "fresh":
             raise InvalidArgumentError(
-                "sinks are continued from where the sources were: sources that begin anew would show results twice"
+                "continued sinks need the saved source positions: fresh sources would show results twice"
             )
         twice = self.skip & (self.reset | self.rename.keys() | self.migrate.keys())
         if twice:

@@ -463,8 +463,8 @@ class _Saving:
                             operator=name,
                         )
                     raise InvalidArgumentError(
-                        "an operator's state is Spark's own: name it in `without` for a savepoint that can be read, "
-                        "and restored for a query without that operator; or clone the query, which copies all state",
+                        "an operator's state is Spark's own: leave it out with `without`, for a savepoint that can be "
+                        "read, or restored without that operator; or clone the query, which copies all state",
                         operator=name,
                         number=step.number,
                     )

@@ -151,9 +151,7 @@ def new_query(
                 else:
                     _remove(new)
             except HoldfastError as failed:
-                _log.warning(
-                    f"not everything that was stored of the new query is deleted: {_AGAIN}; {_WHOLE}: %s", url, failed
-                )
+                _log.warning(f"some objects of the new query could not be deleted: {_AGAIN}; {_WHOLE}: %s", url, failed)
             raise
 
 
@@ -203,8 +201,8 @@ def _withdraw(new: NewQuery) -> None:
     if is_mine(new.location, new.query_id):  # else it is finished, or somebody else's by now
         new.location.delete(["metadata"])
         _log.warning(
-            "what was stored of the new query stays, because tasks may still write to it; no query can start "
-            f"from it: once they have ended, {_AGAIN}",
+            "the new query's objects stay, because tasks may still write to them; no query can start from them: once "
+            f"the tasks have ended, {_AGAIN}",
             new.url,
         )
 
@@ -306,7 +304,8 @@ def finish(location: ObjectStorage, query_id: str) -> None:
         location.delete([_MARK + query_id])
     except HoldfastError as exc:
         _log.warning(
-            "the query is whole and can be started; what said that it was made is left in its checkpoint location, %s: "
+            "the query is complete and can be started; its marker could not be removed from its checkpoint location, "
+            "%s: "
             "%s",
             location.url,
             exc,

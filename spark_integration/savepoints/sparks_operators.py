@@ -189,8 +189,8 @@ def _deduplication(state: _State, *, within: bool, has_watermark: bool) -> Moved
     elif timed:
         if not isinstance(state.keys[timed[0]].dataType, TimestampType):
             raise InvalidArgumentError(
-                "the time among the keys of dropDuplicates is no timestamp, so when duplicates are late cannot be "
-                "moved: leave this query as it is",
+                "a key of dropDuplicates has event times that are not timestamps, so its state cannot be moved: leave "
+                "this query as it is",
                 column=state.keys[timed[0]].name,
                 type=state.keys[timed[0]].dataType.simpleString(),
             )
@@ -257,8 +257,7 @@ def _is_window(t: DataType) -> bool:
 def _require_one_window(fields: Sequence[StructField], windows: Sequence[int]) -> None:
     if len(windows) > 1:
         raise InvalidArgumentError(
-            "a key is a struct of start and end as a window is, so which one is the window cannot be told: leave this "
-            "query as it is",
+            "a key is a struct of start and end, so it cannot be told from the window: leave this query as it is",
             columns=[fields[place].name for place in windows],
         )
 
@@ -269,8 +268,7 @@ def _places(state: _State, window: str | Sequence[str]) -> WindowPlaces:
         with suppress(AnalysisException, IllegalArgumentException):
             return WindowPlaces.of(state.frame.sparkSession, *durations)
     raise InvalidArgumentError(
-        "window has the durations that Spark's window() was given: its length, perhaps how far apart windows start, "
-        "perhaps where",
+        "window takes the durations given to Spark's window(): the length and, if given, the slide and the start",
         given=window,
     )
 
@@ -347,7 +345,7 @@ def _parsed(name: str, text: str) -> tuple[str, DecimalType | None]:
 
 def _others(state: _State, first: int, described: Described) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "Spark's state is not of these aggregates: name all of agg's in its order, and one that it has twice only once",
+        "Spark's state does not match these aggregates: name all of agg's, in order, each only once",
         given=dict(described.aggregates or {}),
         buffers=[f"{field.name} {field.dataType.simpleString()}" for field in state.values[first:]],
     )

@@ -195,8 +195,8 @@ def configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
     settings, options = settings_of(spark)
     if settings.state_dir is None:
         raise InvalidArgumentError(
-            "no state directory is set: set spark.holdfast.state.dir to the one that has the query's state, or is to "
-            "get it"
+            "no state directory is set: set spark.holdfast.state.dir to the one that has, or will get, the query's "
+            "state"
         )
     return settings, options
 

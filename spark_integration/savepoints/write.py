@@ -144,7 +144,7 @@ def tables_of_frames(
         grouping = resolve_keys(frame, keys)
         types = types_of_keys([key.field for key in grouping.keys])
         if key_types is not None and not key_types.equals(types):
-            raise InvalidArgumentError("all tables of an operator have the same keys", table=name, keys=types.names)
+            raise InvalidArgumentError("all tables of an operator need the same keys", table=name, keys=types.names)
         key_types = types
         if name == TIMERS:
             found.append(_timers(frame, grouping, types, time_mode))

@@ -191,7 +191,7 @@ def _tidy_up_until_the_end(
             return True
         if not local_dirs.is_found(executor_directory, socket, lock):
             _log.warning(
-                "the lock or the socket of this server was removed, and it ends; the next task starts another: keep "
+                "this server ends, because its lock or socket was removed; the next task starts another: keep "
                 "other programs from cleaning %s",
                 executor_directory,
             )

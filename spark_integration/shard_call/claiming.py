@@ -283,9 +283,9 @@ def require_stored_once(
 
     def warn() -> None:
         _log.warning(
-            "the state directory %s does not know the operator %r, which the query's pointers say it does: it was "
-            "emptied, or is another one. Nothing of the state is lost, because the pointers carry all of it: if this "
-            "is meant, go on, and it fills this directory; else stop the query, and set spark.holdfast.state.dir to "
+            "the state directory %s lacks the operator %r, to which the query's pointers refer: it was emptied, or is "
+            "another one. No state is lost, because the pointers carry all of it: if you meant this, go on, and the "
+            "query fills this directory; else stop the query, and set spark.holdfast.state.dir to "
             "%s",
             *(log.storage.url, record.operator, last_directory or "the directory that it has always had"),
         )

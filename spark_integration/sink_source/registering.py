@@ -42,7 +42,7 @@ class _Source(SinkSource):
     def _number(self, option: str, default: int) -> int:
         value = self.options.get(option, str(default))
         if not re.fullmatch("[0-9]{1,9}", value):
-            raise InvalidArgumentError(f"the option {option} is a whole number", given=value)
+            raise InvalidArgumentError(f"the option {option} must be a whole number", given=value)
         return int(value)
 
     def _seconds(self, option: str, default: float) -> float:

@@ -399,8 +399,8 @@ class Coordinator:
         facts = {**self._facts, "replaces": replaced, "saved": origin.batch_id}
         if found is None and origin.of_query == replaced:
             raise ConflictError(
-                "this state directory does not know what the replaced query has decided, so nobody can tell which of "
-                f"its micro-batches would be shown twice: once it has ended for good, copy {FOLDER}/"
+                "this state directory lacks the replaced query's decisions, so some of its micro-batches could be "
+                f"shown twice: once it has ended for good, copy {FOLDER}/"
                 f"{self._query.sink} from its state directory into this one",
                 **facts,
             )
@@ -423,8 +423,9 @@ class Coordinator:
             return
         if found.process != self._process and lives(found.process):
             raise ConflictError(
-                "another process of this machine runs this query, or did so within "
-                f"{ALIVE_MS // 60_000} minutes and still lives: stop it. A copy of a checkpoint location needs its own "
+                "another process on this machine runs this query, or ran it within "
+                f"{ALIVE_MS // 60_000} minutes and is still alive: stop it. A copy of a checkpoint location needs its "
+                "own "
                 "spark.holdfast.state.dir, and its own sink",
                 **self._facts,
                 process=found.process.partition(".")[2].partition("-")[0],
@@ -496,9 +497,9 @@ class Coordinator:
         except FencedError:
             raise
         except HoldfastError as exc:
-            _log.warning("what was prepared in sink %r stays for now: %s", self._query.sink, exc)
+            _log.warning("transactions prepared in sink %r remain for now: %s", self._query.sink, exc)
         except Exception as exc:  # noqa: BLE001  its text may hold anything
-            _log.warning("what was prepared in sink %r stays for now: %s", self._query.sink, type(exc).__name__)
+            _log.warning("transactions prepared in sink %r remain for now: %s", self._query.sink, type(exc).__name__)
 
     def _prune(self) -> None:
         assert self._entry is not None

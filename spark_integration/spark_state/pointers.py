@@ -125,7 +125,7 @@ def reading_state(location: str) -> Iterator[None]:
         yield
     except NotKnownError as exc:
         raise InvalidArgumentError(
-            f"only Spark reads the pointers in its state of such a form, {exc}: save the query "
+            f"only Spark can read pointers in this form of state, {exc}: save the query "
             "(holdfast savepoint create, which starts Spark for them), and read the savepoint",
             location=location,
         ) from exc
@@ -463,8 +463,8 @@ def stored_steps(location: ObjectStorage, batch: LoggedBatch) -> list[StatefulSt
         found = operators.at(batch.batch_id)
         if location.list(f"state/{len(found)}/"):  # they are numbered without gaps, and each has metadata
             raise CorruptionError(
-                "Spark's metadata of an operator with state is missing: the checkpoint location was copied in part, or "
-                "files of it were deleted; bring them back",
+                "Spark's metadata of an operator with state is missing: the checkpoint location was copied in part, "
+                "or files of it were deleted; restore them",
                 number=len(found),
                 location=location.url,
             )

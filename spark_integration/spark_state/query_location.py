@@ -121,7 +121,7 @@ def cut(data: bytes | memoryview, name: str, source: str) -> bytes:
             found.add(number)
     missing = first_missing(found, first, end)
     if missing is not None:
-        raise CorruptionError(f"{source} lacks the files of an earlier time: it is damaged", number=missing)
+        raise CorruptionError(f"{source} lacks earlier files: it is damaged", number=missing)
     return "\n".join(kept).encode()
 
 
@@ -323,7 +323,7 @@ class QueryLocation:
         if whole and whole[-1] > end:
             return names_up_to(end, whole)
         raise UnavailableError(
-            "what Spark keeps of a source has a gap: if the query runs, try again",
+            "Spark's log of a source has a gap: if the query runs, try again",
             source=source,
             missing=missing,
             location=self._storage.url,

@@ -277,7 +277,7 @@ def _lzf_plain(chunk: bytes) -> bytes:
         begin = len(found) - ((token & 0x1F) << 8 | chunk[at]) - 1
         at += 1
         if begin < 0:
-            raise IndexError("it copies what stands before its begin")
+            raise IndexError("it copies bytes before its start")
         for place in range(begin, begin + size + 2):  # a copy may hold itself
             found.append(found[place])
     return bytes(found)

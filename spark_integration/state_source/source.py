@@ -221,7 +221,7 @@ def _columns(text: str) -> tuple[str, ...]:
         except (ValueError, RecursionError):
             names = None
     if not isinstance(names, list) or any(type(name) is not str for name in names):
-        raise InvalidArgumentError('the option columns is as a,b or ["a", "b"]', columns=text[:200])
+        raise InvalidArgumentError('the option columns must be a,b or ["a", "b"]', columns=text[:200])
     if not names:
         raise InvalidArgumentError("the option columns names no column: leave it out for all", columns=text[:200])
     if len(set(names)) < len(names):
@@ -278,7 +278,7 @@ class ShownTable:
         unknown = [name for name in wanted if name not in names]
         if unknown:
             raise NotFoundError(
-                f"no such column: name some of these{did_you_mean(unknown[0], names)}",
+                f"no such column: choose from these{did_you_mean(unknown[0], names)}",
                 column=unknown[0],
                 columns=", ".join(names),
             )

@@ -61,7 +61,8 @@ def require_readable_tables(stored: StoredTables, declared: Mapping[str, TableSc
     if new and gone:
         raise SchemaMismatchError(
             "state tables cannot be renamed: some are new, and would begin empty, while others are left out. Declare "
-            "the old names; if they are other tables, first leave out the ones, and add the others at a later restart",
+            "the old names; if they are other tables, leave out the old ones first, and add the new ones at a later "
+            "restart",
             new=new,
             left_out=gone,
         )

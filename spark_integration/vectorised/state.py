@@ -124,7 +124,7 @@ def _filled(values: pa.Table, default: object) -> pa.Table:
             filled = pc.coalesce(column, pa.scalar(value, column.type))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
             raise InvalidArgumentError(
-                f"default {value!r} is no value of state column {name!r}: give one by column, as in "
+                f"default {value!r} does not fit state column {name!r}: give one by column, as in "
                 "get(default={'n': 0})",
                 type=str(column.type),
             ) from exc

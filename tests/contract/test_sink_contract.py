@@ -193,7 +193,7 @@ class _Wrapped(SinkTransaction):
 #: Sinks that break a promise, the test that finds it, and what that says.
 BROKEN = [
     (ShownTooEarly, "test_invisible_until_committed_and_then_whole", r"== \[\]\s+Left contains 120 more"),
-    (GoneWithTheWorker, "test_prepared_survives_worker_driver_and_server", "files are gone that were just written"),
+    (GoneWithTheWorker, "test_prepared_survives_worker_driver_and_server", "files just written are gone"),
     (CommitsTwice, "test_idempotent_commit", "Left contains 240 more"),
     (TakesLossForSuccess, "test_final_commit_after_abort_raises", "DID NOT RAISE .*StateLostError"),
     (AbortsOnce, "test_idempotent_abort", "No such file or directory.*part-"),

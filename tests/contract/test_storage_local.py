@@ -180,7 +180,7 @@ def test_a_disk_without_links(storage: ObjectStorage, root: Path, monkeypatch: p
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", link)
-    with pytest.raises(InvalidArgumentError, match=r"only if it is absent.*hard links"):
+    with pytest.raises(InvalidArgumentError, match=r"no conditional put.*hard links"):
         storage.put_if_absent("a/k", b"mine")
     assert os.listdir(root / "a") == []
     storage.put("a/k", b"mine")

@@ -58,7 +58,7 @@ class _Heedless(WrappedStorage):
 
 def test_a_store_that_does_not_heed_the_condition_is_refused(memory: ObjectStorage) -> None:
     """Some gateways to S3 take If-None-Match and replace the object all the same: there, two drivers would decide."""
-    with pytest.raises(InvalidArgumentError, match=r"failed the check.*only if it is absent.*Google"):
+    with pytest.raises(InvalidArgumentError, match=r"failed the check.*no conditional put.*Google"):
         probe_storage(_Heedless(memory), "totals/probes")
     assert not memory.list("")
 

@@ -108,7 +108,7 @@ def check_schema(table: DeltaTable, columns: Mapping[str, str], partition_by: It
     for field in _fields(table):
         if _forbids_nulls_inside(field["type"]):
             raise SchemaMismatchError(
-                "a nested field of the table takes no null, which the sink does not check",
+                "a nested field of the table is NOT NULL, which the sink does not check",
                 column=field["name"],
                 table=table.table_uri,
             )
@@ -301,7 +301,7 @@ class TableCommits(FileTarget):
         nulls = {name for file in files for name in file.details.get("nulls", ())}
         if refused := sorted(_columns_without_nulls(table) & nulls):
             raise InvalidArgumentError(
-                "rows have a null where the Delta table takes none", column=refused[0], table=self._url
+                "rows have a null where the Delta table allows none", column=refused[0], table=self._url
             )
 
     def _require_fitting(self, table: DeltaTable, columns: Mapping[str, str]) -> None:

@@ -43,7 +43,7 @@ def check_columns(schema: pa.Schema) -> None:
     names = [field.name.lower() for field in schema]
     for column in schema:
         if names.count(column.name.lower()) > 1:
-            raise SchemaMismatchError("two columns have the same name for many readers: rename one", column=column.name)
+            raise SchemaMismatchError("two column names differ at most in case: rename one", column=column.name)
         problem = _problem(column.type)
         if problem:
             raise SchemaMismatchError(f"a column has a type that {problem}", column=column.name, type=str(column.type))
@@ -152,8 +152,8 @@ def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = 
             return
         if query.was_shown is not None:
             raise StateLostError(
-                "the query has decided micro-batches and never written to this URL: it is another one than before, or "
-                "was emptied. Set it back, or restore what was there; for a new URL give the sink another name",
+                "the query has decided micro-batches but never written to this URL: the URL has changed, or was "
+                "emptied. Set it back, or restore its contents; for a new URL give the sink another name",
                 sink=query.sink,
                 query=query.query_id,
                 storage=storage.url,
@@ -181,7 +181,7 @@ def _newest(fence: Fence) -> Writers:
     of_sinks = fields.inner("queries", *fields.mapping("queries"))
     queries = {sink: tuple(of_sinks.all_texts(sink)) for sink in fields.mapping("queries")}
     if fields.number("number") != number:
-        fields.refuse("is another one than its name says")
+        fields.refuse("does not match its name")
     wrong = [sink for sink in queries if not SINK.fullmatch(sink)]
     wrong += [query for there in queries.values() for query in there if not QUERY_ID.fullmatch(query)]
     if wrong or not all(queries.values()):

@@ -454,7 +454,7 @@ class FileSink(TwoPhaseSink):
         files, gone = attempts.files(attempts_of(handles, batch_id), attempts.noted())
         if gone:
             raise UnavailableError(
-                "files are gone that were just written", batch=batch_id, url=self.url, gone=", ".join(gone[:3])
+                "files just written are gone", batch=batch_id, url=self.url, gone=", ".join(gone[:3])
             )
         self.target(query, attempts).check(files)
 

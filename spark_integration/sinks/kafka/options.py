@@ -59,7 +59,7 @@ class ClientOptions:
         for name in options:
             if name.endswith("_cb") or name in _NO_TEXT:
                 raise InvalidArgumentError(
-                    "this option of librdkafka takes an object of Python, and a setting is text; remove it", option=name
+                    "this option of librdkafka takes a Python object, and settings are text; remove it", option=name
                 )
         values = {SERVERS: servers, **options} if servers else dict(options)
         if not values.get(SERVERS, "").strip(", "):

@@ -97,8 +97,8 @@ class Mark:
 
     def _gone(self, **facts: object) -> StateLostError:
         return StateLostError(
-            "the topic does not have the sink's mark: it is another topic than before, or was deleted, and perhaps "
-            "recreated, so results are gone from it; or somebody deleted the consumer group. Name the topic of before, "
+            "the topic lacks the sink's mark: it is not the original topic, or was deleted, and perhaps recreated, so "
+            "results are gone; or somebody deleted the consumer group. Name the original topic, "
             "or give the sink another name to start afresh",
             sink=self._sink, topic=self._topic, group=self._group, **facts,
         )  # fmt: skip
@@ -272,7 +272,7 @@ class KafkaSink(ReusingSink):
 def _longest_ms(cluster: Cluster, options: ClientOptions) -> int:
     limit_ms = brokers.longest_timeout_ms(cluster)
     if limit_ms is None:
-        _log.info("transaction.max.timeout.ms cannot be read; taken as %s", _KAFKAS_TIMEOUT_MS)
+        _log.info("transaction.max.timeout.ms cannot be read; assuming %s", _KAFKAS_TIMEOUT_MS)
         limit_ms = _KAFKAS_TIMEOUT_MS
     _limits_ms[options.values[SERVERS]] = limit_ms
     return limit_ms

@@ -274,7 +274,7 @@ class KafkaTransaction(SinkTransaction):
             return FencedError("another attempt or the driver has ended this transaction", **facts)
         if code in _WRONG:
             return InvalidArgumentError(_WRONG[code], **facts)
-        return UnavailableError("the brokers did not take the messages", **facts)
+        return UnavailableError("the brokers did not accept the messages", **facts)
 
     def _open(self) -> client.Producer:
         if self._producer is None:
@@ -307,5 +307,5 @@ def producer_of(options: ClientOptions, settings: dict[str, Any]) -> client.Prod
         return client.Producer(settings, logger=_log)
     except client.KafkaException as exc:
         raise InvalidArgumentError(
-            "librdkafka does not take the options of the Kafka sink", reason=options.without_secrets(exc.args[0].str())
+            "librdkafka rejects the options of the Kafka sink", reason=options.without_secrets(exc.args[0].str())
         ) from None

@@ -181,8 +181,8 @@ class Ending:
         if lost:
             raise StateLostError(
                 "the server has lost what was prepared for a decided micro-batch: somebody rolled it back or dropped "
-                "it, or the server was restored from a backup; nothing more of the micro-batch is made visible. Bring "
-                "the server back to where it was, or restore query and table together to a state before it",
+                "it, or the server was restored from a backup; nothing more of the micro-batch is made visible. "
+                "Restore the server as it was, or query and table together to an earlier state",
                 sink=self._query.sink, batch=batch_id, lost=len(lost), attempt=min(lost),
             )  # fmt: skip
 

@@ -190,9 +190,9 @@ class MarkTables:
         if SINKS in rights and not self.session.run(_HAS_TARGET, [self.schema]):
             said = self._sql(_TAKE_TARGET)
             raise InvalidArgumentError(
-                "the sinks' marks do not say which table shows what was committed: another version of holdfast made "
-                "them. To take them over, run these statements, the second for each sink whose table is still the one "
-                f"that it wrote to: {said.as_string()}",
+                "the sinks' marks do not name their table: another version of holdfast made them. To adopt them, run "
+                "these statements, the second for each sink that still writes to its original table: "
+                f"{said.as_string()}",
                 table=f"{self.schema}.{SINKS}",
             )
         if not complete:
@@ -239,8 +239,8 @@ class MarkTables:
             sink=sql.Literal(self.query.sink),
         )
         return StateLostError(
-            "the table is not the one that the query wrote to: another one is named now, or it was dropped, and "
-            "perhaps recreated, so what was committed may be gone. Name the original, or restore it; or give the sink "
+            "this is not the table that the query wrote to: the name has changed, or it was dropped, and perhaps "
+            "recreated, so committed rows may be gone. Name the original, or restore it; or give the sink "
             f"another name to start afresh. If the present table has all its rows: {update.as_string()}",
             sink=self.query.sink, table=name,
         )  # fmt: skip

@@ -254,11 +254,11 @@ def test_a_table_that_was_made_anew_under_a_query_is_not_taken_for_the_first_one
     either.commit(either.prepared(("a", 1)))
     _remake(either)
     handle = either.prepared(("b", 2), batch_id=1)
-    with pytest.raises(StateLostError, match="not the one that the query wrote to") as raised:
+    with pytest.raises(StateLostError, match="not the table that the query wrote to") as raised:
         either.confirm(handle, batch_id=1)
     either.abort(handle)
     for _ in range(2):
-        with pytest.raises(StateLostError, match="not the one that the query wrote to"):
+        with pytest.raises(StateLostError, match="not the table that the query wrote to"):
             either.open()
         connecting.close_idle()
     assert either.rows() == []
@@ -287,7 +287,7 @@ def test_a_table_made_anew_after_the_decision_gets_no_rows_behind_the_gap(updati
     updating.confirm(handle, batch_id=batch)
     _remake(updating)
     for _ in range(2):
-        with pytest.raises(StateLostError, match="not the one that the query wrote to"):
+        with pytest.raises(StateLostError, match="not the table that the query wrote to"):
             updating.commit(handle, batch_id=batch)
         connecting.close_idle()
     assert updating.rows() == []
@@ -318,7 +318,7 @@ def test_another_table_does_not_take_what_the_first_should(either: Case, tmp_pat
     if is_heir:
         query = replace(query, query_id="99999999-2222-3333-4444-555555555555", replaces=query.query_id)
     for _ in range(2):
-        with pytest.raises(StateLostError, match="another one is named now"):
+        with pytest.raises(StateLostError, match="the name has changed"):
             Coordinator(other, query, storage, 100).start(0, SCHEMA)
         assert (either.rows(), either.rows(other.table)) == ([], [])
     Coordinator(either.sink, query, storage, 100).start(0, SCHEMA)
@@ -332,7 +332,7 @@ def test_a_query_that_replaces_another_one_goes_on_in_its_table(either: Case, tm
     run.start(0, SCHEMA)
     run.finish(0, Prepared((either.prepared(("a", 1)),), 1))
     heir = replace(query, query_id="99999999-2222-3333-4444-555555555555", replaces=query.query_id)
-    with pytest.raises(StateLostError, match="another one is named now"):
+    with pytest.raises(StateLostError, match="the name has changed"):
         Coordinator(other, heir, storage, 100).start(0, SCHEMA)
     either.sql(f"ALTER TABLE {either.sink.table} RENAME TO moved")
     moved = replace(either.sink, table=f"{either.sink.table.partition('.')[0]}.moved")

@@ -290,7 +290,7 @@ def test_what_may_be_null_inside_of_keys_may_change(lab: Lab, backend: str) -> N
 def test_changes_that_are_none_fail_at_definition(lab: Lab) -> None:
     lab.feed([("a", 1)])
     grouped = holdfast.stream(lab.source()).groupBy("key")
-    with pytest.raises(holdfast.InvalidArgumentError, match="dropped or renamed, and declared as well"):
+    with pytest.raises(holdfast.InvalidArgumentError, match="dropped or renamed, and still declared"):
         grouped.applyInArrowWithState(
             counted("n"), OUT, "n long", "update", name="totals", stateChanges={"drop": ["n"]}
         )

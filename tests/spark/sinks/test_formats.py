@@ -107,7 +107,7 @@ def test_options_are_checked() -> None:
     with pytest.raises(InvalidArgumentError, match="the option create must be true or false"):
         PostgresSource({"name": "n", "table": "t", "create": "yes"}).sink()
     for number in ("two", "1.5", "-1", "9" * 5000):
-        with pytest.raises(InvalidArgumentError, match="the option file_mb is a whole number"):
+        with pytest.raises(InvalidArgumentError, match="the option file_mb must be a whole number"):
             DeltaSource({"name": "n", "path": "t", "file_mb": number}).sink()
     given = {"name": "n", "table": "t", "keys": "a, b"}
     assert PostgresSource(given).sink() == sinks.postgres("n", "t", keys=["a", "b"])

@@ -134,7 +134,7 @@ def test_deleting_leaves_everything_else_alone(target: ObjectStorage) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-a", "a" * 101, "ä", "a b"])
 def test_a_name_that_leads_elsewhere_is_refused(target: ObjectStorage, name: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="cannot name a savepoint: take letters from a to z"):
+    with pytest.raises(InvalidArgumentError, match="cannot name a savepoint: use letters from a to z"):
         savepoint_folder(target, name)
 
 
@@ -388,7 +388,7 @@ def test_what_cannot_be_deleted_is_no_failure(
     assert unnamed(savepoint_folder(timed, "one").list(""), found) == [ANOTHER.removeprefix("one/")]
     (warning,) = caplog.messages
     left = ANOTHER.removeprefix("one/")
-    assert all(words in warning for words in ("timed://test/one is finished and whole, but", left, str(error)))
+    assert all(words in warning for words in ("timed://test/one is complete, but", left, str(error)))
 
 
 def held_up(timed: TimedStorage, meanwhile: Callable[[], object]) -> FaultyStorage:

@@ -323,7 +323,7 @@ HARMS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "cut": ("its end is missing", lambda data: data[:-1]),
     "a footer larger than any": ("footer of an impossible size", lambda d: d[:-32] + b"\xff" * 4 + d[-28:]),
     "no footer": ("unreadable footer", lambda d: d[: -32 - 100] + b"?" * 100 + d[-32:]),
-    "another kind": ("not what was asked for", another_kind),
+    "another kind": ("not the requested object", another_kind),
     "rows beyond the end": ("outside its bytes", rows_beyond_the_end),
     "another version": ("belongs elsewhere", lambda data: data.replace(b'"1-aa","shard', b'"1-ab","shard')),
 }

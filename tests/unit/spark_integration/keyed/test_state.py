@@ -199,7 +199,7 @@ def test_what_does_not_fit_is_refused_and_named(data_type: DataType, value: Any)
 @pytest.mark.parametrize("data_type", [DateType(), TimestampType(), TimestampNTZType()], ids=repr)
 def test_no_time_is_told_from_a_wrong_one(data_type: DataType) -> None:
     """NaT is what pandas has for none: the error says what Spark has for it."""
-    with pytest.raises(StateValueError, match=r"'c0'.*NaT is no time: use None"):
+    with pytest.raises(StateValueError, match=r"'c0'.*use None instead of NaT"):
         RowValues(schema_of(data_type)).to_arrow([(pd.NaT,)])
 
 

@@ -170,7 +170,7 @@ def test_what_leaves_tasks_keeps_what_lets_the_next_attempt_clean_up(
     """Spark waits for no task then: what one writes later belongs to a record, and goes with it. No query starts."""
     deleted = begun(tmp_path, error)
     assert deleted == ["metadata"]
-    assert f"once they have ended, run the same command again with the checkpoint location {tmp_path / 'location'}" in (
+    assert f"the tasks have ended, run the same command again with the checkpoint location {tmp_path / 'location'}" in (
         caplog.text
     )
     with open_storage(str(tmp_path / "green")) as storage:

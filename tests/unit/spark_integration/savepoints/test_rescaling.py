@@ -435,7 +435,7 @@ def test_what_a_function_may_not_return(name: str) -> None:
         migration = type(migration)(function, migration.before, migration.after, False, migration.returned)
     else:
         migration = migrations_of(operator({"state": OLD_STATE}), only_with_rows(function))["state"]
-    with pytest.raises(InvalidArgumentError, match="the function that migrates a state table is wrong") as caught:
+    with pytest.raises(InvalidArgumentError, match="the migration of a state table is invalid") as caught:
         migration(rows(OLD_STATE, n=[1, 2], k=[3, 4]))
     assert words in str(caught.value)
 
@@ -628,7 +628,7 @@ def test_a_mark_that_cannot_be_deleted_is_no_failure(caplog: pytest.LogCaptureFi
     begin(location, "first")
     finish(FaultyStorage(location, [Fault("fail", "delete")]), "first")
     assert sorted(location.objects) == ["holdfast-restoring-first", "metadata"]
-    assert "the query is whole" in caplog.text
+    assert "the query is complete" in caplog.text
     with pytest.raises(ConflictError, match="must be empty"):
         begin(location, "second")
 

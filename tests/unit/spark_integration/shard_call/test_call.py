@@ -459,7 +459,7 @@ def test_where_the_pointer_carries_all_a_warning_will_do(
             one.begin("run-2")
         one.begin("run-3", "/data/app")
     emptied, another = (record.getMessage() for record in caplog.records)
-    assert "does not know the operator 'totals'" in emptied
+    assert "lacks the operator 'totals'" in emptied
     assert "else stop the query, and set spark.holdfast.state.dir to the directory that it has" in emptied
     assert another.endswith("else stop the query, and set spark.holdfast.state.dir to /data/app")
 

@@ -68,7 +68,7 @@ def test_what_is_given_reaches_the_sink(source: type[SinkSource], given: dict[st
         (KafkaSource, {"timeout_s": "soon"}, "the option timeout_s must be a number of seconds"),
         (KafkaSource, {"timeout_s": "-1"}, "the option timeout_s must be a number of seconds"),
         (KafkaSource, {"timeout_s": "0"}, "timeout_s must be from 0.001 to 3600"),
-        (ParquetSource, {"path": "/p", "file_mb": "64m"}, "the option file_mb is a whole number"),
+        (ParquetSource, {"path": "/p", "file_mb": "64m"}, "the option file_mb must be a whole number"),
         (ParquetSource, {"path": "/p", "file_mb": "0"}, "file_mb must be from 1 to 1024"),
         (DeltaSource, {"path": "/p", "compression": "zip"}, "no such compression"),
     ],

@@ -422,7 +422,7 @@ def test_a_process_of_this_machine_that_lives_is_not_fenced(url: str) -> None:
 
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         running = begun(other.pid)
-        with pytest.raises(ConflictError, match=rf"another process of this machine.*process={other.pid}"):
+        with pytest.raises(ConflictError, match=rf"another process on this machine.*process={other.pid}"):
             begun(os.getpid())
         target.prepared["part"] = 0
         running.finish(0, Prepared(({"id": "part"},), 1))

@@ -132,7 +132,7 @@ def test_names_that_are_taken_in_another_case(tmp_path: Path) -> None:
         ({"path": "{}", "tabel": "1"}, InvalidArgumentError, "no such option.*near=table"),
         ({"path": "{}", "table": "a", "statevarname": "a"}, InvalidArgumentError, "one option"),
         ({"path": "{}", "columns": "n,n"}, InvalidArgumentError, "twice"),
-        ({"path": "{}", "columns": "[1]"}, InvalidArgumentError, "the option columns is"),
+        ({"path": "{}", "columns": "[1]"}, InvalidArgumentError, "the option columns must be"),
         ({"path": "{}", "columns": "[]"}, InvalidArgumentError, "names no column"),
         ({"path": "{}", "shards": "0-2"}, InvalidArgumentError, "no such shard"),
         ({"path": "{}", "shards": "1-0"}, InvalidArgumentError, "the option shards looks like"),

@@ -129,7 +129,7 @@ def test_a_default_stands_where_null_would(tmp_path: Path) -> None:
 
     found = shard.run(["bob", "ann"], 2, step)
     assert found == {"bob": {"n": 0, "total": None, "tags": []}, "ann": {"n": 0, "total": 2.5, "tags": ["a"]}}
-    for default, text in (({"m": 0}, "no state column: 'm'"), (0, "no value of state column 'tags'.*by column")):
+    for default, text in (({"m": 0}, "no state column: 'm'"), (0, "does not fit state column 'tags'.*by column")):
         with pytest.raises(InvalidArgumentError, match=text):
             shard.run(["ann"], 3, lambda batch, default=default: batch.state.get(default))
 

@@ -308,7 +308,7 @@ def test_what_makes_results_exactly_once_is_not_the_users(name: str) -> None:
 @pytest.mark.parametrize("name", ["error_cb", "throttle_cb", "oauth_cb", "logger", "default.topic.config"])
 def test_what_only_python_can_give_is_refused_by_name(name: str) -> None:
     """confluent_kafka raises a bare TypeError, ValueError or AttributeError, or ignores the text."""
-    with pytest.raises(InvalidArgumentError, match=f"takes an object of Python.*option={name}"):
+    with pytest.raises(InvalidArgumentError, match=f"takes a Python object.*option={name}"):
         ClientOptions.of({name: "print"}, "here:1")
 
 
