@@ -28,7 +28,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import ShardListing, StateDirListing, list_state_dir
 
 #: Said where a state directory holds no commits of a query that may be at work.
-SMALL_COMMITS = "small commits travel in the query's checkpointLocation until they are worth an object"
+SMALL_COMMITS = "small commits stay in the query's checkpointLocation until enough have accumulated"
 _THREADS = 16
 # The width in a file or a pipe, where rich would take 80 and cut names.
 _WIDTH_ELSEWHERE = 240

@@ -56,7 +56,7 @@ def test_where_nothing_is_stored_yet_it_is_said_where_the_commits_are(root: Path
     for command in ("log", "verify", "inspect"):
         shown = run(command, root)
         assert shown.exit_code == 0
-        assert "small commits travel in the query's checkpointLocation" in " ".join(shown.stdout.split()), command
+        assert "small commits stay in the query's checkpointLocation" in " ".join(shown.stdout.split()), command
 
 
 def test_log_shows_a_damaged_object_as_such(root: Path, shard: ShardHistory) -> None:
@@ -161,7 +161,7 @@ def test_an_operator_whose_commits_still_travel_looks_like_none_that_was_lost(tm
         put_record(storage)
     shown = run("inspect", tmp_path).stdout
     assert "0 of 4 shards have objects here" in shown
-    assert "small commits travel in the query's checkpointLocation until they are worth an object" in shown
+    assert "small commits stay in the query's checkpointLocation until enough have accumulated" in shown
 
 
 def test_tasks_on_this_machine_run_in_the_commands_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
