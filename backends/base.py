@@ -48,7 +48,7 @@ from holdfast.backends.run import Run
 from holdfast.backends.schema import Keys, TableSchema, find_table
 from holdfast.errors import InvalidArgumentError, NotFoundError
 
-#: Version of this seam. A backend states the one that it was built for; another one is refused.
+#: Version of this seam. A backend states the one it was built for; others are refused.
 CONTRACT_VERSION = 2
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 MAX_HASH = int(np.iinfo(np.uint64).max)
@@ -148,9 +148,9 @@ class View(ABC):
 
         Notes
         -----
-        Cost: the first runs are small, so that the first rows cost little whatever the table holds, also where many
-        rows share the first hash: they may stand in several runs, in any order. A scan that is not read to its end
-        frees what it holds when its iterator is closed or garbage collected.
+        Cost: the first runs are small, so that the first rows cost little whatever the table holds, even if many rows
+        share the first hash: these may come in several runs, in any order. An unfinished scan frees its resources when
+        its iterator is closed or garbage collected.
         """
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:

@@ -9,8 +9,8 @@
     declares total, and an m once more      total → n, m → m#2          n, m#2, …
 
 A stored name is given once: what was dropped is never read again, and a column that takes its name begins empty. Stored
-rows, of whatever age, know stored names only, and so do backends, commits and snapshots. Names are exchanged where a
-transaction reads and writes, and where state is shown or saved.
+rows, backends, commits and snapshots know only stored names. Names are translated where a transaction reads and writes,
+and where state is shown or saved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.backends.arrow.rows import from_columns
 from holdfast.backends.schema import VALUE_SIDE, TableSchema
 from holdfast.errors import SchemaMismatchError
 
-#: By the name under which a column is declared, the one under which it is stored.
+#: Maps each declared column name to its stored name.
 Names = Mapping[str, str]
 
 
@@ -33,7 +33,7 @@ class ColumnChanges:
     """Columns of one table to drop and to rename, by declared name."""
 
     drop: frozenset[str] = frozenset()  #: Gone for good
-    #: New names by old ones. No column is in both, and no new name is an old one of another.
+    #: New names by old ones. No column is in both, and no new name is another's old one.
     rename: Mapping[str, str] = field(default_factory=dict)
 
     def effective(self, names: Names) -> ColumnChanges:

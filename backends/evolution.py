@@ -8,10 +8,9 @@
     total double                            total double           (not shown)
 
 Names are those under which columns are stored (`holdfast.backends.column_names`). A column that is no longer declared
-stays in the rows that have it, until they are written again: declared once more, it is found there. So rows of any age,
-written in any order, have one meaning, whatever was merged, restored or taken over meanwhile. Rows are never rewritten
-for a change: each run, commit and database says with which schema its rows were written, and they are projected when
-they are read.
+stays in the rows that have it, until they are written again: declared once more, it is found there. So rows of any age
+have one meaning, whatever was merged, restored or taken over. Rows are never rewritten for a change: each run, commit
+and database says with which schema its rows were written, and they are projected when they are read.
 
 Key columns never change: rows are found by them.
 """
@@ -27,10 +26,10 @@ from holdfast.backends.arrow.rows import from_columns
 from holdfast.backends.schema import NEW_QUERY, TableSchema
 from holdfast.errors import SchemaMismatchError
 
-#: Narrowest first, types of which each holds the numbers of those before it, as Avro has them; large ones are rounded.
+#: Narrowest first: each type holds the numbers of those before it, as in Avro; large ones are rounded.
 _NUMBERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64())
 _UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
-#: By float, the integers that it holds exactly.
+#: For each float type, the integers that it holds exactly.
 _EXACT = {pa.float32(): _NUMBERS[:2], pa.float64(): _NUMBERS[:3]}
 
 

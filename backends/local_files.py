@@ -12,11 +12,11 @@ killed at any moment leaves whole folders and, below ``staging``, leftovers. Who
 folder that nobody has locked, however old it is.
 
 A file that two folders hold is one file with two hard links: each folder owns its link, and the file system frees the
-file with the last one. Nobody has to count who else needs it.
+file with the last one. Nobody counts references.
 
 A file is **sealed** when it has been written: its time of modification is set back by one second, and whoever notes its
-size and digest notes that time too. A file that was written to since has another time; so a reader computes the
-digest of that file, and of no other: a digest costs a full read.
+size and digest notes that time too. A file written to since has another time; a reader computes only that file's
+digest, which costs a full read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from holdfast.errors import ConflictError, CorruptionError, NotFoundError
 _SEALED_BEFORE_NS = 1_000_000_000
 #: The file that marks a shard's directory: commits are durable elsewhere, so nothing of the shard exists here alone.
 DURABLE = "durable"
-# Each try is lost only where somebody takes the folder away between two of its steps.
+# A try fails only if somebody removes the folder between two of its steps.
 _TRIES = 20
 
 
@@ -349,7 +349,7 @@ def remove_stale_folders(staging: Path, before_ns: int) -> int:
 
 
 def _remove(path: Path) -> None:
-    # What cannot be removed now is a leftover below staging, and removed later.
+    # What cannot be removed now stays below staging, and is removed later.
     shutil.rmtree(path, ignore_errors=True)
 
 

@@ -7,8 +7,8 @@
     oldest   ▒▒▒▒▒▒▒▒▒▒▒   20M rows
 
 A merge leaves a run that is less than `1 / GROWTH` of the one below it, so a stack is a few runs high and a row is
-rewritten a few times in all. What is rewritten is also what a snapshot sends. Source of the rule: the size-tiered
-merging of log-structured merge trees (O'Neil et al. 1996); figures: `docs/decisions/0005-run-files.md`.
+rewritten a few times in all. Snapshots send what is rewritten. Source of the rule: the size-tiered merging of
+log-structured merge trees (O'Neil et al. 1996); figures: `docs/decisions/0005-run-files.md`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 
 GROWTH = 1.75
 COMMIT_MERGE_LIMIT_BYTES = 64 << 20
-# How much of what the background will merge a commit merges before: it is written, and stored, twice.
+# How much a commit merges of what the background would merge: it is written, and stored, twice.
 _SHARE_OF_COMMIT = 8
-#: How much of a stack is merged at a time: what a merge or a scan needs of memory, whatever the size of the shard.
+#: How much of a stack is merged at once: bounds the memory of merges and scans, whatever the shard's size.
 STRETCH_BYTES = 64 << 20
-#: What a scan merges for its first rows; each further stretch is `_STRETCH_GROWTH` times as large.
+#: What a scan merges for its first rows; each later stretch is `_STRETCH_GROWTH` times larger.
 FIRST_STRETCH_BYTES = 256 << 10
 _STRETCH_GROWTH = 4
-# A stretch ends after so many blocks, each this fraction of it; what other runs have begun of theirs comes on top.
+# A stretch ends after this many blocks, each this fraction of it, plus the blocks that other runs have begun.
 _BLOCKS, _BLOCKS_PER_STRETCH = 12, 16
-# So many rows of one hash, as timers due at one time, are not read at once.
+# This many rows of one hash, as timers due at one time, are not read at once.
 _CROWD_ROWS = 4096
 
 
@@ -266,7 +266,7 @@ def merge_prefixes(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
         last = max(run.ends[1] for run in part)
         crowd = _slices(part, last, last) if _size_bytes(part) > STRETCH_BYTES else []
         if _size_bytes(crowd) > STRETCH_BYTES:
-            # All rows of a key with very many are never held at once.
+            # Never holds all rows of a very large key at once.
             yield from _begun_with(_slices(part, 0, last - 1) if last else [], prefixes)
             near = prefixes.take(np.arange(*_places(prefixes.hashes, last, last)))
             found = (run.with_prefixes(near) for run in (_scan_crowd(crowd) if len(near) else ()))
@@ -326,7 +326,7 @@ def _last_hash(runs: Sequence[Run], size_bytes: int) -> int | None:
         return None
     ends = []
     for run in runs:
-        # Blocks of any run hold as many bytes, so a stretch has ended once so many of all have.
+        # Blocks of all runs have equal bytes, so a stretch ends after a fixed number of them.
         rows = max(1, len(run) * size_bytes // (_BLOCKS_PER_STRETCH * run.size_bytes))
         ends.append(run.hashes[rows - 1 : rows * _BLOCKS : rows])
     hashes = np.sort(np.concatenate(ends))

@@ -25,9 +25,9 @@ from holdfast.backends.arrow.rows import HashArray, IntArray, take
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, SchemaMismatchError
 
 T = TypeVar("T")
-#: What the names of key and value columns begin with in a run, and in `TableSchema.not_null`.
+#: Prefixes of key and value columns in a run, and in `TableSchema.not_null`.
 KEY_SIDE, VALUE_SIDE = "key.", "value."
-#: How an error ends that says how stored state can be read again.
+#: The end of an error that says how to read stored state again.
 NEW_QUERY = "or start over with a new checkpointLocation"
 
 
@@ -40,8 +40,8 @@ class TableSchema:
     #: be null: the same key is found whatever Spark knows of its nulls, which any change of a query may change.
     key: pa.Schema
     value: pa.Schema
-    #: The columns, named as in `columns`, in which the operator wants no null. It is for the operator to see to it: a
-    #: stored row may have nulls anywhere, and schemas that differ in this alone are equal.
+    #: The columns, named as in `columns`, that the operator declares NOT NULL. The operator must enforce it: stored
+    #: rows may have nulls anywhere, and schemas that differ only in this are equal.
     not_null: frozenset[str] = dataclass_field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:

@@ -43,10 +43,10 @@ MAGIC = b"HOLDFAST"
 FOOTER_SIZE = struct.Struct("<IHH")
 DIGEST_BYTES = 16
 TAIL_BYTES = FOOTER_SIZE.size + DIGEST_BYTES + len(MAGIC)
-#: The largest footer that is written or read: JSON takes 25 times its size in memory. A snapshot's, which names a part
-#: every 8 MiB, is as large for 1 TB of state in one shard.
+#: The largest footer written or read: JSON takes 25 times its size in memory. A snapshot's, which names a part every 8
+#: MiB, reaches it at 1 TB of state in one shard.
 FOOTER_BYTES_MAX = 16 << 20
-#: The size of the largest file without sections: of all that says something about state, and holds none.
+#: The size of the largest file without sections, which describes state and holds none.
 NOTICE_BYTES_MAX = FOOTER_BYTES_MAX + TAIL_BYTES
 #: Room for the end of any stored file with one section.
 END_BYTES_MAX = 64 << 10
@@ -56,27 +56,27 @@ _FOOTER_FIELDS = {"kind": str, "encoding": str, "header": dict, "sections": list
 _SECTION_SIZES = ("offset", "size_bytes", "plain_bytes")
 _SIZE_LIMIT = 1 << 62
 
-# What stands behind all that the digest is of.
+# The bytes after everything that the digest covers.
 _SEAL_BYTES = DIGEST_BYTES + len(MAGIC)
-#: Of a file that is too large to be held.
+#: For a file that is too large to be held in memory.
 BLOCK_BYTES = 16 << 20
 
 _LZ4 = pa.Codec("lz4")
-#: LZ4 makes at most 255 bytes of one.
+#: LZ4 expands one byte to at most 255.
 EXPANSION_MAX = 256
 #: Returns the bytes of a file from one place to another.
 Read = Callable[[int, int], memoryview]
-# From so many bytes on, a file is made in one piece of memory.
+# From this size on, a file is made in one piece of memory.
 _LARGE_BYTES = 1 << 20
 SectionWriter = Callable[[pa.NativeFile], None]
 
 
 def _out_of_a_frame(section: pa.Buffer, plain_bytes: int) -> pa.Buffer:
     if lz4.frame.get_frame_info(section)["content_size"] == plain_bytes:
-        # Arrow's decoder refuses a frame that holds less or more than that, and needs no copy.
+        # Arrow's decoder refuses a frame of any other size, and needs no copy.
         return _LZ4.decompress(section, decompressed_size=plain_bytes)
     frame = lz4.frame.LZ4FrameDecompressor()
-    # With a limit, or memory would be asked for as the frame says.
+    # With a limit, or the frame would decide how much memory is allocated.
     plain = frame.decompress(section, max_length=plain_bytes + 1)
     if len(plain) != plain_bytes or not frame.eof or frame.unused_data:
         raise ValueError("it is not as long as the footer says")
@@ -441,7 +441,7 @@ def encode(
         sink = pa.BufferOutputStream()
         _, digest = write_to(sink, kind, header, sections, encoding)
         return sink.getvalue(), digest
-    # What LZ4 cannot make smaller it makes larger, by less than that. Pages that are never written take no memory.
+    # LZ4 enlarges what it cannot compress, by less than that. Pages that are never written take no memory.
     room = pa.allocate_buffer(plain_bytes + (plain_bytes >> 8) + _LARGE_BYTES + NOTICE_BYTES_MAX)
     with pa.FixedSizeBufferWriter(room) as file:
         _write_undigested(file, kind, header, sections, encoding)

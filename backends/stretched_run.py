@@ -7,12 +7,12 @@
     1           131072 …        0x0543…         │ one search a stretch finds their rows,
     2           …               0x07e8…         ┘ and one gather a column compares and returns them all
 
-So what a look-up costs follows from its keys, not from the size of the run. What it needs of a file that is not in
-memory, it asks for in three steps, each for all keys at once: hashes near where they should stand, as hashes are
-spread evenly; then what lies at the rows; then the texts that this leads to.
+So a look-up's cost depends on its keys, not on the size of the run. It prefetches from a file that is not in memory in
+three steps, each for all keys at once: hashes near their expected places, as hashes are spread evenly; then the rows;
+then the texts they refer to.
 
-Where a value lies follows from its stretch and its row there (`PiecedColumn`): a few operations on whole arrays find
-the values of all rows, however many the stretches are. Arrow's `take` would be called for each.
+A value's place follows from its stretch and row (`PiecedColumn`): a few operations on whole arrays find the values of
+all rows, however many stretches. Arrow's `take` would need a call for each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.backends.run import Run
 from holdfast.backends.schema import Keys
 
 _WORD_BYTES = 8
-#: So many rows tell whether all are in memory.
+#: A sample of this many rows tells whether all are in memory.
 _SAMPLE = 16
 _HASH_BYTES = 8
 
@@ -194,7 +194,7 @@ class _Binaries:
             raise _ElsewhereError
         self._words = np.frombuffer(memory, np.int64, memory.size // _WORD_BYTES)
         self._offsets = starts // _WORD_BYTES
-        # A piece whose values are all empty has no bytes: any place between its neighbours' will do.
+        # A piece with only empty values has no bytes: any place between its neighbours' will do.
         places = [_start(b, memory) if b is not None and b.size else at for b, at in zip(data, starts, strict=True)]
         self._data = np.array(places, np.int64)
 
@@ -314,7 +314,7 @@ class StretchedRun:
         spread = (self._last_hashes[stretches] - firsts).astype(np.float64)
         wanted = np.clip(keys.hashes, firsts, self._last_hashes[stretches])
         rows = (wanted - firsts) / np.maximum(spread, 1) * (counts - 1)
-        # Of n numbers drawn evenly, hardly one stands farther from its place.
+        # Of n evenly drawn numbers, hardly one is farther from its place.
         low, high = (
             np.clip(rows + 2 * far, 0, counts - 1).astype(np.int64) for far in (-np.sqrt(counts), np.sqrt(counts))
         )

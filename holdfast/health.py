@@ -20,8 +20,8 @@ The signs and their sources, none of which needs the query to answer::
     checkpointLocation  offsets/, commits/      when each retained micro-batch was planned and committed
     this machine        the processes of runs; state servers, which remember the rows of the last micro-batches
 
-A claim is renewed every two minutes while micro-batches run, so it says little more than that; Spark's log is exact.
-Numbers and times are put in words here, for the commands and the page.
+A claim, renewed every two minutes while micro-batches run, shows little more than that; Spark's log is exact. This
+module words numbers and times for the commands and the page.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from holdfast.spark_integration.spark_types import type_name
 
 _UNITS = ((24 * 60 * 60_000, "d"), (60 * 60_000, "h"), (60_000, "min"), (1_000, "s"))
 SHOWN_MAX = 20
-#: What shows a query at work where nothing newer than its claim does.
+#: Shown as the sign of work if nothing is newer than the claim.
 BY_CLAIM = "its claim in the state directory"
 State = Literal["running", "stopped", "stale", "failing"]
 #: The pace is that of this many of the last micro-batches.
 RECENT = 20
-#: So many starts without a commit are a failure: the first may have been killed, the second be at work.
+#: This many starts without a commit are a failure: the first may have been killed, the second be at work.
 STARTS_IN_VAIN = 3
 _NAME_IT = "pass the query's checkpointLocation as well"
 #: By table, its ``key`` and ``value`` columns as name and type.

@@ -1,10 +1,9 @@
 """Settings from Spark's configuration, as plain values.
 
 Everything under ``spark.holdfast.`` belongs to holdfast. Unknown keys are refused: a misspelt one would silently do
-nothing. The values travel to the workers with the operator; those under
-``spark.holdfast.storage.`` do not, because they may be credentials: a worker reads them from its task's
-properties, and only their names are kept here. Those under ``spark.holdfast.sink.<name>.`` are that sink's, which
-checks them itself; here nobody knows which sinks there are.
+nothing. The values travel to the workers with the operator; those under ``spark.holdfast.storage.`` do not, because
+they may be credentials: a worker reads them from its task's properties, and only their names are kept here. Those under
+``spark.holdfast.sink.<name>.`` are that sink's, which checks them itself; the sinks are unknown here.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ STORAGE_PREFIX = PREFIX + "storage."
 SINK_PREFIX = PREFIX + "sink."
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
 APPLICATION = "spark.app.id"
-#: Of an operator. Each is a row of Spark's state, and part of every task's plan.
+#: Per operator. Each is a row of Spark's state, and part of every task's plan.
 MOST_SHARDS = 1 << 16
 
 # Settings by the names that they had.

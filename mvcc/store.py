@@ -44,7 +44,7 @@ from holdfast.errors import (
 )
 from holdfast.mvcc.transaction import Transaction
 
-#: How often a version is restored that others drop meanwhile: attempts that Spark has given up may still run.
+#: How often to restore a version that others drop meanwhile: attempts abandoned by Spark may still run.
 RESTORE_TRIES = 4
 
 
@@ -190,7 +190,7 @@ class VersionedStore:
                 if view is not None:
                     break
                 self._backend.drop([pointer])
-            # Where the newest version that is held has let us down, all of it is read.
+            # The newest local version has failed us: read everything.
             failure = self._restore(pointer, [] if failure else [other for other in held if other != pointer])
             view = self._view(pointer)
         return view

@@ -1,8 +1,8 @@
 """One attempt at one micro-batch: reads a version, collects writes, commits them as the next version.
 
-`Measures` say what it read and wrote, and how long it took. Whether a written row is new is known of rows that the
-transaction has looked up before, as most functions do: nothing is read only to be counted. What was written unread,
-such as an element of a list, is counted as written, no more.
+`Measures` say what it read and wrote, and how long it took. A written row counts as new only if the transaction has
+looked it up before, as most functions do: nothing is read just for counting. Rows written unread, such as elements of a
+list, only count as written.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class Transaction:
     """Reads of one version plus this attempt's own writes.
 
     Made by `VersionedStore.begin`. Writes are visible to nobody before `commit`, nor after `abort`, nor if the process
-    dies. As a context manager it aborts unless it was committed. Where reading the version has failed, `commit` fails,
-    too: a user's function may have caught the error, and gone on as if there were no state.
+    dies. As a context manager it aborts unless it was committed. If reading the version failed, `commit` fails, too: a
+    user's function may have caught the error and continued as if without state.
 
     Attributes
     ----------

@@ -24,7 +24,7 @@ from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 KIND = "commit"
-#: The largest commit that is written or read: one that a worker holds while it makes or restores it.
+#: The largest commit written or read: a worker holds it in memory to make or restore it.
 COMMIT_BYTES_MAX = 4 << 30
 
 

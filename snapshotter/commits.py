@@ -51,9 +51,9 @@ from holdfast.snapshotter.snapshots.snapshots import Downloaded, Snapshots
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
-#: How much of a chain of commits is restored at a time; the memory that it takes is a few times this.
+#: How much of a chain of commits is restored at a time; takes a few times this in memory.
 RESTORE_STEP_BYTES = 64 << 20
-#: A carried commit covers no more versions than these: their names are in its header.
+#: A carried commit covers at most this many versions: their names are in its header.
 _VERSIONS_CARRIED = 64
 
 _log = logging.getLogger(__name__)
@@ -82,14 +82,14 @@ class ObjectCommitLog:
     directory: Path  #: The shard's local directory: for notes of snapshots, and for what is being restored
     backend_name: str | None = None  #: The backend that takes over the files of snapshots; None to get rows in any case
     carried_bytes: int = 0  #: Commits up to this size are carried; 0 carries none
-    #: The carried commits in reach: the one that came with the query's pointer, and those that were appended
+    #: The carried commits at hand: the one from the query's pointer, and the appended ones
     carried: dict[Pointer, bytes] = field(default_factory=dict)
     new_id: Callable[[], str] = clock.new_id  #: Returns a new unique name each time
     now_ms: Callable[[], int] = clock.now_ms  #: See `holdfast.snapshotter.snapshots.snapshots.Snapshots`
     #: How many bytes of commits, unpacked, are restored at a time; one commit, which a worker has held before, may have
     #: more
     step_bytes: int = RESTORE_STEP_BYTES
-    # By snapshot how it was found damaged: a restore in steps comes to it again and again.
+    # Damaged snapshots, and why: a restore in steps meets them again and again.
     _damaged: dict[ChainEntry, CorruptionError] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -185,7 +185,7 @@ class ObjectCommitLog:
         try:
             yield
         except CorruptionError as exc:
-            # Another error: this one holds the frames that it came through.
+            # Another error: this one holds the frames that it passed through.
             self._damaged[snapshot] = CorruptionError(f"{self.objects.url}/{snapshot.key} cannot be used: {exc}")
             raise
 

@@ -6,8 +6,8 @@
     <folder>/00000000000000000002     A decides
     <folder>/00000000000000000003     driver B begins: A's next put, which is of number 3 too, fails
 
-Each act is an object of the sequence: there is no look before a put and no withdrawal after it. Who has read the newest
-number may act under the next one, and only one of all that try succeeds; the others read anew::
+Each act is an object of the sequence: there is no look before a put and no withdrawal after it. A reader of the newest
+number may try the next, and only one attempt succeeds; the others read again::
 
     for _ in looks(storage.url):
         number, newest = fence.newest()
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _DIGITS = 20
-#: Each look that was in vain is one that somebody else was faster: more do not begin at once.
+#: Each failed look means that somebody else was faster: at most this many begin at once.
 _LOOKS = 100
 _OLD_KEPT = 16
 _NUMBER = re.compile(rf"[0-9]{{{_DIGITS}}}")

@@ -1,7 +1,7 @@
 """Stored headers and notes: JSON objects that become typed, frozen values, and nothing else.
 
-A stored file is hostile until it is read here: its checksum proves that it is whole, not who wrote it. What is stored
-is a dataclass whose annotations say how it is read::
+A stored file is untrusted until it is read here: its checksum proves integrity, not authorship. The annotations of a
+stored dataclass say how to read it::
 
     @dataclass(frozen=True)
     class ShardTimes(Stored):
@@ -32,15 +32,15 @@ from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, InvalidArgumentError
 
-#: No size, count or time reaches it: sums of thousands of them still fit into what other languages read.
+#: Above any size, count or time: sums of thousands still fit into other languages' integers.
 NUMBER_LIMIT = 1 << 62
 DIGEST = re.compile(r"[0-9a-f]{32}")
-#: What annotations of fields say, besides types: texts that a pattern matches, and numbers of other ranges.
+#: What annotations add to types: patterns for texts, and other ranges for numbers.
 Digest = Annotated[str, DIGEST]
 PositiveInt = Annotated[int, range(1, NUMBER_LIMIT)]
-#: A number that may be negative, as a time before 1970 is.
+#: A number that may be negative, such as a time before 1970.
 SignedInt = Annotated[int, range(1 - NUMBER_LIMIT, NUMBER_LIMIT)]
-#: Of a field that has a default, and is not stored.
+#: For a field that has a default, and is not stored.
 NOT_STORED = "not stored"
 _SHOWN_MAX = 80
 #: Returns a field's value from decoded JSON; is told what to call the object in an error.

@@ -5,8 +5,8 @@
     snapshots/20-aa-7c1e… ◀─ commits/21-bb ◀─ commits/23-dd ◀┄ 24-ee ◀┄ 25-ff
     └──────────── chain of 25-ff ────────────────────────┘     └── since ──┘
 
-The commits of 24-ee and 25-ff are **carried**: too small for an object of their own, they travel as one in the row of
-the query's pointer. Each commit's header, and each local version's properties, hold this.
+The commits of 24-ee and 25-ff are **carried**: too small for an object, they travel together in the row of the query's
+pointer. Each commit's header, and each local version's properties, hold this.
 
 Invariants
 ----------

@@ -46,7 +46,7 @@ SINK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 QUERY_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 #: Leaves room in the footer of a stored file for the other fields.
 _HANDLES_BYTES_MAX = 15 << 20
-#: Old entries are deleted so many at a time: one request for all.
+#: Old entries are deleted this many at a time, in one request.
 _PRUNED_EACH = 16
 
 

@@ -47,7 +47,7 @@ from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
-#: Bytes of commits that a reader keeps.
+#: Bytes of commits that a reader caches.
 _KEPT_BYTES = 64 << 20
 #: Snapshots that it keeps open.
 _KEPT_SNAPSHOTS = 2
@@ -109,7 +109,7 @@ class StoredFiles(FrozenFiles):
                     self._here.add(part.key)
 
     def bring(self, places: Sequence[Place]) -> None:
-        # What is stored compressed cannot be had in ranges.
+        # Compressed objects cannot be read in ranges.
         whole: list[Place] = []
         ranges: list[tuple[SnapshotFile, Part, int, Place]] = []
         with self._lock:

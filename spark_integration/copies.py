@@ -9,13 +9,12 @@
 
 Pointers lie in Spark's state, which nobody but Spark writes, and name the query and the operator's directory. So a
 clone keeps both: its state directory is another one, and in it the clone writes under the original's id, which
-`holdfast.snapshotter.ownership.query_origin` tells its new shards. Nothing of the clone names the original's places.
+`holdfast.snapshotter.ownership.query_origin` tells its new shards. The clone never names the original's locations.
 
-Names of objects say nothing of the state directory or the query, so they stay as they are. Copied are the commits
-and snapshots up to the version, whether it builds on them or not: so the clone can do without a damaged snapshot as
-the original can, and knows as much of what was cleaned up. What the version builds on is checked, byte by byte, and so
-are the parts of all snapshots: one with a damaged part is left out. What is later, or an attempt at the version that
-Spark did not accept, is no part of it.
+Names of objects say nothing of the state directory or the query, so they stay as they are. Copied are the commits and
+snapshots up to the version, whether it builds on them or not: so the clone can bypass a damaged snapshot, and knows the
+clean-ups, as the original does. What the version builds on is checked, byte by byte, and so are the parts of all
+snapshots: one with a damaged part is left out. Later versions, and attempts that Spark did not accept, are left out.
 
 Of Spark's checkpoint location it copies, while the query may run::
 
@@ -25,8 +24,7 @@ Of Spark's checkpoint location it copies, while the query may run::
     state/<operator>/_metadata/v2/4        up to the micro-batch
     metadata                               not copied: the clone has an id of its own
 
-State is copied as it is, whoever keeps it: Spark's own operators, too. Only where Spark's metadata names its own files
-by path, the path is changed, whatever it was.
+State is copied unchanged, that of Spark's own operators, too. Only paths of files in Spark's metadata are changed.
 
 **Rescale**: a savepoint that nobody keeps, and its restore with other numbers of shards.
 
@@ -38,9 +36,8 @@ by path, the path is changed, whatever it was.
                                  offsets/8      as 7, a moment later, with END_MS as its watermark: what Spark runs next
                                  commits/8      ─▶ savepoint, with the watermark of 7
 
-Spark runs what stands in its log of offsets with the watermark that stands there, before it plans anything. With the
-watermark at the end of time all later input would be late, and dropped: so no location in which the query could go on
-ever has it.
+Before it plans anything, Spark runs the micro-batch in its offset log, with the watermark there. With a watermark at
+the end of time all later input would be late, and dropped: so no location where the query could continue ever has it.
 
 Invariants of draining
 ----------------------
@@ -102,7 +99,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _FILE_BYTES_MAX = 4 << 30
-#: Files in memory at once have so many bytes together; a larger one is there alone.
+#: Files in memory at once total at most this many bytes; a larger one is alone.
 AT_ONCE_BYTES = 256 << 20
 _LOG = re.compile(r"(offsets|commits)/(0|[1-9][0-9]{0,17})")
 # A version of a state store, perhaps with an id of its own, and who writes what names which files it has.
@@ -125,7 +122,7 @@ def copy_location(source: ObjectStorage, target: ObjectStorage, query: QueryLoca
     vanished = {key for keys in (state, logs) for key in _copy_objects(source, target, keys, sizes, query)}
     needed = {f"offsets/{batch.batch_id}", f"commits/{batch.batch_id}"}
     needed |= {key for key in logs if key.startswith("sources/")}
-    # What Spark deletes meanwhile is older than what it keeps, as long as it keeps the micro-batch.
+    # Spark's deletions are older than what it keeps, as long as it keeps the micro-batch.
     if vanished & needed or batch.batch_id not in query.committed():
         raise UnavailableError(
             "the query has moved past the micro-batch: try again", batch_id=batch.batch_id, location=source.url
@@ -346,7 +343,7 @@ def copy(
         try:
             return cloned()
         except HoldfastError as exc:
-            # Who has lost the location would take it back.
+            # An attempt that has lost the location would reclaim it.
             if isinstance(exc, ConflictError) or batch_id is not None or batch.batch_id in query.committed():
                 raise
             _log.warning("the query has moved past micro-batch %d; copying a later one: %s", batch.batch_id, exc)
@@ -578,7 +575,7 @@ def _undrained(copied: ObjectStorage) -> LoggedBatch | None:
         return copy.batch(last.batch_id - 1)
     version, batch, *sources = bytes(copied.get(f"offsets/{last.batch_id}", _LOG_BYTES_MAX)).decode().split("\n")
     before = json.loads(batch)
-    # No two micro-batches of a query have one time, and each attempt has the same.
+    # No two micro-batches of a query share a time, and each attempt has the same.
     planned = before | {"batchWatermarkMs": END_MS, "batchTimestampMs": before["batchTimestampMs"] + 1}
     copied.put_if_absent(f"offsets/{last.batch_id + 1}", "\n".join([version, json.dumps(planned), *sources]).encode())
     return None

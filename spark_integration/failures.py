@@ -6,7 +6,7 @@
       └── PythonException              the worker's traceback ──▶ the error, its notes, the user's line
             └── StateLostError: …      raised in operator 'totals', shard 3, micro-batch 7
 
-What a worker raises arrives as text, from classic Spark and from Spark Connect alike, so text is what is read.
+A worker's error arrives as text, on classic Spark and Spark Connect, so this module reads text.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SAYS_NOTHING = (
     "raised by the Python Proxy",
     "thrown from the Python worker",
 )
-#: What passes on what others raise; ``pyspark.errors.exceptions.base`` has what PySpark itself raises in Python.
+#: Modules that pass on others' errors; ``pyspark.errors.exceptions.base`` has what PySpark itself raises in Python.
 _OF_SPARK = (
     "pyspark.errors.exceptions.captured.",
     "pyspark.errors.exceptions.connect.",
@@ -62,12 +62,12 @@ _OF_SPARK = (
     "py4j.",
     "grpc.",
 )
-#: Python's errors that pass by themselves, by the last part of their names, as ``requests.exceptions.ConnectionError``.
+#: Transient Python errors, by the last part of their names, as ``requests.exceptions.ConnectionError``.
 _PASSING_ERRORS = {
     *("ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError"),
     *("TimeoutError", "EndpointConnectionError", "ReadTimeoutError", "ConnectTimeoutError"),
 }
-#: Words of Spark and Java where a machine, a process or a network was lost.
+#: Phrases of Spark and Java for a lost machine, process or network.
 _PASSING_WORDS = re.compile(
     r"ExecutorLostFailure|FetchFailedException|MetadataFetchFailed"
     r"|Python worker (?:exited unexpectedly|failed to connect)"
@@ -85,7 +85,7 @@ _RUN_IT_AGAIN = (
     "Spark has logged the micro-batch as done all the same: before the next start, delete the newest file of commits/ "
     "in the checkpointLocation, what offsets/ has of a later number, and their .crc files, so that it runs again"
 )
-#: What to do about each error, where its message does not say more.
+#: What to do about each error whose message does not say more.
 _WHAT_TO_DO = {
     errors.UnavailableError: "make available what did not answer, and start the query again: nothing is lost",
     errors.StateLostError: "set the directory and the checkpoint location that the query has always had, or bring the "
@@ -384,7 +384,7 @@ def _raised(text: str) -> Iterator[_Raised]:
 def _read(lines: list[str], start: int) -> _Raised | None:
     """Return what a traceback ends with; inside a message it may be indented."""
     indent = 0 if start < 0 else len(lines[start]) - len(lines[start].lstrip())
-    # What a message has before it on its line is no indentation.
+    # Text before the message on its line is not indentation.
     margin = "  | " if start >= 0 and _GROUP in lines[start] else lines[max(start, 0)][:indent]
     rest = [line.removeprefix(margin) for line in lines[start + 1 :]]
     frames, end = [], 0

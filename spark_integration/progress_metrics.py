@@ -82,7 +82,7 @@ def metrics(query: StreamingQuery) -> DataFrame:
         for name, observed in (progress["observedMetrics"] or {}).items():
             if name.startswith(OBSERVATION) and is_observed(named := by_name(observed)):
                 operator, values = name.removeprefix(OBSERVATION), of_each_shard_once(named)
-                # A trigger without data repeats the number of the micro-batch before, and has observed nothing.
+                # A trigger without data repeats the previous micro-batch's number, and has observed nothing.
                 if values["shards"] or (progress["batchId"], operator) not in rows:
                     rows[progress["batchId"], operator] = _row(operator, progress["batchId"], began, values)
     ordered = sorted(rows.values(), key=lambda row: (row[1], row[0]))

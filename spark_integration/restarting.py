@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: How many failures a strategy is told of, and so the most that one can count.
+#: How many failures a strategy sees, and so the most that it can count.
 FAILURES_MAX = 1000
 _LOOK_EVERY_S = 0.5
 

@@ -36,7 +36,7 @@ from holdfast.backends.arrow.values import cast, null_where_none_may_be
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 
 WATERMARK_METADATA = "spark.watermarkDelayMs"
-#: In place of Spark's mark, at times that Spark's own operators would take for late.
+#: Replaces Spark's mark on times that Spark's own operators would consider late.
 _DELAY_METADATA, _HELD_BACK_METADATA = "holdfast.watermarkDelayMs", "holdfast.heldBackMs"
 
 # As Spark exchanges them with Python. Written out, since Spark's own conversion is not public and changes

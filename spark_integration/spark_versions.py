@@ -19,8 +19,8 @@ fails with pyarrow 26 and later    before 4.0.5           before 4.1.4          
 fails with protobuf 7 and later    yes                    no                     no
 =================================  =====================  =====================  ==========================
 
-The conversions are private to Spark. holdfast calls them all the same, so that a function sees the frames that Spark's
-own worker would show it, and its output becomes what Spark would make of it.
+The conversions are private to Spark. holdfast calls them anyway, so that a function's frames and output are exactly
+those of Spark's own worker.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ A table's rows are sorted by a 64-bit hash; `Timers` keep the due time in the ha
     0x800001…90          "bob"      0x1f…            ← due at the same time: by key
 
 So due timers form one range at the beginning, and firing cost depends on due timers, not on registered ones. A key may
-have any number of timers at different times. Timers that fire are deleted, and a backend may have to step over deleted
-rows: a caller that knows a time before which there is no timer passes it and skips them.
+have any number of timers at different times. Timers that fire are deleted, and a backend may have to skip deleted rows:
+a caller that knows when no earlier timer exists passes that time to avoid this.
 
 `KeyTimers` keep at most one timer per key, in two tables: `timers` by key, so that a new timer finds the old one, and
 `timers_by_due` by time. A key with a timer need not have state. The column of `timers` is named after the clock: an
@@ -53,7 +53,7 @@ DUE: Mapping[TimeoutConf, str] = {"EventTimeTimeout": "due_ms", "ProcessingTimeT
 NO_TIMER = -1
 _TAKEN_AT_ONCE = 65_536
 AT_ONCE_BYTES = 32 << 20
-#: Until the size of the state is known; and how many times as many as before come later, since rows may be absent.
+#: Used until the size of the state is known; and the growth factor afterwards, since rows may be absent.
 _FIRST, _GROWTH = 256, 8
 
 

@@ -20,8 +20,8 @@ Keys are found among the rows of a run by hash, and among rows that share a hash
     0x1f…  "cem"   │ rows that
     0x1f…  "dan"   ┘ share a hash
 
-By chance, crowds are rare. Some tables have large ones on purpose: timers due at one time, the elements of a list. So
-no step goes through them row by row.
+Large groups of one hash are rare by chance, but deliberate in some tables: timers due at one time, elements of a list.
+So no step visits them row by row.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 HashArray = npt.NDArray[np.uint64]
 
-#: What Arrow's small types of variable width can count to: bytes of text, elements of lists.
+#: The limit of Arrow's small variable-width types: bytes of text, elements of lists.
 SMALL_OFFSETS_MAX = (1 << 31) - 1
 _SIGN = np.uint64(1 << 63)
 #: Hashes in fewer ascending stretches than these are merged faster than sorted.
@@ -447,7 +447,7 @@ def _find_in_crowds(
         pairs = zip(take(keys, rows).columns, take(wanted_keys, asked).columns, strict=True)
         both = from_columns([pa.concat_arrays(pair) for pair in pairs], keys.schema, len(rows) + len(asked))
         order = order_rows(np.concatenate([hashes[rows], wanted[asked]]), both)
-        # Of one key, rows come before wanted ones: its first place tells its row, if it has one.
+        # For each key, rows precede wanted ones: its first position gives its row, if any.
         firsts = order.rows[order.first][np.cumsum(order.first) - 1]
         is_asked = (order.rows >= len(rows)) & (firsts < len(rows))
         found[asked[order.rows[is_asked] - len(rows)]] = rows[firsts[is_asked]]

@@ -1,15 +1,14 @@
 """Arrow IPC streams from storage: nothing in them is trusted before it is checked.
 
 Arrow allocates what a stream tells it to: each buffer of a compressed batch begins with the length that it claims to
-have when unpacked. So the claims are added up, from the batch's metadata, and compared with what was declared outside
-the stream, before Arrow unpacks anything::
+have when unpacked. So the claims are summed from the batch's metadata and compared with what was declared outside the
+stream before Arrow unpacks anything::
 
     message     metadata: where each buffer lies in the body        a flatbuffer, which Arrow has verified
                 body:     claim, int64 ‖ an LZ4 frame      claim, int64 ‖ …
 
-What was unpacked is validated as far as memory is concerned: offsets ascend and stay inside, children are as long as
-they must be, a decimal has the digits of its type. The bytes of a string are whatever was written:
-Spark does not validate them either.
+Unpacked data is validated for memory safety: offsets ascend and stay inside, children are as long as they must be, a
+decimal has the digits of its type. The bytes of a string are whatever was written: Spark does not validate them either.
 
 Source of the layout: Arrow's ``Message.fbs`` and ``Schema.fbs``, format version 5.
 """
@@ -29,7 +28,7 @@ from holdfast.backends.stored_file import EXPANSION_MAX
 from holdfast.errors import CorruptionError
 
 _CLAIM_BYTES = 8
-# Of the tables Message and RecordBatch: which field is which.
+# Field numbers of the tables Message and RecordBatch.
 _MESSAGE_HEADER, _BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 2, 3
 
 
@@ -49,7 +48,7 @@ def read_accepted(
     """
     with _reading(source, table):
         with ipc.open_stream(section) as reader:
-            # Before the batches: what they claim is checked for these columns.
+            # Check the columns before the batches: the claims depend on them.
             columns = reader.schema.remove_metadata()
             accept(columns)
         if not trusted:

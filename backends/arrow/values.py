@@ -10,8 +10,8 @@ casts                   none that loses: a floating-point number may be rounded 
 structure               offsets ascend and stay inside; children are as long as they must be
 ======================  ==============================================================================================
 
-Spark stores strings of any bytes and times far beyond Python's calendar, of which pyarrow makes errors. Whoever shows
-rows as Python's values shows text instead, and all that stands beside it.
+Spark stores strings of any bytes and times far beyond Python's calendar, which make pyarrow raise errors. Whoever shows
+rows as Python values shows text instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from holdfast.backends.arrow.rows import is_same_kind, nullable_type
 from holdfast.errors import SchemaMismatchError
 
-#: What pyarrow raises for a text that is none, and for a time that Python does not have.
+#: What pyarrow raises for invalid text, and for times beyond Python's range.
 _BEYOND_PYTHON = (ValueError, OverflowError)
 
 
@@ -188,7 +188,7 @@ def cast(column: pa.Array, t: pa.DataType) -> pa.Array:
     """
     if column.type == t:
         return column
-    # Arrow refuses each null in what is NOT NULL, also the one below a null.
+    # Arrow refuses every null in a NOT NULL field, even below a null.
     stored = viewed(column.cast(nullable_type(t)), t)
     if not _has_fractions(column.type):
         return stored
@@ -222,7 +222,7 @@ def _require_equal(before: pa.Array, after: pa.Array) -> None:
             _require_rounded(_numbers(before), _numbers(after), target)
     elif pa.types.is_floating(source) and pa.types.is_decimal(target):
         wanted = _numbers(before)
-        # Arrow is one unit in the last place off on its way back.
+        # Arrow loses one unit in the last place on its way back.
         if (np.abs(_numbers(after.cast(source)) - wanted) > 2 * np.spacing(np.abs(wanted))).any():
             raise ValueError(f"a number has more digits than {target}: round it first")
     elif pa.types.is_decimal(source) and pa.types.is_floating(target) and not after.cast(source).equals(before):

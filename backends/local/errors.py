@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holdfast.errors import NotFoundError, UnavailableError
 
-#: Where a user says which directory holds local state.
+#: The settings that name the directory of local state.
 NAMED_IN = "spark.holdfast.local.dir (for a look-up, in SPARK_LOCAL_DIRS or TMPDIR)"
 
 
@@ -38,7 +38,7 @@ def writing(path: Path) -> Iterator[None]:
 def _mapped(exc: OSError, path: Path) -> UnavailableError:
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         return out_of_space(path)
-    # Arrow's errors have a text only.
+    # Arrow's errors carry only a text.
     if exc.errno == errno.ENOMEM or os.strerror(errno.ENOMEM) in str(exc):
         return no_address_space(path)
     if isinstance(exc, FileNotFoundError):

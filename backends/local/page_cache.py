@@ -18,9 +18,9 @@ import pyarrow as pa
 IntArray = npt.NDArray[np.int64]
 
 PAGE_BYTES = 4096
-#: What lies between two pages is asked for as well where it is this little.
+#: Gaps between pages up to this size are prefetched, too.
 _GAP_PAGES = 2
-#: So many places tell for all.
+#: A sample of this size stands for all.
 _SAMPLE = 16
 #: Linux maps the pages around one that is touched, as far as they are in memory.
 _FAULT_BYTES = 64 << 10
@@ -35,7 +35,7 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self._descriptor: int | None = None
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        # Not by Arrow, which would ask the system to read all of it.
+        # Not through Arrow, which would ask the system to read everything.
         self._map = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
         self._advice = mmap.MADV_NORMAL
         self.data = pa.py_buffer(self._map)

@@ -11,9 +11,9 @@
     moved          [aa bb] = generation 7c                    in the background: both say the same
     version 18                [cc dd] above 7c                the next commit takes it
 
-A commit writes a run, as on `filesystem`; no server is asked, and no database is written. What all versions have had
-for a while is moved by `maintain`, and a generation says which runs, above which other generation, it replaces. So a
-version that names an older one stays good until it is dropped.
+A commit writes a run, as on `filesystem`; no server is asked, and no database is written. `maintain` moves the runs
+that all versions share, and a generation says which runs, above which other generation, it replaces. So a version on an
+older one stays valid until dropped.
 
 Invariants
 ----------
@@ -64,9 +64,9 @@ from holdfast.backends.schema import TableSchema
 from holdfast.errors import ConflictError, CorruptionError, HoldfastError, NotFoundError
 
 _T = TypeVar("_T")
-#: By an executor's directory and the depth of its shards: their number, and when the folders above them were modified.
+#: By an executor's directory and its shards' depth: their number, and the modification times of the folders above them.
 _COUNTED: dict[tuple[Path, int], tuple[int, dict[str, int]]] = {}
-#: A change so soon after another one may leave a folder's modification time as it is.
+#: A second change within this time may leave a folder's modification time unchanged.
 _TICK_MS = 2_000
 
 
@@ -86,7 +86,7 @@ class RocksDBBackend(FilesystemBackend):
         super().__init__(directory, tables, new_id, options, executor_directory)
         self._rocksdb = RocksDBOptions.of("rocksdb", options)
         self._generations = directory / "generations"
-        # Files of databases, by name and inode, that were whole when this process last froze a version.
+        # Database files, by name and inode, that were intact when this process last froze a version.
         self._whole: set[tuple[str, int]] = set()
 
     @classmethod
@@ -202,7 +202,7 @@ class RocksDBBackend(FilesystemBackend):
     # Moving.
 
     def _commit_merge_limit_bytes(self) -> int:
-        # What commits rewrite again and again is never settled, so never moved.
+        # Runs that commits keep rewriting never settle, so they never move.
         return min(super()._commit_merge_limit_bytes(), self.share_bytes() // 2)
 
     def share_bytes(self) -> int:
@@ -294,7 +294,7 @@ class RocksDBBackend(FilesystemBackend):
                 held.enter_context(lock_shared(database.path))  # it follows the folder
                 database.publish(target)
                 return
-            # Another process has restored it first, or what stands there is damaged.
+            # Another process has already restored it, or the copy there is damaged.
             with suppress(NotFoundError):
                 held.enter_context(lock_shared(target))
                 if self._find_damage(version.generation) is None:

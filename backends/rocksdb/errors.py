@@ -24,7 +24,7 @@ _DAMAGE = re.compile(
 _FULL = re.compile(r"No space left|Disk quota exceeded|File too large|space limit reached", re.IGNORECASE)
 _HELD = re.compile(r"lock hold by current process|While lock file", re.IGNORECASE)
 _FILE = re.compile(r"/(\d+\.(?:sst|log|blob)|MANIFEST-\d+|CURRENT|OPTIONS-\d+|IDENTITY)\b")
-# What RocksDB adds to every error of an opening; the damage may be in any other file.
+# RocksDB adds this to every error on opening; the damage may be in any other file.
 _GUESS = re.compile(r" *The file \S+ may be corrupted\.")
 
 

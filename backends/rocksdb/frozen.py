@@ -1,13 +1,13 @@
 """A frozen generation read in place: each block is fetched when RocksDB asks for it.
 
-The files are as large as they should be, and hold zeros wherever nothing was brought. RocksDB verifies each block that
-it reads, and names the file and offset of a bad one. So a read that hits a missing block fetches it and starts again;
-what is wrong although it was brought, and verified as stored, is damage::
+The files have their full size, and zeros where nothing was fetched. RocksDB verifies each block that it reads, and
+names the file and offset of a bad one. So a read that hits a missing block fetches it and starts again; a block that is
+bad although fetched and verified is damage::
 
     read ──▶ "block checksum mismatch … 000012.sst offset 8126464 size 4011" ──▶ bring ──▶ read again
 
-Blocks that belong together lie together, so more is brought than is asked for: a few requests for each file that may
-hold the key. Which those are, the manifest tells, which is small.
+Related blocks are adjacent, so each fetch brings more than was asked: a few requests for each file that may hold the
+key, as the small manifest tells.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from holdfast.backends.schema import Keys, TableSchema, find_table
 from holdfast.errors import CorruptionError
 
 _T = TypeVar("_T")
-#: What is brought around a block that is asked for, and of a file's end, which has its index.
+#: Bytes fetched around a requested block, and at a file's end, which holds its index.
 _AROUND_BYTES, _END_BYTES = 64 << 10, 256 << 10
 _DOUBLED_MAX = 8
-#: More keys than these need most of a table, which is brought whole.
+#: Beyond this many keys, most of a table is needed: fetch it whole.
 _MANY_KEYS = 32
 _WRONG_BLOCK = re.compile(r"(\d+\.sst) offset (\d+) size (\d+)")
 _WRONG_FILE = re.compile(r"(\d+\.sst)\b")
@@ -47,7 +47,7 @@ class FrozenGeneration(GenerationView):
 
     def __init__(self, files: FrozenFiles, tables: Mapping[str, TableSchema]) -> None:
         self._files = files
-        # How often something was brought of a file, and how often RocksDB has asked for a place.
+        # How often a file was fetched from, and how often RocksDB asked for each place.
         self._times: dict[str, int] = {}
         self._asked: dict[tuple[str, tuple[int, int]], int] = {}
         if GENERATION not in files.sizes:
@@ -117,7 +117,7 @@ class FrozenGeneration(GenerationView):
         if times == 0:
             self._files.bring([Place(name, *end)])  # first of all: the index stands there
         elif wanted <= 1:
-            # Twice as much each time: who reads many rows of a file soon has all of it.
+            # Doubles each time: a reader of many rows soon has the whole file.
             length = _AROUND_BYTES << min(times, _DOUBLED_MAX)
             start = wrong[0] - wrong[0] % _AROUND_BYTES
             self._files.bring([Place(name, start, min(size, max(wrong[1], start + length)))])

@@ -54,9 +54,9 @@ from holdfast.backends.run import Run
 from holdfast.backends.schema import Keys, TableSchema, find_table
 from holdfast.errors import ClosedError, NotFoundError
 
-#: A scan is cheaper than seeking prefixes while it meets at most so many rows for each.
+#: A scan beats seeking prefixes while it meets at most this many rows for each.
 SCAN_ROWS_PER_PREFIX = 10
-# So few keys are read one by one, whatever lies between them.
+# Up to this many keys are read one by one, whatever lies between them.
 _SPARSE_KEYS = 64
 #: What rocksdict writes beside the data, and nobody reads: options are given.
 SETTINGS = "rocksdict-config.json"
@@ -266,7 +266,7 @@ class OpenGenerations:
     """The generations that this process has open; safe for many threads."""
 
     def __init__(self) -> None:
-        # What a forked process inherits must not be closed there: RocksDB's threads are the parent's.
+        # A forked process must not close what it inherits: RocksDB's threads are the parent's.
         self._inherited: list[object] = []
         self._begin()
 

@@ -39,9 +39,9 @@ from holdfast.backends.run_stack import merge_in_stretches
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import InvalidArgumentError, UnavailableError
 
-#: What is made into Python objects at a time, of at most `CHUNK_KEYS` rows.
+#: Bytes converted to Python objects at a time, in at most `CHUNK_KEYS` rows.
 CHUNK_BYTES = 4 << 20
-#: Of a row's columns, and of its key or value as RocksDB has them.
+#: Bytes of a row's columns, and of its key or value in RocksDB.
 ROW_BYTES_MAX = 2**31 - (1 << 20)
 _LOOK_EVERY_MS = 5
 

@@ -39,7 +39,7 @@ from holdfast.errors import InvalidArgumentError
 _COMPRESSIONS = ("none", "lz4", "zstd", "snappy")
 MEMORY_BYTES_MIN = 16 << 20
 _BLOCK_BYTES, _BLOOM_BITS = 4 << 10, 10
-#: Of an index or a filter that is held by itself.
+#: Size of an index or a filter that is held by itself.
 _INDEX_PART_BYTES = 16 << 10
 #: Of a table file.
 TABLE_BYTES = 64 << 20
@@ -112,8 +112,8 @@ def writer_options(compression: str) -> Options:
     """Return the options for writing and merging tables."""
     blocks = _blocks()
     blocks.disable_cache()  # each block is read once
-    # In parts: the cache is many small ones, and of the whole filters of large files, a megabyte each, two in one of
-    # them throw each other out.
+    # In parts: the cache is many small ones, and two whole filters of large files, a megabyte each, would evict each
+    # other.
     blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
     blocks.set_partition_filters(True)
     blocks.set_metadata_block_size(_INDEX_PART_BYTES)

@@ -25,14 +25,14 @@ from holdfast.backends.run import Run, TableSchema
 
 #: Keys of one read.
 CHUNK_KEYS = 8192
-#: Rows of one run of a scan, and bytes at which a run ends earlier.
+#: Rows of one run of a scan, and the bytes that end a run earlier.
 RUN_ROWS, RUN_BYTES = 65536, 32 << 20
 #: Rows of the first run of a scan; each further one has `RUN_GROWTH` times as many, up to `RUN_ROWS`.
 FIRST_RUN_ROWS, RUN_GROWTH = 1024, 4
-#: A scan is cheaper than point reads while it meets at most so many rows for each key that is wanted.
+#: A scan beats point reads while it meets at most this many rows per wanted key.
 SCAN_ROWS_PER_KEY = 3.3
 _SAMPLE_ROWS = 256
-#: Rows from which those of a table are estimated, and how many times as many where most of them share a hash.
+#: Rows to estimate a table's size from, and the factor if most of them share a hash.
 COUNTED_ROWS, FURTHER = 1024, 16
 
 

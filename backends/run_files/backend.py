@@ -67,9 +67,9 @@ class RunFilesBackend(Backend):
         self._set_aside = directory / "set-aside"
         self._damaged = DamagedRuns(self._versions, self._merges, self._set_aside, new_id)
         self._reader = RunReader(self.tables, self._damaged)
-        # Runs, and their inodes, that were whole when this process last froze a version.
+        # Runs, with inodes, that were intact when this process last froze a version.
         self._frozen: set[tuple[str, int | None]] = set()
-        # What `apply` has made last, so that its size is known without reading it.
+        # The last result of `apply`, so that its size is known without a read.
         self._made: VersionFile | None = None
         for folder in (self._versions, self._merges, self._staging):
             with local_files.writing(folder):
@@ -145,7 +145,7 @@ class RunFilesBackend(Backend):
                 staged.publish(self._version_folder(pointer))
                 return
             except ConflictError:
-                # Another process has restored it first, or what stands there has lost files.
+                # Another process has already restored it, or the copy there has lost files.
                 if self._is_whole(pointer):
                     return
                 self._retire(self._version_folder(pointer))
@@ -357,8 +357,8 @@ class FilesystemBackend(RunFilesBackend):
     next one on the machine takes them over: see `holdfast.spark_integration.executor.takeover`.
 
     They are synced before a version appears, unless the shard's directory is marked as durable elsewhere
-    (`holdfast.backends.local_files.DURABLE`): then a power cut may damage them, and who takes the directory over
-    verifies every byte, and restores what was lost.
+    (`holdfast.backends.local_files.DURABLE`): then a power cut may damage them, and a takeover verifies every byte and
+    restores the lost ones.
     """
 
     contract_version = 2

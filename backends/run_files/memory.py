@@ -137,8 +137,7 @@ class MemoryBackend(RunFilesBackend):
     its commits.
 
     The option ``limit`` bounds what all shards of the executor hold. Every commit, restore and merge checks it before
-    writing (`holdfast.backends.run_files.memory`); those that check at the same moment may together exceed it by
-    what they write.
+    writing (`holdfast.backends.run_files.memory`); concurrent checks may together exceed it by their writes.
     """
 
     contract_version = 2

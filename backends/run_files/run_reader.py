@@ -13,8 +13,8 @@ Invariants
 * **bounded**: `MOST_KEPT` files, and a quarter of the descriptors and addresses that the process may have: the most
   recently used ones. Where a file cannot be mapped nevertheless, they make room.
 
-A run file that is damaged is damaged wherever it is linked, so every version and merge that holds it is set aside. What
-is set aside is no longer here, and the next attempt restores it.
+A run file that is damaged is damaged wherever it is linked, so every version and merge that holds it is set aside, and
+the next attempt restores it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from holdfast.backends.stretched_run import StretchedRun
 from holdfast.errors import CorruptionError, NotFoundError, SchemaMismatchError, UnavailableError
 
 _log = logging.getLogger(__name__)
-#: The runs of 60 shards, say. Each takes two descriptors.
+#: About the runs of 60 shards. Each takes two descriptors.
 MOST_KEPT = 256
-# The share of what the process may have of descriptors, and of addresses.
+# The share of the process's limits on descriptors and addresses.
 _SHARE = 4
 
 
@@ -91,7 +91,7 @@ class DamagedRuns:
         try:
             files = read(folder)
         except (NotFoundError, CorruptionError):
-            # Gone where it held a damaged run that was found in another folder.
+            # Gone if it held a damaged run that was found in another folder.
             note = folder / (VERSION if folder.parent == self._versions else MERGE)
             return [note] if self.set_aside([folder]) else []
         damaged = []

@@ -15,7 +15,7 @@ from holdfast.errors import CorruptionError
 
 VERSION, MERGE = "version", "merge"
 _RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
-#: No size, count or time reaches it; the system refuses a time of modification that does.
+#: Above any size, count or time; the system refuses a modification time that reaches it.
 _NUMBER_LIMIT = 1 << 62
 
 

@@ -34,10 +34,10 @@ from holdfast.backends.run_stack import (
 from holdfast.backends.schema import Keys, TableSchema, find_table, require_declared
 from holdfast.errors import ClosedError, CorruptionError
 
-#: How much of a run file's end is brought for its footer; it tells if there is more.
+#: Bytes fetched from a run file's end for its footer; the footer tells if there is more.
 _END_BYTES = 64 << 10
 _RUN = "run"
-#: Of a stored file: where it says how many bytes the footer before that has.
+#: The place in a stored file that gives the footer's size.
 _FOOTER_SIZE, _FOOTER_SIZE_AT = struct.Struct("<I"), 32
 
 
@@ -207,7 +207,7 @@ class FrozenRun:
         if self._bytes.size >= _FOOTER_SIZE_AT:
             (footer_bytes,) = _FOOTER_SIZE.unpack_from(self._bytes, self._bytes.size - _FOOTER_SIZE_AT)
             files.require(file.name, max(0, self._bytes.size - _FOOTER_SIZE_AT - footer_bytes))
-        # Its bytes are verified as they are brought, and most of them never are.
+        # Its bytes are verified when fetched; most never are.
         stored = stored_file.decode(self._bytes, source=self._source, kind=_RUN, verify=False)
         self._section = stored.section(schema.name, self._source)
         self._index = StretchIndex.read(stored.header, self._section.size, self._source)
@@ -225,7 +225,7 @@ class FrozenRun:
         """Return the rows with a hash in [first_hash, last_hash]."""
         if self._index is None:
             self._files.require(self._file.name)
-            # As it lies in memory: it unpacks to no more than it is.
+            # Uncompressed: it unpacks to its own size.
             stretches = read_stretches(self._section, self._schema, source=self._source, plain_bytes=self._section.size)
         else:
             stretches = [self._stretch(self._index, number) for number in self._index.within(first_hash, last_hash)]
@@ -234,7 +234,7 @@ class FrozenRun:
     def _stretch(self, index: StretchIndex, number: int) -> Run:
         begin, end = index.places[number]
         self._files.require(self._file.name, begin, end)
-        # A stream of its own: so it is read, and checked, as a whole file is.
+        # A stream of its own, so it is read and checked as a whole file.
         stretch = self._section.slice(begin, end - begin).to_pybytes()
         stream = pa.py_buffer(index.columns.serialize().to_pybytes() + stretch)
         return Run.read(stream, self._schema, source=self._source, plain_bytes=len(stretch))

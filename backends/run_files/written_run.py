@@ -6,8 +6,8 @@
     header      {"table": …}                                      a file of one stretch
                 {"table": …, "columns": …, "stretches": [[440, "07…"], [16777960, "0f…"], …]}
 
-The index says where each stretch begins and which is the last hash up to there. So who looks for a key in a stored file
-reads its end and one stretch. Where the version is open, nobody needs the index.
+The index has each stretch's start and last hash. So a look-up in a stored file reads its end and one stretch. An open
+version does not need the index.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.backends.run import Run
 from holdfast.backends.schema import TableSchema, decode_schema, encode_schema
 from holdfast.errors import CorruptionError
 
-#: Of a stretch: what is read for one key. Each costs a look-up of many keys some microseconds.
+#: Size of a stretch, which is read for one key. Each costs a look-up of many keys some microseconds.
 STRETCH_BYTES = 16 << 20
 _HASH_DIGITS = 16
 

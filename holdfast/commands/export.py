@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 Kind = Literal["parquet", "csv"]
 #: A table's schema, and its rows by shard.
 ShardRows = tuple[TableSchema, Iterator[tuple[int, Run]]]
-# Types that a line of text cannot hold, as Spark's JSON names them.
+# Types that text cannot hold, by their names in Spark's JSON.
 _NOT_IN_CSV = {"array", "map", "struct", "binary"}
 
 

@@ -39,7 +39,7 @@ from holdfast.spark_integration.lookup.stored_query import opened_query
 from holdfast.spark_integration.spark_state.query_location import BatchTimes
 
 _KINDS = ("commit", "snapshot", "part", "probe", "trouble", "unknown")
-#: Of so many queries the noted locations are read.
+#: The noted locations of at most this many queries are read.
 _NOTED_MAX = 8
 _COLOURS = {"running": "green", "stopped": "", "stale": "yellow", "failing": "red"}
 

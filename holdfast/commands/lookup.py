@@ -41,7 +41,7 @@ from holdfast.spark_integration.lookup.stored_query import StoredQuery, TableCha
 #: A cell that begins with one of these is a formula to a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")  # noqa: RUF001
 _CELL_MAX = 200
-#: As wide as no row is: where a table is measured, not shown.
+#: Wider than any row: for measuring a table, not showing it.
 _MEASURING = Console(width=1 << 20)
 
 #: A micro-batch's number: a long, as in Spark.

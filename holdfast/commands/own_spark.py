@@ -61,7 +61,7 @@ def started_spark(state_dir: str | None, options: dict[str, str], conf: tuple[st
 
     ensure_java()
     builder = SparkSession.builder.appName("holdfast").config("spark.ui.enabled", "false")
-    # Its own bar is shown in files, too, and does not say how long yet.
+    # Spark's own bar also appears in files, and does not show the time.
     builder = builder.config("spark.ui.showConsoleProgress", "false")
     if state_dir is not None:
         builder = builder.config(f"{PREFIX}state.dir", state_dir)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 
-#: Yields a function that is told how much more is done.
+#: Yields a function that takes the progress made since its last call.
 _Shown = AbstractContextManager[Callable[[int], object]]
 
 

@@ -27,10 +27,10 @@ from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import ShardListing, StateDirListing, list_state_dir
 
-#: Said where a state directory holds no commits of a query that may be at work.
+#: Shown if a state directory holds no commits of a query that may be at work.
 SMALL_COMMITS = "small commits stay in the query's checkpointLocation until enough have accumulated"
 _THREADS = 16
-# The width in a file or a pipe, where rich would take 80 and cut names.
+# The width in a file or a pipe, where rich would assume 80 and truncate names.
 _WIDTH_ELSEWHERE = 240
 _VARIABLE = "HOLDFAST_STORAGE_OPTIONS"
 # Backslashes that rich would drop: before a bracket, and at the end, where a tag may follow.
@@ -77,7 +77,7 @@ storage_option = click.option(
     "options",
     multiple=True,
     metavar="NAME=VALUE",
-    # The variable's, too: so an endpoint on the command line does not hide its secrets.
+    # The variable's, too: an endpoint on the command line must not hide its secrets.
     callback=lambda _context, _option, given: (
         _named(os.environ.get(_VARIABLE, "").split(), f"${_VARIABLE}") | _named(given, "--option")
     ),

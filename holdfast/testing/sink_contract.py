@@ -21,8 +21,8 @@
             self.server.kill()
             self.server.start()
 
-pytest collects the subclass; write one for each way in which the sink writes. `schema`, `rows` and `unfit_schemas` may
-be overridden where the target takes no such rows. Tests are named after the invariants of
+pytest collects the subclass; write one for each way in which the sink writes. Override `schema`, `rows` and
+`unfit_schemas` if the target does not take such rows. Tests are named after the invariants of
 `holdfast.spark_integration.sinks.two_phase_sink`. Workers and drivers are processes, which are really killed; nothing
 is skipped for a sink that cannot do it.
 

@@ -13,8 +13,8 @@
             with open_storage("my://place/of/this/test", options) as storage:
                 yield storage
 
-pytest collects the subclass; write one for each storage. Nothing here is skipped for
-a storage that cannot do it: one that cannot is not an object storage of holdfast.
+pytest collects the subclass; write one for each storage. Nothing here is skipped: a storage that fails a test is not
+one for holdfast.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@
     /<token>/<directory>/<operator>/upkeep          what gc and verify would say
     /<token>/static/…                               style, script, icon
 
-Where a page is asked for with ``follow=1``, a script replaces its content every few seconds; without scripts the
-browser loads it again.
+With ``follow=1`` a script replaces the page's content every few seconds; without scripts the browser reloads it.
 
 Who may see the page, and what a browser may do with it:
 

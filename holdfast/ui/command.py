@@ -68,7 +68,7 @@ def ui(
             for name, many in (("ui", _REQUESTS_AT_ONCE), ("survey", looks_at_once(len(locations) + 1)))
         )
         console = Console(stderr=True, emoji=False)
-        # What is wrong with a location is better told here than on a page.
+        # Report wrong locations here rather than on a page.
         with console.status("listing …") if console.is_terminal else ExitStack():
             site = open_site(
                 locations,

@@ -2,7 +2,7 @@
 
 Asking costs requests, and a large directory takes long to list. So an answer serves all readers for some seconds; the
 longer it took, the longer it is shown. Later readers get the old answer, with its age, while the store is asked again.
-Nothing is asked while nobody looks, and a store that hangs holds one thread per inquiry.
+An unwatched page asks nothing, and a hanging store holds one thread per inquiry.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from holdfast import clock
 from holdfast.errors import HoldfastError, UnavailableError
 
 SHOWN_MS = 3_000
-#: Asking takes at most one part in so many of the time.
+#: Asking takes at most this fraction of the time.
 _REST = 10
-#: A store that failed is asked again after this time at the latest: it may be back.
+#: A failed store is asked again within this time: it may be back.
 _FAILED_REST_MS = 30_000
-#: How long a view waits for newer answers: for all together, and for one that another view has asked for.
+#: How long a view waits for newer answers: for all together, and for another view's request.
 PATIENCE_S = 2.0
-#: What a store that hangs leaves to each of the next ones.
+#: The time that a hanging store leaves to each later one.
 _LEAST_S = 0.25
 
 _T = TypeVar("_T")

@@ -237,7 +237,7 @@ def _answers(found: list[tuple[int, OperatorSurvey]], lost: list[str], queries: 
     is_any_running = any(card.health.state == "running" for card in queries)
     if is_any_running:
         return told
-    # Where no query is known to run, that all was well says nothing of now.
+    # Without a running query, past success says nothing about now.
     past = "Not when last seen"
     return [replace(one, answer=past, verdict="plain") if one.verdict == "good" else one for one in told]
 

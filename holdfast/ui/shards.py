@@ -1,12 +1,12 @@
 """An operator's shards as a heat map, and how uneven they are; and one shard's versions and snapshots.
 
-A map has at most `CELLS_MAX` cells. Where an operator has more shards, a cell stands for consecutive ones, and opens a
-map of these. So it is as fast, and as easily read, with ten thousand shards as with ten. Its colour is that of the
-greatest of its shards: equal shards look equal, however many a cell has, and a hot one shows.
+A map has at most `CELLS_MAX` cells. With more shards, a cell stands for consecutive ones, and opens their map. So ten
+thousand shards are as fast and readable as ten. A cell's colour is that of its greatest shard: equal shards look equal,
+however many a cell has, and a hot one shows.
 
-Counts of rows are not stored. But a shard's rows ascend by hash, and hashes are even: where the first thousand rows end
-tells how many there are. So counting a shard takes one page of rows, whatever its size. Of many shards the page asks
-some, evenly spaced; the others count by their size.
+Row counts are not stored. But a shard's rows ascend by hash, and hashes are even: the end of the first thousand rows
+gives an estimate. So counting a shard takes one page of rows, whatever its size. The page samples evenly spaced shards,
+and estimates the others by size.
 """
 
 from __future__ import annotations

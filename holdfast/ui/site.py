@@ -7,14 +7,14 @@ queries, in any order. Their content tells which is which, perhaps only later::
       └────operator────▶  a state directory
 
 So each view looks again at empty locations, and waits a moment for them. It never waits for known queries: it shows
-their last answer. A query belongs to the directories that hold the operators its pointers name. All stores are asked
-side by side: one that does not answer delays and hides no other.
+their last answer. A query belongs to the directories that hold the operators its pointers name. All stores are asked in
+parallel: a silent one neither delays nor hides others.
 
 A location of a query may be deleted, and another query begin there, while somebody reads. The last reader then closes
 the query.
 
 Recent micro-batches come from the state servers of this machine, which are asked at most once in `SHOWN_MS`, however
-many readers there are. Where no server runs, as on a laptop, the page shows only what is stored.
+many readers there are. Without a server, the page shows only stored data.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from holdfast.ui.survey import Survey, survey
 
 _T = TypeVar("_T")
 _ORIGINS = 256
-#: So many noted locations are opened beside those that were named.
+#: At most this many noted locations are opened beside the named ones.
 _NOTED_MAX = 8
 _EMPTY = (
     "Empty, or it does not exist: check the spelling. A state directory fills when a query commits with "
@@ -59,7 +59,7 @@ _EMPTY = (
 )
 SHOWN_MS = 1_000
 BATCHES_MAX = 12
-#: A server that hangs delays pages for at most one part in so many of the time.
+#: A hanging server delays pages for at most this fraction of the time.
 _REST = 10
 _POINTERS_ONLY = (
     "This is the checkpoint location of a query, which holds only pointers: start the page with the state "
@@ -359,7 +359,7 @@ def _lies_in(pointers: Inquiry[Pointers], home: Directory) -> bool:
     """Tell whether a directory has an operator that a query's pointers name, whole or in part."""
     known = pointers.known
     named = known.named if known else {}
-    # Not what was listed: that may be older than the first commit.
+    # Not the listing: it may be older than the first commit.
     return any(_is_there(home.storage, directory, query_id) for directory, query_id in named.items()) or any(
         directory in found.without_record for directory in named if (found := home.surveyor.known)
     )
@@ -384,7 +384,7 @@ class Site:
     def __init__(self, named: Iterable[Directory], live: Live, join: Join | None = None) -> None:
         self.live = live
         self._named, self._join = tuple(named), join
-        # By the query's id, too: a location that was deleted may become another query's.
+        # By the query's id, too: a deleted location may become another query's.
         self._queries: dict[tuple[int, str], Assignment] = {}
         self._lock = threading.Lock()
 
@@ -430,7 +430,7 @@ class Site:
         """Return what locations hold, by place, if known."""
         found = {one.place: known for one in self._named if (known := one.surveyor.known)}
         queries = {one.place: one.surveyor for one in self._named if one.place in found and found[one.place].query_id}
-        # Of what is empty this is one small request. Directories are listed when they are looked at themselves.
+        # For an empty location this is one small request. Directories are listed when they are viewed.
         awaited = {
             one.place: one.surveyor for one in self._named if one.place not in found or found[one.place].is_empty
         }

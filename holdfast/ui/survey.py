@@ -28,7 +28,7 @@ COMMIT, SNAPSHOT, PART, TROUBLE = range(4)
 HOUR_MS = 60 * 60_000
 #: Sinks whose newest decision is read.
 _DECISIONS_MAX = 20
-#: What fits a column; a store may say anything.
+#: The limit of a column; a store may report anything.
 _LARGEST = 1 << 62
 
 

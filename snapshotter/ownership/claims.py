@@ -62,15 +62,15 @@ FOLDER = "claims"
 ALIVE_MS = 5 * 60_000
 _BESIDE = re.compile(r"beside@([0-9]{17})@([^@/]+)@([0-9a-f]{16}|)@([^@/]*)@([0-9a-f]{16})")
 RENEW_EVERY_MS = 2 * 60_000
-#: How long executors may outlive their driver: claims from that time are no sign of life.
+#: How long executors may outlive their driver: claims made then prove no life.
 ENDING_MS = 60_000
 #: How long a claim tells of earlier runs: an executor that joins one late must see what came after it.
 KEPT_MS = 24 * 3600_000
-#: After so long without a new claim nobody waits for others: one after the other of them has died. Else runs that are
-#: short, and each on a machine of its own, would wait for the one before for ever, and none would clean up.
+#: After this long without a new claim nobody waits for others: each has died in turn. Else short runs, each on another
+#: machine, would wait for their predecessor for ever, and none would clean up.
 WAITED_MS = 6 * ALIVE_MS
 _RUNS_MAX = 20
-#: So many runs that said they were beside a living one are listed at each look; then they go, all in one request.
+#: This many runs that said they were beside a living one are listed at each look; then they go, all in one request.
 _BESIDES_KEPT = 16
 _log = logging.getLogger(__name__)
 

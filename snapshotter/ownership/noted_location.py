@@ -24,7 +24,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.options import parse_url
 
 KIND = "location"
-# Nothing that a terminal obeys, and no lone surrogates.
+# No terminal control codes, and no lone surrogates.
 _PLAIN = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]"
 _LOCATION = re.compile(_PLAIN + "{1,2048}")
 _HOST = re.compile(_PLAIN + "{0,255}")

@@ -2,8 +2,8 @@
 
 ``<state directory>/<operator>/operator`` is put by whichever shard commits first, only if it is absent, and every
 worker reads it before it uses the directory: without a record there is no state. So two queries, or two operators of
-one name, cannot write into each other's state, and state is never read with another number of shards. What tables it
-holds since then: `holdfast.snapshotter.ownership.stored_tables`.
+one name, cannot write into each other's state, and state is never read with another number of shards. For its later
+tables see `holdfast.snapshotter.ownership.stored_tables`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 KIND = "operator"
 _KEY = "operator"
-#: What two operators of one name are told, when they are defined or when they run.
+#: The error for two operators of one name, at definition or at run time.
 SAME_NAME = (
     "two operators of this query have the same name: pass each its own name=. Without one, an operator is called as "
     "its function or its processor's class is"

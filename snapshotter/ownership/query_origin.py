@@ -6,10 +6,10 @@
     _queries/<original's id>.fills      the id of its clone, which alone fills the directories here that name it
 
 Whoever restores or clones writes it before anything else in the state directory, so that a stopped attempt's leftovers
-can be told from others' objects. A query that has no such object began by itself.
+can be told from others' objects. A query without such an object was neither.
 
-The records of a restored query name it, but those of all clones of a query name that one. So a state directory takes
-one clone of a query: the first that puts the second object, which is put only if it is absent.
+A restored query's records name it, but those of all clones name the original. So a state directory takes one clone of a
+query: the first to put the second object, if absent.
 """
 
 from __future__ import annotations

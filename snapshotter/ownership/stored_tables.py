@@ -7,14 +7,13 @@
                                               other columns, or has dropped or renamed some
 
 What state holds only grows (`holdfast.backends.evolution`), under names that are given once
-(`holdfast.backends.column_names`), so a run that leaves out a table changes nothing here, and
-one that declares it again finds it. An object is written before the first state that needs it: if its writer then dies,
-or Spark drops the micro-batch, it says more than state holds, which does no harm.
+(`holdfast.backends.column_names`), so a run that leaves out a table changes nothing here, and one that declares it
+again finds it. An object is written before the first state that needs it: if its writer then dies, or Spark drops the
+micro-batch, it harmlessly lists more than state holds.
 
-The objects are a fence (`holdfast.snapshotter.fence`), whose newest says all: what older state and savepoints need is
-in it, or in them, so old objects are deleted. Two runs of a query exclude each other by
-their claims. Should they overlap all the same, each declares upon what the other has declared, or is told that it
-cannot, before it writes state.
+The objects are a fence (`holdfast.snapshotter.fence`), whose newest is complete: it, or the savepoints themselves, has
+what older state and savepoints need, so old objects are deleted. Claims keep two runs of a query apart. If they overlap
+all the same, each builds on the other's declarations, or fails, before it writes state.
 """
 
 from __future__ import annotations

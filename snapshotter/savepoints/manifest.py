@@ -57,7 +57,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _UNNAMED = re.compile(r"unnamed-[0-9]{1,9}-*")
 #: Of shards: fewer than these.
 SHARDS_LIMIT = 1 << 31
-#: The largest piece that a reader takes: one table's rows of a few hashes may be large, never the whole of a state.
+#: The largest piece that a reader accepts: one table's rows of a few hashes may be large, the whole state never is.
 PIECE_BYTES_MAX = 4 << 30
 #: Text, since a hash has more bits than a JSON number keeps.
 _Hash = Annotated[int, Coding(Annotated[str, re.compile("[0-9a-f]{16}")], lambda text: int(text, 16), "{:016x}".format)]

@@ -47,7 +47,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 _log = logging.getLogger(__name__)
 _KEYS_SHOWN = 5
-# Later than anything: what uploads to a savepoint that is deleted should fail.
+# Later than anything: uploads to a deleted savepoint should fail.
 _EVER_MS = 1 << 52
 # What may lie in a savepoint's folder; whatever else does is not ours to count, let alone to delete.
 _OURS = re.compile(

@@ -11,9 +11,9 @@ dropped meanwhile. A process locks the folder it uses (`holdfast.backends.local.
 
 ``<shard directory>/snapshots/<version>-<commit id>`` tells every process of the executor that this version has a
 snapshot, for later commits to build on, and which local files it stored, so that the next snapshot does not send them
-again. A lost note costs work, nothing else.
+again. A lost note only costs work.
 
-The latest notes are kept, whatever their versions: after a query was set back, the lower versions count.
+Keeps the latest notes, whatever their versions: after a query goes back, lower versions count.
 
 A part is an object of its own (`holdfast.snapshotter.snapshots.manifest`), so this needs no more of a storage than
 whole objects. Memory is bounded: each thread of the executor holds one part.
@@ -72,10 +72,9 @@ _KEPT = 4
 Identity = tuple[int, ...]
 #: Half the grace period of clean-ups for what no manifest names; see `holdfast.snapshotter.upkeep.retention`.
 SURE_FOR_MS = 30 * 60_000
-# Multiples of the wanted length: above the first, each micro-batch waits a while for a snapshot; above the second it
-# fails.
+# Multiples of the wanted length: above the first, each micro-batch waits for a snapshot; above the second it fails.
 _OVERDUE, _FULL = 4, 16
-#: Fewer bytes of commits do not count: reading them is cheaper than a snapshot.
+#: Below this, commits do not count: reading them is cheaper than a snapshot.
 MIN_BYTES = 64 << 20
 
 
@@ -277,7 +276,7 @@ class SnapshotNotes:
             try:
                 with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                     file.write(data)
-                # The newest, even where the clock was set back.
+                # By order, even if the clock was set back.
                 left_ns = max(temporary.stat().st_mtime_ns, *(left_ns + 1 for left_ns, _ in older), 0)
                 os.utime(temporary, ns=(left_ns, left_ns))
                 temporary.rename(self._folder / str(entry.pointer))
@@ -383,7 +382,7 @@ class Snapshots:
         exist. If not, a listing tells, and missing ones are sent again.
         """
         folder, names, lineage = frozen.folder, frozen.names, frozen.lineage
-        # Only what the version itself builds on is sure not to be cleaned up meanwhile.
+        # Only the version's own base is safe from clean-ups meanwhile.
         note = None if lineage.snapshot is None else self.notes.note_of(lineage.snapshot)
         stored = note.stored if note is not None and note.part_bytes == PART_BYTES else {}
         if not is_sure:
@@ -485,7 +484,7 @@ class Snapshots:
             download_files(manifest.files, manifest.part_bytes, self._shard, staged.path, self._executor)
             identities = [identity_of(staged.path / file.name) for file in manifest.files]
             yield Downloaded(manifest, staged.path)
-        # The files are the same ones where the backend has renamed them into place.
+        # They are the same files if the backend has renamed them into place.
         self.notes.leave(entry, manifest, zip(identities, manifest.files, strict=True))
 
     def remove_leftovers(self, before_ns: int) -> int:
@@ -532,7 +531,7 @@ class SnapshotPolicy:
         """Whether the commits since the snapshot exceed a multiple of the policy, in number or in bytes."""
         commits = lineage.commits
         stored_bytes = sum(entry.stored_bytes for entry in commits)
-        # At least so many commits: however large one is, there must be time for a snapshot after it.
+        # At least this many commits: even large ones must leave time for a snapshot.
         by_bytes = len(commits) >= times and stored_bytes >= times * wanted_bytes
         return len(commits) >= times * self.max_commits or by_bytes
 

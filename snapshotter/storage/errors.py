@@ -99,7 +99,7 @@ _DENIED_CODES = frozenset(
 )
 _ABSENT_CODES = frozenset({"NoSuchKey", "NoSuchVersion"})
 
-# hdfs-native: the variant of its error, and for an answer of HDFS the class of the exception over there.
+# hdfs-native: its error's variant or, for an answer of HDFS, the remote exception's class.
 _HDFS_TEXT = re.compile(r'(\w+)(?:\("(?:\w+[.$])*(\w+)")?')
 _HDFS_DENIED = (
     InvalidArgumentError,

@@ -5,10 +5,10 @@
     rename is atomic (see `_RENAMES`)    write <folder>/.tmp-<random id>, move to the key; compare the size twice
     every other file system              one `pipe_file`: object stores publish an object when its last byte is in
 
-What this generic path promises is what the file system behind it does: for object stores `pipe_file` is one
-request or an upload that is finished at the end; a file system that is in neither group may show a partial
-file after a crash, and readers then rely on the checksums inside holdfast's files. ``memory://`` is shared by
-everything in the process, keeps nothing beyond it, and a forked child has its own copy.
+This generic path promises only what its file system does: for object stores `pipe_file` is one request or an upload
+that is finished at the end; a file system that is in neither group may show a partial file after a crash, and readers
+then rely on the checksums inside holdfast's files. ``memory://`` is shared by everything in the process, keeps nothing
+beyond it, and a forked child has its own copy.
 
 Instances are not taken from fsspec's cache, and each process makes its own: see
 `holdfast.snapshotter.storage.connections`.
@@ -62,7 +62,7 @@ _LOG = logging.getLogger(__name__)
 _in_memory = threading.Lock()
 #: Schemes that fsspec knows only once their package is installed.
 _PACKAGES = {"abfss": "adlfs"}
-#: Whose `pipe_file` takes the condition to the store: two callers at once cannot both create an object.
+#: Their `pipe_file` passes the condition to the store: two callers at once cannot both create an object.
 _CREATES = frozenset({"abfs", "abfss", "az", "gcs", "gs", "memory"})
 _RENAMES = frozenset({"arrow_hdfs", "sftp", "smb", "ssh", "viewfs", "webhdfs"})
 #: Read before the size is asked for; enough for all but large commits.
@@ -198,7 +198,7 @@ class FsspecStorage(ObjectStorage):
 
     def _read(self, fs: Any, path: str, key: str, limit_bytes: int) -> memoryview:
         """Return at most the wanted bytes of a file, with one request if it is small."""
-        # Some file systems allocate the whole range that they are asked for. One byte more tells that there is more.
+        # Some file systems allocate the whole requested range. One extra byte reveals more data.
         first = min(limit_bytes, _FIRST_BYTES)
         data = memoryview(fs.cat_file(path, start=0, end=first + 1))
         if data.nbytes > first:
@@ -277,7 +277,7 @@ def _held_in(fs: Any, folder: str) -> list[Mapping[str, Any]]:
     except OSError as exc:
         if not _is_absence(exc):
             raise
-        # It may be a file in it that is gone, as a temporary one: SMB's list asks about each that it has found.
+        # A file in it may be gone, such as a temporary one: SMB's list asks about each that it found.
         with _suppressed_absence():
             for name in fs.ls(folder, detail=False):
                 with _suppressed_absence():

@@ -18,10 +18,10 @@ is visible, and short, from its creation on, so nothing is ever written under th
 Durable: the driver asks every DataNode to sync each block when it is complete, and the NameNode logs a rename
 before it answers.
 
-Bounded: a NameNode that hangs is waited for without limit inside the driver. So each attempt runs in a thread of its
-own, and is left behind after `operation_timeout_seconds` (120) plus 1 s a MiB, together with its client, whose
-connection may be dead; it renames nothing from then on. A failure that may pass (a restart, safe mode, a lost
-DataNode, a lost reply) is tried again under a new temporary name, while no more than `retry_seconds` (30) have gone by.
+Bounded: a NameNode that hangs is waited for without limit inside the driver. So each attempt runs in its own thread,
+and is abandoned after `operation_timeout_seconds` (120) plus 1 s a MiB, with its client, whose connection may be dead;
+it renames nothing from then on. A transient failure (a restart, safe mode, a lost DataNode, a lost reply) is retried
+under a new temporary name for `retry_seconds` (30).
 
 Reply lost: the driver does not repeat a change whose reply is lost. The next attempt may then find its object there
 already; the bytes decide whether it is the same one.
@@ -81,7 +81,7 @@ _T = TypeVar("_T")
 _OURS = {"operation_timeout_seconds": 120.0, "retry_seconds": 30.0}
 _CLIENT = ("config_dir", "kerberos_principal", "kerberos_keytab", "kerberos_cache")
 _HADOOP = ("dfs.", "fs.", "hadoop.")
-# So that a NameNode that is gone is told within 4 s, and a DataNode that hangs within 20 s; retries are ours.
+# To notice a dead NameNode within 4 s, and a hanging DataNode within 20 s; retries are ours.
 _DEFAULTS = {
     "dfs.client.failover.max.attempts": "5",
     "dfs.client.failover.sleep.base.millis": "100",
@@ -171,7 +171,7 @@ def files_below(client: hdfs_native.Client, folder: str) -> Sequence[hdfs_native
     """Return the files below a folder, which ends in a slash; empty if it is absent."""
     top = folder.rstrip("/") or "/"
     try:
-        # Of a file, HDFS lists the file itself.
+        # For a file, HDFS lists the file itself.
         return [s for s in client.list_status(top, True) if not s.isdir and s.path.startswith(folder)]
     except (FileNotFoundError, RuntimeError) as exc:
         if not _says_absent(exc):

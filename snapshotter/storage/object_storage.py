@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 __all__ = ["ObjectInfo", "ObjectStorage"]
 
 Action = Literal["put", "get", "list", "delete"]
-#: Of an object of which a storage that knows no ranges is asked for one: no commit is larger.
+#: The limit for an object whose storage cannot read ranges: no commit is larger.
 RANGE_OBJECT_BYTES_MAX = 4 << 30
 ACTIONS: tuple[Action, ...] = ("put", "get", "list", "delete")
 KEY_LIMIT_BYTES = 1024
@@ -121,7 +121,7 @@ class RequestCounts:
         return {name: sum(counter[name] for counter in counts) for name in (*ACTIONS, "put_bytes", "get_bytes")}
 
     def _mine(self) -> Counter[str]:
-        # A number that a dead thread had may come again: the new thread counts on where that one ended.
+        # The system may reuse a dead thread's number: the new thread continues its count.
         thread = threading.get_ident()
         mine = self._by_thread.get(thread)
         return mine if mine is not None else self._by_thread.setdefault(thread, Counter())
@@ -413,7 +413,7 @@ def require_deleted(failures: Sequence[tuple[str, HoldfastError]], url: str) -> 
     """Raise one error for all keys that could not be deleted, if any; its notes name each of them."""
     if not failures:
         return
-    # One failure that a retry cannot cure makes the whole call one that a retry cannot cure.
+    # One permanent failure makes the whole call permanent.
     key, worst = next((pair for pair in failures if not pair[1].retryable), failures[0])
     error = type(worst)(
         f"not every object was deleted: {worst.message}",

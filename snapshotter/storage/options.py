@@ -216,7 +216,7 @@ def _remote(scheme: str, rest: str) -> StorageUrl:
         )
     authority, slash, path = rest[2:].partition("/")
     user, _, host = authority.rpartition("@")
-    # A secret may itself hold a slash, and end the authority: what stands after a colon is a port then, or a secret.
+    # A secret may contain a slash, which ends the authority: the text after a colon is then a port, or a secret.
     is_secret = ":" in user or not _HOST.fullmatch(host)
     if scheme in _S3:  # whose buckets have no port
         is_secret = ":" in authority or "@" in rest

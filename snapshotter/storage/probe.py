@@ -4,9 +4,9 @@
 
     <folder>/probe-5f0c1d…      put, put again with other bytes, got, listed, deleted
 
-So a read-only directory, or a policy that forbids one action, fails before any state is written, and not hours later
-in the first commit, snapshot or clean-up. The second put must be refused: there are stores that know no conditions, and
-some that take them and do not heed them.
+So a read-only directory, or a policy that forbids one action, fails before any state is written, and not hours later in
+the first commit, snapshot or clean-up. The second put must be refused: some stores reject conditions, others accept and
+ignore them.
 """
 
 from __future__ import annotations

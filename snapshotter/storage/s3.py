@@ -30,7 +30,7 @@ Of s3fs and fsspec it uses what is not public:
     S3FileSystem._s3creator    what ends its session: s3fs offers no way to close that works at any time
     fsspec.asyn.iothread       whether this is the event loop's own thread
 
-`PRIVATE` names them; a test fails by name when a new release has one no more.
+`PRIVATE` names them; a test names those that a new release drops.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _NOT_PLAIN = {"self", "kwargs", "session", "asynchronous", "loop"}
-#: Attempts of one request. The pauses between them are at random, up to 1, 2, 4, 8, 16, 20, 20 and 20 s: 45 s on the
-#: average and less than 20 s once in a hundred times, so a store may be away for half a minute.
+#: Attempts of one request. The pauses between them are random, up to 1, 2, 4, 8, 16, 20, 20 and 20 s: 45 s on average,
+#: under 20 s once in a hundred times, so a store may be down for half a minute.
 TOTAL_MAX_ATTEMPTS = 9
 _OURS = {"operation_timeout_seconds": 120.0, "part_size_bytes": 16 << 20, "max_concurrency": 4}
 PRIVATE = {s3fs.S3FileSystem: ("_call_s3", "_s3", "_s3creator"), fsspec.asyn: ("iothread",)}

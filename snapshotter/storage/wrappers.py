@@ -104,8 +104,8 @@ class PrefixedStorage(WrappedStorage):
 class Bandwidth:
     """A limit on the bytes sent per second, shared by all threads that send.
 
-    A token bucket, kept as the moment when it is full again. A caller gets the next free moment, sleeps until then and
-    sends. So callers go first come, first served, nobody polls, and the callers after a large part pay for it.
+    A token bucket, stored as the time when it is full again. A caller reserves the next free time, sleeps until then
+    and sends. So callers are served in order, nobody polls, and callers after a large part wait for it.
 
     `bytes_per_second`: at least 1.
 

@@ -22,8 +22,8 @@ The size of a shard's state is what a restore of the newest version reads, not a
     snapshot 20   snapshot 40   commit 41   commit 42
     older: stays    └───── state: parts that its manifest names, and the commits stored since ─────┘
 
-Only manifests know which parts their snapshots are made of. Of many shards some are read, evenly spaced; the others
-count by what they store.
+Only manifests list their snapshots' parts. With many shards, evenly spaced ones are read; the others are estimated by
+their stored bytes.
 
 Cost: one listing for all objects. `Headers` reads and checks each header when it is first asked for.
 """
@@ -58,7 +58,7 @@ _SHARD = re.compile(r"shard-([0-9]{4}|[1-9][0-9]{4,8})")
 _RESCALED = re.compile(rf"({RESCALING}/[0-9a-f-]{{36}})/(savepoint|(?:sources|operators)/.+)")
 #: A savepoint's manifest, below the savepoint.
 _MANIFEST = "savepoint"
-#: What a query stores of an operator before its record.
+#: What a query stores for an operator before its record.
 _BEGUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*/(probes|claims|schemas|shard-[0-9]+/troubles)/.+")
 _SNAPSHOT = re.compile(r"(.+)-[0-9a-f]{16}")
 SHARDS_READ_MAX = 32

@@ -13,12 +13,11 @@
 
     below S20: goes               S20 and everything after it, of whatever lineage: stays
 
-A chain changes only by a newer snapshot taking the place of its beginning: one of a commit object in it, or of a
-version that was carried since the newest of them. So what descends from a commit object never has a chain that begins
-before that object's own. The anchor's chain therefore tells, for all that come after it, from which version number on
-objects may be needed. That one number decides about commits and snapshots; parts of files stay as long as a remaining
-manifest names them. docs/decisions/0014-retention.md has the reasoning, also for what is rolled back, dropped or
-carried in Spark's own state.
+A chain changes only when a newer snapshot replaces its beginning: one of a commit object in it, or of a version carried
+since the newest of them. So no descendant of a commit object has a chain that begins before that object's own. The
+anchor's chain therefore gives, for all later versions, the lowest version number needed. That one number decides about
+commits and snapshots; parts of files stay as long as a remaining manifest names them. docs/decisions/0014-retention.md
+has the reasoning, also for what is rolled back, dropped or carried in Spark's own state.
 
 Invariants
 ----------

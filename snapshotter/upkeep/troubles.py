@@ -6,9 +6,9 @@
                                    clean-up-<id>         nothing can be deleted: storage grows
                                    micro-batch-42-<id>   the shard's call failed in this micro-batch
 
-Each further failure of a kind replaces the object; background failures are counted in a row. A newer snapshot makes one
-out of date, and the micro-batch's commit another; a clean-up that succeeds deletes its own, and after a while all that
-is left. If the storage itself is down, only logs have the failure.
+Each further failure of a kind replaces the object; background failures are counted in a row. A newer snapshot outdates
+the first kind, the micro-batch's commit the last; a successful clean-up deletes its own kind, and later all leftovers.
+If the storage itself is down, only logs have the failure.
 """
 
 from __future__ import annotations

@@ -4,12 +4,11 @@ A version is **whole** if its commit and everything in its chain is intact. If o
 still be restored **around** it, from an older snapshot and the commits since, as a restore would. Otherwise it is
 **lost**. What a clean-up deleted is not missing: objects older than the lowest version number needed may be gone.
 
-All headers of a shard are held until its last object was read, without what repeats: each commit's chain names the
-objects that the one before it names.
+Keeps all headers of a shard until its last object is read, sharing repeated entries: each commit's chain repeats its
+predecessor's.
 
-The query may write, and clean up, meanwhile. A listing that is old by then names what is gone, and not what stands in
-for it. So where something seems wrong, the shard is listed again: what has gone is forgotten, what is new or damaged is
-read.
+The query may write and clean up meanwhile, so an old listing names deleted objects and misses their replacements. If
+something seems wrong, the shard is listed again: deleted objects are forgotten, new or damaged ones read.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from holdfast.snapshotter.upkeep.catalogue import (
 )
 from holdfast.snapshotter.upkeep.retention import History, needed_in_storage
 
-#: Objects whose reading is asked for at a time.
+#: Objects requested for reading at a time.
 _BATCH = 1_000
-# Each reads only what was stored during the one before it, and so takes less time.
+# Each reads only what was stored during the previous one, and so takes less time.
 _PASSES = 3
 _Value = TypeVar("_Value")
 

@@ -48,7 +48,8 @@ _SERVER_ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 20),
 }
 CALL_TIMEOUT_SECONDS = 5.0
-#: What a server answers at once unless it hangs; others, such as "snapshot", take as long as the storage does.
+#: Actions that the server answers at once unless it hangs; others, such as "snapshot", take as long as the storage
+#: does.
 _ANSWERED_AT_ONCE = frozenset({"ping", "committed"})
 _CHANNEL = {
     # Errors come in the trailer of a call, which gRPC limits to 8 KB by default.
@@ -69,7 +70,7 @@ _LOST = (
     flight.FlightInternalError,
     OSError,
 )
-#: For all servers together; one that hangs leaves the next ones the least.
+#: For all servers together; a hanging one leaves the next ones the least.
 _TIMEOUT_SECONDS, _LEAST_SECONDS = 2.0, 0.25
 _log = logging.getLogger(__name__)
 

@@ -125,7 +125,7 @@ METRICS: Sequence[Metric] = (
     Metric("servers_unanswered", "total", "unanswered"),
 )
 
-#: Measures of which a group of calls has the largest; all others add up.
+#: Measures of which a group reports the largest; all others add up.
 _LARGEST = {one.measure for one in METRICS if one.kind == "largest"} - {one.measure for one in METRICS if one.is_sum}
 
 

@@ -19,7 +19,7 @@ from typing import ParamSpec, TypeVar
 import psutil
 import xxhash
 
-#: How many storages a process keeps: of more, each is opened anew in every micro-batch. One holds idle connections.
+#: How many storages a process keeps: beyond that, each micro-batch reopens them. One holds idle connections.
 STORAGES = 64
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

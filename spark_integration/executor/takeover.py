@@ -47,7 +47,7 @@ from holdfast.spark_integration.executor.local_dirs import (
 KEPT_MS = 24 * 60 * 60_000
 # A state server ends within 20 s of its executor.
 WAIT_MS = 25_000
-#: A process that makes one directory to work in after another looks for those of dead ones so often.
+#: A process that makes one working directory after another looks for dead ones' this often.
 LOOK_EVERY_MS = 60_000
 _FOUND_DEAD = "found-dead"
 _TAKING_OVER = "taking-over"

@@ -163,7 +163,7 @@ class StatefulProcessorHost:
 
 
 def _with_batch_time(frame: DataFrame) -> DataFrame:
-    # Without a time mode Spark tells a processor no time; it makes this column the time of the micro-batch.
+    # Without a time mode Spark tells a processor no time; this column carries the micro-batch's time.
     return frame.withColumn(_BATCH_MS, F.unix_millis(F.current_timestamp()))
 
 

@@ -3,8 +3,8 @@
 For ``frame[label]``, a cut frame's columns come from us, too: pandas first looks in a dict of the frame, and that dict
 makes what is missing.
 
-A public way costs a small frame 10 to 200 µs, more than all else that is done for a key. So pandas' private names are
-used here, and nowhere else, as long as pandas has all of them. Without them the public ways give the same.
+A public way costs a small frame 10 to 200 µs, more than all else that is done for a key. So only this module uses
+pandas' private names, if pandas has all of them. Otherwise the public ways give the same.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def our_columns(frame: pd.DataFrame, columns: Columns, blocks: tuple[Any, ...]) 
     return _Taken(frame, columns, blocks)
 
 
-#: What frames that are cut keep their columns in: exchanged together with pandas' functions.
+#: The column caches of cut frames: exchanged together with pandas' functions.
 give_columns = pandas_columns
 
 
@@ -333,6 +333,6 @@ def _joined(blocks: tuple[Any, ...]) -> list[Array]:
 def concatenated(columns: tuple[Any, ...]) -> Array:
     """Concatenate arrays of the same dtype."""
     if isinstance(columns[0].dtype, np.dtype):
-        # Much cheaper per frame than pd.concat; the result is the same, since all dtypes are.
+        # Much cheaper per frame than pd.concat; equal dtypes give the same result.
         return np.concatenate([np.asarray(column) for column in columns])
     return pd.concat([pd.Series(column) for column in columns], ignore_index=True).array

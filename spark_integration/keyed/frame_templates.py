@@ -10,13 +10,12 @@
                          └──▶ pandas' own dict_to_mgr ────────┘ learns          100 to 200 µs
 
 pandas makes the first frame of a signature (labels, and a kind for each column); its blocks are the template of all
-that follow. What has no signature is left to pandas: long or wide data, other values, options.
+that follow. pandas makes frames without a signature: long or wide data, other values, options.
 
 Likewise a sum of plain numbers is left to numpy, and a frame that is cut for a key makes its own columns.
 
-Only functions that modules find by their names are exchanged, no class is changed, and only while `by_templates` runs
-its generator: whoever gets what it yields finds pandas untouched. Threads of the function may find either; both give
-the same.
+Only module-level functions are exchanged, no class is changed, and only while `by_templates` runs its generator:
+between its yields pandas is untouched. Threads of the function may find either; both give the same.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ R = TypeVar("R")
 #: Labels, then a kind for each.
 Signature = tuple[str, ...]
 
-# Of longer columns, and wider frames, the values cost most.
+# In longer columns and wider frames, the values dominate the cost.
 _ROWS_MAX = 128
 _COLUMNS_MAX = 64
 # A function may make new labels for ever.
@@ -65,12 +64,12 @@ _KINDS: dict[type, str] = {
     type(None): _OBJECT,
 }
 _KINDS_OF_ARRAYS = frozenset("bhilBHILfd?")
-#: What stands for as many as the other columns have.
+#: A scalar that is repeated to the other columns' length.
 _SCALARS = frozenset((int, float, bool, str))
 Functions = dict[str, Callable[..., Any]]
-# Of two threads that begin together, one would take the other's functions for pandas'.
+# If two threads began together, one would mistake the other's functions for pandas'.
 _COMPARING = threading.Lock()
-# What a worker compares before its first frame: each form, and each kind of block.
+# Frames that a worker compares before its first one: each form, and each kind of block.
 _SAMPLES: tuple[Callable[[], pd.DataFrame | pd.Series[Any]], ...] = (
     lambda: pd.DataFrame({"key": ["a"], "n": [1], "x": [0.5], "is": [True], "m": [2]}),
     lambda: pd.DataFrame({"key": ("a", None), "v": np.array([1, 2], np.int16), "n": 3}),

@@ -45,7 +45,7 @@ from holdfast.spark_integration.spark_types import arrow_schema, require_nulls_a
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Frames are released after this many: the next ones reuse their memory while it is still in the CPU's cache.
+# Frames are released after this many: later ones reuse their memory while the CPU's cache holds it.
 GATHERED_FRAMES = 256
 
 

@@ -58,7 +58,7 @@ _TWO_DAYS = dt.timedelta(days=2)
 # In microseconds.
 _HOUR = 3_600_000_000
 _DAY = 24 * _HOUR
-# Python's calendar, since 1970; and what is no time in numpy's.
+# Python's calendar, since 1970; and numpy's NaT.
 _FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
 _NAT = -(1 << 63)
 
@@ -222,8 +222,8 @@ def _local_time(micros: Any, data_type: TimestampType) -> Any:
     try:
         return data_type.fromInternal(micros)
     except ValueError:
-        # It looks for a change of clocks on the day before, which Python does not have. They did not change in those
-        # days, so two days later they show the same.
+        # It looks for a clock change on the day before, which Python lacks. None happened then, so two days later gives
+        # the same.
         return data_type.fromInternal(micros + 2 * _DAY) - _TWO_DAYS
 
 

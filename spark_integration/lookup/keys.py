@@ -1,6 +1,6 @@
 """Keys as users write them, and tables as users see them.
 
-One key, or some shards, to read are given as options, so that they belong to one read only.
+The key or shards to read are options, so they apply to one read only.
 
 Spark's ``xxhash64`` of one key, computed without Spark, decides its shard and its place there. Spark hashes column by
 column, each with the hash so far as its seed, and leaves nulls out::
@@ -260,7 +260,7 @@ def _is_of_type(value: object, t: pa.DataType) -> bool:
     if types.is_decimal(t):
         return isinstance(value, Integral | Decimal)
     if types.is_timestamp(t):
-        # A time without a zone is another one in each zone.
+        # A time without a zone differs by zone.
         return isinstance(value, dt.datetime) and (value.tzinfo is None) == (t.tz is None)
     if types.is_date(t):
         return isinstance(value, dt.date) and not isinstance(value, dt.datetime)

@@ -8,10 +8,9 @@
 The pointer names the directory that its micro-batch wrote to, so one that was moved is found again after the query's
 next micro-batch. What is found must have the state of this query: a location may have been copied.
 
-A note (`holdfast.snapshotter.ownership.noted_location`) is text of whoever may write to the state directory, and as old
-as the last run that knew. So it is opened only if it is a local path, or on the state directory's own store. It counts
-only if what is there agrees: the query's id, its pointers, which name this directory, and Spark's plan, which is no
-older than the newest claim.
+A note (`holdfast.snapshotter.ownership.noted_location`) is untrusted text, and as old as the last run that knew. So it
+is opened only if it is a local path, or on the state directory's own store. It counts only if the location agrees: the
+query's id, its pointers, which name this directory, and Spark's plan, which is no older than the newest claim.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ from holdfast.spark_integration.shard.pointer_row import PointerRow, operator_of
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 
 _THREADS = 16
-#: Of a query with many operators, so many say when it was at work.
+#: In a query with many operators, this many tell when it was at work.
 _CLAIMS_MAX = 8
-#: Of a directory with many queries, so many are described; each takes some requests.
+#: In a directory with many queries, this many are described; each takes some requests.
 _DESCRIBED_MAX = 20
 _IS_RECORD = re.compile(r"[^/]+/operator")
 _NAME_IT = "name the state directory with --state-dir, or as the argument state_dir"

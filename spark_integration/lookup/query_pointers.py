@@ -53,7 +53,7 @@ class ShardReaders:
 
     def __init__(self, storage: ObjectStorage, executor: Executor) -> None:
         self._storage, self._executor = storage, executor
-        #: Those that nobody uses, by shard; and who uses each.
+        #: Unused readers, by shard; and the number of users of each.
         self._readers: OrderedDict[str, VersionReader] = OrderedDict()
         self._turns: dict[str, threading.Lock] = {}
         self._records: dict[str, tuple[int, OperatorRecord | None, StoredTables | None]] = {}

@@ -65,7 +65,7 @@ Side = tuple[str, PointerRow] | None
 #: Keys of one look-up.
 KEYS_MAX = 10_000
 _PAGE_ROWS_MAX = 100_000
-#: Where a page of a shard's rows begins: at a hash, behind as many of its rows as were shown before.
+#: Where a page of a shard's rows begins: at a hash, after the rows of it that were already shown.
 _PLACE = re.compile(r"([0-9a-f]{16})\+([0-9]{1,12})")
 _THREADS = 16
 _ATTEMPTS = 4
@@ -272,7 +272,7 @@ class StoredQuery:
             try:
                 return self._with_oldest(number, lambda at: self._get(operator, wanted, table, at))
             except _Gone:
-                # A running query goes on meanwhile, and cleans up what it has left behind.
+                # A running query moves on meanwhile, and cleans up behind it.
                 if batch_id is not None or attempt == _ATTEMPTS - 1 or self._batch(None).batch_id == number:
                     raise
         raise AssertionError("unreachable")

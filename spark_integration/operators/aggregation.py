@@ -165,7 +165,7 @@ def into_window(columns: dict[str, pa.Array], name: str, end_us: IntArray) -> No
 
 
 _ARGUMENT, _WINDOW = "__holdfast_argument_", "__holdfast_window"
-#: What Spark marks a column with that it has made of `window` or `session_window`.
+#: Spark's mark on a column made by `window` or `session_window`.
 _WINDOW_MARKS = ("spark.timeWindow", "spark.sessionWindow")
 
 

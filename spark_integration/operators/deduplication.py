@@ -66,7 +66,7 @@ class Deduplication(OperatorFunction):
         ends = None if self.ttl is None else self.ttl.ends(transaction, batch.times)
         is_by_calls = self.ttl is not None and self.ttl.event_time is None
         if ends is not None and is_by_calls:
-            # The key that comes again is new, however long ago its time was up.
+            # The returning key is new, however long ago it expired.
             self._forget(ends, batch, transaction)
         if batch.rows.num_rows:
             yield from self._with_rows(batch, transaction, ends)

@@ -55,7 +55,7 @@ from holdfast.spark_integration.tables.restarting import OperatorFunction
 from holdfast.spark_integration.ttl.ends import Ends, due_of, microseconds, microseconds_or_0, slabs
 from holdfast.spark_integration.vectorised.arrays import shown_keys, without_views
 
-#: Columns of the rows: of which side each is, and its time.
+#: Columns of the rows: their side, and their time.
 IS_LEFT, AT = "__holdfast_is_left", "__holdfast_at"
 
 

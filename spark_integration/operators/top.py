@@ -103,7 +103,7 @@ class Top(OperatorFunction):
         return {SEVERAL: self._state, **(Ends.tables(self.key_types) if self.ttl else {})}
 
     def configuration(self) -> Mapping[str, str]:
-        # Not the number of places: a list that may be longer fills with the next rows.
+        # Not the number of places: a longer list fills with the next rows.
         return {"operator": "top", "ranking": self.ranking.definition}
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:

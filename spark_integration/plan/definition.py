@@ -6,14 +6,14 @@
 
 An executor looks up the state already stored for the operator.
 
-Of an operator in one line, the state store of Spark decides which of its operators is the host::
+For a one-line operator, Spark's state store decides which operator is the host::
 
     events ─▶ dropDuplicates ─▶ join ─▶ window       RocksDB state store: the watermark goes on, several in a query
     events ─▶ window                                 any state store: one in a query, cheaper by a small micro-batch
 
 Spark's ``transformWithState`` hands the watermark on, but needs Spark's RocksDB state store, and takes longer for a
-small micro-batch than ``applyInPandasWithState``. Spark keeps to the state store that a query began with, so this
-decides once for a query.
+small micro-batch than ``applyInPandasWithState``. Spark keeps a query's first state store, so this is decided once per
+query.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Definition:
         if kept is None and self._is_streaming:
             warn_of_partitions(session, stacklevel=3)
         if stored.problem is not None:
-            # Which state it goes on with, only the checkpoint location of its query will say.
+            # Only its query's checkpoint location will tell which state it continues.
             warnings.warn(
                 f"this definition of {self.name!r} cannot continue the state of query {stored.query}, which would "
                 f"fail in its first micro-batch: {stored.problem}",
@@ -206,7 +206,7 @@ class Definition:
             shards=shards,
             key_columns=[key.column for key in rows.keys],
             row_columns=list(rows.columns),
-            # Initial rows may call their keys otherwise.
+            # Initial rows may name their keys differently.
             key_names=[key.field.name for key in self.rows.keys],
             watermark=None if time is None else time.watermark,
             settings=self.settings,

@@ -12,7 +12,7 @@ from holdfast.spark_integration.plan.session import name_folding
 from holdfast.spark_integration.spark_types import Watermark
 from holdfast.spark_integration.spark_versions import is_on
 
-#: Behind "timeMode 'EventTime' …", what a step without a watermark is told.
+#: The error for a step without a watermark, after "timeMode 'EventTime' …".
 NEEDS_WATERMARK = (
     "needs an input with a watermark, or no timer ever fires: df.withWatermark(…). applyInArrowWithState and "
     "applyInPandasWithState hand none on; transformWithState does, by eventTimeColumnName, and so do operators in one "

@@ -10,8 +10,8 @@ claims tells the driver (`holdfast.spark_integration.shard.news`), which looks t
 the news over; it waits for the first note of a query, because a program may end with its only micro-batch: a second at
 most, and no more once that was not enough. A thread of its own does the rest, one per query.
 
-A note helps people to find a query. Where one cannot be stored, as by a driver without the executors' credentials, the
-query runs on.
+A note helps people find a query. If it cannot be stored, as by a driver without the executors' credentials, the query
+continues.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Noter:
         self._noted: dict[AtWork, tuple[str, int]] = {}  #: Its location, and when it was noted
         self._under_way = set[AtWork]()
         self._waited_s = _WAITED_S
-        #: By state directory, of the storage: what the last definition that uses it says.
+        #: By state directory, its storage, as in the last definition that uses it.
         self.options: dict[str, dict[str, str]] = {}
 
     def hear(self, told: AtWork) -> None:

@@ -1,11 +1,11 @@
 """The operators in a stream's lineage: a second one of the same name is refused when it is defined.
 
-Each operator of a stream aliases its input with its name, which Spark keeps in the plan of all that follows, and
-nowhere else: it pins no alias with a query. Operators of other queries, and of batches, are in no such plan. Two
-operators side by side are seen by an operator behind both; without one, their first micro-batch refuses them.
+Each operator of a stream aliases its input with its name, which Spark keeps only in downstream plans: it pins no alias
+with a query. Operators of other queries and of batches are in no such plan. An operator behind two parallel ones sees
+both; without one, their first micro-batch refuses them.
 
 The names are private to PySpark, and used here only: `tests/spark/queries/test_refused.py` and `connect_query.py` fail
-where they are gone. Then nothing is known here, and the first micro-batch refuses.
+where they are gone. Then the check moves to the first micro-batch.
 """
 
 from __future__ import annotations

@@ -10,14 +10,14 @@
                                                                      │
                                                  close ◀─────────────┘ ─▶ evict what has expired
 
-Keys are called in ascending order, null first and NaN last. Which timers fire is settled when the last row was handled:
-what is registered while they fire waits for the next micro-batch.
+Keys are called in ascending order, null first and NaN last. The last row settles which timers fire: those registered
+while they fire wait for the next micro-batch.
 
 `AttributeWatch` warns of a processor that keeps state in its attributes: they are gone when its shard's call ends.
 
-At a restart variables come and go, and the columns of their values, names decide. What is refused has Spark's error
-class in the text. Spark checks in the first micro-batch of a run, and so does holdfast: which query a definition will
-belong to, and so which state, is known only then.
+At a restart variables and their value columns may come and go, matched by name. Refusals have Spark's error class in
+the text. Like Spark, holdfast checks in a run's first micro-batch: only then is a definition's query, and so its state,
+known.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def require_readable_values(variable: StateVariable, declared: TableSchema, stor
         )
     why = [
         *value_changes(live, declared),
-        # Where no column can be the other one renamed, Spark asks nothing.
+        # If no column can be a renamed one, Spark asks nothing.
         *unconsented(live, latest, declared, variable.name, only_fitting=True),
         *renamed_fields(live.value, latest.value, declared.value),
         *no_longer_null(live, declared),

@@ -8,7 +8,7 @@ but the pointers that they are given::
                                      puts its rows,  puts its rows
                                      passes others on
 
-Its state is then version 1, that after micro-batch 0. What else the stub leaves in its location is thrown away.
+Its state is then version 1, after micro-batch 0. Everything else in the stub's location is discarded.
 
 Source: Spark 4.3's data sources.
 """
@@ -68,7 +68,7 @@ _ARROW = pa.schema(
 
 # Of restores in one session of Spark Connect.
 _ONE_AT_A_TIME = threading.Lock()
-#: What stands in a URL as it is, below 128: Spark's source of state takes a location with others for another one.
+#: ASCII characters that URLs leave unescaped: Spark's source of state mistakes a location with others for another one.
 _AS_IT_IS = frozenset(string.ascii_letters + string.digits + "/-_.!~'()*:@&=+$,;")
 
 
@@ -202,7 +202,7 @@ class _PutPointers(StatefulProcessor):
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[pd.DataFrame]:
-        # One that is overdue fires in the stub: it is to fire in the query instead.
+        # An overdue timer fires in the stub: it should fire in the query instead.
         firing_ms = expiredTimerInfo.getExpiryTimeInMs()
         group = ValueOfGroup(self._pointer, self._handle, timerValues, firing_ms, firing_ms)
         row = group.remembered()

@@ -2,8 +2,8 @@
 
 A `Migration` is a function of the user's that gives state tables other columns, for what no restart can. It gets the
 rows of a table in batches, in tasks: key columns, then value columns, in the types that they are stored in. It returns
-the same rows, with the same key columns, and whatever value columns the operator declares from then on. Which these
-are, it is asked on the driver, with a batch of no rows, before anything is written.
+the same rows, with the same key columns, and whatever value columns the operator declares from then on. The driver
+first calls it with an empty batch, to learn these.
 """
 
 from __future__ import annotations

@@ -8,16 +8,15 @@
     manifest                                                                        driver, last
 
 The state after micro-batch N stays readable for as many micro-batches as Spark returns to (``minBatchesToRetain``). If
-the query leaves it behind meanwhile, a savepoint of "the last micro-batch" begins again with a later one, once; then it
-is an error that says so, whatever was missing.
+the query moves past it meanwhile, a savepoint of "the last micro-batch" restarts with a later one, once; then it fails,
+saying so.
 
 A task reads shards at their pointers and stores their rows as pieces.
 
 State goes from the state directory to the savepoint through the executors, never through the driver. Tasks may be
-repeated, and may run twice at a time: each writes objects of its own names, and only those count that the manifest
-names.
+repeated, and run twice at once: each writes objects under unique names, and only those in the manifest count.
 
-What a savepoint takes over of a query from Spark's logs: its positions, its watermark, and what Spark pinned.
+From Spark's logs a savepoint takes the query's positions, watermark and pinned settings.
 """
 
 from __future__ import annotations
@@ -345,7 +344,7 @@ def end(
         probe_storage(targets, name, checked="the directory for savepoints failed the check before the query stops")
         of.look(without)
         if query is not None:
-            # By the time that Spark has committed what it had planned, it may have planned more, which has just begun.
+            # When Spark has committed its planned micro-batch, it may have planned another, which has just begun.
             planned, end_ms = of.location.newest_planned() or 0, clock.monotonic_ms() + 1000 * timeout_s
             while (
                 max(of.location.committed(), default=-1) < planned and query.isActive and clock.monotonic_ms() < end_ms

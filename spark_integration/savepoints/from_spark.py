@@ -7,8 +7,8 @@
                      ──▶ pieces                                                    tasks
     manifest                                                                       driver, last
 
-Restored, the same function or processor goes on with holdfast, or the operator in one line that does the same
-(`sparks_operators`): from the same positions, with the same watermark.
+After a restore the same function or processor, or its one-line counterpart (`sparks_operators`), continues on holdfast,
+from the same positions and watermark.
 
 Source: Spark 4.3's data sources ``state-metadata`` and ``statestore``, and states that its operators wrote.
 """

@@ -7,11 +7,11 @@
                                            _rescaling/<id>/…              its savepoint, while it is rescaled
     beside the location                    …-restoring-<id>/…             its stub
 
-Whoever fails deletes all of it: what makes the location startable first, the file in it last. Whoever is interrupted
-only withdraws what makes it startable, since Spark waits for no task then, and one that goes on would write where all
-is deleted. That file stays, as it does where somebody is killed, and whoever comes next deletes what belongs to that
-id, and nothing else. ``metadata`` is written last, without which Spark starts nothing. Whoever does not know whether it
-was, or will be, leaves all as it is: it is whole then, or the next attempt's to delete.
+An attempt that fails deletes all of it: first what makes the location startable, last the file in it. An interrupted
+one only removes what makes it startable, since Spark's tasks may still write. The file stays, as after a kill, and the
+next attempt deletes what belongs to its id, and nothing else. ``metadata`` is written last, without which Spark starts
+nothing. An attempt that cannot tell whether it was written leaves everything: the query is complete, or the next
+attempt deletes it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.lookup.places import require_no_state_directory
 from holdfast.spark_integration.shard.pointer_row import operator_of
 
-# What a query's making writes below the location, besides ``metadata``.
+# Paths written below the location for a new query, besides ``metadata``.
 _OURS = ("offsets/", "commits/", "sources/", "state/")
 # Says that a restore is at work, or was stopped, and which id its query will have.
 _MARK = "holdfast-restoring-"
@@ -146,7 +146,7 @@ def new_query(
                 if _may_leave_tasks(exc):
                     _withdraw(new)
                 elif new.is_finishing and isinstance(exc, UnavailableError):
-                    # Its last put may land yet: where all else is deleted, Spark would start a query without state.
+                    # Its last put may still arrive: if all else is deleted, Spark would start a query without state.
                     _log.warning(f"the new query may or may not be complete: {_WHOLE}; else {_AGAIN}", url)
                 else:
                     _remove(new)
@@ -258,7 +258,7 @@ def begin(location: ObjectStorage, query_id: str) -> set[str]:
     marks = _stopped(location, found)
     mine = _MARK + query_id
     location.put(mine, b"")
-    # One that was finished before it could see the mark is whole; one that sees it is not finished.
+    # One that finished before it could see the mark is complete; one that sees it is not.
     if any(info.key == "metadata" for info in location.list("")):
         location.delete([mine])
         raise _not_new(location, "metadata")

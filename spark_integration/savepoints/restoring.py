@@ -8,8 +8,8 @@
     positions, watermark, settings                    driver                      new location
     metadata                                          driver                      new location, last
 
-Until the last step nobody can start the query, and a restore that was stopped anywhere can be begun again. Afterwards
-nothing depends on the savepoint, or on the query that it is of.
+Until the last step nobody can start the query, and a stopped restore can be repeated. Afterwards nothing depends on the
+savepoint or its query.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class _State:
         self.query_id = query_id
         self._storage = storage
         record = find_operator(storage, plan.name)
-        #: How many shards a query would begin with that does not say how many it has, if it matters.
+        #: How many shards a query would begin with if it does not say, where that matters.
         self.shards_by_name = None if record is None else record.shards
         is_free = record is None and not storage.list(f"{plan.name}/")
         self.directory = plan.name if is_free else directory_of_query(plan.name, query_id)
@@ -306,7 +306,7 @@ def _pointers(state: _State, shards: Mapping[int, _Restored], state_dir: str | N
     numbers = [of.shard for of in times]
     for shard, (commit_id, earliest_timer_ms) in sorted(shards.items()):
         old = HashRange.of_shard(shard, state.plan.shards).shards(saved.shards)
-        # What was evicted before it is known of all of them; nothing, if a table was left out for a while.
+        # In all of them rows are evicted up to this time; unknown if a table was left out.
         before = times[bisect_left(numbers, old[0]) : bisect_right(numbers, old[-1])]
         batch_ms = min((of.batch_ms for of in before), default=0) if saved.is_continuous else 0
         yield PointerRow(

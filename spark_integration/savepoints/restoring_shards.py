@@ -8,9 +8,9 @@
 A shard is a range of hashes, so a new shard's rows are slices of the old pieces, in their order: nothing is sorted, but
 for timers, which stand in the order of their times. They are taken apart once.
 
-A task restores the new shards that begin in one old shard, or some of them, one after the other. What it reads for one
-it keeps for the next, so that it reads each piece once. An old shard is shared among several tasks as long as what they
-read twice, its timers and a piece of each table, adds up to a quarter of it at most.
+A task restores the new shards that begin in one old shard, or some of them, one after the other. It keeps what it reads
+for the next one, so it reads each piece once. Several tasks share an old shard if they read at most a quarter of it
+twice: its timers and a piece of each table.
 """
 
 from __future__ import annotations

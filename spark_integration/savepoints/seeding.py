@@ -10,7 +10,7 @@
     savepoint's sources  ──────────────▶     sources/…
                                              metadata        the new query's id: last
 
-Spark refuses a location that has no ``metadata``, so nobody starts a query from one that is half made. The query begins
+Spark refuses a location that has no ``metadata``, so nobody starts a query from an incomplete one. The query begins
 with micro-batch 1, at exactly the saved positions; where it continues sinks, with what the saved query had planned.
 
 Source: Spark 4.3's ``OffsetSeqLog`` and ``CommitLog``, and queries that were started from such locations.
@@ -83,7 +83,7 @@ def state_of_stub(stub: ObjectStorage, location: ObjectStorage, conf: Mapping[st
         if not info.key.endswith(".crc"):  # of what is copied as it is they say nothing new
             location.put(info.key, moved(info.key, stub.get(info.key, _STATE_BYTES_MAX), location.url))
     version, commit = _text(stub, "commits/0").split("\n")[:2]
-    # What a later Spark pins besides holds of its state, which it has just made.
+    # Settings that a later Spark also pins hold for its state, which it has just made.
     return FirstState(stub_conf, version, json.loads(commit))
 
 

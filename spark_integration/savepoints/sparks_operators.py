@@ -16,9 +16,9 @@
     session                              user, session_start        session_end, n, …
 
 Buffers have the names of Spark's functions and not those of columns, and two sums are both called ``sum``. So whoever
-moves an aggregation names its columns and functions in the order in which Spark has them. Decimals of few digits Spark
-adds up as integers, and their type is lost, so it is named with the function. How long windows are, only the user says,
-too, since a query without open windows does not.
+moves an aggregation names its columns and functions in the order in which Spark has them. Spark sums short decimals as
+integers and loses their type, so it is named with the function. The user also names the windows' durations, which a
+query without open windows does not reveal.
 
 Source: Spark 4.3's ``statefulOperators.scala``, ``StreamingAggregationStateManager``,
 ``StreamingSessionWindowStateManager`` and the ``aggBufferAttributes`` of its aggregates.
@@ -195,7 +195,7 @@ def _deduplication(state: _State, *, within: bool, has_watermark: bool) -> Moved
                 type=state.keys[timed[0]].dataType.simpleString(),
             )
         until = state.key(timed[0])
-    # How long a key is remembered, the query says; here matters whether it is for a while, and by which clock.
+    # The query says how long a key is remembered; here only whether it ends, and by which clock.
     ttl = Ttl(0, "") if within or timed else None
     function = Deduplication(_types_of_keys(state.keys), _NO_TYPES, ttl)
     frame = state.frame.select(*state.all_keys(), until.alias(UNTIL.name))

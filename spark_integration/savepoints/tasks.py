@@ -106,7 +106,7 @@ def run_tasks(spark: SparkSession, shards: Sequence[tuple[Any, ...]], task: Shar
     if not shards:
         return []
     try:
-        # Each in a partition of its own: without a column Spark chooses at random, and one task may get two of them.
+        # Each in its own partition: without a column Spark chooses at random, and one task may get two.
         rows = [(*row, route) for row, route in zip(shards, routes_of(len(shards)), strict=True)]
         frame = spark.createDataFrame(rows, f"{task.GIVEN}, route int").repartition(len(shards), "route")
         return run_frame(frame, task, task.RETURNED)

@@ -9,14 +9,13 @@
     carrier   n         ──▶   hash   shard   carrier   n     ═shuffle═▶  one task for each shard
     "AA"      42              …      3       "AA"      42
 
-The hash is Spark's ``xxhash64`` of the grouping columns, as a query computes it. A table that another one is sorted by,
-such as timers in the order in which they are due, is made from that one: nobody has to give it.
+The hash is Spark's ``xxhash64`` of the grouping columns, as a query computes it. An index, such as timers in order of
+their due times, is derived from its table.
 
 A task sorts the rows of a shard and stores them as pieces (`TableWriter`), or copies pieces of the base byte for byte
 (`PieceCopier`), since a savepoint names no other.
 
-A key that stands twice, a null where none may be and a value that its type does not hold are errors that name the key:
-nobody could say which of two rows counts.
+A duplicate key, a forbidden null and a value that its type cannot hold are errors that name the key.
 """
 
 from __future__ import annotations
@@ -563,7 +562,7 @@ class TableSetWriter:
             index = {} if rows.index is None else {rows.index.name: rows.index}
             own = {rows.schema.name: rows.schema, **index}
             writer = TableWriter(self.settings, self.target, self.name, operator.name, encode_schemas(own), rows.ends)
-            # As long as there is no row, none has a null.
+            # While there is no row, none has a null.
             not_null = frozenset(rows.schema.columns.names[_BEFORE:])
             pieces = [piece for piece in pieces if piece.table not in own]
             for row in run_frame(rows.by_shard(operator.shards), writer, WRITTEN):
@@ -574,7 +573,7 @@ class TableSetWriter:
             schemas |= own | {rows.schema.name: replace(rows.schema, not_null=not_null)}
         places = {table: place for place, table in enumerate(schemas)}
         pieces.sort(key=lambda piece: (places[piece.table], piece.shard))
-        # The times of the last calls say what was evicted before them: of rows that are written here, nothing is known.
+        # The times of the last calls tell what was evicted before: nothing is known about the rows written here.
         times = tuple(ShardTimes(shard, due_ms, 0) for shard, due_ms in sorted(earliest_ms.items()))
         declared = operator.declared or schemas
         return replace(operator, tables=schemas, declared=declared, times=times, pieces=tuple(pieces))

@@ -51,7 +51,7 @@ IDLE_ROUNDS = 32
 SILENT_MS = 15 * 60_000
 #: The current run, and one that may still be ending.
 RUNS_KEPT = 2
-#: How long leftovers of ended processes, and files that were set aside, can be inspected. Nothing of it is in use.
+#: How long leftovers of ended processes, and files set aside, can be inspected. None are in use.
 LEFTOVER_KEPT_MS = 10 * 60_000
 LEFTOVER_EVERY_MS = 60_000
 _log = logging.getLogger(__name__)

@@ -167,7 +167,7 @@ class OpenShards:
                     )
                     slot.address, slot.wanted_ms = address, 0
                     slot.identity = _identity(directory)
-                # An announcement is as old as it is, however late its turn: newer ones may have come meanwhile.
+                # An announcement may wait for its turn: newer ones may have come meanwhile.
                 slot.wanted_ms = max(slot.wanted_ms, message.announced_ms)
                 backend = slot.backend
                 slot.users += 1

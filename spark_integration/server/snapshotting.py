@@ -38,9 +38,9 @@ from holdfast.spark_integration.server.open_shards import DurableLogs, OpenShard
 RETRY_AFTER_MS, RETRY_AFTER_MS_MAX = 1_000, 5 * 60_000
 #: A clean-up lists all objects of the shard.
 CLEAN_UP_EVERY_SNAPSHOTS = 4
-#: A version that is gone before its turn is no failure, unless that happens this many times in a row.
+#: A version that is gone before its turn is no failure, unless this many are in a row.
 MISSED_IS_FAILURE = 8
-#: How long a call waits while another snapshot of its shard is written: a worker, which waits 30 s for it, learns why.
+#: How long a call waits for another snapshot of its shard: a worker, which waits 30 s for it, learns why.
 BUSY_SECONDS = 25.0
 
 _log = logging.getLogger(__name__)

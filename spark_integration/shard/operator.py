@@ -23,7 +23,7 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.spark_types import Watermark
 from holdfast.spark_integration.transport.packed import HASH, Received
 
-#: The version of a shard that holds what a query was given to begin with, and no micro-batch has written.
+#: The version of a shard that holds a query's initial state, before any micro-batch.
 INITIAL_VERSION = 0
 #: The state table of the APIs that keep one row per key.
 STATE_TABLE = "state"

@@ -1,8 +1,8 @@
 """The row that Spark keeps for each shard in its own operator's state: the query's pointer.
 
-The row names its query, its shard, the number of shards and the directory. So whatever a session, a task's properties
-or a definition say later, a call continues with what Spark has pinned, or fails. It also names the state directory, by
-which whoever has the checkpoint location finds the state; a query itself goes by its settings, since that may move.
+The row names its query, its shard, the number of shards and the directory. So a call continues with what Spark has
+pinned, or fails, whatever a session, a task's properties or a definition say later. It also names the state directory,
+to find the state from the checkpoint location; a query itself uses its settings, since the directory may move.
 
 Commits too small for an object of their own travel in the row; see `holdfast.snapshotter.commits`. A row without a
 pointer means that the shard was called but has no state yet.
@@ -128,7 +128,7 @@ class PointerRow(NamedTuple):
     def require(self, operator: str, shard: int, shards: int) -> None:
         """Check the row against the shard as it is defined now. Raises `SchemaMismatchError`."""
         name = operator if self.directory is None else operator_of(self.directory)
-        # First of all whose it is: another operator's number of shards is nothing that this one should take over.
+        # Check the owner first: another operator's number of shards must not be taken over.
         if name != operator:
             raise SchemaMismatchError(
                 "Spark's state has another operator's pointer here: give each operator its old name, here "
@@ -137,7 +137,7 @@ class PointerRow(NamedTuple):
                 asked=operator,
             )
         if self.shards != shards:
-            # Without a state directory there is nothing that a rescale could read.
+            # Without a state directory a rescale has nothing to read.
             rescaled = "" if self.directory is None else ", or rescale the query (holdfast rescale)"
             raise SchemaMismatchError(
                 "the state was written with a different number of shards: set spark.holdfast.shards to "

@@ -3,8 +3,8 @@
 The announcement is asynchronous: the server then drops old versions, merges runs and writes snapshots. A micro-batch
 waits only if the chain of commits has grown too long, until a snapshot shortens it.
 
-A failed call is reported in the state directory, for who looks at the query from outside. Only what fails costs
-requests. Spark may try again: the report is over once the micro-batch is committed.
+A failed call is reported in the state directory, for observers outside the query. Only failures cost requests. Spark
+may retry: the report expires once the micro-batch is committed.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def reported(
     try:
         yield
     except Exception as exc:
-        # A run that was replaced is no failure, and a storage that is away takes no report.
+        # A replaced run is no failure, and unreachable storage takes no report.
         is_none = isinstance(exc, ConflictError) or (isinstance(exc, HoldfastError) and exc.retryable)
         if log is not None and batch_id is not None and not is_none:
             _report(log, batch_id, exc, now_ms())

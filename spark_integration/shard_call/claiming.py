@@ -24,8 +24,8 @@ Before a shard goes on from local copies, the state directory must know its hist
                 │                   └─ in the state directory: none of it there, and only this executor has the state
                 └─ in Spark's state: all that there is of a young shard
 
-An executor reads nothing of what it has itself. So a directory that somebody has emptied, or another one under the same
-name, would show only when the executor is gone, and the state with it.
+An executor never reads back its own writes. So an emptied or replaced directory would show only when the executor is
+gone, and the state with it.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def keep_claim(
                 has_news = True
     tenure, looked_ms = noted
     if abs(now_ms() - looked_ms) >= RENEW_EVERY_MS:
-        # Nobody waits for another process that is at it: a storage that is away may hold that one up for minutes.
+        # Nobody waits for another process at work here: unreachable storage may delay that one for minutes.
         with note.locked(wait=False) as is_mine:
             if is_mine and note.read() == noted:
                 try:

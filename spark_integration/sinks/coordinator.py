@@ -72,7 +72,7 @@ class Prepared:
 
     handles: tuple[Handle, ...]  #: By partition; of those that had rows
     rows: int
-    #: Whether other attempts may have prepared the same: some task was not the first, or had a twin
+    #: Whether other attempts may have prepared the same: a task was repeated, or had a twin
     repeated: bool = False
     unused: tuple[Handle, ...] = ()  #: Spare handles that no attempt was given, or has begun with
 
@@ -244,7 +244,7 @@ class Coordinator:
         try:
             self._warn_if_it_fails(close)
         except FencedError:
-            # What stands may be this run's own decision, of which no answer came: the next start commits it.
+            # A stored entry may be this run's own decision, whose reply was lost: the next start commits it.
             with suppress(HoldfastError):
                 if self._log.read(number).driver == self._driver:
                     return
@@ -476,7 +476,7 @@ class Coordinator:
         try:
             self._sink.commit(query, batch_id, decision.handles)
         except (NotFoundError, StateLostError):
-            # It may have been faster and have deleted what this one was about to read: then all is visible now.
+            # It may have been faster and deleted what this one was about to read: then everything is visible.
             self._sink.commit(query, batch_id, decision.handles)
 
     def _abort_still_left(self, past: _Past, query_id: str) -> None:

@@ -158,7 +158,7 @@ def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepar
     rows = frame.mapInArrow(task, _RETURNED).collect()
     began_twice = _began_twice(session, {row.stage for row in rows})
     if began_twice and task.spares:
-        # A spare may be in use twice: what one attempt has prepared, the other could still end. All is written anew.
+        # A spare may be in use twice: one attempt could end what the other prepared. Write everything again.
         rows = frame.mapInArrow(replace(task, spares=()), _RETURNED).collect()
         return prepared_of(rows, repeated=True)
     found = prepared_of(rows, repeated=has_twins or began_twice or any(row.repeated for row in rows))

@@ -6,8 +6,8 @@
         state/0/3/…  ──pointers──▶               <operator>/operator           schemas, number of shards
                                                  <operator>/shard-0003/…       each shard, restored at its pointer
 
-A query may have several steps with state. Which of Spark's operators are ours, and whose directories they use, is what
-their pointers say; names and settings of the session say nothing. Read for them is:
+A query may have several steps with state. Only their pointers tell which of Spark's operators are ours, and whose
+directories they use; the session's names and settings do not. Read for them is:
 
 ::
 
@@ -32,7 +32,7 @@ What is made for a query that begins with pointers::
     state/0/0/_metadata/schema      the columns of its keys and values
     state/0/<partition>/1.delta     version 1, that after micro-batch 0: the pointers of the shards that run there
 
-These are the files of ``applyInPandasWithState`` on Spark's default state store; those of RocksDB only Spark makes.
+These are the files of ``applyInPandasWithState`` on Spark's default state store; only Spark makes RocksDB's.
 `tests/spark/savepoints/test_new_state.py` compares each byte of them, decompressed, with what each Spark makes.
 
 Source: Spark 4.3's ``OperatorStateMetadata``, ``SchemaHelper``, ``FlatMapGroupsWithStateExecHelper``,
@@ -100,7 +100,7 @@ _UNSAFE_ROW, _AVRO = "unsaferow", "avro"
 _ENCODING_VERSION = b"\0"
 #: Of a partition that is read alone: the largest file, what it may hold, and all rows: pointers of some shards.
 FILE_BYTES_MAX = 1 << 30
-#: The same of one that is read beside others, so that all of them have about as much together.
+#: The same for one read beside others, so that all together have about as much.
 PART_BYTES_MAX = 64 << 20
 _AT_ONCE = 16
 #: All pointers of an operator, with the commits that they carry.

@@ -22,8 +22,8 @@ The log of a file source as it was is rebuilt from later compacted files::
     10 … 18     the files of that number
     19.compact  every file of 0 to 19      ──▶ the log up to 15: those of its lines whose "batchId" is at most 15
 
-A log has a file for each time that new files of the source were found. Each tenth, or as often as Spark is set to,
-holds all before it too, and some time later Spark deletes these. Spark itself finds lines of deleted files so.
+A log has a file for each discovery of new source files. Each tenth, by default, also holds all earlier ones, which
+Spark deletes some time later, and finds there itself.
 
 Source: Spark 4.3's ``CompactibleFileStreamLog`` and ``FileStreamSourceLog``.
 """
@@ -52,7 +52,7 @@ _VERSION = re.compile(r"v[0-9]{1,3}")
 #: Names of checksums, and of files that were being written.
 LEFTOVER = re.compile(r"(^|/)\.[^/]*$|\.(crc|tmp)$")
 _NAMED = re.compile(r"([A-Za-z0-9_]+):(.*)", re.DOTALL)
-# What others put there, as a mark of Hadoop's or a file manager's note, is in no folder of a source.
+# Files that others put there, such as a mark of Hadoop's or a file manager's note, are in no source's folder.
 _IN_SOURCE = re.compile(r"sources/([A-Za-z0-9_]+)/")
 #: The version of an offset log whose sources have names, and the setting with which they have.
 NAMED_SOURCES, NAMED_SOURCES_SETTING = "v2", "spark.sql.streaming.queryEvolution.enableSourceEvolution"

@@ -93,7 +93,7 @@ _CRC_32C = 0x82F63B78
 #: Keys and values of a store, as it has them.
 Rows = dict[bytes, bytes]
 _SIZE, _TEXT_SIZE = struct.Struct(">i"), struct.Struct(">H")
-#: A pointer and its key have about 200; a row of Python's takes as much, however small it is.
+#: A pointer and its key take about 200; a Python row takes as much, however small.
 ROW_BYTES = 200
 _NONE = -1
 _END, _PUT, _DELETE = 0x00, 0x01, 0x10

@@ -6,8 +6,7 @@
                                               ─▶ resolvedCheckpointRoot ─▶ file:/data/app-spark
 
 The names are private to Spark, and used here only: `tests/spark/sinks/test_exactly_once.py` and
-`tests/spark/lookup/test_one_path.py` ask for them on each version. Where they are gone, nothing is known, and nobody
-fails.
+`tests/spark/lookup/test_one_path.py` ask for them on each version. Without them the result is unknown, never an error.
 
 Source: ``StreamExecution``, ``SharedState``, ``OffsetSeqLog`` of Spark 4.0 to 4.3.
 """

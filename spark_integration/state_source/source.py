@@ -6,8 +6,8 @@
 
 `holdfast.state` reads a query: by its checkpoint location, with the state directory and the micro-batch as options.
 
-On the driver Spark gives a source neither session nor settings: what opens the storage stands in options, or where the
-store's own tools look. Options travel to the executors, but for credentials, which tasks have from their session.
+On the driver Spark gives a source neither session nor settings: the storage's settings come as options, or from where
+the store's own tools look. Options travel to the executors, except credentials, which tasks get from their session.
 
 A table is read in parts, each a stretch of the hashes of one shard::
 
@@ -22,7 +22,7 @@ A change feed is read from the commits, newest first, along their lineage::
 
     pointer 25 ─▶ carried: 24, 25 ─▶ commits/23 ─▶ commits/21 ─▶ …      each says what its micro-batches wrote
 
-A commit that several micro-batches share is the net of their writes, and counts as the last one's.
+A commit shared by several micro-batches has their net change, and counts as the last one's.
 
 The columns of a read::
 

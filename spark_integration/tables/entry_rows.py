@@ -11,7 +11,7 @@ So all entries of many keys are read by one scan of their prefixes, one entry is
 is written without a look at the others. Rows may expire, each at its own time: see
 `holdfast.spark_integration.ttl.expiry`.
 
-Numbers of a list's elements: they only grow, so that appending needs no look at the list.
+A list's element numbers only grow, so appending need not read the list.
 
 An element's number is the version that its micro-batch commits, times 2³², plus a count within the call of the shard.
 """

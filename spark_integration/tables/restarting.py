@@ -1,8 +1,8 @@
 """Which changes to the columns of state tables a restart may make, for APIs that name their tables.
 
-Names decide. Columns are added, reordered and widened as they are declared; one that is left out stays hidden in the
-rows that have it, and is found there again. A rename or a drop must be asked for by name, as `ColumnChanges`: by the
-time that something is checked here, `StoredTables.with_changes` has made them.
+Columns match by name. They are added, reordered and widened as declared; one that is left out stays hidden in its rows,
+and can be declared again. Renames and drops need `ColumnChanges`, which `StoredTables.with_changes` has made before
+these checks.
 """
 
 from __future__ import annotations

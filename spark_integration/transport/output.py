@@ -41,7 +41,7 @@ from holdfast.spark_integration.transport.python_stage import prepared
 
 #: What the name of an observation begins with; the operator's name follows.
 OBSERVATION = "holdfast."
-#: Spark's bitmap has no more, and fails a query that sets another.
+#: The size of Spark's bitmap; setting a bit beyond it fails a query.
 _BITS = 1 << 15
 #: The columns of the metrics.
 FIELDS = tuple(StructField(one.name, LongType() if one.unit == 1 else DoubleType()) for one in METRICS)
@@ -180,7 +180,7 @@ def _part(value: Any, t: pa.DataType) -> Any:
         return [_part(element, t.value_type) for element in value]
     if pa.types.is_struct(t):
         return {field.name: _part(value[field.name], field.type) for field in t}
-    # What is no Python float is not taken for null.
+    # Anything but a Python float is never taken for null.
     return np.float32(value) if pa.types.is_floating(t) and math.isnan(value) else value
 
 

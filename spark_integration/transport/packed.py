@@ -4,7 +4,7 @@ Spark ships a state operator's rows one by one, but a shard wants columns. Pytho
 more Python stage, and no work per row. Output has a seam of its own: `holdfast.spark_integration.transport.output`.
 
 Until November 2026 flat columns could travel as rows instead, with a route that Spark computed. Spark pins the route,
-the key of its state, but not how rows come: a query that began so goes on with blobs.
+the key of its state, but not the form of rows: such a query continues with blobs.
 
 If late rows are dropped, Spark tells which, between sending and receiving, by *marks*, small rows beside the blobs, of
 which it drops those that are late.
@@ -18,8 +18,8 @@ which it drops those that are late.
            7      null   1,004,000 µs               stays
 
 A watermark is a whole number of milliseconds, and a row is late up to and including it. So the rows of one millisecond,
-(0, 1,000] µs and so on, are late together or not at all, and one mark a millisecond is enough. With which watermark
-Spark compares, that of this micro-batch or of the one before, is Spark's matter.
+(0, 1,000] µs and so on, are late together or not at all, and one mark a millisecond is enough. Spark decides whether to
+compare with this or the previous micro-batch's watermark.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ BLOB_BYTES = 32 << 20
 #: Beyond this, padding takes more memory than what it keeps from being gathered: some 60 bytes a row in Spark's worker.
 PADDED_ROWS_MAX = 1 << 19
 _Longs = npt.NDArray[np.int64]
-#: The event time of blobs, in microseconds since 1970. No null, beside which pandas would round marks.
+#: The event time of blobs, in microseconds since 1970. Not null, which would make pandas round marks.
 NEVER_LATE = int(np.iinfo(np.int64).max)
 NO_MARKS = np.empty(0, np.int64)
 #: Rows that wait to be sent take no more than this, whatever the number of shards: all may be of one, whose blob then

@@ -37,7 +37,7 @@ _Item = TypeVar("_Item")
 _DESCRIPTORS = "/proc/self/fd"
 # How many collections of young objects precede one of older ones; Python's default is 10.
 _YOUNG_COLLECTIONS = 100
-# Of a process: for the libraries of its first stage, for a shard's, for the client of a storage; and one to spare.
+# Per process: for the libraries of its first stage, a shard's, a storage client's; and one spare.
 _FREEZES_MAX = 4
 
 

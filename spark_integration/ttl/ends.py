@@ -7,15 +7,15 @@
     "ann"  09:00          3            09:59:59.999    "ann"  09:00        ← over once the watermark is later
     "bob"  10:00          1            10:59:59.999    "bob"  10:00
 
-A row enters the index once, when it is new. One whose end moves, as a session's does, stays where it stands: when that
-time comes, it is found to go on, and moves to its new end. What was removed meanwhile is found to be gone.
+A row enters the index once, when it is new. A row whose end moves, as a session's does, keeps its entry until that
+time, then gets one for its new end. Rows removed meanwhile are skipped.
 
 The index is a table of timers (`holdfast.spark_integration.timers`), so that savepoints, rescaling and look-ups
 know it. A row is over once ``end <= watermark``; a timer is due once the watermark is later, hence the millisecond
 between.
 
-A time to live (`Ttl`) is counted in event time or, where there is no watermark, in processing time. There nothing needs
-to happen in the very moment: what is over goes when the shard has rows again, before these are looked up.
+A time to live (`Ttl`) is counted in event time or, where there is no watermark, in processing time. There nothing is
+urgent: expired rows are removed when the shard next has rows, before these are looked up.
 """
 
 from __future__ import annotations

@@ -8,13 +8,12 @@ time, as timers have theirs (`holdfast.spark_integration.timers`), so evicting c
     "ann"  3   1 700 003 600 412             1 700 003 656 250 + 2⁶³  "ann"  …     ← a step after it, at most
     "bob"  1   1 700 007 199 807             1 700 003 600 000 + 2⁶³  "bob"  …     ← was refreshed
 
-A row that is written again stays where it stands in the second table: when that time comes, it is found to live on and
-moves to its new time. So a row that is refreshed in every micro-batch moves once in its time to live, and the index has
-one entry for it. One that is written unread gets an entry without a look-up; to make these few, times in the index are
-rounded up to a step, about `1 / STEPS` of the time to live.
+A rewritten row keeps its entry in the second table until that time, then moves to its new one. So a row refreshed in
+every micro-batch moves once per time to live, and has one index entry. A row written unread gets an entry without a
+look-up; to make these few, times in the index are rounded up to a step, about `1 / STEPS` of the time to live.
 
-A table that had a time to live in an earlier run, and has none now, keeps the column and the index: rows of then still
-expire, those of now have null there, which is never.
+A table that had a time to live in an earlier run, and has none now, keeps the column and the index: old rows still
+expire, new ones have null, which means never.
 
 Invariant: for every row, the index has an entry no later than its time rounded up, and later than all that is evicted.
 """
@@ -43,7 +42,7 @@ EXPIRES = "expires_ms"
 LONGEST_TTL_MS = 10_000 * 366 * 86_400_000
 STEPS = 64
 _EVICTED_AT_ONCE = 65_536
-#: When a row expires that was written while its table had no time to live; later than all that is indexed.
+#: Expiry of a row written while its table had no time to live; later than all indexed times.
 NEVER = np.iinfo(np.int64).max
 _GONE = -1
 
@@ -127,7 +126,7 @@ class Expiry:
         ]
         if not parts:
             return
-        # Written when all is looked up: each write that precedes a look-up is searched by it.
+        # Write after all look-ups: each write before a look-up is searched by it.
         keys = Keys.concat([due.keys for due, _ in parts])
         expires_ms = np.concatenate([expires_ms for _, expires_ms in parts])
         index.remove(keys, np.concatenate([due.due_ms for due, _ in parts]))
@@ -202,7 +201,7 @@ def expiry_of(transaction: Transaction, table: str, ttl_ms: int | None, times: B
         # A variable of a processor may have the name of an index.
         if index is None or not is_by_time(index) or not transaction.reveal(table, EXPIRES):
             return None
-    # Without a time to live the index only shrinks, and is looked at from its beginning.
+    # Without a time to live the index only shrinks, and is scanned from its beginning.
     return Expiry(table, ttl_ms, times.processing_ms, None if ttl_ms is None else times.previous_ms)
 
 

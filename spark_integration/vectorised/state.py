@@ -18,7 +18,7 @@ from holdfast.spark_integration.ttl.expiry import ExpiringKeyRows, KeyRows
 from holdfast.spark_integration.vectorised.arrays import array_of, rows_where, seen, without_views
 
 _LATEST = np.iinfo(np.int64).max
-#: By what a number in each unit of time is multiplied and divided.
+#: By unit of time, the multiplier and divisor of a number.
 _TO_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
 
 

@@ -27,7 +27,7 @@ Invariants
 * **bounded**: bytes of any content either decode into columns that can be read without harm or are a
   `CorruptionError`; a string has the bytes that were put, also where they are not UTF-8.
 
-All is done for whole columns at once; nothing is done row by row in Python. Source: FORMAT.md section 6.
+Works on whole columns, never row by row in Python. Source: FORMAT.md section 6.
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ def decode_numbered(rows: pa.Array, schemas: Sequence[pa.Schema], wanted: pa.Sch
         return project(decode_values(rows, schemas[found[0] - 1], _HEAD), wanted)
     parts, places = [], []
     for number in found:
-        # A null has no number; it reads the same with any schema.
+        # A null has no number; it reads the same under any schema.
         at = np.flatnonzero((numbers == number) | ((numbers == 0) & (number == found[0])))
         parts.append(project(decode_values(rows.take(pa.array(at)), schemas[number - 1], _HEAD), wanted))
         places.append(at)

@@ -1,9 +1,9 @@
 """The keys whose state is fetched and written together, which of them is being called, and Spark's errors about them.
 
 Entries of lists and maps are fetched for many keys at once, as many as memory allows: one scan reads a window of the
-slab's keys, from the one being called. If it holds too much, a smaller window is tried; the next ones grow again. What
-a single key holds may be too much too: then it is not fetched at all, and the caller reads it piece by piece. So it
-does with a key that is called again when its window was let go.
+slab's keys, from the one being called. If it holds too much, a smaller window is tried; the next ones grow again. If
+even one key holds too much, it is not fetched, and the caller reads it piece by piece; likewise for a key that is
+called again after its window was released.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
 
 INVALID_HANDLE_STATE = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE"
 _NONE = -1
-# A window that holds too much is followed by one of a fraction of its keys; one that does not, by one of more.
+# After a window that holds too much, the next has a fraction of its keys; otherwise more.
 _STEP = 4
 
 

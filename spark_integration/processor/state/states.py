@@ -40,7 +40,7 @@ from holdfast.spark_integration.ttl.expiry import ExpiringKeyRows, Expiry, KeyRo
 
 _ENTRIES_MAX = 4
 _FIRST_KEYS, _GROWTH = 16, 8
-#: How many elements of a list that is too large to fetch are read at once.
+#: How many elements of an unfetched list are read at once.
 _READ_AT_ONCE = 10_000
 
 
@@ -175,7 +175,7 @@ class ProcessorMapState(MapState):
     def begin(self) -> None:
         self._changed: dict[int, dict[State, State | None]] = {}
         self._cleared: set[int] = set()
-        # Of a map that is not fetched: what was looked up, with None for an absent entry.
+        # For a map that is not fetched: entries looked up, None if absent.
         self._looked_up: dict[int, dict[State, State | None]] = {}
         self._window: _Window | None = None
         self._fetched: dict[int, _FetchedMap] = {}
@@ -276,7 +276,7 @@ class ProcessorMapState(MapState):
             found = self._fetch(at)
             if found is None:
                 return self._looked_up.setdefault(at, {})
-            # Most keys are called one after the other: the last window is done with.
+            # Most keys are called in turn: the last window is no longer needed.
             self._window, self._fetched = found, {}
         return self._fetched.setdefault(at, _FetchedMap(self._window, at))
 

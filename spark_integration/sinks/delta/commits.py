@@ -353,10 +353,10 @@ class TableCommits(FileTarget):
 
     def _check_keys(self, schema: pa.Schema) -> None:
         for name in schema.names if self._keys else ():
-            # What `deltalake` cannot merge would be found after the decision, which stands for good.
+            # A misfit for `deltalake`'s merge would surface after the decision, which is final.
             if "`" in name or name.lower().startswith("__delta_rs_"):
                 raise SchemaMismatchError("an upsert cannot have a column with this name: rename it", column=name)
-            # It names folders after partitions, and takes what is before a colon for a protocol.
+            # It names folders after partitions, and takes text before a colon for a protocol.
             if name in self._partition_by and _NO_FOLDER.search(name):
                 raise SchemaMismatchError("an upsert cannot have a partition of this name: rename it", column=name)
         for name in self._keys:

@@ -1,12 +1,12 @@
 """Rows of a task as the files of a Delta table: split by partitions, checked, and described for the log.
 
 Statistics of a file are its rows, and per column the nulls, minimum and maximum. Readers skip files by them, so a bound
-may be wide but never wrong. Left out are columns with a NaN or an infinity, years beyond four digits, decimals of more
-than 15 digits, nested columns and bytes. Text is cut to 32 characters; the last of all characters follows a maximum.
+may be wide but never wrong. They omit columns with a NaN or an infinity, years beyond four digits, decimals of more
+than 15 digits, nested columns and bytes. Text is cut to 32 characters; a maximum ends in the last of all characters.
 
-Spark has dates beyond the years 1 to 9999, mostly by a slip. As a partition's value in the log no reader takes such a
-text for a date, and the table cannot be opened any more; and `deltalake`'s merge fails on one. So they are refused in
-the task: once decided, they would stop the query for good.
+Spark has dates beyond the years 1 to 9999, mostly by mistake. As a partition's value in the log, such a date makes the
+table unreadable; and `deltalake`'s merge fails on it. So the task refuses them: once decided, they would stop the query
+for good.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ _FILE_NAME_BYTES = 64
 _ESCAPED_BYTES = 3
 # Null is the longest of all that is no text: __HIVE_DEFAULT_PARTITION__.
 _NO_TEXT_BYTES = 26
-#: Of so many files the driver keeps the statistics of all columns.
+#: The driver keeps the statistics of all columns for this many files.
 _DESCRIBED = 8
 _FILES_MAX = 10_000
 

@@ -62,7 +62,7 @@ _DENIED = re.compile(
 _ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
 _FRAGMENT = re.compile("#.*")
 _EXISTS = "already exists at that location"
-# A commit that fails otherwise did not fail because another writer was faster.
+# A commit with another error did not fail because another writer was faster.
 _FASTER = re.compile("Failed to commit transaction:|Tried committing existing table version")
 # What another attempt does not change: a newer kind of table, a catalogue's table, refused rows or statements.
 _FOR_GOOD = re.compile(
@@ -86,7 +86,7 @@ class KeptTable:
                 part=found[0],
             )
         self.url = url
-        #: What the table asked of its writers when it was last checked.
+        #: The table's writer requirements when it was last checked.
         self.checked: tuple[object, ...] | None = None
         self.storage_options = storage_options(url, {})
         self._options: Mapping[str, str] = {}
@@ -94,7 +94,7 @@ class KeptTable:
         self._table: DeltaTable | None = None
         # None as long as nobody has opened it.
         self._table_id: str | None = None
-        # Of the newest commit that is known; no digest if its bytes are not there.
+        # The newest known commit; no digest if its bytes are missing.
         self._version = 0
         self._digest: str | None = None
 

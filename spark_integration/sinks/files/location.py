@@ -3,8 +3,8 @@
     _holdfast/queries/00000000000000000002    kind "sink-queries": number, queries: {"<sink>": ["<query>", …]}, columns:
                                               the Arrow schema as an IPC message, base64; null where a table has them
 
-A fence (`holdfast.snapshotter.fence`) whose newest object says all: the last query of a list owns the sink's name,
-until another one replaces it for good. Columns belong to a sink that has the URL for itself: the first query's stay.
+A fence (`holdfast.snapshotter.fence`) whose newest object is complete: the last query of a list owns the sink's name,
+until another replaces it for good. A sink that owns the URL keeps the first query's columns.
 """
 
 from __future__ import annotations

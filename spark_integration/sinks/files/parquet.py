@@ -5,8 +5,8 @@
           _holdfast/<sink>/<query id>/attempts/…             see `holdfast.spark_integration.sinks.files.sink`
           _holdfast/queries/…                                see `holdfast.spark_integration.sinks.files.location`
 
-Spark, Hive and their like pass over names that begin with ``_``: a reader of the URL that knows no manifests sees
-nothing, rather than rows that were never decided. One put makes a micro-batch visible. Many manifests are merged:
+Spark, Hive and the like skip names that begin with ``_``: a reader that does not know manifests sees nothing, rather
+than undecided rows. One put makes a micro-batch visible. Many manifests are merged:
 
     _holdfast/<sink>/<query id>/batches/<level>-<first>-<last>      kind "sink-batches": sink, query_id, level, first,
                                                                     last; section "files": batch, attempt, number,
@@ -16,8 +16,8 @@ nothing, rather than rows that were never decided. One put makes a micro-batch v
     level 1   1 to 99, 100 to 204 a hundred of level 0, or more
     level 2   1 to 9999          a hundred of level 1
 
-A reader takes the widest ranges and passes over those inside of them, which are about to be deleted. Each level writes
-a manifest's entries once more.
+A reader takes the widest ranges and skips those inside them, which are about to be deleted. Each level rewrites a
+manifest's entries once.
 
 Invariants
 ----------
@@ -160,9 +160,9 @@ def _rows_of(storage: ObjectStorage, entry: Mapping[str, object], columns: Seque
 _log = logging.getLogger(__name__)
 
 KIND = "sink-batches"
-#: So many of a level become one of the next.
+#: This many of one level become one of the next.
 MERGED = 100
-#: A manifest of this size is full: it is merged no more.
+#: A manifest of this size is full: it is no longer merged.
 FULL_BYTES = 16 << 20
 #: No manifest is larger.
 _BYTES_MAX = (MERGED + 1) * FULL_BYTES

@@ -9,12 +9,12 @@
     _holdfast/<sink>/<query id>/staged/part-….parquet           files whose rows the target takes over
     <attempt>   <micro-batch, 18 digits>-<partition, 6 digits>-<attempt id>
 
-An attempt has one note for each group of files that it puts at once, numbered from 0. Notes exist only of what is under
-way, so listing them does not follow what the sink holds. Of many files, as of a task with rows of hundreds of
-partitions, the handle has only a digest: a decision does not grow with the files.
+An attempt has one note for each group of files that it puts at once, numbered from 0. Notes exist only for running
+attempts, so listing them does not grow with the sink. For many files, as of a task with hundreds of partitions, the
+handle has only a digest: a decision does not grow with the files.
 
 An abort cannot stop a put that is under way, and a worker that dies then does not delete its file. So a mark stays for
-an hour; whoever finds it later deletes what has come since.
+an hour; whoever finds it later deletes files that arrived since.
 
 A storage takes whole objects, so a file is made in memory.
 
@@ -121,7 +121,7 @@ class FileTransaction(SinkTransaction):
         self._held = []
         if self._notes:
             with suppress(HoldfastError):
-                # Also where somebody has ended the attempt before its files came: no note names them any more.
+                # Also if somebody ended the attempt before its files came: no note names them any more.
                 self._attempts.storage.delete([self._attempts.key_of(file.name) for file in self._files])
                 if self._is_settled:
                     self._attempts.forget([(self._attempt, self._notes)])
@@ -160,7 +160,7 @@ _ENDED = re.compile(rf"({_ATTEMPT.pattern})\.ended-(0|[1-9][0-9]{{0,5}})")
 #: Longer than any request to a storage takes.
 _LATE_MS = 3600_000
 _NUMBERS = 1_000_000
-#: A handle says so much of its files: a list of one or two, which costs no request.
+#: A handle lists up to this many files: a list of one or two, which costs no request.
 _LISTED_BYTES_MAX = 2048
 _FILE_FIELDS = ("rows", "size_bytes", "digest", "details")
 

@@ -52,7 +52,7 @@ Address = tuple[str, int]
 
 _CLIENT_ID = "holdfast"
 _ANSWER_MAX_BYTES = 64 << 20
-#: An answer is read in pieces: a broker's word on its size allocates nothing.
+#: An answer is read in pieces: a broker's claimed size allocates nothing.
 _PIECE_BYTES = 64 << 10
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 2, 500
 _ANSWER_LIMIT_MS = 10_000
@@ -61,7 +61,7 @@ MECHANISMS = ("PLAIN", *_HASHES)
 _ITERATIONS_MIN, _ITERATIONS_MAX = 1_000, 1_000_000
 #: States of a transaction.
 ONGOING, _EMPTY, _COMMITTING, _COMMITTED = "Ongoing", "Empty", "PrepareCommit", "CompleteCommit"
-#: Begins the names of states in which markers are still to be written.
+#: Prefix of states in which markers are still to be written.
 _ENDING = "Prepare"
 #: No attempt has it, as users may set no less than a second: it marks ids that were fenced.
 _FENCED_TIMEOUT_MS = 999
@@ -363,7 +363,7 @@ class Cluster:
 
 
 def _retriable_code(found: Sequence[tuple[Any, ...]]) -> int:
-    # The codes come first. If one goes away by itself, all are asked for again.
+    # The codes come first. If one is transient, all are asked for again.
     return next((int(code) for code, *_ in found if code in protocol.RETRIABLE), 0)
 
 
@@ -469,7 +469,7 @@ def fence(cluster: Cluster, transactional_id: str) -> None:
 def left_open(cluster: Cluster, prefix: str) -> list[PreparedTransaction]:
     """Return the open transactions of ids with a prefix, and fence producers that have not begun one."""
     ids = _listed(cluster, prefix, [ONGOING, _EMPTY])
-    # What was fenced before its first message stays in this state for days.
+    # A producer fenced before its first message stays in this state for days.
     for name, known in describe(cluster, ids[_EMPTY]).items():
         if known.state == _EMPTY and known.timeout_ms != _FENCED_TIMEOUT_MS:
             fence(cluster, name)

@@ -16,18 +16,18 @@ from holdfast.spark_integration.sinks.kafka.brokers import MECHANISMS, Cluster, 
 SERVERS = "bootstrap.servers"
 TIMEOUT = "transaction.timeout.ms"
 
-#: What Spark Connect must be asked for by name.
+#: Options that Spark Connect returns only by name.
 CREDENTIALS = (
     *("sasl.username", "sasl.password", "sasl.oauthbearer.client.secret", "sasl.oauthbearer.config"),
     *("ssl.key.password", "ssl.key.pem", "ssl.keystore.password"),
 )
 
-#: What makes a result exactly once is not the user's to set.
+#: Options that make results exactly once are not the user's to set.
 _OURS = (
     *("transactional.id", "enable.idempotence", "acks", "request.required.acks", "enable.gapless.guarantee"),
     "delivery.report.only.error",
 )
-#: With what ends in ``_cb``: what librdkafka's client takes from Python alone.
+#: With those ending in ``_cb``: options that librdkafka's client takes only from Python.
 _NO_TEXT = ("logger", "on_delivery", "default.topic.config")
 _DEFAULTS: Mapping[str, str | int | bool] = {
     # As Kafka's own clients choose a partition by the key, Spark's sink among them.

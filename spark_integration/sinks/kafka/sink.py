@@ -14,10 +14,11 @@ The mark says which query writes under a sink's name, and its newest micro-batch
     metadata         the ids of the query and of the topic
 
 The driver commits this offset after a micro-batch: the mark may be one behind, never ahead. An overtaken driver may
-write it late, and so turn it back: a start takes what was shown before the last decision for shown. Nobody is a member
-of the group. A broker drops such offsets after a week, but not where a commit says how long to keep it, as OffsetCommit
-could until version 4. With its topic the mark goes, too, though some moments later: until then the topic's id tells.
-Brokers that are upgraded from before 2.8 have no ids, all zeros, until `inter.broker.protocol.version` is raised.
+write it late, and so set it back: a start assumes that everything before the last decision was shown. Nobody is a
+member of the group. A broker drops such offsets after a week, but not where a commit says how long to keep it, as
+OffsetCommit could until version 4. With its topic the mark goes, too, though some moments later: until then the topic's
+id tells. Brokers that are upgraded from before 2.8 have no ids, all zeros, until `inter.broker.protocol.version` is
+raised.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ class KafkaSink(ReusingSink):
                     brokers.fence(cluster, one.transactional_id)
                 return
             alive = committed + waiting
-            # If nothing is visible yet, a part of the micro-batch shall not become so.
+            # If nothing is visible yet, no part of the micro-batch may become visible.
             if len(alive) == len(wanted) or committed:
                 alive = [one for one in alive if brokers.commit(cluster, one)]
             if len(alive) == len(wanted):

@@ -5,8 +5,8 @@
                               handle: transactional id, producer id, epoch  ◀─────────────┘
 
 Kafka's clients have no "prepare". But a transaction whose messages have all been acknowledged is durable and invisible,
-and its coordinator lets anyone end it who names its id, producer id and epoch, two numbers that the coordinator tells.
-A producer that is destroyed leaves its transaction as it is.
+and its coordinator lets anyone end it who gives its id, producer id and epoch; the coordinator tells the latter two. A
+destroyed producer leaves its transaction unchanged.
 
 Rows have the columns that Spark's Kafka sink takes, and ``timestamp``:
 

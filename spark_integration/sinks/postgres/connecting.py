@@ -16,7 +16,7 @@ SQLSTATE                what it is                                              
 all others              no right, no table, another password                            InvalidArgumentError
 ======================  ==============================================================  =======================
 
-Of a server's message only its first line is shown, and psycopg's error is no cause of ours: both may hold a row.
+Errors show only a server message's first line, and drop psycopg's error as their cause: both may hold a row.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NO_SESSION = (
 )
 _LOST_A_RACE = {_LOCKED, "55000", "55006"}
 _DOES_NOT_FIT = {"23502", "42703", "42804"}
-# libpq gives no SQLSTATE where a connection is refused. Servers that speak another language are taken for away.
+# libpq gives no SQLSTATE for a refused connection. Servers that speak another language count as away.
 _REFUSED = (
     "authentication failed", "no pg_hba.conf entry", "no password supplied", "does not exist", "permission denied",
     "is not permitted to log in", "SSL was required", "does not support SSL", "certificate verify failed",
@@ -121,7 +121,7 @@ SELECT set_config(name, wanted, false) FROM pg_settings JOIN (VALUES
 WHERE source = 'default' OR setting = '0'"""
 #: An option of the query that holds several, as ``host=db dbname=shop``.
 DSN = "dsn"
-#: An option of the query: how many seconds a server that is connected may say nothing.
+#: An option of the query: how many seconds a connected server may be silent.
 ANSWER = "answer_timeout"
 # A machine that vanishes must not hold a worker for ever; nor one that answers TCP, behind which nothing happens.
 _PATIENCE = {

@@ -93,7 +93,7 @@ class Ending:
     def commit(self, batch_id: int, handles: Sequence[Handle]) -> None:
         """Commit what remains, once everything gone is known to be committed."""
         parts = [*map(PreparedPart.of, handles)]
-        # In this order: the mark is written last, so what is there after it is of an attempt that does not count.
+        # In this order: the mark is written last, so anything after it belongs to an attempt that does not count.
         shown = self._marks.shown()
         there = _there(self._session, parts)
         is_ours = shown.query_id in (None, self._query.query_id)
@@ -162,7 +162,7 @@ class Ending:
         return bool(self._session.run(ask.format(staged.identifier, size, sql.Literal(_INDEXED_BYTES_MAX)))[0][0])
 
     def _commit_staged(self, batch_id: int, parts: Sequence[PreparedPart]) -> None:
-        # Whoever else commits this micro-batch waits here, and then finds it done.
+        # Whoever else commits this micro-batch waits here, then finds it done.
         shown = self._marks.shown(lock=True)
         if shown.query_id not in (None, self._query.query_id):
             raise another_query(self._query, shown.query_id)

@@ -34,7 +34,7 @@ from holdfast.spark_integration.sinks.postgres.target import Target
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, another_query
 
 _SINK_CHARACTERS, _QUERY_CHARACTERS, _ATTEMPT_CHARACTERS, _DIGEST = 60, 40, 32, 16
-#: What PostgreSQL keeps of a name.
+#: PostgreSQL's limit for a name.
 NAME_BYTES_MAX = 63
 SINKS, ATTEMPTS = "holdfast_sinks", "holdfast_sink_attempts"
 
@@ -133,7 +133,7 @@ ALTER TABLE {sinks} ALTER target SET NOT NULL"""
 _ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(hashtext('holdfast_sinks'))"
 _CLAIM = "INSERT INTO {sinks} (sink, query_id, batch_id, target) VALUES (%s, %s, -1, %s::oid) ON CONFLICT DO NOTHING"
 _TAKE_OVER = "UPDATE {sinks} SET query_id = %s, batch_id = -1 WHERE sink = %s AND query_id = %s"
-# Nothing that the table showed or will show can be gone with it: no micro-batch of the query was decided.
+# It cannot lose anything that the table showed or will show: no micro-batch of the query was decided.
 _BEGIN_WITH = "UPDATE {sinks} SET target = %s::oid WHERE sink = %s AND query_id = %s AND batch_id = -1"
 _NEWEST = "SELECT query_id, batch_id, target::oid = %s::oid FROM {sinks} WHERE sink = %s"
 _IS_SAME = "SELECT query_id, target::oid = to_regclass(%s)::oid FROM {sinks} WHERE sink = %s"

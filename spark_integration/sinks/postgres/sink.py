@@ -49,9 +49,9 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
 
 _log = logging.getLogger(__name__)
 
-#: What the table was like when the query started, as its driver's connection knows it.
+#: The table at the query's start, as its driver's connection sees it.
 _OPENED = "opened"
-#: How many others may start while one is at a step, and end its session.
+#: How many others may start during a step, and end its session.
 _DRIVERS_AT_ONCE = 2
 _Result = TypeVar("_Result")
 

@@ -23,7 +23,7 @@ array                                   an array of what its elements may go int
 struct, map                             json, jsonb
 ======================================  ==========================================================================
 
-All else is refused before anything is written: cast the column in the query, or alter the table.
+Everything else is refused before any write: cast the column in the query, or alter the table.
 
 `why_staged` depends on the server's catalogue and the rows' columns only: the driver, which logs it, and every worker
 come to the same answer. `read` locks nothing: an ``ALTER TABLE`` that waits for a prepared transaction must not keep
@@ -43,7 +43,7 @@ from psycopg import sql
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.sinks.postgres.connecting import Session
 
-# The modifier of a type with a length is so much larger.
+# A type's modifier exceeds its length by this.
 _LENGTH_OFFSET = 4
 _INTEGER_BITS = {"int2": 16, "int4": 32, "int8": 64}
 # Digits of the mantissa: whole numbers up to so many bits are themselves.
@@ -52,7 +52,7 @@ _DECIMAL_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 _JSON = {"json", "jsonb"}
 # Categories of pg_type whose values have Arrow types of their own: no text goes into them.
 _NOT_FROM_TEXT = set("ABDNT")
-# The server cuts what is too long for these, and says nothing: after 63 bytes, and after one.
+# The server silently truncates text for these: after 63 bytes, and after one.
 _CUTTING = {"name", "char", "bytea"}
 
 

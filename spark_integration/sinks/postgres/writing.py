@@ -33,7 +33,7 @@ from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt,
 _TEXT = pa.large_string()
 _ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 _HEX = np.array([f"{byte:02x}".encode() for byte in range(256)], dtype="S2")
-#: Rows that are encoded at once: what lies in memory besides the rows themselves.
+#: Rows encoded at once: held in memory besides the rows themselves.
 SLICE_ROWS = 1 << 16
 
 
