@@ -373,7 +373,7 @@ class Backend(ABC):
 
     @abstractmethod
     def statistics(self) -> BackendStatistics:
-        """Return what the shard occupies."""
+        """Return the local statistics."""
 
     @abstractmethod
     def close(self) -> None:

@@ -33,7 +33,7 @@ def write_at(file: int, data: Buffer, offset: int) -> None:
 
 
 def read_at(file: int, data: memoryview, offset: int) -> int:
-    """Fill a buffer from an open file, as far as the file goes; return how many bytes were read."""
+    """Fill a buffer from an open file, up to the file's end; return the number of bytes read."""
     size_bytes = 0
     while size_bytes < len(data) and (read := os.preadv(file, [data[size_bytes:]], offset + size_bytes)):
         size_bytes += read

@@ -51,7 +51,7 @@ class FileNote(NamedTuple):
     modified_ns: int  #: When it was modified, as sealed
 
     def is_of(self, found: os.stat_result) -> bool:
-        """Tell whether nobody has written to a file since it was sealed."""
+        """Tell whether a file is unchanged since it was sealed."""
         return (found.st_size, found.st_mtime_ns) == (self.size_bytes, self.modified_ns)
 
 
@@ -267,7 +267,7 @@ def _made(path: Path) -> tuple[FolderLock, FolderLock]:
 
 
 def lock_folder(path: Path) -> FolderLock:
-    """Make a folder where it is missing, and lock it: nobody takes it away before the lock is closed.
+    """Make a folder if missing, and lock it: nobody removes it before the lock is closed.
 
     Raises `UnavailableError` if local storage is failing, or the folder is removed again and again.
     """
@@ -333,7 +333,7 @@ def move_folder(path: Path, target: Path) -> bool:
 
 
 def remove_stale_folders(staging: Path, before_ns: int) -> int:
-    """Remove the folders below `staging` that nobody has locked, and in which nothing was written since `before_ns`.
+    """Remove the unlocked folders below `staging` in which nothing was written since `before_ns`.
 
     Return how many. `before_ns` leaves people time to inspect what was set aside; the lock tells whether a folder is in
     use.

@@ -171,7 +171,7 @@ def merge_over(below: Iterable[Run], writes: Sequence[Run]) -> Iterator[Run]:
 def scan_above(
     floor: Callable[[int, int], Iterator[Run]], runs: Sequence[Run], first_hash: int, last_hash: int
 ) -> Iterator[Run]:
-    """Merge runs over what lies below them, and yield the live rows as `scan_runs` does.
+    """Merge runs over the floor, and yield the live rows as `scan_runs` does.
 
     `floor` scans the live rows below the oldest run, from one hash to another.
     """

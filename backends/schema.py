@@ -213,7 +213,7 @@ def require_declared(stored: Iterable[str], declared: Mapping[str, object]) -> N
 
 
 def encode_schemas(tables: Mapping[str, TableSchema]) -> dict[str, list[str]]:
-    """Return by table its key schema and its value schema as text."""
+    """Return, by table, its key schema and its value schema as text."""
     return {name: [encode_schema(side) for side in schema.sides()] for name, schema in tables.items()}
 
 

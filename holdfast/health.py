@@ -240,7 +240,7 @@ class OperatorSigns:
     def of(
         cls, storage: ObjectStorage, listing: OperatorListing, record: OperatorRecord | HoldfastError
     ) -> OperatorSigns:
-        """Return the signs in a listing, its newest claim, and its record or why that cannot be read."""
+        """Return the signs from a listing, the newest claim, and the record or its error."""
         newest, claim = listing.claim(), None
         if newest is not None:
             with suppress(CorruptionError, NotFoundError):  # of which verify tells; deleted as an old one since
@@ -282,10 +282,10 @@ def signs_of(
     log: Sequence[BatchTimes] | None,
     live: Iterable[RecentBatch],
 ) -> Signs:
-    """Return what is known of a query.
+    """Return the signs of a query.
 
     `log`: what Spark's log says, as `of_its_own` returns it; None if the query's location is not known; `live`: what
-    state servers on this machine remember, of whatever query.
+    state servers on this machine remember of any query.
     """
     return Signs(
         runs_of((one.claim for one in operators if one.claim), query_id),

@@ -96,9 +96,8 @@ def verify(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIO
 def leftovers(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS) -> list[str]:
     """Return the keys of objects in a savepoint's folder that are not part of it; see `read`.
 
-    Tasks that Spark repeated left them, or others that made a savepoint of this name and gave up or were killed. They
-    harm no restore, and are deleted with the savepoint; if you read the folder without `read` or `load`, leave them
-    out.
+    Repeated tasks left them, or failed attempts at a savepoint of this name. They harm no restore, and are deleted with
+    the savepoint; if you read the folder without `read` or `load`, leave them out.
     """
     with open_storage(str(target), parse_storage_options(options)) as storage:
         savepoint = _stored.read_savepoint(storage, name)
@@ -148,7 +147,7 @@ def diff(
 
 
 def delete(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS) -> int:
-    """Delete a savepoint, or the remains of one that was never finished; return how many objects it had.
+    """Delete a savepoint, or the remains of an unfinished one; return how many objects it had.
 
     Raises
     ------

@@ -190,7 +190,7 @@ class CommitObjects:
         return commit
 
     def rows(self, commits: Sequence[Commit], below: Mapping[str, Run], *, drop_deletes: bool) -> dict[str, Run]:
-        """Return by table the rows of some commits, oldest first, merged over the runs `below` them."""
+        """Return, by table, the rows of some commits, oldest first, merged over the runs `below` them."""
         self._require_tables_of(commits)
         rows = {}
         for table, schema in self.tables.items():
@@ -200,7 +200,7 @@ class CommitObjects:
         return rows
 
     def merged(self, older: Commit, newer: Mapping[str, Run]) -> dict[str, Run]:
-        """Return by table what a commit and the writes after it have written; raises as `rows`."""
+        """Return, by table, the writes of a commit and of those after it; raises as `rows`."""
         self._require_tables_of([older])
         merged = {}
         for table, schema in self.tables.items():

@@ -113,7 +113,7 @@ def newest_among(infos: Iterable[ObjectInfo]) -> ObjectInfo | None:
 
 
 def read_newest(folder: ObjectStorage, read: Callable[[ObjectInfo, Sequence[ObjectInfo]], T]) -> T | None:
-    """Return what `read` makes of a fence's newest object, and the listing; None for an empty folder.
+    """Return a fence's newest object as `read` parses it, and the listing; None for an empty folder.
 
     Raises `NotFoundError` if the storage lists an object that it does not have.
     """

@@ -222,7 +222,7 @@ def _plain(value: Any) -> Any:
 
 
 class Fields:
-    """One JSON object, taken apart field by field: what `Stored` reads from, and what has a form of its own."""
+    """The fields of one JSON object: `Stored` reads from it, as do objects with their own form."""
 
     def __init__(self, values: object, source: str, *names: str) -> None:
         self.source = source
@@ -252,7 +252,7 @@ class Fields:
         self.refuse("has an invalid field", field=name, found=_shown(value))
 
     def value(self, name: str, read: _Read) -> Any:
-        """Return what a reader makes of a field."""
+        """Return a field's value as a reader parses it."""
         try:
             return read(self._values[name], self.source)
         except _Unfit as exc:

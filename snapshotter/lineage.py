@@ -124,9 +124,9 @@ class Lineage(Stored):
     def standing_on(self, snapshots: Mapping[Pointer, ChainEntry]) -> Lineage:
         """Return the lineage with the newest of some snapshots, by version, in place of the objects that it replaces.
 
-        Carried commits stay as they are: they say what changed since the newest commit object, and so they do on
-        top of a snapshot that was made between. So an older snapshot and the commit objects are always as good as
-        the newest snapshot.
+        Carried commits stay unchanged: they hold the changes since the newest commit object, which also apply on top of
+        a snapshot made in between. So an older snapshot and the commit objects are always as good as the newest
+        snapshot.
         """
         for pointer in reversed(self.since):
             if pointer in snapshots:

@@ -61,7 +61,7 @@ def checked_sink(name: object) -> str:
 
 
 def plan_of(batch: str, sources: Iterable[tuple[str, str]]) -> str:
-    """Return the digest that distinguishes a micro-batch from another one of its number and beginning.
+    """Return the digest that distinguishes a micro-batch from others with its number and beginning.
 
     `batch`: JSON, as Spark logged it: its time, and settings; `sources`: number or name of each source, and its offset
     at the end of the micro-batch: JSON as Spark logged it.
@@ -168,7 +168,7 @@ class SinkLog:
                     ) from exc
 
     def decision(self, entry: Entry | None) -> Entry | None:
-        """Return the newest decision as of an entry; None if there is none that a start must look at."""
+        """Return the newest decision as of an entry; None if a start need not look at any."""
         if entry is None or not entry.decided:
             return None
         return entry if entry.decided == entry.number else self.read(entry.decided)

@@ -191,7 +191,7 @@ class ShardCopier(ShardTask):
 
 
 def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointer, carried: bytes | None) -> int:
-    """Copy what a version is made of; return how many commits and snapshots these are.
+    """Copy a version's objects; return how many commits and snapshots these are.
 
     Raises `StateLostError` if an object that the version is made of is missing; `CorruptionError` if one is damaged, or
     another one than the version was made of.

@@ -370,7 +370,7 @@ def _chosen(found: list[_Raised]) -> _Raised | None:
 
 
 def _raised(text: str) -> Iterator[_Raised]:
-    """Yield what each traceback in the text ends with, and the exception itself if it has none, in their order."""
+    """Yield the end of each traceback in the text, or the exception itself, in order."""
     lines = text.splitlines()
     starts = [i for i, line in enumerate(lines) if line.rstrip().endswith(_TRACEBACK)]
     if not starts or starts[0] != 0:
@@ -382,7 +382,7 @@ def _raised(text: str) -> Iterator[_Raised]:
 
 
 def _read(lines: list[str], start: int) -> _Raised | None:
-    """Return what a traceback ends with; inside a message it may be indented."""
+    """Return the end of a traceback; inside a message it may be indented."""
     indent = 0 if start < 0 else len(lines[start]) - len(lines[start].lstrip())
     # Text before the message on its line is not indentation.
     margin = "  | " if start >= 0 and _GROUP in lines[start] else lines[max(start, 0)][:indent]

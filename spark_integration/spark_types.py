@@ -98,7 +98,7 @@ class Watermark(NamedTuple):
 
     @property
     def metadata(self) -> dict[str, int]:
-        """The mark as Spark keeps it: its own, unless Spark's operators, which wait for nobody, would drop rows."""
+        """The mark as Spark keeps it: its own, unless Spark's operators, which do not wait, would drop rows."""
         if not self.held_back_ms:
             return {WATERMARK_METADATA: self.delay_ms}
         return {_DELAY_METADATA: self.delay_ms, _HELD_BACK_METADATA: self.held_back_ms}
@@ -248,7 +248,7 @@ def owned(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def conform_output(table: object, schema: pa.Schema, operator: str) -> pa.RecordBatch:
-    """Return what a user's function returned as one batch of the declared output columns."""
+    """Return a user function's result as one batch of the declared output columns."""
     if not isinstance(table, (pa.Table, pa.RecordBatch)):
         raise SchemaMismatchError(
             "the function must return a pyarrow.Table, a pyarrow.RecordBatch, a dict of columns or None",

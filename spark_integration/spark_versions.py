@@ -203,7 +203,7 @@ def prefers_nullable_integers(session: SparkSession) -> bool:
 
 
 def makes_frames_anew(*, beside_initial_state: bool = False) -> bool:
-    """Return whether a processor's frames and keys are made of Python's values, instead of Arrow's columns.
+    """Tell whether a processor's frames and keys are made from Python values, instead of Arrow's columns.
 
     `beside_initial_state`: in the first micro-batch of a query that is given an initial state, and for that state
     itself.

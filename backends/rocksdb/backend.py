@@ -139,7 +139,7 @@ class RocksDBBackend(FilesystemBackend):
 
     @contextmanager
     def _floored(self, version: VersionFile) -> Iterator[VersionFile]:
-        """Give a version on the newest generation that replaces its bottom; nobody takes that away meanwhile."""
+        """Yield a version on the newest generation that replaces its bottom, locked meanwhile."""
         with ExitStack() as held:
             if version.generation is not None:
                 held.enter_context(lock_shared(self._generations / version.generation))
@@ -249,7 +249,7 @@ class RocksDBBackend(FilesystemBackend):
             raise self._set_aside_generation(str(file.base), damaged(broken, str(exc))) from exc
 
     def _settled(self, version: VersionFile) -> dict[str, list[RunFile]]:
-        """Return by table the bottom runs that all versions share: no commit merges them."""
+        """Return, by table, the bottom runs that all versions share: no commit merges them."""
         held = [{file.id for file in other.files} for other in self._read_versions()]
         settled: dict[str, list[RunFile]] = {}
         for table, files in version.stacks.items():

@@ -164,7 +164,7 @@ class GenerationView(View):
         self._database = None
 
     def _read(self, read: Callable[[Rdict], _T]) -> _T:
-        """Return what is read from the open database."""
+        """Call `read` on the open database."""
         with rocksdb_errors(self._folder):
             return read(self._open())
 

@@ -163,7 +163,7 @@ def estimate_rows(database: Rdict, table_id: int) -> int:
 
 
 def scanned(read: Callable[[bytes, bytes, int], tuple[Run, bytes | None]], start: bytes, end: bytes) -> Iterator[Run]:
-    """Yield the rows of a range of keys, few at first; `read` returns about as many as a run, and where to go on."""
+    """Yield the rows of a range of keys, few at first; `read` returns about one run, and where to continue."""
     rest: bytes | None = start
     most = FIRST_RUN_ROWS
     while rest is not None:
@@ -187,7 +187,7 @@ def to_list(rows: pa.LargeBinaryArray) -> list[bytes]:
 
 
 def _keys(database: Rdict, start: bytes, end: bytes, most: int) -> list[bytes]:
-    """Return the first keys of a range; fewer than `most` may be the end of it, or damage."""
+    """Return the first keys of a range; fewer than `most` mean its end, or damage."""
     options = _below(end, fill_cache=False)
     return list(islice(database.keys(from_key=start, read_opt=options), most))  # type: ignore[arg-type]
 

@@ -92,7 +92,7 @@ class RunFilesBackend(Backend):
         return self._read_version(pointer).properties
 
     def _open_floor(self, version: VersionFile) -> View | None:
-        """Return what lies below the runs of a version; most backends have nothing there."""
+        """Return the floor below a version's runs; most backends have none."""
         if version.generation is not None:
             raise CorruptionError(f"{self._versions / version.pointer} is a version of another backend")
         return None

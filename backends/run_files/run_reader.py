@@ -178,7 +178,7 @@ class KeptRuns:
                     size_bytes -= self._kept.popitem(last=False)[1].size_bytes
 
     def let_go(self) -> None:
-        """Close files that nobody links any more; costs a system call for each that is kept."""
+        """Close files that are no longer linked; costs a system call for each kept one."""
         with self._lock:
             gone = [inode for inode, kept in self._kept.items() if not kept.stat.st_nlink]
             unused = [self._kept.pop(inode) for inode in gone]

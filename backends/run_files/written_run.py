@@ -68,7 +68,7 @@ class StretchIndex:
 
     @classmethod
     def read(cls, header: Mapping[str, Any], section_bytes: int, source: str) -> Self | None:
-        """Return the index that the header of a run file has; None if it has none. Raises `CorruptionError`."""
+        """Return the index in a run file's header; None without one. Raises `CorruptionError`."""
         if "stretches" not in header:
             return None
         try:

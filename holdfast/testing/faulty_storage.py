@@ -124,7 +124,7 @@ class FaultyStorage(ObjectStorage):
         return self.inner.requests
 
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
-        """Pass it on: no fault happens to it."""
+        """Delegate; no fault applies."""
         return self.inner.abort_unfinished_uploads(prefix, before_ms)
 
     def close(self) -> None:

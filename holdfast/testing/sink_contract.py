@@ -412,7 +412,7 @@ class SinkContract(SinkKills):
         self.expect(sink, first, second)
 
     def test_other_columns_are_refused_before_anything_is_written(self, sink: TwoPhaseSink) -> None:
-        """A schema that does not fit the target is an error of `open`, and the target stays as it is."""
+        """A schema that does not fit the target makes `open` fail, and leaves the target unchanged."""
         sink.open(self.query, self.schema())
         first = self.write_batch(sink, 0)
         for schema in self.unfit_schemas():

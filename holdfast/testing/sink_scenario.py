@@ -69,7 +69,7 @@ class SinkWorker:
         self.kill()
 
     def start(self, step: str, *arguments: object) -> None:
-        """Begin a step and do not wait for its end, so that `kill` comes in the middle of it.
+        """Begin a step without waiting for its end, so that `kill` comes in the middle.
 
         Returns when the process has taken it.
         """

@@ -72,7 +72,7 @@ def trusted_hosts(host: str, also: Collection[str] = ()) -> list[str]:
 
 
 def guard(app: Flask, token: str, hosts: list[str]) -> None:
-    """Have an application answer only requests with the token and one of these hosts, with strict headers."""
+    """Make an application answer only requests with the token and one of these hosts, with strict headers."""
 
     @app.url_value_preprocessor
     def take_token(endpoint: str | None, values: dict[str, object] | None) -> None:

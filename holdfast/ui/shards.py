@@ -122,7 +122,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A map of the shards from first to last, and the greatest of them."""
+    """A map of the shards from first to last, and its greatest ones."""
 
     measure: Measure
     note: str  #: How the values were determined
@@ -320,7 +320,7 @@ class ShardView:
 def shard_view(
     storage: ObjectStorage, executor: Executor, operator: OperatorSurvey, shard: int, committed: int | None = None
 ) -> ShardView:
-    """Return what a shard holds now. Raises `NotFoundError` if the operator has no such shard.
+    """Return a shard's current content. Raises `NotFoundError` if the operator has no such shard.
 
     `committed`: the query's last micro-batch that is known to be committed.
 

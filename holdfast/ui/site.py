@@ -427,7 +427,7 @@ class Site:
         self._of_ids({})
 
     def _told_apart(self, patience: Patience) -> dict[int, Survey]:
-        """Return what locations hold, by place, if known."""
+        """Return the known content of locations, by place."""
         found = {one.place: known for one in self._named if (known := one.surveyor.known)}
         queries = {one.place: one.surveyor for one in self._named if one.place in found and found[one.place].query_id}
         # For an empty location this is one small request. Directories are listed when they are viewed.
@@ -438,7 +438,7 @@ class Site:
         return found | {place: one.found for place, one in told.items() if not isinstance(one, HoldfastError)}
 
     def _of_ids(self, ids: Mapping[int, str]) -> dict[int, Assignment]:
-        """Return by place the queries of some ids, and close all others."""
+        """Return, by place, the queries of some ids, and close all others."""
         with self._lock:
             left = [self._queries.pop(at) for at in set(self._queries) - set(ids.items())]
             for at in ids.items():

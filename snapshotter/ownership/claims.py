@@ -179,7 +179,7 @@ def look(storage: ObjectStorage, operator: str, known: Claim | None = None) -> t
 
 
 def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
-    """Return how many versions back an operator's query may return, as far as storage tells.
+    """Return how many versions back an operator's query may return, as stored.
 
     The largest number in the record, which is as old as the state, and of the runs that were at work last.
     """
@@ -297,7 +297,7 @@ class Claims:
             raise
 
     def _announce(self, begun_ms: int) -> None:
-        """Say that this run works beside another one, until somebody takes the number."""
+        """Announce that this run works beside another one, until somebody takes the number."""
         told = Beside(begun_ms, self._mine.run_id, self._application, self._mine.driver, self._new_id())
         self._folder.put(told.key, self._me.host.encode())
 
@@ -315,7 +315,7 @@ class Claims:
         return replace(self._me, number=newest.number + 1 if newest else 1, runs=(*kept, mine))
 
     def _refuse_others(self, newest: Claim, record: OperatorRecord, store_ms: int) -> None:
-        """Raise ConflictError if the directory is another query's: it has the record, or nobody has and it lives."""
+        """Raise ConflictError if another query owns the directory: by its record or, without one, by being alive."""
         stored = find_operator(self._storage, self._me.operator)  # a query claims before it writes its record
         if stored is not None:
             check_operator(stored, record, self._storage.url)
@@ -350,7 +350,7 @@ class Claims:
         return Tenure(newest, self._monotonic_ms(), begun_ms)
 
     def _still_beside(self, tenure: Tenure, since_ms: int, newest: Claim, besides: Sequence[Beside]) -> Tenure | None:
-        """Return the place of a run beside another one; None once that one is dead, and nobody else is before this one.
+        """Return the place of a run beside another; None once that one is dead and no earlier run remains.
 
         Raises `FencedError` if it lives, or a third one does.
         """

@@ -105,7 +105,7 @@ def _require_no_location(storage: ObjectStorage) -> None:
 
 
 def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> None:
-    """Check that a stored record allows `record` to go on. Raises `ConflictError`, `SchemaMismatchError`."""
+    """Check that a stored record allows `record` to continue. Raises `ConflictError`, `SchemaMismatchError`."""
     where = {"operator": record.operator, "storage": url}
     if stored.query_id != record.query_id:
         raise ConflictError(

@@ -91,7 +91,7 @@ def declare_origin(storage: ObjectStorage, origin: QueryOrigin) -> None:
 
 
 def find_origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
-    """Return what a query began with; None for one that began by itself. Raises `CorruptionError`."""
+    """Return what a query began with; None if it began empty. Raises `CorruptionError`."""
     folder = PrefixedStorage(storage, FOLDER)
     try:
         data = folder.get(query_id)

@@ -69,7 +69,7 @@ class StoredTables(Stored):
 
     @classmethod
     def of_first_run(cls, declared: Mapping[str, TableSchema]) -> Self:
-        """Return the tables of state that begins with these."""
+        """Return the tables of state whose first run declares these."""
         names = {name: {column: column for column in schema.value.names} for name, schema in declared.items()}
         return cls(declared, declared, frozenset(declared), names)
 
@@ -115,7 +115,7 @@ class StoredTables(Stored):
         return replace(self, names={**self.names, **names}, latest={**self.latest, **latest}, made=made)
 
     def with_declared(self, declared: Mapping[str, TableSchema]) -> Self:
-        """Return what the state may hold once a run has declared these tables. Raises `SchemaMismatchError`."""
+        """Return the tables of state after a run declares these. Raises `SchemaMismatchError`."""
         names = {name: self._with_columns(name, schema) for name, schema in declared.items()}
         stored = {name: named(schema, names[name]) for name, schema in declared.items()}
         held = evolved_tables(self.held, stored)

@@ -347,7 +347,7 @@ def _require_batch(text: str, header: Fields) -> None:
 
 
 def sinks_of(storage: ObjectStorage, query_id: str) -> tuple[SavedSink, ...]:
-    """Return the sinks that a query writes to, and what it has decided to show there."""
+    """Return a query's sinks, and what it has decided to show there."""
     found = []
     for stored in stored_sinks(storage.list(f"{FOLDER}/")):
         entry, decision = SinkLog(storage, stored.sink).latest()

@@ -207,7 +207,7 @@ def find_objects(target: ObjectStorage, name: str) -> list[str]:
 
 
 def delete_savepoint(target: ObjectStorage, name: str) -> int:
-    """Delete a savepoint, or what is left of an unfinished one, uploads too; return how many objects it had.
+    """Delete a savepoint, or the remains of an unfinished one, uploads too; return how many objects it had.
 
     Raises `NotFoundError` if nothing of this name is here.
 

@@ -504,7 +504,7 @@ class SnapshotPolicy:
     def is_due(self, lineage: Lineage, age_seconds: float = 0.0) -> bool:
         """Whether the background should write a snapshot of the version with this lineage.
 
-        `age_seconds`: time since the last snapshot was written; where there is none, since the shard was first seen.
+        `age_seconds`: time since the last snapshot or, without one, since the shard was first seen.
         """
         snapshot = lineage.snapshot
         # Carried commits stay in the lineage when a snapshot is made of the newest of them.

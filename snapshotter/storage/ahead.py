@@ -27,7 +27,7 @@ WINDOW = 4
 def ahead(
     executor: Executor, work: Callable[[_Item], _Result], items: Iterable[_Item], window: int = WINDOW
 ) -> Generator[_Result, None, None]:
-    """Yield what some work returns of each item, in the order of the items.
+    """Yield the work's result for each item, in the order of the items.
 
     `executor`: runs the work, which must not wait for other work of the executor's; `items`: asked for the next item by
     the caller's thread, and only when there is room for it; `window`: how many items may be at work, or done and not

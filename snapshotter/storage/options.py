@@ -190,7 +190,7 @@ def parse_url(url: str | os.PathLike[str]) -> StorageUrl:
 
 
 def _local_path(rest: str) -> str:
-    """Return the absolute path of ``file:`` and what follows it."""
+    """Return the absolute path of a ``file:`` URL."""
     if rest.startswith("//"):
         host, slash, path = rest[2:].partition("/")
         if host not in ("", "localhost"):

@@ -77,7 +77,7 @@ class History:
         self.headers = headers
 
     def before(self, link: Link) -> tuple[Link, ...]:
-        """Return what a commit builds on, or the chain that a snapshot replaces; empty where history begins.
+        """Return a commit's base, or the chain that a snapshot replaces; empty where history begins.
 
         Raises `CorruptionError` if the object is damaged, or it is missing although older ones are there;
         `NotFoundError` or `UnavailableError` if it has gone since the listing, or cannot be read now.
@@ -89,7 +89,7 @@ class History:
         return links(self.headers.commit(self.listing.objects[link.key]).lineage.chain)
 
     def commit_before(self, link: Link) -> Link | None:
-        """Return the commit object that a commit follows, as far as history goes; raises as `before`."""
+        """Return the commit object before a commit, if history reaches it; raises as `before`."""
         if not self.is_there(link):
             return None
         last = self.headers.commit(self.listing.objects[link.key]).lineage.last

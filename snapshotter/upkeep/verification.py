@@ -134,7 +134,7 @@ def _report(shard: PrefixedStorage, listing: ShardListing, found: dict[str, _Fou
 
 
 def _sizes_of_parts(found: Mapping[str, _Found]) -> dict[str, int]:
-    """Return by key the bytes of a file in the parts that snapshots name."""
+    """Return, by key, the file bytes in the parts that snapshots name."""
     manifests = [one.header for one in found.values() if isinstance(one.header, Manifest)]
     return {
         part.key: size_bytes
@@ -263,7 +263,7 @@ class _VerifiedShard:
         return found.problem
 
     def _problems_of_snapshot(self, entry: ChainEntry) -> dict[str, str]:
-        """Return by key what is wrong with a snapshot's manifest or the parts that it names."""
+        """Return, by key, the problems of a snapshot's manifest and parts."""
         problem = self._problem_of(entry)
         if problem:
             return {entry.key: problem}

@@ -66,7 +66,7 @@ class CallMeasures:
         return list(astuple(self))
 
     def announced(self) -> dict[str, int | None]:
-        """Return by name what to send to the state server: all but what it knows better itself."""
+        """Return, by name, what to send to the state server, except what it knows better itself."""
         return {name: value for name, value in asdict(self).items() if name not in _NOT_ANNOUNCED}
 
 

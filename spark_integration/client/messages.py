@@ -54,7 +54,7 @@ def field(message: Message, name: str, kind: type[_Kind]) -> _Kind:
 
 
 class _Message(Stored, notice=True):
-    """A message, of which a later release may know more fields."""
+    """A message; later releases may add fields."""
 
     @classmethod
     def read(cls, values: object, source: str = "a request to the state server") -> Self:

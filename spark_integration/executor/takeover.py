@@ -119,7 +119,7 @@ def _take_over(newest: Pointer, path: Path, directory: Path, open_backend: Calla
 
 
 def remove_dead_executors(root: Path, now_ms: int) -> None:
-    """Delete and log what ended executors left in RAM, and what nobody has taken over for `KEPT_MS`.
+    """Delete and log what ended executors left in RAM, and what was not taken over for `KEPT_MS`.
 
     An executor whose state server runs is alive, even if its process is not visible from here: containers may share a
     directory. The lock also ensures that only one of several servers deletes.
@@ -168,7 +168,7 @@ def leave_executor_directory(path: Path) -> None:
 
 
 def _remove_what_ended(path: Path, now_ms: int) -> int:
-    """Delete a dead executor's files that nobody will use; return the bytes freed."""
+    """Delete the unusable files of a dead executor; return the bytes freed."""
     size = _remove_all_but_shards(path)
     note = path / _FOUND_DEAD
     with suppress(OSError):

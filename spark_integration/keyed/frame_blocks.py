@@ -241,7 +241,7 @@ give_columns = pandas_columns
 
 
 def _give_parts(of: pd.DataFrame | pd.Series[Any], manager: Any, columns: dict[Any, Any]) -> dict[str, Any]:
-    """Give a new frame or series what pandas' own constructor does; return its attributes."""
+    """Set up a new frame or series as pandas' constructor does; return its attributes."""
     parts = vars(of)
     parts[_IS_COPY] = None
     parts[_MANAGER_NAME] = manager

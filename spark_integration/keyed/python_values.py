@@ -140,7 +140,7 @@ def to_python(column: pa.Array, data_type: DataType) -> list[Any]:
 
 
 def plain(column: pa.Array) -> list[Any]:
-    """Return what ``column.to_pylist()`` does, in less time."""
+    """Do as ``column.to_pylist()``, but faster."""
     t = column.type
     if not column.null_count and (pa.types.is_integer(t) or pa.types.is_floating(t)):
         return column.to_numpy().tolist()
@@ -218,7 +218,7 @@ def _shift_of_hour(start: int, data_type: TimestampType) -> int | None:
 
 
 def _local_time(micros: Any, data_type: TimestampType) -> Any:
-    """Return what ``fromInternal`` does, and that of the first day of the calendar too; None for None."""
+    """Convert as ``fromInternal``, the first day of the calendar included; None for None."""
     try:
         return data_type.fromInternal(micros)
     except ValueError:
@@ -252,7 +252,7 @@ class RowValues:
         return list(zip(*self.to_columns(batch), strict=True))
 
     def to_columns(self, batch: pa.RecordBatch | pa.Table) -> list[list[Any]]:
-        """Return the columns of rows as `GroupState.get` gives them.
+        """Return the columns of rows in the form of `GroupState.get`.
 
         `batch` may be in storage types. Raises `InvalidArgumentError` for text that is not UTF-8, which a vectorised
         operator may have stored.
@@ -409,7 +409,7 @@ def _text(value: Any) -> str:
 
 
 def _text_of_double(value: float) -> str:
-    """Return what ``Double.toString`` writes: with an exponent from 10**7 up and below 10**-3."""
+    """Format as ``Double.toString``: with an exponent from 10**7 up and below 10**-3."""
     if not math.isfinite(value):
         return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
     if value == 0 or 1e-3 <= abs(value) < 1e7:

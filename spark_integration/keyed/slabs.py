@@ -93,9 +93,9 @@ def _sortable_floats(column: pa.Array) -> pa.Array:
 
 @cache
 def at_once_of(operator: str, *rows: StructType, has_entries: bool = False) -> KeysAtOnce:
-    """Return how many keys of an operator to take, with one row of each schema, or several entries.
+    """Return how many of an operator's keys fit at once, with one row of each schema, or several entries.
 
-    At first any number, where all rows are small. A worker goes on with what it has learned in earlier micro-batches.
+    At first any number, if rows are small. A worker keeps what it learned in earlier micro-batches.
     """
     may_be_large = has_entries or any(isinstance(field.dataType, _MAY_BE_LARGE) for row in rows for field in row)
     return KeysAtOnce() if may_be_large else KeysAtOnce(SLAB_KEYS)

@@ -129,7 +129,7 @@ class Shards:
         return any(first <= shard <= last for first, last in self.stretches)
 
     def require_below(self, shards: int) -> None:
-        """Check that an operator of so many shards has all of these; raises `InvalidArgumentError`."""
+        """Check that an operator with this many shards has all of these; raises `InvalidArgumentError`."""
         if beyond := [last for _, last in self.stretches if last >= shards]:
             raise InvalidArgumentError("the operator has no such shard", shard=max(beyond), shards=shards)
 

@@ -167,7 +167,7 @@ class ShardReaders:
 
 
 def _taken(rows: Iterator[Run], stored: StoredTables, table: TableSchema, most: int) -> list[Run]:
-    """Return the first rows as shown, at least so many."""
+    """Return at least this many first rows, as shown."""
     runs: list[Run] = []
     count = 0
     for run in rows:
@@ -246,7 +246,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Held:
-    """One of Spark's operators, and the pointers that were read of it."""
+    """One of Spark's operators, and the pointers read from it."""
 
     operator: StateOperator
     rows: tuple[PointerRow, ...]

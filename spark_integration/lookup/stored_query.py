@@ -119,7 +119,7 @@ class TableChanges:
     rows: list[RowChange] = field(default_factory=list)  #: Some of them
 
     def take(self, before: Run, after: Run, rows_max: int) -> None:
-        """Compare two runs of one schema: count what differs, and keep so many rows in all."""
+        """Compare two runs of one schema: count the differences, and keep a limited number of rows."""
         found = differing(before, after)
         self.removed += len(found.removed)
         self.changed += len(found.changed)
@@ -518,7 +518,7 @@ class StoredQuery:
         return {one: self._rows(operator, operator.tables[one], keys) for one in wanted}
 
     def _first_rows(self, operator: StoredOperator, table: str, shard: int, first_hash: int, most: int) -> list[Run]:
-        """Return at least so many rows of a shard from a hash on, if there are as many."""
+        """Return at least this many rows of a shard from a hash on, if it has them."""
         directory, row = operator.places.get(shard, ("", None))
         if row is None or row.pointer is None:
             return []

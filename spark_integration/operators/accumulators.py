@@ -417,7 +417,7 @@ def state_types(accumulators: Sequence[Accumulator]) -> pa.Schema:
 
 
 def computations(state: pa.Schema) -> dict[str, str]:
-    """Return what each aggregate computes, by output column, as a state's columns say."""
+    """Return each aggregate's computation, by output column, from a state's columns."""
     found = [field.metadata for field in state if _COMPUTES in (field.metadata or {})]
     return {metadata[_COLUMN].decode(): metadata[_COMPUTES].decode() for metadata in found}
 

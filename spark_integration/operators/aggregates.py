@@ -69,7 +69,7 @@ class Aggregate:
         return replace(self, spark=self.spark.alias(name))
 
     def accumulator(self, name: str, column: str, taken: DataType, returned: DataType) -> Accumulator:
-        """Return what the workers run.
+        """Return the aggregate that the workers run.
 
         `taken` and `returned` are the types of the argument and of Spark's result. Raises `InvalidArgumentError` if
         holdfast has no such aggregate for the argument's type.

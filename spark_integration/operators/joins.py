@@ -389,7 +389,7 @@ class KeyedTimes:
         return len(self.key)
 
     def take(self, rows: IntArray) -> KeyedTimes:
-        """Return some of them, in their order."""
+        """Return some rows, in their order."""
         return KeyedTimes(self.key[rows], self.at[rows])
 
 
@@ -409,7 +409,7 @@ class Near:
         return key * (len(self._times) + 1) + rank
 
     def pairs(self, others: KeyedTimes) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yield which of `others` lies near which row, so many pairs at once."""
+        """Yield the `others` near each row, a limited number of pairs at once."""
         from_rank = np.searchsorted(self._times, others.at - self._within_us)
         to_rank = np.searchsorted(self._times, others.at + self._within_us, side="right")
         first = np.searchsorted(self._places, self._place(others.key, from_rank))

@@ -221,7 +221,7 @@ class _Listed:
         return entries.keys_of(keys.take(self.key[rows]), pa.table({PLACE: pa.array(self.place[rows], pa.int32())}))
 
     def until_us(self, keys: int) -> IntArray:
-        """Return until when each key is remembered; `NEVER` for a key without rows."""
+        """Return when each key is forgotten; `NEVER` for a key without rows."""
         until = np.full(keys, -1)
         np.maximum.at(until, self.key, until_us(self.values.column(UNTIL.name)))
         return np.where(until < 0, NEVER, until)

@@ -56,7 +56,7 @@ def without_watermark(output: StructType) -> StructType:
 
 
 def marked_as_delivered(output: StructType, time_mode: str) -> StructType:
-    """Return a processor's output, with marks of a watermark only where Spark's ``transformWithState`` hands it on.
+    """Return a processor's output, with watermark marks only where Spark's ``transformWithState`` hands it on.
 
     In processing time it does not.
     """

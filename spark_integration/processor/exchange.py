@@ -162,7 +162,7 @@ class Exchange(Protocol):
         """Return keys as ``handleInputRows`` gets them."""
 
     def output(self) -> ProcessorOutput:
-        """Return where output goes."""
+        """Return the output's collector."""
 
 
 @dataclass(frozen=True)

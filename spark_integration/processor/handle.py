@@ -258,7 +258,7 @@ class Declaration:
 
 
 def declaration_of(processor: PickledProcessor, time_mode: TimeMode, parse: ParseText = parse_struct) -> Declaration:
-    """Return what a processor declares in ``init``; runs that and ``close``.
+    """Return a processor's declarations in ``init``; runs that and ``close``.
 
     `parse` is for schemas given as text: by default Spark's parser, which needs a JVM.
     """

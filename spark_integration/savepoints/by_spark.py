@@ -221,7 +221,7 @@ def _split(chunks: Iterable[pd.DataFrame], number: int) -> Iterator[tuple[Pointe
 
 
 def steps_by_spark(spark: SparkSession, location: str, batch_id: int) -> list[StatefulStep]:
-    """Return what `stored_steps` returns. Raises `InvalidArgumentError`, `NotFoundError`."""
+    """Do as `stored_steps`, through Spark. Raises `InvalidArgumentError`, `NotFoundError`."""
     found = operators_by_spark(spark, location, batch_id)
     try:
         return [_read_step(spark, location, batch_id, *one) for one in found]
@@ -273,7 +273,7 @@ def operators_by_spark(spark: SparkSession, location: str, batch_id: int) -> lis
 
 
 def properties_of(text: str | None, number: int) -> dict[str, Any]:
-    """Return what Spark keeps of an operator in its metadata: JSON, or nothing."""
+    """Return an operator's properties from Spark's metadata: JSON, or nothing."""
     found = json_object(text or "{}")
     if found is None:
         raise CorruptionError("Spark's metadata of an operator with state is damaged", number=number)

@@ -77,7 +77,7 @@ class Migration:
 
 
 def migrations_of(operator: SavedOperator, given: Any) -> dict[str, Migration]:
-    """Return by table what becomes of an operator's state. Raises `InvalidArgumentError`, `NotFoundError`.
+    """Return the migrations of an operator's state, by table. Raises `InvalidArgumentError`, `NotFoundError`.
 
     `given`: for the operator's only state table; or by table, or by a processor's variable.
     """

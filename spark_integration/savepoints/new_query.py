@@ -163,7 +163,7 @@ def require_new_location(url: str, options: Mapping[str, object]) -> None:
 
 @contextmanager
 def _no_state_directory(location: ObjectStorage) -> Iterator[None]:
-    """Say of a location that holds something else whether it is a state directory."""
+    """Tell of an occupied location whether it is a state directory."""
     try:
         yield
     except ConflictError:
@@ -219,7 +219,7 @@ def _remove(new: NewQuery) -> None:
 
 
 def _clear(storage: ObjectStorage, query_id: str) -> None:
-    """Delete what an unfinished new query left in the state directory: no query has used it."""
+    """Delete an unfinished new query's leftovers in the state directory: no query has used it."""
     origin = find_origin(storage, query_id)
     if origin is None:
         return

@@ -109,7 +109,7 @@ class MovedOperator:
 
 
 def moved(host: str, rows: DataFrame, described: Described, *, has_watermark: bool) -> MovedOperator:
-    """Return the operator that goes on with the state of one of `HAVE_COUNTERPARTS`.
+    """Return the operator that continues the state of one of `HAVE_COUNTERPARTS`.
 
     `rows`: its state in Spark's source ``statestore``; `has_watermark`: whether the query has some watermark. Raises
     `InvalidArgumentError` if the state does not match the description, or holdfast lacks the operator.
@@ -375,7 +375,7 @@ def _of_unscaled(total: Column, t: DecimalType) -> Column:
 
 
 def _require_exact(state: _State, lost: list[Column]) -> None:
-    """Check that no sum of decimals has overflowed, or has more digits than Spark keeps of it."""
+    """Check that no sum of decimals has overflowed, or exceeds the digits that Spark keeps."""
     if lost and not state.frame.where(reduce(Column.__or__, lost)).isEmpty():
         raise InvalidArgumentError(
             "a sum of decimals has overflowed in Spark's state, or has lost digits there: leave this query as it is"

@@ -97,7 +97,7 @@ def versions_of(spark: SparkSession) -> dict[str, str]:
 
 
 def run_tasks(spark: SparkSession, shards: Sequence[tuple[Any, ...]], task: ShardTask) -> list[Row]:
-    """Run a task for some shards, in as many tasks of Spark's, and return what they return.
+    """Run a task of ours for some shards, in that many Spark tasks, and return the results.
 
     `shards`: a row for each, as the task's `GIVEN` has it; none, and nothing runs.
     """
@@ -174,7 +174,7 @@ class Tasks(Protocol):
         """Run a task for some shards; see `run_tasks`."""
 
     def require_known(self, location: ObjectStorage) -> None:
-        """Raise `NotKnownError` if only Spark reads the pointers of a query, or makes such state as it has."""
+        """Raise `NotKnownError` if only Spark can read a query's pointers, or make its state."""
 
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
         """Return the maker of a query's state, given its pinned settings and Spark operators.

@@ -269,7 +269,7 @@ class TableWriter:
     ends: RowEnds | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield what is stored of each shard.
+        """Yield the stored result of each shard.
 
         Raises `UnavailableError` if a storage did not answer; Spark repeats the task. Other errors are returned:
         repeating would not help.
@@ -316,7 +316,7 @@ class TableWriter:
 def run_of(schema: TableSchema, hashes: HashArray, rows: pa.Table) -> Run:
     """Return rows as a run. Raises `InvalidArgumentError`, `SchemaMismatchError`.
 
-    `rows`: the key columns and the value columns in the order of the schema, whatever their names.
+    `rows`: the key and value columns in the schema's order, under any names.
     """
     width = len(schema.key)
     named = [rows.select(range(width)), rows.select(range(width, rows.num_columns))]

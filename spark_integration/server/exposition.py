@@ -136,7 +136,7 @@ class MeasuredBatches:
                     del self._operators[name]
 
     def totals(self) -> dict[OperatorName, tuple[Counter[str], dict[str, dict[str, int]]]]:
-        """Return by operator copies of its totals, and of the newest measures of each shard."""
+        """Return, by operator, copies of its totals, and of the newest measures of each shard."""
         with self._lock:
             return {name: (Counter(o.values), dict(o.newest)) for name, o in self._operators.items()}
 

@@ -136,7 +136,7 @@ class ShardUse:
             return [] if operator is None else operator.idle(self._now_ms())
 
     def forget(self, directory: str) -> None:
-        """Forget a shard that is gone."""
+        """Forget a removed shard."""
         path = Path(directory)
         with self._lock:
             operator = self._operators.get(path.parent)
@@ -161,7 +161,7 @@ def _found(folder: Path, pattern: str) -> list[Path]:
 
 
 def remove_if_empty(operator_directory: Path) -> None:
-    """Remove the directory of an operator that has no shards left here; if its query has none, the query's too.
+    """Remove the local directory of an operator without shards here; likewise the query's, if empty.
 
     A query notes its runs under the operator's name even if the operator's shards are in another directory; see
     `holdfast.spark_integration.shard_call.claiming`.

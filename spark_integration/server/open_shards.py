@@ -137,7 +137,7 @@ class OpenShards:
 
     `executor_directory`: only shards below it are opened.
 
-    Threads: any. A shard that opens, or closes, holds back nobody who uses another.
+    Threads: any. Opening or closing a shard does not block users of others.
     """
 
     def __init__(self, executor_directory: Path) -> None:
@@ -147,7 +147,7 @@ class OpenShards:
 
     @contextmanager
     def use(self, message: Committed) -> Iterator[Backend]:
-        """Give the backend of an announced commit's shard, which stays open for the context.
+        """Yield the backend of an announced commit's shard, which stays open for the context.
 
         Raises `NotFoundError` if it is now open for something else, such as a query restarted with other columns, which
         is not disturbed.

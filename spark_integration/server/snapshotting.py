@@ -106,7 +106,7 @@ class Snapshotting:
         self.queue.work(self._consider)
 
     def forget(self, directory: str) -> None:
-        """Forget a shard that is gone."""
+        """Forget a removed shard."""
         self.queue.forget(directory)
         self._progress.pop(directory, None)
 
@@ -257,7 +257,7 @@ class Snapshotting:
         """Delete what is not needed; return the version number below which nothing is left, or None if it failed.
 
         `chain` is the announced version's, which begins like the accepted one's. The accepted version itself may be
-        gone here, since the query goes on meanwhile.
+        gone here, as the query continues meanwhile.
         """
         if message.accepted is None:
             return None
@@ -287,13 +287,13 @@ class Snapshotting:
         return {directory: max(0, now_ms - p.seen_ms) for directory, p in list(self._progress.items())}
 
     def errors(self) -> dict[str, str]:
-        """Return by shard directory why its last snapshot failed; shards without a failure are absent."""
+        """Return, by shard directory, why its last snapshot failed; without those that succeeded."""
         return {directory: p.error for directory, p in list(self._progress.items()) if p.error is not None}
 
 
 @contextmanager
 def _held(lock: threading.Lock, message: Committed) -> Iterator[None]:
-    """Hold a shard's lock for the context; raise `UnavailableError` where its snapshot takes too long to wait for."""
+    """Hold a shard's lock for the context; raise `UnavailableError` if its snapshot takes too long."""
     if not lock.acquire(timeout=BUSY_SECONDS):
         raise UnavailableError(
             f"another snapshot of this shard has taken more than {BUSY_SECONDS:.0f} s so far: the storage is slow, "

@@ -90,7 +90,7 @@ class ShardInput:
     counts: CallCounts = field(default_factory=CallCounts)
 
     def after_unknown_calls(self) -> ShardInput:
-        """Return the same, without what the shard's previous call has done."""
+        """Return the input without the effects of the shard's previous call."""
         return replace(self, times=replace(self.times, previous_ms=None))
 
     def keys(self, schema: TableSchema) -> Keys:
@@ -115,7 +115,7 @@ class ShardFunction(Protocol):
         """Return the schemas of the state tables."""
 
     def changes(self) -> Mapping[str, ColumnChanges]:
-        """Return by table the columns that the user drops and renames; repeated changes have no effect."""
+        """Return, by table, the columns that the user drops and renames; repeated changes have no effect."""
 
     def configuration(self) -> Mapping[str, str]:
         """Return what no restart may change; kept in the operator's record."""
@@ -178,7 +178,7 @@ class Operator:
         return self.held_back_ms if self.fires_by_watermark else 0
 
     def input_of(self, received: Received, shard: int, batch_id: int | None, times: BatchTimes) -> ShardInput:
-        """Return what was received as the input of one shard."""
+        """Return received rows as the input of one shard."""
         rows = received.rows
         return ShardInput(
             operator=self.name,

@@ -84,7 +84,7 @@ def announce(
 
 
 def snapshot_now(operator: Operator, opened: ShardStore, accepted: Pointer) -> None:
-    """Have the state server snapshot a version, and wait for it. Raises `HoldfastError`."""
+    """Make the state server snapshot a version, and wait for it. Raises `HoldfastError`."""
     client = client_of(opened.executor_directory)
     client.require_server()
     message = announcement(operator, opened, accepted, accepted)

@@ -288,7 +288,7 @@ def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> No
 
 
 def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
-    """Return the task under the id of the query that owns a new shard's state: a clone goes on as the original.
+    """Return the task under the id of the query that owns a new shard's state: a clone continues the original.
 
     Restored queries never begin with micro-batch 0, so a new query pays nothing for its first shards.
     """

@@ -142,7 +142,7 @@ def _kept() -> dict[tuple[object, ...], Any]:
 
 
 def _once(what: str, of: tuple[str, ...], find: Callable[[], _Result]) -> _Result:
-    """Return what was found before, or find it: once per process."""
+    """Return an earlier result, or compute it: once per process."""
     kept, key = _kept(), (what, *of)
     if key not in kept:
         kept[key] = find()

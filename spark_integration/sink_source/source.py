@@ -79,7 +79,7 @@ class SinkSource(DataSource):
         """Return the sink that the options describe."""
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """Return the writer of a micro-batch; before its tasks, end what the last run has left."""
+        """Return the writer of a micro-batch; before its tasks, abort the last run's leftovers."""
         require_arrow_streams()
         sink = self.sink()
         options = SourceOptions.parse(dict(self.options), sink, self.arguments)
@@ -127,7 +127,7 @@ class StreamWriter(_SparksWriter):
         self._query: SinkQuery | None = None
 
     def begin(self) -> None:
-        """End what the last run has left, and find out whether the micro-batch was decided; on the driver."""
+        """Abort the last run's leftovers, and find out whether the micro-batch was decided; on the driver."""
         with self._options.open_location() as storage:
             location = QueryLocation(storage)
             query_id, newest = location.query_id(), location.newest_planned()
@@ -170,7 +170,7 @@ class StreamWriter(_SparksWriter):
                 coordinator.finish(batchId, prepared, begun.plan)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Give up what was prepared of a micro-batch that failed; on the driver.
+        """Abort what a failed micro-batch prepared; on the driver.
 
         Spark also calls it where `commit` has failed: then no message is missing. If no task succeeded, the next start
         aborts the leftovers.
@@ -190,7 +190,7 @@ class StreamWriter(_SparksWriter):
             yield Coordinator(self._sink, query, decisions, retained), query
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what may travel: no credentials, and nothing of the driver's."""
+        """Return the part that may travel: no credentials, and nothing of the driver's."""
         return self.__dict__ | {"_options": None}
 
 

@@ -132,7 +132,7 @@ class Coordinator:
         return self._entry.number if self._entry else 0
 
     def start(self, batch_id: int, schema: pa.Schema, plan: str = "") -> None:
-        """Begin a run with its first micro-batch: end what the last run left, before anything is written.
+        """Begin a run with its first micro-batch: first end what the last run left.
 
         `plan`: what Spark has planned for the micro-batch, as of `sink_log.plan_of`; empty if nobody knows.
 
@@ -169,7 +169,7 @@ class Coordinator:
         self._decision = mine
 
     def _known(self, found: Entry, mine: Entry | None) -> SinkQuery:
-        """Return the query with what its target has to know: what was shown before the last decision."""
+        """Return the query with what its target must know: the results before the last decision."""
         if mine is not None:
             return replace(self._query, was_shown=mine.before)
         continues = found.continues and found.query_id == self._query.query_id
@@ -229,7 +229,7 @@ class Coordinator:
         self._prune()
 
     def give_up(self) -> None:
-        """End the run after a failure: abort what is undecided, if storage and target answer; else the next start does.
+        """End the run after a failure: abort undecided work, if storage and target answer; else the next start does.
 
         Raises `FencedError` if another driver has begun, which may be why.
         """
@@ -286,7 +286,7 @@ class Coordinator:
         return self._query if is_mine else replace(self._query, query_id=query_id, replaces=None)
 
     def _next(self, *, decided: int | None = None, ending: tuple[str, ...] = ()) -> Entry:
-        """Return what may be appended: by default, an entry by which a driver continues from the newest one."""
+        """Return the next entry: by default, one by which a driver continues from the newest."""
         if decided is None:
             decided = self._entry.decided if self._entry else 0
         is_mine = self._entry is not None and self._entry.query_id == self._query.query_id

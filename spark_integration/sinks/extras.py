@@ -11,7 +11,7 @@ from holdfast.errors import InvalidArgumentError
 
 @contextmanager
 def needs_extra(name: str) -> Iterator[None]:
-    """Say what to install where an import fails. Raises `InvalidArgumentError` if a package is missing."""
+    """Say what to install if an import fails. Raises `InvalidArgumentError` if a package is missing."""
     try:
         yield
     except ModuleNotFoundError as exc:

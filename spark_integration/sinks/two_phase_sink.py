@@ -204,7 +204,7 @@ class TwoPhaseSink(ABC):
 
     @abstractmethod
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
-        """End what was prepared but not decided; a handle that is gone is not an error."""
+        """Abort what was prepared but not decided; a missing handle is not an error."""
 
     @abstractmethod
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:

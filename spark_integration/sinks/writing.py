@@ -177,7 +177,7 @@ def _counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _began_twice(session: SparkSession, stages: Iterable[int]) -> bool:
-    """Tell whether a stage may have been begun again, as after a loss of shuffle files, with attempts counted from 0.
+    """Tell whether a stage may have been restarted, as after a loss of shuffle files, with attempts counted from 0.
 
     Tasks of the first run go on and prepare too. Connect does not tell; there the next start aborts them.
     """
@@ -211,6 +211,6 @@ class TaskOutput(Protocol):
 
 
 def prepared_of(outputs: Iterable[TaskOutput], *, repeated: bool) -> Prepared:
-    """Return what tasks prepared, by partition; `repeated` is `Prepared`'s."""
+    """Return the tasks' results, by partition; `repeated` is `Prepared`'s."""
     found = sorted((one for one in outputs if one.handle), key=lambda one: one.partition)
     return Prepared(tuple(json.loads(one.handle) for one in found), sum(one.rows for one in found), repeated)

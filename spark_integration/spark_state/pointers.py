@@ -115,7 +115,7 @@ _NO_TIMEOUT = -1
 
 
 class NotKnownError(Exception):
-    """Spark's state has a form that is not known here; the text says which."""
+    """Spark's state has an unknown form; the text says which."""
 
 
 @contextmanager
@@ -257,7 +257,7 @@ def metadata_of_groups(number: int, partitions: int) -> bytes:
 
 
 def schema_of_groups(*, has_timeout: bool) -> bytes:
-    """Return the schema of its state, as Spark writes it where groups have pointers.
+    """Return the schema of its state, as Spark writes it for groups with pointers.
 
     All columns may be null, so that they fit whatever schema a version of Spark expects.
     """
@@ -386,7 +386,7 @@ def read_pointers(
     executor: Executor,
     partitions: Collection[int] | None = None,
 ) -> list[PointerRow] | None:
-    """Return the pointers that one of Spark's operators keeps; None if it keeps none of holdfast's.
+    """Return the pointers of one of Spark's operators; None if it keeps none of holdfast's.
 
     Raises `NotKnownError` if Spark's state has a form that is not read here; `NotFoundError` if Spark has purged it;
     `CorruptionError` if it is damaged, or its pointers are of another release.

@@ -168,7 +168,7 @@ class PlannedOffsets:
 
     @property
     def plan(self) -> str:
-        """What distinguishes the micro-batch from another one of its number: see `plan_of`."""
+        """What distinguishes the micro-batch from others with its number: see `plan_of`."""
         return plan_of(self.batch, self.sources)
 
 
@@ -217,7 +217,7 @@ class QueryLocation:
         return [BatchTimes(number, planned[number], committed.get(number)) for number in sorted(planned)]
 
     def newest_planned(self) -> int | None:
-        """Return the number of the micro-batch that Spark planned last, committed or not; None if there is none."""
+        """Return the number of Spark's last planned micro-batch, committed or not; None if there is none."""
         return max(self._numbers("offsets/"), default=None)
 
     def batch(self, batch_id: int | None = None) -> LoggedBatch:
@@ -330,7 +330,7 @@ class QueryLocation:
         )
 
     def source_log(self, source: str, name: str) -> memoryview:
-        """Return a file that a source keeps, or kept until Spark compacted it.
+        """Return a source's file, even if Spark has compacted it.
 
         Raises `NotFoundError` if there is none, and no newer one holds it; `CorruptionError` if the newer one is
         damaged.

@@ -100,7 +100,7 @@ def read_rows(
 def _begin(
     partition: ObjectStorage, at: Named, codec: str, found: set[str], limit_bytes: int, *, has_families: bool
 ) -> tuple[Named | None, list[Named]]:
-    """Return the database to begin with, None for an empty one, and what has changed since, oldest first.
+    """Return the base database, None for an empty one, and the changes since, oldest first.
 
     Changes alone do not tell the numbers of families: so Spark stores a database with the version that first has them.
     """

@@ -260,7 +260,7 @@ def _range(batch_id: int | None, is_feed: bool, first: int | None, last: int | N
             raise InvalidArgumentError("changeStartBatchId and changeEndBatchId need readChangeFeed=True")
         return None, batch_id
     if batch_id is not None:
-        raise InvalidArgumentError("a change feed has changeStartBatchId and changeEndBatchId instead of batchId")
+        raise InvalidArgumentError("a change feed takes changeStartBatchId and changeEndBatchId instead of batchId")
     if type(first) is not int or first < 0:
         raise InvalidArgumentError("readChangeFeed needs changeStartBatchId, a number, 0 or more", given=first)
     if last is not None and type(last) is not int:

@@ -422,7 +422,7 @@ class ShardPart(Part):
 
 @dataclass(frozen=True)
 class QueryTable(ReadableTable):
-    """A table of a query's operator after a micro-batch, or what has changed in it."""
+    """A table of a query's operator after a micro-batch, or its changes."""
 
     place: Place  #: Of the state directory
     #: By directory all tables that the state may hold, with all their columns

@@ -42,7 +42,7 @@ def first_number(version: int) -> int:
 def renumbered(run: Run, versions: int) -> Run:
     """Return elements, or their expiry index, renumbered as if written some versions earlier, in the same order.
 
-    A restored query counts its versions anew: elements that it appends must come after those that it was given.
+    A restored query restarts its version numbers: elements that it appends must come after the restored ones.
     """
     place = 1 + len(run.schema.key)  # the number is the last key column, behind hash and deletion mark
     if run.batch.column(place).type != pa.int64():

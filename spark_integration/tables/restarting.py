@@ -46,7 +46,7 @@ def _kind(configuration: Mapping[str, str]) -> str:
 
 
 def require_readable_tables(stored: StoredTables, declared: Mapping[str, TableSchema]) -> None:
-    """Check that an operator can go on with its stored tables. Raises `SchemaMismatchError`."""
+    """Check that an operator can continue its stored tables. Raises `SchemaMismatchError`."""
     before, after = (tables[TIMERS].value.names if TIMERS in tables else [] for tables in (stored.held, declared))
     if before != after:
         raise SchemaMismatchError(
@@ -184,7 +184,7 @@ class StateFunction(ShardFunction):
 
 
 class OperatorFunction(ShardFunction):
-    """A `ShardFunction` that goes on with the tables of the same operator, whose columns nobody drops or renames."""
+    """A `ShardFunction` that continues the tables of the same operator, whose columns nobody drops or renames."""
 
     def changes(self) -> Mapping[str, ColumnChanges]:
         return {}

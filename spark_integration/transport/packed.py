@@ -65,7 +65,7 @@ BATCH_BYTES = 512 << 20
 
 
 def quoted(name: str) -> Column:
-    """Return a column by its bare name, whatever characters it contains."""
+    """Return a column by its bare name, whatever its characters."""
     return F.col("`" + name.replace("`", "``") + "`")
 
 
@@ -116,7 +116,7 @@ def write_blob(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> bytes:
 
 
 def read_blob(blob: bytes | bytearray) -> pa.Table:
-    """Return what `write_blob` wrote, without copying."""
+    """Read what `write_blob` wrote, without copying."""
     return ipc.open_stream(pa.py_buffer(blob)).read_all()
 
 

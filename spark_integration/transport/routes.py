@@ -83,7 +83,7 @@ def shards_of(hashes: HashArray, shards: int) -> npt.NDArray[np.intp]:
 
 
 def shard_column(hash_column: Column, shards: int) -> Column:
-    """Return what `shards_of` computes, as a Spark expression on a ``bigint`` hash."""
+    """Return `shards_of` as a Spark expression on a ``bigint`` hash."""
     from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
     high = F.shiftrightunsigned(hash_column, 32)

@@ -68,7 +68,7 @@ class KeyRows:
         return self._found
 
     def put(self, values: pa.Table | pa.RecordBatch, rows: IntArray | None = None) -> None:
-        """Set the row of every key, or of those at `rows`; `values` has one row for each of these."""
+        """Set the row of every key, or of those at `rows`; `values` has one row for each."""
         self._transaction.put(self._table, self._at(rows), values)
         self._found = None
 
@@ -156,7 +156,7 @@ class Expiry:
 class ExpiringKeyRows:
     """The rows of a micro-batch's keys in a table whose rows expire; otherwise as `KeyRows`.
 
-    With `times`, the rows' own event times say what has expired, as the watermark lags behind.
+    With `times`, the rows' own event times decide expiry, as the watermark lags behind.
     """
 
     def __init__(self, transaction: Transaction, expiry: Expiry, keys: Keys, times: KeyTimes | None = None) -> None:

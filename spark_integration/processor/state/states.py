@@ -297,7 +297,7 @@ class ProcessorMapState(MapState):
         return self._user_keys.of_stored(shown), shown
 
     def _look_up(self, at: int, count: int, user_key: State) -> list[State | None]:
-        """Return an entry's value in the maps of so many keys from this one on."""
+        """Return an entry's value in the maps of several keys from this one on."""
         places = np.arange(at, min(at + count, len(self._slab.keys)))
         with self._rows.placed([at]):
             own = self._user_keys.to_arrow([user_key])
@@ -432,7 +432,7 @@ class ProcessorListState(ListState):
         self._empty.update(at for at, stored in self._stored.items() if not stored)
 
     def _in_pieces(self, at: int) -> Iterator[State]:
-        """Iterate over a list that is not fetched: its numbers first, then its elements in their order."""
+        """Iterate over an unfetched list: its numbers first, then its elements in their order."""
         key = self._slab.keys.take(np.array([at]))
         parts = (part.own_keys.column(0).to_numpy() for part in self._entries.scan(key))
         numbers = np.concatenate([np.empty(0, np.int64), *parts])
@@ -544,7 +544,7 @@ _AnyState = ProcessorValueState | ProcessorListState | ProcessorMapState
 
 
 class ProcessorStates:
-    """Opens variables as they are declared, and writes and evicts all of them."""
+    """Opens variables as they are declared; writes and evicts all of them."""
 
     def __init__(
         self,
@@ -602,7 +602,7 @@ class ProcessorStates:
             state.begin()
 
     def flush(self) -> None:
-        """Write what a slab has changed; raises as the flush of a variable."""
+        """Write a slab's changes; raises as the flush of a variable."""
         for state in self._opened.values():
             state.flush()
 

@@ -117,7 +117,7 @@ def require_years(rows: pa.Table, keys: Sequence[str], partition_by: Sequence[st
 
 
 def _dates(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
-    """Yield all dates in a column, at whatever depth."""
+    """Yield all dates in a column, at any depth."""
     t = column.type
     if pt.is_date(t):
         yield column

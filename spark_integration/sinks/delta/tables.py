@@ -74,7 +74,7 @@ _DETAIL_MAX = 400
 
 
 class KeptTable:
-    """An open table, with what is known of it, to notice one that was recreated or set back."""
+    """An open table, with the facts that reveal whether it was recreated or set back."""
 
     def __init__(self, url: str) -> None:
         found = _ESCAPE.search(url) or ("://" in url and _FRAGMENT.search(url))
@@ -107,7 +107,7 @@ class KeptTable:
         return self
 
     def open(self) -> DeltaTable:
-        """Return the table, read anew. Raises `NotFoundError` if there is none."""
+        """Return the table, read again. Raises `NotFoundError` if there is none."""
         self._table = None
         with self.translated("open"):
             table = DeltaTable(self.url, storage_options=self.storage_options)
@@ -129,7 +129,7 @@ class KeptTable:
         return table
 
     def require_same(self) -> None:
-        """Raise StateLostError if the table is gone, another one, or was set back.
+        """Raise StateLostError if the table is gone, was replaced, or was set back.
 
         `current` reads only what follows the known versions, so the newest of those is read again here.
         """

@@ -50,7 +50,7 @@ def check_columns(schema: pa.Schema) -> None:
 
 
 def _problem(t: pa.DataType) -> str | None:
-    """Return what is wrong with a type, as the end of a sentence."""
+    """Return the fault of a type, as the end of a sentence."""
     if pt.is_timestamp(t):
         if t.unit == "us" and t.tz in (None, "UTC"):
             return None

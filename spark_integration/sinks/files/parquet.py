@@ -216,7 +216,7 @@ def found(infos: Iterable[ObjectInfo]) -> list[Manifest]:
 
 
 def place(manifest: Manifest) -> tuple[int, int, int]:
-    """Order manifests by their micro-batches, each before those inside of it."""
+    """Order manifests by their micro-batches, each before those inside it."""
     return manifest.first, -manifest.last, -manifest.level
 
 

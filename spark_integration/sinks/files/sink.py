@@ -404,7 +404,7 @@ class FileTarget(ABC):
     def has(self, batch_id: int, prepared: Sequence[PreparedAttempt], listed: Sequence[ObjectInfo]) -> bool:
         """Tell whether a micro-batch is visible, made of these attempts; `listed` is the query's folder.
 
-        Raises `StateLostError` if it is visible with other rows, or nobody can tell any more.
+        Raises `StateLostError` if it is visible with other rows, or that is no longer known.
         """
 
     @abstractmethod

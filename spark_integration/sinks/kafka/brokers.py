@@ -390,7 +390,7 @@ class PreparedTransaction(NamedTuple):
         return self._asdict()
 
     def is_in(self, states: Collection[str], known: Mapping[str, TransactionDescription]) -> bool:
-        """Tell whether this transaction, and not another one of its id, is in one of these states."""
+        """Tell whether this transaction, not another of its id, is in one of these states."""
         found = known.get(self.transactional_id)
         return found is not None and found.state in states and self == _identity(found)
 

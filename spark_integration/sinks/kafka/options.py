@@ -81,7 +81,7 @@ class ClientOptions:
         return int(value)
 
     def for_producer(self, transactional_id: str, timeout_ms: int) -> dict[str, object]:
-        """Return what a producer of librdkafka takes."""
+        """Return the options for librdkafka's producer."""
         return {**_DEFAULTS, **self.values, "transactional.id": transactional_id, TIMEOUT: timeout_ms}
 
     def servers(self) -> list[tuple[str, int]]:

@@ -161,7 +161,7 @@ class Answer:
         self._body, self._at, self._flexible = body, 0, flexible
 
     def read(self, layout: str) -> tuple[Any, ...]:
-        """Return what comes next: numbers, text or None, bytes, lists for arrays, and tuples for structs.
+        """Return the next fields: numbers, text or None, bytes, lists for arrays, and tuples for structs.
 
         Raises `MalformedAnswerError` if something else comes.
         """
@@ -224,7 +224,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Request(Generic[T]):
-    """One request, and how to read its answer, which may go on after what the layout says."""
+    """One request, and how to read its answer, which may be longer than the layout."""
 
     name: str
     key: int
@@ -235,7 +235,7 @@ class Request(Generic[T]):
     flexible: bool = False
 
     def read(self, answer: Answer) -> T:
-        """Return what an answer says. Raises `MalformedAnswerError` if it does not answer this request."""
+        """Parse an answer. Raises `MalformedAnswerError` if it does not answer this request."""
         return self.result(*answer.read(self.layout))
 
 
@@ -318,7 +318,7 @@ def find_coordinators(keys: Sequence[str], *, group: bool = False) -> Request[li
 
 
 def init_producer_id(transactional_id: str, timeout_ms: int) -> Request[int]:
-    """Ask for a new epoch of a transactional id, which ends what an older one has open: the code."""
+    """Ask for a new epoch of a transactional id, which ends an older one's transaction: the code."""
     return Request("InitProducerId", 22, 1, encoded("si", transactional_id, timeout_ms), "ih", lambda _, code: code)
 
 

@@ -48,7 +48,7 @@ _INDEXED_BYTES_MAX = 2_000
 
 
 class StagingTable(NamedTuple):
-    """A staging table that is there."""
+    """An existing staging table."""
 
     part: PreparedPart
     columns: dict[str, str]  #: Their types, by name

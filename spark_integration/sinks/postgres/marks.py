@@ -151,7 +151,7 @@ _REMEMBERED = "SELECT attempt FROM {attempts} WHERE sink = %s AND batch_id = %s 
 
 
 class Shown(NamedTuple):
-    """What the marks say of a sink."""
+    """A sink's marks."""
 
     query_id: str | None  #: Whose the name is
     batch_id: int  #: The newest micro-batch that is whole, -1 for none
@@ -219,7 +219,7 @@ class MarkTables:
         return self.shown().batch_id
 
     def require_same(self) -> None:
-        """Check that the table's name still means the table with which the query began.
+        """Check that the table's name still refers to the query's original table.
 
         Raises `ConflictError` if the sink's name is another query's; `StateLostError` if the table is another one.
         """
@@ -246,7 +246,7 @@ class MarkTables:
         )  # fmt: skip
 
     def shown(self, *, lock: bool = False) -> Shown:
-        """Return what the marks say of the sink; with `lock`, others who lock wait until this transaction has ended."""
+        """Return the sink's marks; with `lock`, others who lock wait until this transaction has ended."""
         asked = self._sql(_NEWEST + (" FOR UPDATE" if lock else ""))
         marked = self.session.run(asked, [self.target.oid, self.query.sink])
         return Shown(marked[0][0], int(marked[0][1]), marked[0][2]) if marked else Shown(None, -1, is_there=True)
