@@ -83,7 +83,7 @@ def declare_origin(storage: ObjectStorage, origin: QueryOrigin) -> None:
         folder.put_if_absent(origin.state_id + _FILLS, origin.query_id.encode())
     except ConflictError as exc:
         raise ConflictError(
-            "this query was already cloned into this state directory, or a clone is under way or was interrupted: "
+            "this query was cloned into this state directory before, or a clone is under way or was interrupted: "
             "choose another directory, or finish that clone with the same command. If it is gone for good, with its "
             f"operators' directories, delete {FOLDER}/{origin.state_id}{_FILLS}",
             storage=storage.url,

@@ -298,5 +298,7 @@ def by_sessions(df: DataFrame, grouping: Grouping, timeColumn: str | Column, gap
         end = F.lit("1970-01-01 00:00:00 UTC").cast("timestamp") + F.lit(gap).try_cast("interval")
         [[end_us]] = df.sparkSession.sql("SELECT * FROM VALUES (1) AS one(n)").select(F.unix_micros(end)).collect()
         if end_us is None or end_us <= 0:
-            raise InvalidArgumentError("gap must be a positive duration, such as '5 minutes'", given=repr(gap))
+            raise InvalidArgumentError(
+                "gap must be a duration longer than nothing, such as '5 minutes'", given=repr(gap)
+            )
     return SessionStream(df, grouping, F.session_window(timeColumn, gap))

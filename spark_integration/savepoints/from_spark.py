@@ -243,8 +243,8 @@ def _described(steps: list[_Step], aggregates: Any, window: Any) -> dict[int, De
     ours = [step for step in steps if step.host in HAVE_COUNTERPARTS]
     if ours and len(steps) > 1 and not ours[0].hosts_processors:
         raise InvalidArgumentError(
-            "consecutive operators need Spark's RocksDB state store, and a query keeps its first state store: leave "
-            "this one as it is",
+            "operators chain on Spark's RocksDB state store only, and a query keeps its first state store: leave this "
+            "one as it is",
             numbers=[step.number for step in steps],
         )
     aggregations = [step.number for step in ours if step.host in (AGGREGATION, SESSIONS)]
@@ -257,7 +257,7 @@ def _described(steps: list[_Step], aggregates: Any, window: Any) -> dict[int, De
             found = dict(given)
         if not found or not found.keys() <= {*aggregations}:
             raise InvalidArgumentError(
-                f"{name} describes one aggregation: if the query has several, give it by number",
+                f"{name} is an aggregation's: if the query has several, give it by their numbers",
                 given=given,
                 aggregations=aggregations,
             )

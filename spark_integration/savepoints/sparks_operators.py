@@ -268,7 +268,7 @@ def _places(state: _State, window: str | Sequence[str]) -> WindowPlaces:
         with suppress(AnalysisException, IllegalArgumentException):
             return WindowPlaces.of(state.frame.sparkSession, *durations)
     raise InvalidArgumentError(
-        "window takes the durations given to Spark's window(): the length and, if given, the slide and the start",
+        "window takes the durations that Spark's window() was given: the length and, if any, the slide and the start",
         given=window,
     )
 
@@ -345,7 +345,7 @@ def _parsed(name: str, text: str) -> tuple[str, DecimalType | None]:
 
 def _others(state: _State, first: int, described: Described) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "Spark's state does not match these aggregates: name all of agg's, in order, each only once",
+        "Spark's state is not of these aggregates: name all of agg's, in order, each only once",
         given=dict(described.aggregates or {}),
         buffers=[f"{field.name} {field.dataType.simpleString()}" for field in state.values[first:]],
     )

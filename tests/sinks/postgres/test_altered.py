@@ -374,7 +374,7 @@ def test_a_worker_that_finds_another_table_writes_nothing(postgres: Postgres, co
     made.open()
     made.commit(made.prepared(("a", 1)))
     made.options = {"options": f"-c search_path={schema}_b"}
-    with pytest.raises(StateLostError, match="the table is not the one"):
+    with pytest.raises(StateLostError, match="this is not the table"):
         made.prepared(("b", 2), batch_id=1)
     made.options = {"options": f"-c search_path={schema}"}
     assert made.leftovers() == []

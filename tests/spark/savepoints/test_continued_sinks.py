@@ -243,7 +243,7 @@ def test_sinks_elsewhere_are_not_continued(lab: Lab) -> None:
     lab.feed(FED[0])
     lab.run(lab.totals())
     save(lab)
-    with pytest.raises(InvalidArgumentError, match="names no sink"):
+    with pytest.raises(InvalidArgumentError, match="names no holdfast sink"):
         restore(lab, "again", continue_sinks=True)
     sink = sinks.parquet("out", str(lab.folder / "shown"))
     old = Query(lab, sink, name="shown-query").run()

@@ -219,7 +219,7 @@ def test_a_time_shown_twice_is_told(caplog: pytest.LogCaptureFixture, zone: str,
     with process_in(zone):
         for _ in range(2):
             RowValues(schema_of(TimestampType())).to_arrow([(None,), (dt.datetime.fromisoformat(at),)])
-    told = [text for text in caplog.messages if "show an hour twice" in text]
+    told = [text for text in caplog.messages if "repeat an hour" in text]
     assert len(told) == is_told
     assert all("2026-11-01" in text and "spark.executorEnv.TZ=UTC" in text for text in told)
 

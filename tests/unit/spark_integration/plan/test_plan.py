@@ -136,8 +136,8 @@ def test_changes_by_table_and_by_variable() -> None:
         ({"rename": ["m"]}, "'rename' has new column names by old ones"),
         ({"rename": {"m": 1}}, "'rename' has new column names by old ones"),
         ({"drop": ["m"], "rename": {"m": "n"}}, "either dropped or renamed"),
-        ({"drop": ["n"]}, "and declared as well"),
-        ({"rename": {"n": "total"}}, "and declared as well"),
+        ({"drop": ["n"]}, "and still declared"),
+        ({"rename": {"n": "total"}}, "and still declared"),
         ({"rename": {"m": "x"}}, "renamed to one that is not declared"),
         ({"rename": {"m": "n", "x": "n"}}, "two columns are renamed to one"),
         ({"drop": ["expires_ms"]}, "may be holdfast's own"),
@@ -215,9 +215,7 @@ def test_a_stopped_session_is_said_to_be_stopped() -> None:
     context: Any = object.__new__(SparkContext)
     context._jsc = None  # as `SparkContext.stop` leaves it
     session: Any = SimpleNamespace(sparkContext=context)
-    with pytest.raises(
-        InvalidArgumentError, match="the Spark session of this DataFrame was stopped: start another one"
-    ):
+    with pytest.raises(InvalidArgumentError, match="the Spark session of this DataFrame was stopped: start another,"):
         require_session(session)
     context._jsc = SimpleNamespace(startTime=lambda: 1)
     require_session(session)

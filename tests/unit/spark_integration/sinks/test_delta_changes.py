@@ -276,7 +276,7 @@ def test_a_process_that_has_not_opened_the_table_finds_that_it_was_changed(
         monkeypatch.setattr(os, "getpid", lambda: -2)
     change(url)
     before = DeltaTable(url).version()
-    with pytest.raises(HoldfastError, match=r"lack a column|no such column|other columns|type|takes none"):
+    with pytest.raises(HoldfastError, match=r"lack a column|no such column|other columns|type|allows none"):
         (writer.sink.commit if is_decided else writer.sink.confirm)(writer.query, 1, [handle])
     assert DeltaTable(url).version() == before
     DeltaTable(url).restore(version)
