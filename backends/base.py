@@ -175,7 +175,7 @@ class View(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the view holds. Closing twice is fine."""
+        """Release the view's resources. Closing twice is fine."""
 
     def __enter__(self) -> Self:
         return self
@@ -239,7 +239,7 @@ class Backend(ABC):
         return parse_options(name, {}, options)
 
     def require_tables(self, runs: Mapping[str, Run]) -> None:
-        """Check that `runs`, as `apply` and `load` take them, are of the shard's tables.
+        """Check that all of `runs`, as for `apply` and `load`, belong to the shard's tables.
 
         Raises
         ------
@@ -377,7 +377,7 @@ class Backend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the backend holds. Closing twice is fine."""
+        """Release the backend's resources. Closing twice is fine."""
 
     def maintain(self, pointer: Pointer) -> int:
         """Do postponed work on a version, such as large merges, in the background.

@@ -33,10 +33,10 @@ class FrozenFiles(ABC):
 
     @abstractmethod
     def require(self, name: str, start: int = 0, end: int | None = None) -> None:
-        """Bring the bytes from `start` to `end`, by default to the file's end, verified as stored.
+        """Fetch the bytes from `start` to `end`, by default the file's end, verified as stored.
 
-        Raises `CorruptionError` if they are missing, or are not what was stored. Raises `UnavailableError` if the
-        storage did not answer, or local storage is full.
+        Raises `CorruptionError` if they are missing or damaged. Raises `UnavailableError` if the storage did not
+        answer, or local storage is full.
         """
 
     def bring(self, places: Sequence[Place]) -> None:

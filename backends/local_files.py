@@ -105,7 +105,7 @@ class MappedStoredFile(NamedTuple):
 def map_stored_file(path: Path, kind: str, note: FileNote, *, verify: bool = False) -> MappedStoredFile:
     """Map a whole file into memory; the mapping outlives the file.
 
-    Raises `NotFoundError` if it is not there; `CorruptionError` if it is not what was written.
+    Raises `NotFoundError` if it is missing; `CorruptionError` if it is damaged.
 
     `verify`: compute the digest of a file that looks untouched, too.
     """
@@ -161,7 +161,7 @@ __all__ = [
 class StagedFolder:
     """A folder on its way into place; made by `staged_folder`.
 
-    With `fsync`, what is published survives a loss of power, not only of the process.
+    With `fsync`, published files survive a power failure, not only a crash.
     """
 
     def __init__(self, path: Path, *, fsync: bool) -> None:
@@ -314,14 +314,14 @@ def requiring_whole(folder: Path) -> Iterator[None]:
 
 
 def retire_folder(path: Path, staging: Path, name: str) -> bool:
-    """Take a published folder away; tell whether it was there. Open mappings of its files stay good."""
+    """Remove a published folder; tell whether it existed. Open mappings of its files stay valid."""
     moved = move_folder(path, staging / name)
     _remove(staging / name)
     return moved
 
 
 def move_folder(path: Path, target: Path) -> bool:
-    """Rename a published folder; tell whether it was there. Open mappings of its files stay good."""
+    """Rename a published folder; tell whether it existed. Open mappings of its files stay valid."""
     with writing(path):
         make_private_folder(target.parent)
         try:

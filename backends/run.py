@@ -239,7 +239,7 @@ def read_stretches(
 ) -> list[Run]:
     """Read what `write_stretches` wrote; see `Run.read`. The runs have the columns that they were written with.
 
-    `schema` holds all that these columns do; see `holdfast.backends.evolution`.
+    `schema` covers these columns; see `holdfast.backends.evolution`.
     """
     own = schema
 
@@ -275,7 +275,7 @@ def schema_of(columns: pa.Schema, held: TableSchema, *, source: str) -> TableSch
 
 
 def _under(schema: pa.Schema, columns: list[pa.Array]) -> pa.RecordBatch:
-    """Return columns under a schema that differs, if at all, in what may be null inside of keys; nothing is copied."""
+    """Return columns under a schema that differs at most in what may be null inside keys; nothing is copied."""
     viewed = [c if c.type == f.type else c.view(f.type) for c, f in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(viewed, schema=schema)
 

@@ -345,7 +345,7 @@ def _in_order(found: Found, order: IntArray | None) -> Found:
 def _placed(hits: list[tuple[IntArray, pa.RecordBatch]], n: int, order: IntArray | None, schema: TableSchema) -> Found:
     """Return the answer to a look-up of n keys.
 
-    `hits` are values and their places among the sorted keys, `order` says where these stood; None as they stand.
+    `hits` are values and their places among the sorted keys, `order` gives the original places; None if unchanged.
     """
     if len(hits) == 1 and order is None and len(hits[0][0]) == n:
         return Found(np.ones(n, np.bool_), hits[0][1])

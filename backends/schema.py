@@ -202,7 +202,7 @@ def find_table(tables: Mapping[str, T], table: str) -> T:
 def require_declared(stored: Iterable[str], declared: Mapping[str, object]) -> None:
     """Check that stored state has no table that the operator does not declare.
 
-    Raises `SchemaMismatchError` if it is not.
+    Raises `SchemaMismatchError` if it has.
     """
     unknown = sorted(set(stored) - declared.keys())
     if unknown:

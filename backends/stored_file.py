@@ -210,7 +210,7 @@ def _require_footer_size(footer_size: int, end: int, source: str) -> None:
 
 
 def _read_footer(text: bytes, at: int, source: str, kind: str) -> dict[str, Any]:
-    """Return the footer that begins at an offset of a file, checked against what was asked for."""
+    """Return the footer at an offset of a file, checked against the expected kind and encoding."""
     footer = _parse_footer(text, source)
     encoding = footer["encoding"]
     if footer["kind"] != kind or encoding not in _DECODERS:

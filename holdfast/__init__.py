@@ -1,4 +1,4 @@
-"""Keep the state of a PySpark streaming query in place, while the stream runs past.
+"""Stateful PySpark streaming, with state kept outside Spark's state store.
 
 ``import holdfast`` gives the public names below and loads none of their modules before they are used:
 ``import holdfast.errors`` in a Spark worker costs neither pyspark nor pyarrow. A new public name is one line in

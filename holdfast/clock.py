@@ -23,7 +23,7 @@ def monotonic_ms() -> int:
 
 
 def monotonic_ns() -> int:
-    """Return nanoseconds since some moment in the past, to measure what takes less than a millisecond."""
+    """Return nanoseconds since some moment in the past, to measure less than a millisecond."""
     return time.monotonic_ns()
 
 

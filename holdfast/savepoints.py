@@ -88,7 +88,7 @@ def listed(target: str | Path, options: Mapping[str, str] = _NO_OPTIONS) -> list
 
 
 def verify(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS) -> list[str]:
-    """Read a whole savepoint and return what is damaged: nothing if it can be restored; see `read`."""
+    """Read a whole savepoint and return the damage, empty if it can be restored; see `read`."""
     with open_storage(str(target), parse_storage_options(options)) as storage, ThreadPoolExecutor(_THREADS) as threads:
         return _stored.verify_savepoint(storage, _stored.read_savepoint(storage, name), threads)
 

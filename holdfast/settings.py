@@ -238,7 +238,7 @@ class Settings:
 
 
 def _check_sink_key(full_key: str) -> None:
-    """Refuse keys that are not a sink's option; whether a sink has the name only its query knows."""
+    """Refuse keys that are not a sink's option; only its query knows whether the name exists."""
     name, _, option = full_key.removeprefix(SINK_PREFIX).partition(".")
     if not name or not option:
         raise InvalidArgumentError(

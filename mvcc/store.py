@@ -58,7 +58,7 @@ class FrozenVersion:
 
 @dataclass(frozen=True)
 class RestoredVersion:
-    """A version as the commit log returns it: whole, or what was written since an older one."""
+    """A version from the commit log: whole, or the writes since an older one."""
 
     #: The version asked for. Or, if that is too much to hold at once, an older one of its lineage to make first: asked
     #: again with that one held, the log goes on from there.
@@ -78,7 +78,7 @@ class PendingCommit:
     size_bytes: int = 0  #: Of the commit, as it is stored or carried
 
     def wait(self) -> None:
-        """Wait until the commit is durable; raise what went wrong."""
+        """Wait until the commit is durable; raise its error."""
         if self.done is not None:
             self.done.result()
 
@@ -233,7 +233,7 @@ class VersionedStore:
 
     @contextmanager
     def _opened(self, pointer: Pointer, held: Collection[Pointer]) -> Iterator[RestoredVersion]:
-        """Yield what the log returns of a version, with its frozen base thawed.
+        """Yield the log's answer for a version, with its frozen base thawed.
 
         If the backend cannot open it, the log is told and asked again.
         """

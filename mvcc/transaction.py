@@ -86,7 +86,7 @@ class Measures:
             yield run
 
     def looked_up(self, table: str, keys: Keys, exists: BoolArray) -> None:
-        """Note what a look-up found, apart from the transaction's own writes."""
+        """Note a look-up's result, apart from the transaction's own writes."""
         self._looked_up.setdefault(table, []).append((keys, exists))
 
     def written(self, runs: Mapping[str, Run], *, is_first: bool) -> None:

@@ -135,7 +135,7 @@ class ObjectCommitLog:
         return self._commits.decode_carried(self.carried[pointer], pointer)
 
     def write_snapshot(self, backend: Backend, pointer: Pointer) -> tuple[ChainEntry, Manifest]:
-        """Store one version; see `Snapshots.frozen` and `Snapshots.store` for what they raise.
+        """Store one version; raises as `Snapshots.frozen` and `Snapshots.store`.
 
         `backend`: of the kind that `backend_name` names; holds the version.
         """

@@ -120,7 +120,7 @@ class Entry(Stored):
 
     @property
     def continues(self) -> bool:
-        """Whether its query takes over from others that have ended for good, and has decided nothing itself."""
+        """Whether its query takes over from ended ones, and has decided nothing itself."""
         return self.stands_for is not None
 
     def newest_batch(self, decision: Entry | None, query_id: str) -> int | None:
@@ -205,7 +205,7 @@ class SinkLog:
         self._kept = self._fence.take(entry.number, stored_file.encode(KIND, header)[0])
 
     def prune(self, entry: Entry, retained: int) -> None:
-        """Delete what is older than the newest `retained` entries, now and then. Raises `UnavailableError`."""
+        """Delete entries older than the newest `retained`, now and then. Raises `UnavailableError`."""
         surplus = len(self._kept) - max(2, retained)
         if surplus >= _PRUNED_EACH:
             needed = {entry.number, entry.decided}

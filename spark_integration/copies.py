@@ -256,7 +256,7 @@ def _copy_all(source: PrefixedStorage, target: PrefixedStorage, keys: Sequence[s
 
 
 def _copy(source: PrefixedStorage, target: PrefixedStorage, key: str) -> _Object | None:
-    """Copy an object, and return what it is; None if it is gone: it was cleaned up, unless the version needs it."""
+    """Copy an object, and return it; None if it was cleaned up, unless the version needs it."""
     try:
         data = source.get(key, COMMIT_BYTES_MAX)
     except NotFoundError:
@@ -354,7 +354,7 @@ def copy(
 def _copy_operators(
     tasks: Tasks, new: NewQuery, storage: ObjectStorage, steps: list[StatefulStep], query_id: str, batch_id: int
 ) -> None:
-    """Copy the operators' directories, as far as the pointers need them."""
+    """Copy the parts of operators' directories that the pointers need."""
     rows = {directory: of for step in steps for directory, of in step.pointers.items()}
     if "" in rows:
         raise InvalidArgumentError(

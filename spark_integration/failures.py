@@ -236,14 +236,14 @@ class _Raised:
 
     @property
     def kind(self) -> type[HoldfastError] | None:
-        """Its class, if it is one of holdfast's."""
+        """Its class, if holdfast's."""
         module, _, name = self.name.rpartition(".")
         found = getattr(errors, name, None) if module in ("", errors.__name__) else None
         return found if isinstance(found, type) and issubclass(found, HoldfastError) else None
 
     @property
     def is_of_py4j(self) -> bool:
-        """Whether it was raised on the way to the driver's JVM."""
+        """Whether it arose on the way to the driver's JVM."""
         paths = [path for path, _, _ in self.frames if not re.search(r"/lib/python3[^/]*/(?!site-packages/)", path)]
         return bool(paths) and "/py4j" in paths[-1]
 

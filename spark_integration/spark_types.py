@@ -111,7 +111,7 @@ class Watermark(NamedTuple):
 
 
 def parse_struct(schema: StructType | str, what: str) -> StructType:
-    """Return a schema given as Spark gives it: a `StructType` or a DDL string. Raises `InvalidArgumentError`."""
+    """Return a schema given in Spark's forms: a `StructType` or a DDL string. Raises `InvalidArgumentError`."""
     try:
         parsed = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     except ParseException as exc:
@@ -206,7 +206,7 @@ def type_name(t: pa.DataType) -> str:
 
 
 def require_key_types(fields: list[StructField]) -> None:
-    """Check that Spark's ``xxhash64`` and byte equality give the groups that Spark's ``groupBy`` gives."""
+    """Check that Spark's ``xxhash64`` and byte equality group as Spark's ``groupBy`` does."""
     for field in fields:
         _require_key(field.dataType, field.name)
 

@@ -255,7 +255,7 @@ class KeyTimers:
 
 
 class KeysAtOnce:
-    """The number of keys that fit into `AT_ONCE_BYTES`, by what the last ones read and wrote."""
+    """The number of keys that fit into `AT_ONCE_BYTES`, judging by the last ones."""
 
     def __init__(self, count: int = _FIRST) -> None:
         self.count = count

@@ -354,7 +354,7 @@ def _sort_shared_hashes(rows: IntArray, new_hash: BoolArray, places: IntArray, k
 
 
 def _order(columns: list[pa.Array]) -> IntArray:
-    """Return the rows in the ascending order of some columns, nulls last; equal rows stay as they are."""
+    """Return the rows in ascending order of some columns, nulls last; a stable sort."""
     columns = [column for column in columns if not _is_constant(column)] or columns[:1]
     if len(columns) == 1 and pa.types.is_int64(columns[0].type) and not columns[0].null_count:
         return _order_hashes(columns[0].to_numpy().view(np.uint64) ^ _SIGN)

@@ -216,7 +216,7 @@ class RocksDBBackend(FilesystemBackend):
     def maintain(self, pointer: Pointer) -> int:
         """Move what all versions share into the next generation, if it exceeds the shard's share of memory.
 
-        Else merge runs, as `filesystem` does. The next commit finds the generation and takes it.
+        Else merge runs, as `filesystem` does. The next commit uses the generation.
 
         Raises `NotFoundError` if the version is not held here.
         """

@@ -30,7 +30,7 @@ _GUESS = re.compile(r" *The file \S+ may be corrupted\.")
 
 @contextmanager
 def rocksdb_errors(path: Path) -> Iterator[None]:
-    """Map what rocksdict raises while the database at `path` is used.
+    """Map rocksdict's errors while the database at `path` is used.
 
     Raises `CorruptionError` if bytes or files of the database are damaged or gone. The fact `file` is the file where
     RocksDB names it, else `path`. Raises `UnavailableError` if local storage is full or failing, or another process

@@ -78,7 +78,7 @@ class FrozenGeneration(GenerationView):
         return False  # a scan would bring all that lies between them
 
     def _bring_first(self, prefixes: list[bytes]) -> None:
-        """Bring at once what is surely read: tables that may have many of the prefixes, the ends of the others."""
+        """Fetch what every read needs at once: tables with many of the prefixes, the ends of the others."""
         ends = []
         for table in self._open().live_files():
             name = table["name"].lstrip("/")

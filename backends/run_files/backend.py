@@ -190,7 +190,7 @@ class RunFilesBackend(Backend):
             self._put_in_place(pointer, staged)
 
     def _adopt_floor(self, version: VersionFile, staged: StagedFolder, held: ExitStack) -> None:
-        """Adopt what lies below the runs of a frozen version, locked until `held` ends."""
+        """Adopt the floor of a frozen version, locked until `held` ends."""
         self._open_floor(version)
 
     def _adopt(self, version: VersionFile, staged: StagedFolder) -> None:
@@ -230,7 +230,7 @@ class RunFilesBackend(Backend):
     def maintain(self, pointer: Pointer) -> int:
         """Merge runs that a version's commit left because they are large. Raises `NotFoundError`.
 
-        The next commit finds the merged run and takes it into its version.
+        The next commit uses the merged run.
         """
         stacks = self._read_version(pointer).stacks
         return sum(self._merge_stack(pointer, table) for table, stack in stacks.items() if needs_merge(stack))
@@ -261,7 +261,7 @@ class RunFilesBackend(Backend):
         return self._damaged.verify()
 
     def remove_leftovers(self, before_ns: int) -> int:
-        """Remove what killed attempts left and what was set aside, last written before `before_ns`.
+        """Remove leftovers of killed attempts, and what was set aside, last written before `before_ns`.
 
         Return how many folders.
         """

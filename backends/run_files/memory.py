@@ -41,7 +41,7 @@ _MARK_OF_SHARD = "versions"
 
 
 class MemoryUsage:
-    """The entries of one executor, as one of its shards uses them.
+    """The entries of one executor, as seen by one of its shards.
 
     `folder` holds the entries, `root` the directories of all shards, or is the only one.
 

@@ -79,7 +79,7 @@ class DamagedRuns:
         return moved
 
     def verify(self) -> list[Path]:
-        """Read every file of the shard, set aside what holds a damaged one, and return the damaged files."""
+        """Read every file of the shard, set aside folders with a damaged one, and return the damaged files."""
         damaged: list[Path] = []
         checked: set[str] = set()
         for parent, read in ((self._versions, _files_of_version), (self._merges, _files_of_merge)):
@@ -219,8 +219,8 @@ class RunReader:
         """Map one run file, or find it mapped.
 
         With `verify` its digest is checked: for a merge, which reads all and would give damaged data a new digest.
-        Raises `NotFoundError` if it is gone: the version was dropped. Raises `CorruptionError` if it is not what was
-        written; what holds it is set aside.
+        Raises `NotFoundError` if it is gone: the version was dropped. Raises `CorruptionError` if it is damaged; its
+        holders are set aside.
         """
         kept = KEPT.find(path, file.note, self._tables[table])
         if kept is not None and (not verify or kept.is_whole(file.note)):

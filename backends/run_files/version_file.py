@@ -91,7 +91,7 @@ class VersionFile:
 
 @dataclass(frozen=True)
 class MergeFile:
-    """The content of a merge file, and where it stands: these consecutive runs equal that one run."""
+    """A merge file's content and place: these consecutive runs equal that one run."""
 
     folder: Path
     inputs: list[str]

@@ -121,7 +121,7 @@ class FrozenRuns(_RunsView):
     """A frozen version on run files, fetched as it is read.
 
     `open_floor` opens what lies below the runs. Raises `CorruptionError`, `SchemaMismatchError`, `UnavailableError` if
-    the files hold no such version, or cannot be had.
+    the files hold no such version, or cannot be read.
     """
 
     def __init__(

@@ -237,7 +237,7 @@ class _Exported:
 
 
 def places_of_query(context: click.Context, options: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the places of the query that LOCATION is of; None if it is a savepoint.
+    """Return the places of LOCATION's query; None if it is a savepoint.
 
     What lies there tells: the variable may name a state directory for other commands.
     """
@@ -283,7 +283,7 @@ def write(frame: DataFrame, target: str, kind: str) -> None:
 
 @contextmanager
 def errors_of_spark() -> Iterator[None]:
-    """Raise Spark's errors as holdfast's; an error that holdfast raised inside Spark stays as it was."""
+    """Raise Spark's errors as holdfast's; holdfast's own errors, raised inside Spark, stay unchanged."""
     from pyspark.errors import AnalysisException, PySparkException
 
     try:

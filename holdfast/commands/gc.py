@@ -27,7 +27,7 @@ _HOUR_MS = 60 * 60_000
 
 @dataclass
 class Outcome:
-    """The plan for a shard, or for what lies beside an operator's shards, and its result."""
+    """The plan for a shard, or for objects beside an operator's shards, and its result."""
 
     plan: Plan
     sizes: dict[str, int]  #: Bytes by key, of all objects to delete
@@ -130,7 +130,7 @@ def _is_of(record: OperatorRecord, prefix: str) -> bool:
 
 
 def _of_rescaling(target: Target, before_ms: int) -> list[Outcome]:
-    """Return what killed rescales left.
+    """Return leftovers of killed rescales.
 
     A live one keeps writing: first its savepoint, then the new query's state.
     """

@@ -530,9 +530,9 @@ def rescale(
 ) -> None:
     """Make a new query with another number of shards.
 
-    LOCATION is the query's checkpointLocation or state directory. The query may be running; it does not change. The
-    new query continues from where it stands, beginning with micro-batch 1. This process rescales; with --conf, or
-    where only Spark can write a part, Spark does. If the command is interrupted, run it again.
+    LOCATION is the query's checkpointLocation or state directory. The query may be running; it does not change. The new
+    query continues from its state, beginning with micro-batch 1. This process rescales; with --conf, or where only
+    Spark can write a part, Spark does. If the command is interrupted, run it again.
     """
     changes = Changes(shards, partitions, pairs(rename, "--rename", "OLD=NEW"), continue_sinks=continue_sinks)
     original, state_dir = both_places(original, state_dir, options)

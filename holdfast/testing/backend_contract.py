@@ -128,7 +128,7 @@ class BackendFilesContract(BackendRowsContract):
 
     @pytest.fixture
     def copy_of(self, backend: Backend) -> CopyOf:
-        """Return what copies frozen files of P1 or P2."""
+        """Return a copier of frozen files of P1 or P2."""
         make_versions(backend)
         return partial(copy_frozen, backend)
 
@@ -201,7 +201,7 @@ class BackendFilesContract(BackendRowsContract):
     def test_a_thawed_version_answers_as_the_frozen_one(
         self, backend: Backend, other: Backend, copy_of: CopyOf, pointer: Pointer
     ) -> None:
-        """A restore from a snapshot of files: every read, the properties, and what is built on it are the same."""
+        """A restore from a snapshot of files: reads, properties and later versions are the same."""
         folder = copy_of(pointer, other)
         other.thaw(pointer, folder)
         assert not folder.exists()
@@ -230,7 +230,7 @@ class BackendFilesContract(BackendRowsContract):
             assert users(old, "dan", "user 1") == [None, (1,)]
 
     def test_thawing_twice_does_no_harm(self, other: Backend, copy_of: CopyOf) -> None:
-        """Two attempts restore one version, also while somebody reads it and after somebody built on it."""
+        """Two attempts restore one version, even while somebody reads it or has built on it."""
         other.thaw(P1, copy_of(P1, other))
         with other.view(P1) as view:
             other.apply(P1, P2, no_counts("user 1"), {})
@@ -293,7 +293,7 @@ class BackendFilesContract(BackendRowsContract):
 
     @pytest.mark.parametrize("wanted", [P1, Pointer(P2.version, "ffff"), P3], ids=str)
     def test_files_of_another_version_are_refused(self, other: Backend, copy_of: CopyOf, wanted: Pointer) -> None:
-        """A snapshot under a wrong name would take the query back, or to an attempt that was dropped."""
+        """A snapshot under a wrong name would take the query back, or to a dropped attempt."""
         self._is_refused(other, wanted, copy_of(P2, other), CorruptionError)
 
     def test_a_missing_file_is_refused(self, backend: Backend, other: Backend, copy_of: CopyOf) -> None:
@@ -406,7 +406,7 @@ class BackendContract(BackendFilesContract):
         assert backend.versions() == [P1]
 
     def test_a_version_adds_its_writes_to_its_base(self, backend: Backend) -> None:
-        """The basic step: what was not written stays, what was written changes, what was deleted goes."""
+        """The basic step: unwritten rows stay, written ones change, deleted ones go."""
         backend.apply(None, P1, counts(("ann", 1), ("bob", 2), ("cem", 3)), {})
         backend.apply(P1, P2, {"counts": run_of(COUNTS, [(("ann",), (5,)), (("bob",), None), (("dan",), (4,))])}, {})
         with backend.view(P1) as old, backend.view(P2) as new:
@@ -415,7 +415,7 @@ class BackendContract(BackendFilesContract):
             assert users(new, "dan", "bob", "ann", "eve", "ann") == [(4,), None, (5,), None, (5,)]
 
     def test_two_attempts_stand_side_by_side(self, backend: Backend) -> None:
-        """Isolation: an attempt that was dropped is never seen by the one that was kept."""
+        """Isolation: the kept attempt never sees the dropped one."""
         backend.apply(None, P1, counts(("ann", 1)), {})
         other = Pointer(2, "other")
         backend.apply(P1, P2, counts(("ann", 2), ("bob", 2)), {})
@@ -450,7 +450,7 @@ class BackendContract(BackendFilesContract):
             assert users(view, "user 1", "user 2") == [(-1,), (2,)]
 
     def test_dropping_is_final_exact_and_repeatable(self, backend: Backend) -> None:
-        """Retention: what is dropped is gone, its descendants and siblings stay, unknown pointers are fine."""
+        """Retention: dropped versions are gone, their descendants and siblings stay, unknown pointers are fine."""
         backend.apply(None, P1, counts(("ann", 1)), {})
         backend.apply(P1, P2, counts(("bob", 2)), {})
         backend.apply(P2, P3, counts(("cem", 3)), {})
@@ -515,7 +515,7 @@ class BackendContract(BackendFilesContract):
             assert answers(view, "members", keys_of(MEMBERS, [(b"ann",), (b"",)])) == [None, ()]
 
     def test_properties_are_kept_with_their_version(self, backend: Backend) -> None:
-        """The commit log finds the chain of a version where it left it."""
+        """The commit log finds a version's chain where it left it."""
         properties = {"chain": [{"kind": "commit", "size_bytes": 2**53}], "text": "ü", "none": None, "float": 0.1}
         backend.apply(None, P1, {}, properties)
         backend.apply(P1, P2, {}, {})

@@ -41,7 +41,7 @@ _TYPES = {name: kind() for kind in _KINDS for name in (kind.typeName(), kind().s
 
 
 def parse_schema(schema: StructType | str) -> StructType:
-    """Return a schema that is given as Spark takes it. Raises `InvalidArgumentError`."""
+    """Return a schema given in any form that Spark takes. Raises `InvalidArgumentError`."""
     if isinstance(schema, StructType):
         return schema
     parser = _Parser(schema)

@@ -127,7 +127,7 @@ class SinkKills(SinkScenario):
         return DELAYS_MS if moment.startswith("in ") else (0,)
 
     def _killed_worker(self, sink: TwoPhaseSink, moment: str, batch_id: int, delay_ms: int) -> list[Handle]:
-        """Kill a worker at a moment of its attempt, and return the handle if it got so far."""
+        """Kill a worker during its attempt, and return the handle, if any."""
         attempt, rows = self.attempt(batch_id), self.rows(ROWS, seed=batch_id)
         batch = rows.to_batches()[0]
         with SinkWorker(sink) as worker:
@@ -209,7 +209,7 @@ class SinkContract(SinkKills):
         self.expect(sink)
 
     def test_idempotent_commit(self, sink: TwoPhaseSink) -> None:
-        """A micro-batch that is committed again, also after a new start, is there once."""
+        """A micro-batch that is committed again, even after a new start, appears once."""
         sink.open(self.query, self.schema())
         first = self.write_batch(sink, 0)
         tables = [self.rows(ROWS, seed=i) for i in range(2)]

@@ -235,7 +235,7 @@ class SinkScenario:
         sink.commit(query or self.query, batch_id, handles)
 
     def expect_lost(self, sink: TwoPhaseSink, batch_id: int, *handles: Handle) -> None:
-        """Check that what is gone is never taken for committed."""
+        """Check that lost results never count as committed."""
         for handle in handles:
             with self.raises(StateLostError):
                 sink.commit(self.query, batch_id, [handle])
@@ -248,7 +248,7 @@ class SinkScenario:
         return newest
 
     def end_leftovers(self, sink: TwoPhaseSink, query: SinkQuery) -> None:
-        """Abort what dead attempts of a query have prepared."""
+        """Abort what a query's dead attempts have prepared."""
         sink.abort(query, [self.carried(handle) for handle in sink.leftovers(query)])
         assert list(sink.leftovers(query)) == [], "what was aborted is no leftover"
 

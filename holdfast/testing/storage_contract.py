@@ -233,7 +233,7 @@ class StorageContract:
         assert [info.key for info in storage.list("")] == ["k"]
 
     def test_a_key_that_is_taken_keeps_its_bytes(self, storage: ObjectStorage, other: ObjectStorage) -> None:
-        """`put_if_absent` stores under a free key, takes the same bytes again, and refuses others of any size."""
+        """`put_if_absent` stores under a free key, accepts the same bytes again, and refuses others of any size."""
         storage.put_if_absent("f/k", b"mine")
         other.put_if_absent("f/k", b"mine")
         for data in (b"your", b"longer than mine", b""):
@@ -334,7 +334,7 @@ class StorageContract:
         assert 1_700_000_000_000 < info.modified_ms < 10_000_000_000_000
 
     def test_list_is_fresh(self, storage: ObjectStorage, other: ObjectStorage) -> None:
-        """A list shows what another client wrote and deleted a moment ago."""
+        """A list shows another client's writes and deletes at once."""
         assert not storage.list("f/")
         other.put("f/1", b"1")
         assert [info.key for info in storage.list("f/")] == ["f/1"]

@@ -123,7 +123,7 @@ def _type_of(value: Any) -> DataType:
 
 @dataclass(frozen=True)
 class GivenExchange:
-    """An `Exchange` that takes the pieces that a test gives, and keeps what the processor returns."""
+    """An `Exchange` that takes the test's pieces, and keeps the processor's output."""
 
     typed: Exchange  #: For keys, and for what the test does declare
     pieces: Sequence[Any] | None  #: For ``handleInputRows``, one for each row; None if rows are typed

@@ -67,7 +67,7 @@ class Dated(Generic[_T]):
 class Inquiry(Generic[_T]):
     """Gives the latest answer of a store. Safe for many threads.
 
-    `executor`: where it is asked, once at a time. Must not be one that `ask` waits for.
+    `executor`: runs `ask`, once at a time. Must not be one that `ask` waits for.
     """
 
     def __init__(

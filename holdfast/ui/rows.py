@@ -72,7 +72,7 @@ def text(value: Any) -> str:
 
 
 def cut(found: str) -> str:
-    """Return text without control characters, cut to what a cell holds."""
+    """Return text without control characters, cut to a cell's size."""
     shown = printable(found[:TEXT_MAX])
     return shown if len(found) <= TEXT_MAX else f"{shown}… ({len(found):,} characters)"
 
@@ -208,7 +208,7 @@ def _of_shards(query: StoredQuery, now: StoredOperator, view: RowsView, monotoni
 def _of_shard(
     query: StoredQuery, now: StoredOperator, asked: Asked, table: str, place: tuple[int, str | None], room: int
 ) -> tuple[ShownTable, str | None, int]:
-    """Return the next rows of a shard that are asked for, no more than there is room for.
+    """Return the next requested rows of a shard, at most as many as fit.
 
     Returns the rows; the last row before the shard's next page, None if it ends; how many rows the filter has seen.
     """

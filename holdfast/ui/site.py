@@ -71,7 +71,7 @@ _AT_ONCE = Patience(0)
 
 @dataclass(frozen=True)
 class Pointers:
-    """What a checkpoint location says."""
+    """A checkpoint location's content."""
 
     log: tuple[BatchTimes, ...]  #: When the micro-batches that are logged were planned and committed, ascending
     #: The operators' directories that the pointers name, and the query of each by the pointers
@@ -199,12 +199,12 @@ class Directory:
 
     @property
     def awaited(self) -> Awaited | None:
-        """What an empty directory waits for; None if it is not empty, or unknown."""
+        """What an empty directory waits for; None if it is not empty, or if unknown."""
         known = self.surveyor.known
         return Awaited(self.location, _EMPTY) if known and known.is_empty else None
 
     def query_of(self, directory: str, patience: Patience) -> tuple[NamedQuery, str] | None:
-        """Return the query whose pointers name an operator's directory, and what it calls the operator; or None."""
+        """Return the query whose pointers name an operator's directory, and its name for the operator; or None."""
         failed = None
         pointers = answers({place: one.pointers for place, one in enumerate(self.queries)}, patience)
         for place, told in pointers.items():
@@ -475,7 +475,7 @@ def _noted_locations(
 
 
 def _surveyed(directories: Sequence[Directory]) -> list[Survey]:
-    """Return what directories hold, asked side by side."""
+    """Return the content of directories, listed in parallel."""
     for one in directories:
         one.surveyor.begin()
     return [one.surveyor.latest(_UNLIMITED).found for one in directories]

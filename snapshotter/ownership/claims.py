@@ -115,7 +115,7 @@ class Claim(Stored, notice=True):
 
 @dataclass(frozen=True)
 class Beside:
-    """A run that works beside the holder of the directory: an object whose name says all."""
+    """A run that works beside the directory's holder: an object with everything in its name."""
 
     #: When the run began, by the store's clock, or the one before it whose place it has: of several, the first one may
     #: take the number
@@ -128,7 +128,7 @@ class Beside:
 
     @classmethod
     def of(cls, info: ObjectInfo) -> Beside | None:
-        """Parse a listed object's name; None if it is not one of ours."""
+        """Parse a listed object's name; None if it is not ours."""
         match = _BESIDE.fullmatch(info.key)
         if match is None:
             return None
@@ -191,7 +191,7 @@ def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
 
 @dataclass(frozen=True)
 class Tenure:
-    """What an executor knows of its run's place in a directory."""
+    """An executor's knowledge of its run's place in a directory."""
 
     claim: Claim  #: The newest: the run's own or, beside another run, that one's
     #: Beside another run: since when this is the newest claim, by the machine's monotonic clock
@@ -377,7 +377,7 @@ class Claims:
         return is_same or self._may_live("", told.driver, "") is False
 
     def _may_live(self, application: str, driver: str, executor: str) -> bool | None:
-        """Tell whether another run lives; None if that cannot be known.
+        """Tell whether another run lives; None if unknown.
 
         Spark runs a query once in an application, and one application in a process.
         """

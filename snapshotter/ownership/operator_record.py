@@ -36,7 +36,7 @@ SAME_NAME = (
 
 @dataclass(frozen=True)
 class OperatorRecord(Stored):
-    """Who owns an operator's directory, and what is in it."""
+    """The owner of an operator's directory, and its content."""
 
     operator: str
     query_id: str  #: Spark's id of the query, the same after every restart from its checkpoint location

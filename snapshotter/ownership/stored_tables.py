@@ -177,7 +177,7 @@ def stored_tables(storage: ObjectStorage, record: OperatorRecord) -> StoredTable
 
 
 def declare_tables(storage: ObjectStorage, record: OperatorRecord, planned: StoredTables) -> None:
-    """Store which tables a run declares and which columns it changes, unless that is what was stored last.
+    """Store a run's declared tables and column changes, unless they equal what was stored last.
 
     Raises `ConflictError` if another run of the query has since declared something incompatible.
 

@@ -201,7 +201,7 @@ class SavedSource(Stored):
 
 @dataclass(frozen=True)
 class PlannedBatch(Stored):
-    """The micro-batch after the saved one, as Spark had planned it: what Spark would have run next, and nothing else.
+    """The micro-batch after the saved one, exactly as Spark had planned it.
 
     `sources`: where they are at its end, and what Spark keeps of them besides what the savepoint has anyway.
     """

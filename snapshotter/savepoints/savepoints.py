@@ -152,7 +152,7 @@ def list_savepoints(target: ObjectStorage, executor: Executor) -> list[Listed]:
 
 
 def verify_savepoint(target: ObjectStorage, savepoint: Savepoint, executor: Executor) -> list[str]:
-    """Read all objects of a savepoint and return what is damaged; empty if it can be restored whole.
+    """Read all objects of a savepoint and return the damaged ones; none if it can be restored whole.
 
     `executor`: its threads hold one piece each.
     """
@@ -195,7 +195,7 @@ def read_log(folder: PrefixedStorage, log: SourceLog) -> memoryview:
 
 
 def find_objects(target: ObjectStorage, name: str) -> list[str]:
-    """Return the objects of a savepoint, or of an unfinished one: what deleting it deletes.
+    """Return the objects of a savepoint, finished or not, that a deletion deletes.
 
     Raises `InvalidArgumentError` if there is only a file of another program.
     """
@@ -237,7 +237,7 @@ def _delete(folder: PrefixedStorage, keys: list[str]) -> None:
 
 
 def _abort_uploads(folder: PrefixedStorage) -> int:
-    """Remove what killed uploads of pieces and logs left; missing permission for this does not fail a deletion."""
+    """Remove killed uploads of pieces and logs; missing permission for this does not fail a deletion."""
     try:
         return sum(folder.abort_unfinished_uploads(f"{part}/", _EVER_MS) for part in ("operators", "sources"))
     except InvalidArgumentError as exc:

@@ -99,7 +99,7 @@ class SnapshotFile(Stored):
 
 @dataclass(frozen=True)
 class CleanedUp(Stored):
-    """What a snapshot's lineage knows of clean-ups, so that no process needs to remember it."""
+    """A lineage's record of clean-ups, so that no process needs to remember it."""
 
     below: int = 0  #: All commits and snapshots of lower version numbers were deleted; 0 where nothing ever was
     snapshots_since: int = 1  #: Snapshots of the lineage since the last clean-up, this one included

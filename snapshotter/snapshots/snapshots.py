@@ -239,7 +239,7 @@ class NotedFile(Stored):
 
 @dataclass(frozen=True)
 class SnapshotNote(Stored):
-    """What this executor knows of a snapshot without asking the storage."""
+    """An executor's knowledge of a snapshot, without asking the storage."""
 
     entry: ChainEntry  #: What names the snapshot
     files: tuple[NotedFile, ...]
@@ -488,7 +488,7 @@ class Snapshots:
         self.notes.leave(entry, manifest, zip(identities, manifest.files, strict=True))
 
     def remove_leftovers(self, before_ns: int) -> int:
-        """Remove what ended processes left, last written before `before_ns`; return how many folders."""
+        """Remove leftovers of ended processes, last written before `before_ns`; return how many folders."""
         return sum(local_files.remove_stale_folders(folder, before_ns) for folder in (self._uploading, self._restoring))
 
 

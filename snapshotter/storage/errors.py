@@ -224,7 +224,7 @@ def _answer(exc: BaseException) -> tuple[str, int] | None:
 
 
 def _detail(exc: BaseException) -> str:
-    """Return the shortest text that says what happened."""
+    """Return the shortest text that explains the error."""
     answer = _answer(exc)
     if answer is not None:
         return f"{answer[0]}/{answer[1]}"

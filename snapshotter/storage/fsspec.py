@@ -186,7 +186,7 @@ class FsspecStorage(ObjectStorage):
         self._delete_each(keys, delete)
 
     def close(self) -> None:
-        """Drop this process's file system; what fsspec opened for it closes when it is collected."""
+        """Drop this process's file system; its connections close when it is collected."""
         super().close()
         self._connections.release()
 

@@ -135,7 +135,7 @@ class Attempt:
 
 
 def create_file(client: hdfs_native.Client, path: str) -> Any:
-    """Return a writer of a new file, which closes only when it is told to."""
+    """Return a writer of a new file, which closes only on request."""
     return client.inner.create(path, hdfs_native.WriteOptions(overwrite=False))
 
 
@@ -206,7 +206,7 @@ def delete_file(client: hdfs_native.Client, path: str) -> None:
 
 
 def _says_absent(exc: Exception) -> bool:
-    """Tell whether there is nothing at a path; HDFS calls a path below a file a failed access check."""
+    """Tell whether a path is absent; HDFS calls a path below a file a failed access check."""
     return isinstance(exc, FileNotFoundError) or "(is not a directory)" in str(exc)
 
 
@@ -256,7 +256,7 @@ class HdfsStorage(ObjectStorage):
         _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
 
     def put_if_absent(self, key: str, data: Buffer) -> None:
-        """Store an object; see `ObjectStorage.put_if_absent`. On HDFS each put keeps what is there."""
+        """Store an object; see `ObjectStorage.put_if_absent`. On HDFS every put keeps existing objects."""
         self.put(key, data)
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
@@ -393,7 +393,7 @@ class HdfsStorage(ObjectStorage):
             client.delete(temporary, False)
 
     def _remove(self, client: hdfs_native.Client, temporary: str) -> None:
-        """Remove an unfinished write as far as possible; the error that led here is the one to report."""
+        """Remove an unfinished write if possible; report the error that led here."""
         for _ in range(3):  # the driver may send the first on a connection that has just broken
             with suppress(OSError, RuntimeError):
                 client.delete(temporary, False)

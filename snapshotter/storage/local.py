@@ -346,6 +346,6 @@ def _remove_temporaries(at: int, before_ms: int) -> int:
 
 
 def _remove(name: str, at: int) -> None:
-    """Remove a temporary file as far as possible; the error that led here is the one to report."""
+    """Remove a temporary file if possible; report the error that led here."""
     with suppress(OSError):
         os.unlink(name, dir_fd=at)

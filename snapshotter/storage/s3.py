@@ -486,7 +486,7 @@ class S3Storage(ObjectStorage):
             request["ContinuationToken"] = page["NextContinuationToken"]
 
     async def _delete(self, fs: Any, names: Sequence[str]) -> _Entries:
-        """Delete one batch; returns what the store says it could not delete."""
+        """Delete one batch; return the keys that the store could not delete."""
         wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
         async with self._limit():
             answer = await self._call(fs, "delete_objects", Delete=wanted)

@@ -105,7 +105,7 @@ class ShardListing:
 
     @property
     def commits_since_snapshot(self) -> int:
-        """Commits stored after the newest snapshot, or all without one: roughly what a restore reads on top of it."""
+        """Commits stored after the newest snapshot, or all without one: roughly what a restore adds to it."""
         snapshot_ms = self._snapshot_ms
         return sum(o.kind == "commit" and o.modified_ms > snapshot_ms for o in self.versions)
 
@@ -302,7 +302,7 @@ def _nothing_found(storage: ObjectStorage, operator: str | None, infos: Collecti
 class Headers:
     """The headers of a shard's commits and snapshots.
 
-    Objects never change, so what was read stays true. Threads: many; the same object may then be read twice.
+    Objects never change, so headers stay valid. Threads: many; the same object may then be read twice.
     """
 
     def __init__(self, shard: PrefixedStorage) -> None:
@@ -417,7 +417,7 @@ class StateSizes:
         return StateSize(found, len(with_snapshot) - len(read))
 
     def snapshot_bytes(self, prefix: str, stored: StoredObject) -> int | None:
-        """Return the size of the state in a shard's snapshot; None if it is damaged, gone or not readable."""
+        """Return the size of the state in a shard's snapshot; None if damaged, gone or unreadable."""
         key = (prefix, stored.key)
         with self._lock:
             if key in self._known:

@@ -70,7 +70,7 @@ def links(chain: Iterable[ChainEntry]) -> tuple[Link, ...]:
 
 
 class History:
-    """What each object of a shard builds on, as its header says."""
+    """Each object's base, according to its header."""
 
     def __init__(self, listing: ShardListing, headers: Headers) -> None:
         self.listing = listing
@@ -137,7 +137,7 @@ class History:
         return f"{self.listing.prefix}/{link.key}"
 
     def chains(self, chain: tuple[Link, ...], horizon: int) -> list[tuple[Link, ...]]:
-        """Return the chain of a version, the one that its snapshot stands for, and so on back to the horizon."""
+        """Return the chains of a version, of what its snapshot replaced, and so on to the horizon."""
         found = []
         seen: set[str] = set()
         while chain:

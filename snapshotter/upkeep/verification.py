@@ -66,7 +66,7 @@ class ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An object as it was read: a commit or a manifest with what names it in a chain, or a part.
+    """An object as read: a commit or a manifest with its chain entry, or a part.
 
     For a commit, only its base. `problem` says how the object is damaged.
     """
@@ -113,7 +113,7 @@ def _read_new(
     found: dict[str, _Found],
     on_read: Callable[[int], object],
 ) -> None:
-    """Read what was listed and is not in `found` yet, and add it there."""
+    """Read listed objects that are not yet in `found`, and add them there."""
     # Manifests first: they say how many bytes their parts hold.
     for kind in ("commit", "snapshot", "part"):
         new = [stored for stored in listing.of_kind(kind) if stored.key not in found]

@@ -137,7 +137,7 @@ def remove_dead_executors(root: Path, now_ms: int) -> None:
 
 @contextmanager
 def own_directory(local_dir: str | None = None) -> Iterator[Path]:
-    """Yield a directory that the context removes, and that nobody takes over.
+    """Yield a directory that the context removes and nobody takes over.
 
     It looks like an executor directory of this process, so if the process is killed, the clean-up of dead executors
     removes it.
@@ -161,7 +161,7 @@ def own_directory(local_dir: str | None = None) -> Iterator[Path]:
 
 
 def leave_executor_directory(path: Path) -> None:
-    """Delete the local state of this executor, which has ended, except for what the next one can use."""
+    """Delete the local state of this ended executor, except what the next one can use."""
     _remove_all_but_shards(path)
     if not (path / ON_DISK).exists():
         shutil.rmtree(path, ignore_errors=True)

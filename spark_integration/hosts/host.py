@@ -120,7 +120,7 @@ class StateOfGroup:
         return self._state.getCurrentWatermarkMs()
 
     def has_been_called(self) -> bool:
-        """Tell whether the shard was already called with rows in this micro-batch, and so has fired what was due."""
+        """Tell whether the shard was already called with rows in this micro-batch, and so has fired due timers."""
         remembered = self._remembered
         return self._state.hasTimedOut and remembered is not None and remembered.batch_ms == self.batch_ms
 

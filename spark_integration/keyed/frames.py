@@ -252,7 +252,7 @@ class OutputFrames:
         self._alike: dict[tuple[Any, ...], _AlikeFrames] = {}
 
     def add_all(self, returned: object, key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
-        """Iterate over what the function returned for a key; yield batches as they fill."""
+        """Iterate over a function's output for a key; yield batches as they fill."""
         for frame in self.frames_of(returned):
             rows = len(frame)
             if rows:
@@ -261,7 +261,7 @@ class OutputFrames:
                     yield from self.finish()
 
     def frames_of(self, returned: object) -> Iterator[pd.DataFrame]:
-        """Iterate over what the function returned, and check each frame; columns of one with rows are checked later."""
+        """Iterate over a function's output, and check each frame; columns of one with rows are checked later."""
         for frame in _iterable(returned):
             if not isinstance(frame, pd.DataFrame):
                 raise _wrong_return("iterator of pandas.DataFrame", f"iterator of {type(frame).__name__}")

@@ -139,7 +139,7 @@ class KeyState(GroupState):
 
     @property
     def value(self) -> tuple[Any, ...]:
-        """The value to store, copied: what the function does to a list in it later has no effect."""
+        """The value to store, copied: later changes to a list in it have no effect."""
         values = tuple(self._value)
         return values if self._kept is None else tuple(map(self._kept, values))
 

@@ -220,7 +220,7 @@ def _scalar(name: str, value: object, t: pa.DataType) -> pa.Scalar:
     except (pa.ArrowException, TypeError, ValueError, OverflowError, binascii.Error) as exc:
         from holdfast.spark_integration.spark_types import type_name  # here alone a look-up needs PySpark
 
-        raise InvalidArgumentError(f"the key's {name!r} is not of its type: {exc}", type=type_name(t)) from exc
+        raise InvalidArgumentError(f"the key's {name!r} has the wrong type: {exc}", type=type_name(t)) from exc
 
 
 def _storable(value: object, t: pa.DataType) -> object:

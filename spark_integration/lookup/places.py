@@ -68,7 +68,7 @@ def places_of(
 def find_places(
     given: str | Path, options: Mapping[str, object], operator: str | None = None
 ) -> tuple[str, str] | None:
-    """Return what `places_of` does for one of them; None if it is neither. All that is there is listed then."""
+    """Do as `places_of` for one of them; None if it is neither."""
     with open_storage(str(given), options) as storage:
         query_id = QueryLocation(storage).find_id()
         if query_id is not None:

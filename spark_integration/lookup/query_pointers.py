@@ -128,7 +128,7 @@ class ShardReaders:
         return Keys(keys.hashes, keys.keys)
 
     def _known(self, directory: str) -> tuple[OperatorRecord | None, StoredTables | None]:
-        """Return an operator's record and its tables; what a run declares is seen within seconds."""
+        """Return an operator's record and tables; a run's declarations appear within seconds."""
         with self._lock:
             at_ms, record, stored = self._records.get(directory, (-_KNOWN_MS, None, None))
         now_ms = clock.monotonic_ms()
@@ -191,7 +191,7 @@ def _at(row: PointerRow) -> At:
 
 @dataclass(frozen=True)
 class StoredOperator:
-    """An operator of holdfast's as it was after a micro-batch."""
+    """One of holdfast's operators as it was after a micro-batch."""
 
     name: str
     batch_id: int  #: The micro-batch
@@ -286,7 +286,7 @@ class QueryPointers:
         return self._of(number)[0]
 
     def held(self, batch_id: int, partitions: Collection[int] | None = None) -> list[Held]:
-        """Return the operators that hold pointers of holdfast's, after a micro-batch.
+        """Return the operators that hold holdfast's pointers, after a micro-batch.
 
         Raises `NotFoundError` if the micro-batch is not committed, or was purged; `InvalidArgumentError` if Spark's
         state has a form that holdfast does not read; `CorruptionError` if it is damaged.

@@ -310,7 +310,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class Own:
-    """An aggregate of the user's own functions, each of which takes all rows, or the states of all groups, at once."""
+    """An aggregate of the user's own functions, each called once with all rows, or all groups' states."""
 
     name: str
     column: str

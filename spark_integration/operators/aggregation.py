@@ -283,7 +283,7 @@ def _carried(
 
 
 def _hashed(df: DataFrame, aggregates: Sequence[Aggregate], columns: Sequence[str | None]) -> DataFrame:
-    """Put Spark's hashes in place of the arguments that travel as such, and leave null what is null."""
+    """Replace the arguments that travel as hashes by Spark's hashes, and keep nulls."""
     hashed = {name for aggregate, name in zip(aggregates, columns, strict=True) if name and aggregate.takes_hashes}
     for name in sorted(hashed):
         df = df.withColumn(name, F.when(F.col(name).isNotNull(), F.xxhash64(name)))

@@ -6,7 +6,7 @@
                                             └─▶ state: until ─▶ forgotten once the clock has passed it
 
 The clock passes a key's time between micro-batches, and duplicates in the micro-batch in which it does still count, as
-in Spark. With a time to live of event time, which Spark has not, rows' own times decide instead::
+in Spark. With a time to live in event time, which Spark lacks, rows' own times decide instead::
 
     rows of a key    09:00   09:20             10:10   10:30        ttl of an hour
                        ▲ shown, until 10:00      ▲ shown, until 11:10

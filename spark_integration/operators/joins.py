@@ -297,7 +297,7 @@ class _Call:
             yield self._sides.shown(self._keys.take(rows.key[row]), columns, self._batch.operator)
 
     def _kept(self, new: SideRows) -> Iterator[pa.RecordBatch]:
-        """Store rows that wait; in an outer join, yield those without a match that can never get one."""
+        """Store waiting rows; in an outer join, yield those that can never match."""
         end_us = new.at_us + self._join.within_us + BEYOND_MS * 1000
         waits = to_bools(new.at.is_valid()) & (due_of(end_us) >= (self._batch.times.watermark_ms or 0))
         if new.side.notes_matches:
@@ -394,7 +394,7 @@ class KeyedTimes:
 
 
 class Near:
-    """Finds rows near others: of the same key, and at most so far apart in time."""
+    """Finds rows near others: of the same key, within a time."""
 
     def __init__(self, rows: KeyedTimes, within_us: int) -> None:
         self._rows = rows

@@ -211,7 +211,7 @@ class _Merged:
 
 
 def _running_max(key: npt.NDArray[np.int64], values: IntArray) -> IntArray:
-    """Return the largest value so far of each key; keys ascend from 0."""
+    """Return each key's largest value so far; keys ascend from 0."""
     by_value = np.argsort(values, kind="stable")
     rank = np.empty(len(values), np.int64)
     rank[by_value] = np.arange(len(values))

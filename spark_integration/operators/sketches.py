@@ -172,7 +172,7 @@ def _ranked(states: pa.Array) -> tuple[IntArray, pa.Array, IntArray, IntArray]:
 
 
 def _linked(kept: BoolArray, before: IntArray) -> BoolArray:
-    """Return the places that are kept, the place before each of them, the one before that, and so on."""
+    """Return the kept places, with their predecessors, the predecessors of these, and so on."""
     while True:
         more = kept.copy()
         more[before[kept]] = True

@@ -118,7 +118,7 @@ class Top(OperatorFunction):
     def _with_rows(
         self, batch: ShardInput, transaction: Transaction, entries: EntryRows, ends: Ends | None
     ) -> Iterator[pa.RecordBatch]:
-        """Rank the rows among the stored ones of their keys; yield what has changed."""
+        """Rank the rows among the stored ones of their keys; yield the changes."""
         keys, by_key = batch.distinct_keys(self._grouping)
         batch.counts.keys += len(keys)
         stored = _Listed.of(entries.scan(keys), self._state)

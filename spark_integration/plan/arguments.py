@@ -88,7 +88,7 @@ def declared_struct(schema: StructType | str, what: str) -> StructType:
 def require_accepted_by_spark(
     df: DataFrame, func: Any, output: StructType | str, state: StructType, output_mode: str, timeout_conf: str
 ) -> None:
-    """Raise what Spark raises for these arguments: define its own ``applyInPandasWithState`` and discard it."""
+    """Raise Spark's errors for these arguments: define its own ``applyInPandasWithState`` and discard it."""
     if not isinstance(output_mode, str):
         raise wrong_type("outputMode", "str", output_mode)
     # Any column will do as the key: Spark rejects expressions here, holdfast accepts them.

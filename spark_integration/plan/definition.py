@@ -111,7 +111,7 @@ def _look(settings: Settings, operator: str, function: ShardFunction) -> StoredS
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """Rows with their keys, and what their shards do with them."""
+    """Rows with their keys, and what shards do with them."""
 
     df: DataFrame
     keys: list[Key]

@@ -97,7 +97,7 @@ class OutputRows:
         self.failed_key: tuple[Any, ...] | None = None
 
     def add_all(self, returned: Any, key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
-        """Iterate over what the processor returned for a key; yield batches as they fill."""
+        """Iterate over a processor's output for a key; yield batches as they fill."""
         rows, keys, is_flat, copied = self._rows, self._keys, self._is_flat, self._copied
         names = self._names, tuple(self._names)  # of a row made with its names, and of one made by a row of names
         for row in returned:
@@ -146,10 +146,10 @@ class OutputRows:
 
 
 class ProcessorOutput(GatheredOutput, Protocol):
-    """Gathers what a processor returns for many keys."""
+    """Gathers a processor's output for many keys."""
 
     def add_all(self, returned: Any, key: KeyTuple) -> Iterator[pa.RecordBatch]:
-        """Iterate over what it returned for a key; yield batches as they fill."""
+        """Iterate over its output for a key; yield batches as they fill."""
 
 
 class Exchange(Protocol):
@@ -275,7 +275,7 @@ class _ProcessorFrames(OutputFrames):
 
 
 def frames_of(returned: Any) -> Iterator[pd.DataFrame]:
-    """Iterate over what a processor returned for a key. Raises `PySparkValueError` if an element is no frame."""
+    """Iterate over a processor's output for a key. Raises `PySparkValueError` if an element is no frame."""
     for frame in returned:
         if not isinstance(frame, pd.DataFrame):
             raise PySparkValueError(

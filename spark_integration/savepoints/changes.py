@@ -117,7 +117,7 @@ def migrated(operator: SavedOperator, migrations: Mapping[str, Migration]) -> Sa
 
 
 def _after(function: Migrate, table: TableSchema, is_expiring: bool) -> tuple[TableSchema, tuple[str, ...]]:
-    """Return the schema that a function gives a table, and what the function calls its value columns."""
+    """Return the schema that a function gives a table, and the function's names for its value columns."""
     before = _seen(table, is_expiring)
     shown = shown_columns(before)
     returned = _called(function, from_columns([pa.array([], field.type) for field in shown], shown, 0), before)

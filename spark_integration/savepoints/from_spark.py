@@ -151,7 +151,7 @@ def from_spark(
 
 
 def _sinks(settings: Settings, options: Mapping[str, object], query_id: str) -> tuple[SavedSink, ...]:
-    """Return holdfast's sinks of a query without state of holdfast's."""
+    """Return holdfast's sinks of a query without holdfast state."""
     if settings.state_dir is None:
         return ()
     with open_storage(settings.state_dir, options) as storage:

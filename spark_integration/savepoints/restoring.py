@@ -135,7 +135,7 @@ def restore(
 
 @dataclass(frozen=True)
 class Restorable:
-    """A savepoint, and what becomes of it in a new query."""
+    """A savepoint, and the changes for a new query."""
 
     target: str  #: URL of its directory
     savepoint: Savepoint

@@ -226,7 +226,7 @@ class PieceRows:
                 yield table, run
 
     def _in_order(self) -> Iterator[Piece]:
-        """Yield the pieces as they are needed: timers all at once, of other tables what two shards share once."""
+        """Yield the pieces in the order of need: timers all at once, in other tables a shared piece only once."""
         last: dict[str, Piece] = {}
         for shard in self.shards:
             for table, schema in self.tables.items():
@@ -275,7 +275,7 @@ def _by_shard(run: Run, shards: int, wanted: range) -> Iterator[tuple[int, Run]]
 
 
 def joined(runs: Sequence[Run], operator: str) -> Run | None:
-    """Return the rows of a table's pieces, which ascend, as one run; None if there are none."""
+    """Return a table's ascending pieces as one run; None if there are none."""
     found = [run for run in runs if len(run)]
     if not found:
         return None

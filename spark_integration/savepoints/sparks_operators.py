@@ -101,7 +101,7 @@ class Described:
 
 @dataclass(frozen=True)
 class MovedOperator:
-    """An operator of holdfast's with the state of one of Spark's."""
+    """One of holdfast's operators with the state of one of Spark's."""
 
     table: TableRows
     configuration: Mapping[str, str]

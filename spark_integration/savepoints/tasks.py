@@ -165,7 +165,7 @@ class Tasks(Protocol):
         """Options of the storages."""
 
     def versions(self) -> dict[str, str]:
-        """Return the releases that take part."""
+        """Return the releases involved."""
 
     def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
         """Return the operators with state of a query, with their pointers after a micro-batch; see `stored_steps`."""
@@ -259,7 +259,7 @@ class OwnProcess:
         return cls(settings, parse_storage_options(options), executor, at_once, on_shard)
 
     def versions(self) -> dict[str, str]:
-        """Return the releases that take part: no Spark does."""
+        """Return the releases involved, without Spark's."""
         return {"holdfast": distribution.VERSION}
 
     def steps(self, location: ObjectStorage, checkpoint_location: str, batch: LoggedBatch) -> list[StatefulStep]:
@@ -267,7 +267,7 @@ class OwnProcess:
         return stored_steps(location, batch)
 
     def run(self, shards: Sequence[tuple[Any, ...]], task: ShardTask) -> Sequence[Any]:
-        """Run a task for some shards, some of them side by side; raises what it raises, with the shard."""
+        """Run a task for some shards, several in parallel; raises its errors, with the shard."""
         columns, lacking = columns_of(task.GIVEN).names, dict.fromkeys(columns_of(task.RETURNED).names)
         found: list[Mapping[str, Any]] = []
         with ExitStack() as stack:

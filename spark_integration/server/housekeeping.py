@@ -147,7 +147,7 @@ class ShardUse:
 
 
 def _kind(shard: Path) -> str:
-    """Return the digest in a shard's name, of its state directory among others: it tells what is durable."""
+    """Return the digest in a shard's name, which covers its state directory: it tells what is durable."""
     return shard.name.rpartition("-")[2]
 
 

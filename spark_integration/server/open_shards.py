@@ -105,7 +105,7 @@ def require_below(root: Path, text: str) -> Path:
 
 
 class _Slot:
-    """One directory: its backend, what it is open for, who asked last, how many use it, and when the last use ended."""
+    """One directory: its backend, what it is open for, its last user, how many use it, and the end of the last use."""
 
     def __init__(self) -> None:
         self.holders = 0

@@ -234,7 +234,7 @@ class Snapshotting:
     def _clean_up(
         self, message: Committed, log: ObjectCommitLog, progress: _Progress, lineage: Lineage, written: Lineage
     ) -> CleanedUp:
-        """Clean up if due; return what the next snapshot should record about it."""
+        """Clean up if due; return the next snapshot's record of it."""
         try:
             before = log.snapshots.cleaned_at(lineage)
         except CorruptionError as exc:
@@ -254,7 +254,7 @@ class Snapshotting:
     def _retain(
         self, message: Committed, log: ObjectCommitLog, progress: _Progress, chain: Iterable[ChainEntry]
     ) -> int | None:
-        """Delete what is not needed; return the version number below which nothing is left, or None if it failed.
+        """Delete unneeded objects; return the version number below which nothing is left, or None on failure.
 
         `chain` is the announced version's, which begins like the accepted one's. The accepted version itself may be
         gone here, as the query continues meanwhile.

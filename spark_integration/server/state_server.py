@@ -199,7 +199,7 @@ def _tidy_up_until_the_end(
 
 
 def _finish(server: StateService, shards: OpenShards, workers: list[threading.Thread]) -> None:
-    """End calls, housekeeping and shards, all within a bounded time: what hangs is abandoned."""
+    """End calls, housekeeping and shards within a bounded time; abandon what hangs."""
     end_ms = clock.monotonic_ms() + int(END_WITHIN_SECONDS * 1000)
 
     def left_seconds() -> float:

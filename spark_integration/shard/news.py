@@ -33,7 +33,7 @@ News = frozenset[AtWork]
 
 
 class NewsParam(AccumulatorParam[News]):
-    """Merges what tasks tell."""
+    """Merges the tasks' news."""
 
     def zero(self, value: News) -> News:
         """Return no news."""
@@ -56,7 +56,7 @@ def is_repeated() -> bool:
 
 
 def tell_driver(accumulator: bytes, state_id: str, state_dir: str | None) -> None:
-    """Tell the driver which query this task works for, as far as Spark tells the task.
+    """Tell the driver this task's query, as far as Spark tells the task.
 
     `accumulator`: packed; empty if the driver does not want to know.
     """

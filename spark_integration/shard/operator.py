@@ -40,7 +40,7 @@ class BatchTimes:
     previous_ms: int | None
 
     def by_event_time(self) -> BatchTimes:
-        """Return the same with the watermark as the clock; what was due before the earliest timer is gone."""
+        """Return the same with the watermark as the clock; anything due before the earliest timer is gone."""
         earliest_ms = self.earliest_timer_ms
         return replace(
             self, processing_ms=self.watermark_ms or 0, previous_ms=None if earliest_ms is None else earliest_ms - 1
@@ -118,7 +118,7 @@ class ShardFunction(Protocol):
         """Return, by table, the columns that the user drops and renames; repeated changes have no effect."""
 
     def configuration(self) -> Mapping[str, str]:
-        """Return what no restart may change; kept in the operator's record."""
+        """Return the fixed configuration; kept in the operator's record."""
 
     def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
         """Check that the operator can continue from an earlier run's state.

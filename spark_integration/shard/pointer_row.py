@@ -45,7 +45,7 @@ def directory_of_query(operator: str, query_id: str) -> str:
 
 
 def operator_of(directory: str) -> str | None:
-    """Return the operator that a directory's name says it belongs to; None if it is not such a name."""
+    """Return the operator in a directory's name; None if it is not such a name."""
     name, found, query_id = directory.partition("@")
     if not OPERATOR_NAME.fullmatch(name) or (found and not QUERY_ID.fullmatch(query_id)):
         return None
@@ -198,7 +198,7 @@ def require_state_of(rows: Iterable[PointerRow], record: OperatorRecord, state_d
 
 
 def _parsed(row: tuple[Any, ...]) -> tuple[dict[str, Any], bytes | None]:
-    """Return the fields of a row, and what it carries."""
+    """Return a row's fields and carried commits."""
     fields: Any = None
     has_carried, carried = b"", b""
     if len(row) == 1 and isinstance(row[0], (bytes, bytearray)):

@@ -130,7 +130,7 @@ class ShardStep:
 def call_shard(
     step: ShardStep, key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], group: ShardGroup
 ) -> Iterator[pd.DataFrame]:
-    """Run one shard of one micro-batch, and yield what the output sends.
+    """Run one shard of one micro-batch, and yield its output to send.
 
     `group`: its pointer is put back when the shard has committed.
     """

@@ -137,7 +137,7 @@ def _parsed(data: bytes) -> Tenure:
 
 @kept_per_process(1)
 def _kept() -> dict[tuple[object, ...], Any]:
-    """Return the results that this process has cached."""
+    """Return the results cached by this process."""
     return {}
 
 

@@ -35,7 +35,7 @@ _LOCATION, _REPLACES = "checkpointlocation", "replaces"
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What a stream says of its sink and of its query."""
+    """A stream's sink and query, from its options."""
 
     location: str  #: Spark's checkpoint location of the query
     replaces: str | None

@@ -79,7 +79,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class _Past:
-    """What the log said and what was prepared, by query, before a driver appended an entry."""
+    """The log and the prepared work, by query, before a driver appended an entry."""
 
     entry: Entry | None
     decision: Entry | None
@@ -275,7 +275,7 @@ class Coordinator:
         raise AssertionError("looks has raised")
 
     def _past(self) -> _Past:
-        """List what was prepared so far, by this query and those that it replaces."""
+        """List the work prepared so far, by this query and those that it replaces."""
         queries = {self._query.query_id} | ({self._entry.query_id, *self._entry.ending} if self._entry else set())
         queries |= {self._decision.query_id} if self._decision else set()
         left = {query_id: self._sink.leftovers(self._of(query_id)) for query_id in sorted(queries)}
@@ -302,7 +302,7 @@ class Coordinator:
         self._entry = entry
 
     def _decide(self, batch_id: int, rows: int, handles: tuple[Handle, ...], plan: str) -> _Past | None:
-        """Append a decision; return what was prepared before it, if others may have prepared the same."""
+        """Append a decision; return the work prepared before it, if others may have prepared the same."""
         before = _batch(self._decision) if self._decision else -1
         entry = self._next(decided=self.number + 1)
         entry = replace(entry, batch_id=batch_id, before=before, rows=rows, handles=handles, plan=plan, stands_for=None)
@@ -432,7 +432,7 @@ class Coordinator:
             )
 
     def _settle_replaced(self, past: _Past) -> None:
-        """Commit what a replaced query decided last, and abort what else such queries prepared."""
+        """Commit a replaced query's last decision, and abort everything else that such queries prepared."""
         decision = past.decision
         if decision is not None and decision.query_id != self._query.query_id:
             try:
@@ -471,7 +471,7 @@ class Coordinator:
             )
 
     def _commit_beside_others(self, decision: Entry) -> None:
-        """Commit what the driver before this one may be committing at this moment."""
+        """Commit what the previous driver may be committing at this moment."""
         query, batch_id = self._of(decision.query_id), _batch(decision)
         try:
             self._sink.commit(query, batch_id, decision.handles)

@@ -117,7 +117,7 @@ class SinkTransaction(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Drop what was written, after an error; a lost target is no error here."""
+        """Drop the writes, after an error; a lost target is no error here."""
 
 
 class TwoPhaseSink(ABC):

@@ -145,7 +145,7 @@ def task_options(sink: str, names: Collection[str]) -> Mapping[str, str]:
 
 
 def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepared:
-    """Run the tasks of a micro-batch, and return what they prepared.
+    """Run the tasks of a micro-batch, and return their results.
 
     `has_twins`: whether Spark may run two attempts at a task at once (``spark.speculation``).
     """

@@ -144,7 +144,7 @@ class StateOperator:
 
 
 class StateOperators:
-    """The operators with state of a query, by micro-batch; what was read is kept."""
+    """The operators with state of a query, by micro-batch; results are cached."""
 
     def __init__(self, location: ObjectStorage) -> None:
         self._location = location
@@ -174,7 +174,7 @@ class StateOperators:
         return operators
 
     def hold_pointers(self, operator: StateOperator) -> bool:
-        """Tell whether an operator keeps pointers of holdfast's; of groups see `pointer_columns`."""
+        """Tell whether an operator keeps holdfast's pointers; for groups see `pointer_columns`."""
         if operator.host == GROUP_STATE:
             return bool(operator.partitions and self._columns(operator))
         return operator.host == STATE_VARIABLES and POINTER_VARIABLE in operator.variables
@@ -352,7 +352,7 @@ class StateStores:
 
 
 def store_of(pinned: Mapping[str, object]) -> tuple[str, str]:
-    """Return the class of a query's state stores, without the package, and their codec, from what Spark has pinned.
+    """Return the class of a query's state stores, without its package, and their codec, as Spark has pinned.
 
     Raises `NotKnownError` if one is not known here.
     """

@@ -292,9 +292,9 @@ class QueryLocation:
         return newest
 
     def source_logs(self, source: str, offset: str) -> list[str]:
-        """Return the files that a source keeps, up to an offset, by their paths below its folder.
+        """Return a source's files up to an offset, by their paths below its folder.
 
-        What Spark has compacted since is among them: `source_log` makes it again.
+        These include files that Spark has since compacted: `source_log` recreates them.
 
         `source`, `offset`: as `kept_sources` gives them. Of files ``{"logOffset": 3}``: what is later than that is left
         out; else everything counts.
@@ -361,7 +361,7 @@ class QueryLocation:
         return {int(name): modified_ms for name, modified_ms in names.items() if _NUMBER.fullmatch(name)}
 
     def _text(self, key: str) -> tuple[str, str]:
-        """Return the text of a file, and what to call it in an error."""
+        """Return the text of a file, and its name for errors."""
         source = f"{self._storage.url}/{key}"
         try:
             return bytes(self._storage.get(key, _LOG_BYTES_MAX)).decode(), source

@@ -292,7 +292,7 @@ _PIECES: Mapping[str, Callable[[memoryview, str], Iterator[bytes]]] = {
 
 
 def _varint(data: bytes, at: int, source: str) -> tuple[int, int]:
-    """Return a number of which each byte holds 7 bits, lowest first, and where it ends."""
+    """Return a number with 7 bits per byte, lowest first, and where it ends."""
     number = 0
     for place, byte in enumerate(data[at : at + _VARINT_BYTES_MAX]):
         number |= (byte & 0x7F) << 7 * place

@@ -133,7 +133,7 @@ def _spelled(changes: dict[str, object], within: str | None) -> str:
 
 
 def renamed_fields(held: _Fields, latest: _Fields, declared: _Fields, within: str = "") -> list[str]:
-    """Return nested fields that look renamed: one is gone, a new one has a fitting type."""
+    """Return nested fields that look renamed: one is missing, a new one has a fitting type."""
     was_held, was, now = ({field.name: field.type for field in fields} for fields in (held, latest, declared))
     gone = [name for name in was if name not in now]
     new = [name for name in now if name not in was_held]
@@ -202,4 +202,4 @@ class OperatorFunction(ShardFunction):
         require_readable_tables(stored, self.tables())
 
     def require_same_columns(self, stored: StoredTables) -> None:
-        """Check what names and types of stored columns do not say; by default nothing."""
+        """Check what the names and types of stored columns do not show; by default nothing."""

@@ -69,7 +69,7 @@ class Output(Protocol):
         return iter(())
 
     def receive(self, frame: DataFrame) -> DataFrame:
-        """Return the rows of the output, given what the shards' calls return; runs on the driver."""
+        """Return the rows of the output from the shards' calls; runs on the driver."""
 
 
 @dataclass(frozen=True)

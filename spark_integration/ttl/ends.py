@@ -89,7 +89,7 @@ class Ends:
         return lives
 
     def take_over(self, counts: CallCounts) -> Keys | None:
-        """Remove rows that are over from the index, and return them, earliest first; None if there are none."""
+        """Remove expired rows from the index, and return them, earliest first; None if there are none."""
         if self._earliest_ms is None or self._now_ms is None or self._now_ms <= self._earliest_ms:
             return None
         due = list(self._index.due(self._earliest_ms, self._now_ms, _AT_ONCE))

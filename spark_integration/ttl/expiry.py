@@ -94,7 +94,7 @@ class Expiry:
 
     A row lives for `ttl_ms` after it was last written (None: only rows of earlier runs expire), and has expired once
     ``expires_ms <= now_ms``, as in Spark's ``transformWithState``; in event time that is the watermark. Rows that had
-    expired by `evicted_until_ms` are gone; None if nobody knows.
+    expired by `evicted_until_ms` are gone; None if unknown.
     """
 
     def __init__(self, table: str, ttl_ms: int | None, now_ms: int, evicted_until_ms: int | None) -> None:

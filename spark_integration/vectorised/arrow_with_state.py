@@ -156,7 +156,7 @@ def _with_keys(returned: object, keys: pa.Table, output: pa.Schema) -> object:
 
 
 class _States(dict[str, ShardState]):
-    """State tables by name; an error about another name says which there are."""
+    """State tables by name; an error about an unknown name lists them."""
 
     def __missing__(self, name: str) -> ShardState:
         raise KeyError(f"the operator has no state table {name!r}; it has {', '.join(self)}{did_you_mean(name, self)}")
@@ -275,7 +275,7 @@ def declared_states(
 
 
 def require_table_name(name: object) -> None:
-    """Check what a user calls a state table. Raises `InvalidArgumentError` if no table can be called so."""
+    """Check a user's name for a state table. Raises `InvalidArgumentError` if it is not allowed."""
     if not _TABLE_NAME.fullmatch(str(name)) or name in (TIMERS, TIMERS_BY_DUE):
         raise InvalidArgumentError(
             f"{name!r} cannot name a state table: use letters, digits and '_', not beginning with a digit, "

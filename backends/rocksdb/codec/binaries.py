@@ -95,6 +95,6 @@ def offsets_of(binaries: pa.Array) -> IntArray:
 
 
 def data_of(binaries: pa.Array) -> ByteArray:
-    """Return the bytes below an array of binaries, also those that a slice of it leaves out."""
+    """Return the bytes under an array of binaries, including those outside a slice."""
     buffer = binaries.buffers()[2]
     return np.frombuffer(buffer, np.uint8) if buffer is not None else np.empty(0, np.uint8)

@@ -52,7 +52,7 @@ _HEAD = 1
 
 
 class Slot(NamedTuple):
-    """The place of a leaf: what its type alone decides."""
+    """The part of a leaf that its type alone decides."""
 
     type: pa.DataType
     width: int

@@ -30,7 +30,7 @@ _STEP = 4
 def state_error(doing: str, condition: str, message: str) -> PySparkRuntimeError:
     """Return the error of a state call; Spark gives it no error class of its own, only text.
 
-    `doing` is what was asked for, in Spark's words: "updating value state".
+    `doing`: the request, in Spark's words: "updating value state".
     """
     return PySparkRuntimeError(f"Error {doing}: [{condition}] {message}")
 

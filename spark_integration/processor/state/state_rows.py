@@ -81,13 +81,13 @@ class StateRows:
         return [self.given(row, doing) for row in rows]
 
     def as_read(self, row: State) -> State:
-        """Return a row that was written a moment ago, as the store will give it back. Raises `StateValueError`."""
+        """Return a row just written, as the store will return it. Raises `StateValueError`."""
         if _comes_back(row, self._exact) and (self._takes_nulls or None not in row):
             return row
         return self.each_as_read([row])[0]
 
     def each_as_read(self, rows: Sequence[State]) -> list[State]:
-        """Return rows that were written a moment ago, as the store will give them back."""
+        """Return rows just written, as the store will return them."""
         return self.values.to_tuples(self.values.to_arrow(rows)) if rows else []
 
     @contextmanager

@@ -240,7 +240,7 @@ class ProcessorMapState(MapState):
         return stored[user_key]
 
     def _now(self, call: int) -> Iterator[tuple[State, State]]:
-        """Iterate over what the map holds at the first step."""
+        """Iterate over the map's content as of the first step."""
         if self._slab.call != call:
             raise InvalidArgumentError(
                 "a map's iterator was kept beyond its key's call: read it during the call", state=self._name
@@ -402,7 +402,7 @@ class ProcessorListState(ListState):
         return given
 
     def _elements(self, call: int) -> Iterator[State]:
-        """Iterate over what the list holds at the first step."""
+        """Iterate over the list's content as of the first step."""
         if self._slab.call != call:
             raise InvalidArgumentError(
                 "a list's iterator was kept beyond its key's call: read it during the call", state=self._name
@@ -607,7 +607,7 @@ class ProcessorStates:
             state.flush()
 
     def evict(self) -> None:
-        """Remove what has expired."""
+        """Remove expired values."""
         for expiry in self._expiries:
             expiry.evict(self._transaction)
 

@@ -90,7 +90,7 @@ def _refuse(table: DeltaTable, what: str) -> None:
 
 
 def check_schema(table: DeltaTable, columns: Mapping[str, str], partition_by: Iterable[str]) -> None:
-    """Check that rows with these columns fit the table, which may have more columns that take nulls.
+    """Check that rows with these columns fit the table, which may have more, nullable columns.
 
     Raises `SchemaMismatchError` if they do not; `InvalidArgumentError` if the table is partitioned by other columns.
     """

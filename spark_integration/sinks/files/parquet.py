@@ -96,7 +96,7 @@ def read_parquet(
         unknown = [name for name in wanted if name not in there.names]
         if unknown or not wanted or len(set(wanted)) < len(wanted):
             raise InvalidArgumentError(
-                "columns must name some of the sink's, each once",
+                "columns must be the sink's, each named once",
                 columns=", ".join(unknown or wanted),
                 there=", ".join(there.names),
             )

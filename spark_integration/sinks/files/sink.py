@@ -291,7 +291,7 @@ class Attempts:
     def files(
         self, attempts: Sequence[PreparedAttempt], there: Mapping[str, set[int]]
     ) -> tuple[list[DataFile], list[str]]:
-        """Return the files of attempts, and what is missing: ended attempts, or files. `there`: what `noted` says."""
+        """Return the files of attempts, and the missing attempts or files. `there`: as `noted` returns."""
         if gone := [each.attempt for each in attempts if there.get(each.attempt) != {*range(each.notes)}]:
             return [], gone
         listed = list(io_executor().map(self._listed, attempts))
@@ -342,7 +342,7 @@ class Attempts:
         self.storage.delete([*notes, *(self._mark(each.attempt, each.count) for each in over)])
 
     def end(self, attempts: Sequence[PreparedAttempt]) -> None:
-        """Delete what committed attempts no longer need: notes, and files whose rows the target has."""
+        """Delete objects that committed attempts no longer need: notes, and files whose rows the target has."""
         if self._is_staged:
             self.storage.delete([self.key_of(name) for each in attempts for name in each.names])
         self.forget((each.attempt, each.notes) for each in attempts)

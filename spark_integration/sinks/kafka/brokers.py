@@ -159,7 +159,7 @@ class Connection:
             raise
 
     def ask(self, request: Request[T]) -> T:
-        """Send a request and return what its answer says."""
+        """Send a request and return the parsed answer."""
         low, high = self._known.get(request.key, (0, -1)) if self._known else (0, request.version)
         if not low <= request.version <= high:
             raise InvalidArgumentError(
@@ -477,7 +477,7 @@ def left_open(cluster: Cluster, prefix: str) -> list[PreparedTransaction]:
 
 
 def fence_others(cluster: Cluster, prefix: str, batch_id: int, committed: Iterable[PreparedTransaction]) -> None:
-    """End what other attempts at a committed micro-batch, or at earlier ones, have open.
+    """End open transactions of other attempts at a committed micro-batch, or at earlier ones.
 
     A consumer of committed messages waits at the first message of an open transaction: until its time is up, a dead
     attempt's would hide what was committed after it.

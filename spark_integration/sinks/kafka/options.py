@@ -70,7 +70,7 @@ class ClientOptions:
 
     @property
     def timeout_ms(self) -> int | None:
-        """How long a transaction may be open, if the user says it."""
+        """How long a transaction may be open, if the user sets it."""
         value = self.values.get(TIMEOUT)
         if value is None:
             return None

@@ -257,7 +257,7 @@ class Topic(NamedTuple):
 
 
 class TransactionDescription(NamedTuple):
-    """What DescribeTransactions says of a transactional id."""
+    """DescribeTransactions' answer for a transactional id."""
 
     code: int
     transactional_id: str

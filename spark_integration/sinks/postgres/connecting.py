@@ -58,7 +58,7 @@ _REFUSED = (
 
 @contextmanager
 def translated(doing: str, **facts: object) -> Iterator[None]:
-    """Raise an error of psycopg as ours; `doing` says what was tried."""
+    """Raise an error of psycopg as ours; `doing` names the attempted action."""
     try:
         yield
     except psycopg.Error as exc:

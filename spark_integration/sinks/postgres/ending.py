@@ -68,9 +68,10 @@ class Ending:
         self._session, self._query, self._target = marks.session, marks.query, marks.target
 
     def confirm(self, handles: Sequence[Handle], opened: Target | None) -> None:
-        """Raise if a part is gone, or if the target refuses what was staged; `opened`: what it was when opened.
+        """Raise if a part is gone, or if the target refuses staged rows; `opened`: the table when opened.
 
-        After the decision nothing can be mended: so rows that the target may refuse are applied here, and rolled back.
+        Nothing can be repaired after the decision: so rows that the target may refuse are applied here, and rolled
+        back.
         """
         self._marks.require_same()
         parts = [*map(PreparedPart.of, handles)]

@@ -269,7 +269,7 @@ def by_key(rows: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
 
 
 def _staging_columns(into: Target, schema: pa.Schema, checks: Sequence[Check]) -> sql.Composed:
-    """Return columns that refuse in the worker what the target would refuse."""
+    """Return columns that refuse in the worker the same values as the target."""
     parts: list[sql.Composable] = []
     for name in schema.names:
         column = into.columns[name]

@@ -282,7 +282,7 @@ def test_bad_input_says_what_to_do(lab: Lab) -> None:
         for bad, error, says in (
             (lambda: query.get("totals", {"user": "ann"}), InvalidArgumentError, "columns=key"),
             (lambda: query.get("totals", {"key": "a", "b": 1}), InvalidArgumentError, "columns=key"),
-            (lambda: query.get("totals", {"key": 5.5}), InvalidArgumentError, "is not of its type"),
+            (lambda: query.get("totals", {"key": 5.5}), InvalidArgumentError, "has the wrong type"),
             (lambda: query.get("totals", {"key": "a"}, table="none"), NotFoundError, "tables=state"),
             (lambda: query.get("others", {"key": "a"}), NotFoundError, "operators=totals"),
             (lambda: query.get("totals", {"key": "a"}, batch_id=9), NotFoundError, "last=2"),

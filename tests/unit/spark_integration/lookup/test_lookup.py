@@ -74,12 +74,12 @@ def key_of(value: object, t: pa.DataType) -> Any:
     ],
 )
 def test_a_value_of_another_type_is_refused(value: object, t: pa.DataType) -> None:
-    with pytest.raises(InvalidArgumentError, match="is not of its type"):
+    with pytest.raises(InvalidArgumentError, match="has the wrong type"):
         key_of(value, t)
 
 
 def test_a_refused_value_is_told_by_the_type_that_it_has_and_the_one_that_the_key_has() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"the key's 'k' is not of its type: it is int, type=string$"):
+    with pytest.raises(InvalidArgumentError, match=r"the key's 'k' has the wrong type: it is int, type=string$"):
         key_of(5, pa.large_string())
 
 
