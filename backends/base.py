@@ -113,7 +113,7 @@ class BackendStatistics:
     local_bytes : int
         All files of the shard.
     rows : mapping of str to int
-        Rows of the newest version by table; keys that stand in several runs count several times.
+        Rows of the newest version by table; keys in several runs count several times.
     runs : mapping of str to int
         Runs of the newest version by table; anything else, such as a database, counts as one.
     """
@@ -159,9 +159,9 @@ class View(ABC):
         Parameters
         ----------
         prefixes : Keys
-            Hashes, and the first so many of the table's key columns; see `TableSchema.prefix`. Any order,
-            duplicates allowed. Rows of one prefix share its hash: entries of a map, elements of a list. Where these
-            are very many, they may stand in several runs, in any order.
+            Hashes, and the first key columns of the table; see `TableSchema.prefix`. Any order, duplicates allowed.
+            Rows of one prefix share its hash: entries of a map, elements of a list. Very many may come in several runs,
+            in any order.
 
         Notes
         -----
@@ -300,7 +300,7 @@ class Backend(ABC):
         -------
         list of pathlib.Path
             Their names differ. They go when the version is dropped: a caller that needs them longer links them
-            immediately, and its links stay as they are.
+            immediately, and its links stay valid.
 
         Raises
         ------
@@ -349,7 +349,7 @@ class Backend(ABC):
         tables : mapping of str to TableSchema
             The shard's tables.
         files : FrozenFiles
-            What `freeze` returned for this version, brought as it is read; `thaw` would need all of it.
+            What `freeze` returned for this version, fetched as it is read; `thaw` would need all of it.
 
         Raises
         ------

@@ -311,8 +311,8 @@ class VersionedStore:
         Parameters
         ----------
         accepted : Pointer
-            The version that the query has accepted and starts its next transaction from. It and all later ones stay.
-            If older ones are needed after all, the commit log has them. A view that is open stays good.
+            The version that the query has accepted and starts its next transaction from. It and all later ones stay. If
+            older ones are needed after all, the commit log has them. Open views stay valid.
 
         Returns
         -------

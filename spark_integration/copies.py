@@ -493,7 +493,7 @@ def drain(
     query : pyspark.sql.streaming.StreamingQuery or None
         None if it has ended, as for a second attempt.
     writer : pyspark.sql.streaming.DataStreamWriter
-        What the query was started with, or one that is made in the same way. Its location and trigger are replaced.
+        The query's writer, or one made in the same way. Its location and trigger are replaced.
     checkpoint_location, target, name, without, comment, timeout_s
         As in `stop`.
 

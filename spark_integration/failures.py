@@ -262,8 +262,8 @@ def explain(error: BaseException | None) -> str:
     Parameters
     ----------
     error : BaseException or None
-        What Spark, `holdfast` or a function of the query has raised: of ``awaitTermination``, ``query.exception()``,
-        a definition; in classic Spark and over Spark Connect. None, as of a query that has not failed, is nothing.
+        What Spark, `holdfast` or a function of the query has raised: of ``awaitTermination``, ``query.exception()``, a
+        definition; in classic Spark and over Spark Connect. None if the query has not failed.
 
     Returns
     -------

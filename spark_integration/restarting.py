@@ -133,7 +133,7 @@ def exponential(
     factor : float
         By how much a delay is longer than the one before.
     quiet_s : float
-        After so many seconds without a failure the next one is a first one again.
+        After this many seconds without a failure the next counts as the first.
     jitter : float
         How far a delay is off at random, as a part of it, so that many queries do not start in the same second.
     attempts : int, optional

@@ -157,7 +157,7 @@ class StatefulStream(JoinableStream):
         Raises
         ------
         AnalysisException, PySparkTypeError
-            As Spark's own method raises them: no such column, or something else than a list of names.
+            As Spark's own method raises them: no such column, or anything but a list of names.
         InvalidArgumentError
             A column of a type that cannot be grouped by, or a wrong name or setting; nothing has run.
 
@@ -187,7 +187,7 @@ class StatefulStream(JoinableStream):
         Raises
         ------
         AnalysisException, PySparkTypeError
-            As Spark's own method raises them: no such column, or something else than a list of names.
+            As Spark's own method raises them: no such column, or anything but a list of names.
         InvalidArgumentError
             No stream with a watermark, a column of a type that cannot be grouped by, or a wrong name or setting;
             nothing has run.
@@ -287,7 +287,7 @@ class GroupedStream:
         timeColumn : str or Column
             Of timestamps; a row without one is in no window.
         windowDuration, slideDuration, startTime : str
-            As of Spark's ``F.window``: how long windows are, how far apart they begin, and how long after 1970.
+            As in Spark's ``F.window``: the windows' length, their distance, and their offset from 1970.
 
         Returns
         -------
@@ -296,7 +296,7 @@ class GroupedStream:
         Raises
         ------
         AnalysisException, IllegalArgumentException
-            As Spark's function raises them for what is no duration. `WindowedStream.agg` finds a wrong column.
+            As Spark's function raises them for an invalid duration. `WindowedStream.agg` finds a wrong column.
 
         Examples
         --------

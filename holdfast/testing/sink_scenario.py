@@ -145,7 +145,7 @@ class SinkScenario:
     query : SinkQuery
         The query of this test.
     secrets : tuple of str
-        What no handle, error, repr or pickle may hold: texts that stand in credentials of `options`.
+        Parts of `options`' credentials, which no handle, error, repr or pickle may hold.
     """
 
     query: SinkQuery

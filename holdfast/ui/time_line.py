@@ -194,7 +194,7 @@ class Growth:
 
 
 def growth(storage: ObjectStorage, executor: Executor, sizes: StateSizes, operator: OperatorSurvey) -> Growth | None:
-    """Return how an operator has grown; None if no snapshot tells."""
+    """Return an operator's growth; None without snapshots."""
 
     def read(shard: int) -> list[tuple[int, int | None]]:
         folder = PrefixedStorage(storage, shard_prefix(operator.name, shard))

@@ -110,7 +110,7 @@ class Listed:
     objects : int
         That lie there.
     size_bytes : int
-        As `Savepoint.size_bytes`; of one that is unfinished or damaged, of all that lies there.
+        As `Savepoint.size_bytes`; if unfinished or damaged, of all objects there.
     savepoint : Savepoint or None
         None if it is unfinished, or damaged.
     damage : str

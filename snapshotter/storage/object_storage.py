@@ -184,7 +184,7 @@ class ObjectStorage(ABC):
         key : str
             Of two callers with different bytes, one succeeds.
         data : Buffer
-            As for `put`. Meant for what is small: it is sent in one request.
+            As for `put`. Meant for small data: sent in one request.
 
         Raises
         ------

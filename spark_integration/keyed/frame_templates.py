@@ -269,7 +269,7 @@ def _sum(by_pandas: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_of_pandas(function: Any) -> Callable[..., Any]:
-    """Return a function whose frame counts as one of pandas: its warnings name the line that is outside of pandas."""
+    """Return a function whose frame counts as pandas' own: warnings name the line outside pandas."""
     place = os.path.join(os.path.dirname(pd.__file__), "core", "frame_templates.py of holdfast")
     code = function.__code__.replace(co_filename=place)
     found = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)

@@ -1,4 +1,4 @@
-"""A query looked into from outside: its operators, where their shards were after a micro-batch, and their rows.
+"""A query read from outside: its operators, their shards' pointers after a micro-batch, and their rows.
 
 ::
 

@@ -208,7 +208,7 @@ class Extreme:
 
 @dataclass(frozen=True)
 class Picked:
-    """The first or the last value by arrival, which has no fixed order; null counts as one unless it is ignored."""
+    """The first or the last value by arrival, which has no fixed order; nulls count unless ignored."""
 
     name: str
     column: str

@@ -297,7 +297,7 @@ def aggregate(
     Raises
     ------
     InvalidArgumentError
-        A type that state cannot hold, or what is no function.
+        A type that state cannot hold, or not a function.
 
     Examples
     --------

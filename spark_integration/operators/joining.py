@@ -288,8 +288,8 @@ class JoinableStream:
         Returns
         -------
         pyspark.sql.DataFrame
-            The keys, the left side's columns and those of the right side, null where there is no such row. Start
-            the query in append mode: a row comes once the watermark has reached its time.
+            The keys, the left side's columns and the right side's, null without a match. Start the query in append
+            mode: a row comes once the watermark has reached its time.
 
         Raises
         ------

@@ -346,7 +346,7 @@ class _Ranked:
         return arrow_schema(self.others, "the input")
 
     def output(self, *own: StructField) -> StructType:
-        """Return the keys, columns of the operator's own, and the other columns of the input."""
+        """Return the keys, the operator's own columns, and the input's other columns."""
         keys = [StructField(key.field.name, key.field.dataType) for key in self.grouping.keys]
         return StructType([*keys, *own, *self.others])
 

@@ -236,7 +236,7 @@ class PickledProcessor:
             ) from exc
 
     def unpickled(self) -> StatefulProcessor:
-        """Return a new processor. Raises `InvalidArgumentError` if it comes from a module that is not here."""
+        """Return a new processor. Raises `InvalidArgumentError` if its module is missing here."""
         try:
             processor: StatefulProcessor = cloudpickle.loads(self._pickled)
         except ModuleNotFoundError as exc:

@@ -35,7 +35,7 @@ class TableDifference:
     ----------
     operator, table : str
     columns : str
-        Why rows cannot be compared; empty where they were.
+        Why rows cannot be compared; empty if they can.
     equal, added, removed, changed : int
         Keys.
     keys : dict of str to list

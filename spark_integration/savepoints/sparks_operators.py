@@ -1,4 +1,4 @@
-"""Turns the state of Spark's own operators in one line into the tables of those of holdfast that do the same.
+"""Turns the state of Spark's own operators into the tables of their one-line counterparts in holdfast.
 
 ::
 

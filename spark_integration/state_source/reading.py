@@ -62,7 +62,7 @@ def read_state(
     -------
     pyarrow.Table
         One row per key with state, in no particular order: the key columns, then the value columns. A value column
-        whose name an earlier column has taken, in whatever case, is named ``value.<name>``.
+        whose name an earlier column has, in any case, is named ``value.<name>``.
 
     Raises
     ------

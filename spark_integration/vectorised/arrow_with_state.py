@@ -236,7 +236,7 @@ class StateTable:
     stateStructType : StructType or str
         Its columns.
     ttlDurationMs : int, optional
-        A row expires so many milliseconds after it was last written. It is invisible from then on, and removed the next
+        A row expires this many milliseconds after its last write. It is invisible from then on, and removed the next
         time the shard is called. None for never.
     ttl : str, optional
         The same as a duration, such as ``"7 days"``.

@@ -39,7 +39,7 @@ class ShardState:
         Parameters
         ----------
         default : value or mapping of str to value, optional
-            What stands where null would: in every column, or in those that are named.
+            The value in place of null: in every column, or in the named ones.
 
         Returns
         -------
@@ -170,7 +170,7 @@ class ShardTimers:
         Raises
         ------
         InvalidArgumentError
-            Neither timestamps nor integers, not one for each key, or a time to set that is before 1970 or too late.
+            Neither timestamps nor integers, not one for each key, or a time before 1970 or too late.
         """
         chosen = array_of(times, "timers", len(self._keys))
         rows = np.arange(len(self._keys))

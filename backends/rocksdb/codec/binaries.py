@@ -52,7 +52,7 @@ def gather(binaries: pa.Array, starts: IntArray, width: int) -> ByteArray:
 
 
 def cuts_of(n: int, k: int) -> tuple[IntArray, IntArray]:
-    """Return an array to be filled for `cut`, shape (n * k + 1,), and all but its end as one line a row: (n, k)."""
+    """Return an array to fill for `cut`, shape (n * k + 1,), and a view of all but its end, shape (n, k)."""
     flat = np.zeros(n * k + 1, np.int64)
     return flat, flat[:-1].reshape(n, k)
 

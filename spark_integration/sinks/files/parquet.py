@@ -87,7 +87,7 @@ def read_parquet(
     NotFoundError
         No sink has been opened there.
     CorruptionError
-        A manifest or a file is not what was written.
+        A manifest or a file is damaged.
     """
     url = str(parse_url(url))
     with open_storage(url, parse_storage_options(options or {})) as storage:
