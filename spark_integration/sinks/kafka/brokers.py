@@ -33,6 +33,7 @@ from confluent_kafka import KafkaError
 
 from holdfast import clock
 from holdfast.errors import InvalidArgumentError, UnavailableError
+from holdfast.snapshotter.fields import Fields
 from holdfast.spark_integration.sinks.kafka import protocol
 from holdfast.spark_integration.sinks.kafka.protocol import (
     Answer,
@@ -403,10 +404,20 @@ class PreparedTransaction(NamedTuple):
         return self.is_in([_COMMITTING, _COMMITTED], known)
 
 
-def with_rows(handles: Iterable[Handle]) -> list[PreparedTransaction]:
-    """Read handles, except those of attempts that wrote nothing."""
-    numbers = [(str(one["transactional_id"]), int(str(one["producer_id"])), int(str(one["epoch"]))) for one in handles]
-    return [PreparedTransaction(*each) for each in numbers if each[1] >= 0]
+def with_rows(handles: Iterable[Handle], prefix: str = "") -> list[PreparedTransaction]:
+    """Read handles, except those of attempts that wrote nothing.
+
+    Raises `CorruptionError` if one names an id that is not the query's, which has this prefix: somebody else's.
+    """
+    found = []
+    for handle in handles:
+        fields = Fields(handle, "a handle", *PreparedTransaction._fields)
+        numbers = fields.number("producer_id", least=-1), fields.number("epoch", least=-1, limit=1 << 15)
+        one = PreparedTransaction(fields.text("transactional_id"), *numbers)
+        if not one.transactional_id.startswith(prefix):
+            fields.refuse("names no transaction of this query's", transactional_id=one.transactional_id)
+        found.append(one)
+    return [one for one in found if one.producer_id >= 0]
 
 
 def describe(

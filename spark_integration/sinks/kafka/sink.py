@@ -175,7 +175,7 @@ class KafkaSink(ReusingSink):
         )
 
     def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
-        wanted = brokers.with_rows(handles)
+        wanted = brokers.with_rows(handles, self._prefix(query.query_id))
         with self._cluster(query) as cluster:
             if self.topic is not None:
                 Mark(cluster, self.name, self.topic).require(query, batch_id)
@@ -189,7 +189,7 @@ class KafkaSink(ReusingSink):
             )  # fmt: skip
 
     def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
-        wanted = brokers.with_rows(handles)
+        wanted = brokers.with_rows(handles, self._prefix(query.query_id))
         with self._cluster(query) as cluster:
             mark = None if self.topic is None else Mark(cluster, self.name, self.topic)
             is_shown = mark is not None and mark.require(query, batch_id)
@@ -218,7 +218,7 @@ class KafkaSink(ReusingSink):
                 raise self._lost(batch_id, len(wanted) - len(alive), len(wanted), len(committed))
 
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
-        wanted = brokers.with_rows(handles)
+        wanted = brokers.with_rows(handles, self._prefix(query.query_id))
         with self._cluster(query) as cluster:
             known = _described(cluster, wanted)
             for one in wanted:

@@ -74,7 +74,7 @@ class Ending:
         back.
         """
         self._marks.require_same()
-        parts = [*map(PreparedPart.of, handles)]
+        parts = [PreparedPart.of(self._query, handle) for handle in handles]
         there = _there(self._session, parts)
         gone = [part for part in parts if part not in there]
         if gone:
@@ -93,7 +93,7 @@ class Ending:
 
     def commit(self, batch_id: int, handles: Sequence[Handle]) -> None:
         """Commit what remains, once everything gone is known to be committed."""
-        parts = [*map(PreparedPart.of, handles)]
+        parts = [PreparedPart.of(self._query, handle) for handle in handles]
         # In this order: the mark is written last, so anything after it belongs to an attempt that does not count.
         shown = self._marks.shown()
         there = _there(self._session, parts)
@@ -213,9 +213,9 @@ class Ending:
         return sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {}").format(keys, sets)
 
 
-def abort(session: Session, handles: Sequence[Handle]) -> None:
+def abort(session: Session, query: SinkQuery, handles: Sequence[Handle]) -> None:
     """Roll back or drop what remains."""
-    _end(session, _there(session, [*map(PreparedPart.of, handles)]))
+    _end(session, _there(session, [PreparedPart.of(query, handle) for handle in handles]))
 
 
 def drop(session: Session, tables: Sequence[StagingTable]) -> None:

@@ -22,6 +22,7 @@ is another one, and in a dump a name.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,11 +30,14 @@ from typing import NamedTuple
 from psycopg import sql
 
 from holdfast.errors import InvalidArgumentError, StateLostError
+from holdfast.snapshotter.fields import Fields
 from holdfast.spark_integration.sinks.postgres.connecting import Session
 from holdfast.spark_integration.sinks.postgres.target import Target
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, another_query
 
 _SINK_CHARACTERS, _QUERY_CHARACTERS, _ATTEMPT_CHARACTERS, _DIGEST = 60, 40, 32, 16
+# Of a name, after the prefix of a query's: a transaction's batch and, of both, partition and attempt.
+_PART = re.compile(r"([0-9]+:[0-9]+:|[0-9]+_)[0-9a-f]{32}")
 #: PostgreSQL's limit for a name.
 NAME_BYTES_MAX = 63
 SINKS, ATTEMPTS = "holdfast_sinks", "holdfast_sink_attempts"
@@ -46,10 +50,14 @@ class PreparedPart(NamedTuple):
     schema: str | None = None
 
     @classmethod
-    def of(cls, handle: Handle) -> PreparedPart:
-        """Return the part that a handle names."""
-        schema = handle["schema"]
-        return cls(str(handle["name"]), None if schema is None else str(schema))
+    def of(cls, query: SinkQuery, handle: Handle) -> PreparedPart:
+        """Return the part that a query's handle names. Raises `CorruptionError` if it names anything else."""
+        fields = Fields(handle, "a handle", *cls._fields)
+        part = cls(fields.text("name"), fields.text_or_none("schema"))
+        prefix = tables_of(query) if part.is_staged else transactions_of(query)
+        if not part.name.startswith(prefix) or not _PART.fullmatch(part.name.removeprefix(prefix)):
+            fields.refuse("names no part of this query's", name=part.name)
+        return part
 
     def handle(self) -> Handle:
         """Return the part's handle."""

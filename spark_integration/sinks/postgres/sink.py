@@ -123,7 +123,7 @@ class PostgresSink(TwoPhaseSink):
         def confirm(session: Session) -> None:
             opened = session.known.get((_OPENED, self.table))
             # A prepared transaction has met all that the table may refuse.
-            if any(PreparedPart.of(handle).is_staged for handle in handles):
+            if any(PreparedPart.of(query, handle).is_staged for handle in handles):
                 session.known[self.table] = target.read(session, self.table)
             self._ending(session, query).confirm(handles, opened)
 
@@ -136,7 +136,7 @@ class PostgresSink(TwoPhaseSink):
         self._drive(query, "a micro-batch is committed", commit, batch=batch_id)
 
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
-        self._drive(query, "what was prepared is aborted", lambda session: ending.abort(session, handles))
+        self._drive(query, "what was prepared is aborted", lambda session: ending.abort(session, query, handles))
 
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
         return self._drive(query, "leftovers are looked for", lambda session: ending.leftovers(session, query))

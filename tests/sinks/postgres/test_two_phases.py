@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from holdfast import clock
-from holdfast.errors import ConflictError, InvalidArgumentError, StateLostError, UnavailableError
+from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, StateLostError, UnavailableError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.postgres import connecting, ending
@@ -101,6 +101,20 @@ def test_an_abort_after_the_commit_changes_nothing(either: Case) -> None:
     handle = either.prepared(*ROWS)
     either.commit(handle)
     either.abort(handle)
+    assert either.rows() == ROWS
+
+
+def test_a_handle_that_names_anything_else_ends_nothing(either: Case) -> None:
+    """Who can write to the state directory reaches no further into the server than the sink does."""
+    either.open()
+    handle = either.prepared(*ROWS)
+    either.commit(handle)
+    schema, _, table = either.sink.table.partition(".")
+    other = {**handle, "name": f"x{handle['name']}"}
+    for stored in ({"name": table, "schema": schema}, {"name": 7, "schema": None}, {"name": "x"}, other):
+        for end in (either.abort, either.commit, either.confirm):
+            with pytest.raises(CorruptionError, match="a handle"):
+                end(stored)
     assert either.rows() == ROWS
 
 

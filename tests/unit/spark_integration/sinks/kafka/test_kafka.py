@@ -16,13 +16,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from holdfast.errors import InvalidArgumentError, SchemaMismatchError, UnavailableError
+from holdfast.errors import CorruptionError, InvalidArgumentError, SchemaMismatchError, UnavailableError
 from holdfast.spark_integration.sinks.kafka import brokers, protocol
 from holdfast.spark_integration.sinks.kafka.brokers import Cluster, Connection, Login, Security, authenticate
 from holdfast.spark_integration.sinks.kafka.options import ClientOptions
 from holdfast.spark_integration.sinks.kafka.protocol import Answer, MalformedAnswerError, Request, encoded
 from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
 from holdfast.spark_integration.sinks.kafka.transaction import check_schema, messages
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery
 
 #: Takes the key of a request and its number; returns the packet to send, or None to close the connection.
 Replies = Callable[[int, int], bytes | None]
@@ -148,6 +149,25 @@ def test_a_missing_value_and_columns_of_no_message_are_refused() -> None:
         check_schema(pa.schema({"key": pa.string()}), "t")
     with pytest.raises(SchemaMismatchError, match="column=user"):
         check_schema(pa.schema({"value": pa.string(), "user": pa.string()}), "t")
+
+
+@pytest.mark.parametrize(
+    "handle",
+    [
+        {"transactional_id": "somebody's", "producer_id": 1, "epoch": 0},
+        {"transactional_id": "holdfast.alerts.another.0.0.0", "producer_id": 1, "epoch": 0},
+        {"transactional_id": "holdfast.alerts.query.0.0.0", "producer_id": 1, "epoch": 1 << 20},
+        {"transactional_id": "holdfast.alerts.query.0.0.0", "producer_id": "1", "epoch": 0},
+        {"transactional_id": "holdfast.alerts.query.0.0.0"},
+    ],
+)
+def test_a_handle_of_anything_else_is_refused_before_the_brokers_are_asked(handle: Handle) -> None:
+    """Who can write to the state directory must end nobody's transactions but the query's."""
+    sink, query = KafkaSink("alerts", "alerts", servers="127.0.0.1:1", timeout_s=0.1), SinkQuery("alerts", "query")
+    with pytest.raises(CorruptionError, match="a handle"):
+        sink.commit(query, 0, [handle])
+    with pytest.raises(CorruptionError, match="a handle"):
+        sink.abort(query, [handle])
 
 
 def test_one_topic_from_one_place() -> None:
