@@ -27,6 +27,7 @@ from holdfast.snapshotter.sink_log import QUERY_ID, SINK
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.snapshotter.storage.probe import probe_storage
 from holdfast.spark_integration.executor.processes import STORAGES, kept_per_process
 from holdfast.spark_integration.shard.task import io_executor
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, another_query
@@ -116,8 +117,8 @@ def compare(given: Mapping[str, str], there: Mapping[str, str], for_new: str, **
 KIND = "sink-queries"
 #: What holdfast keeps below a sink's URL; readers of files pass over names that begin so.
 FOLDER = "_holdfast"
-# A sink may be called queries, too: no key of what it keeps has as few parts.
-_QUERIES = f"{FOLDER}/queries"
+# A sink may be called so, too: no key of what it keeps has as few parts.
+_QUERIES, _PROBES = f"{FOLDER}/queries", f"{FOLDER}/probes"
 #: The newest object says all; one that was just listed may still be read.
 _KEPT = 2
 
@@ -158,6 +159,8 @@ def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = 
                 query=query.query_id,
                 storage=storage.url,
             )
+        if not found.number:  # later, when rows are decided, nothing could be refused
+            probe_storage(storage, _PROBES, checked="the sink's URL failed the check at its first start")
         others = [query_id for query_id in mine if query_id != query.query_id]
         after = {**found.queries, query.sink: (*others, query.query_id)}
         with suppress(ConflictError):  # another query began at the same moment: look again

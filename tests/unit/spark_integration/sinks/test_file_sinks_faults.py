@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import date, timedelta
 from pathlib import Path
@@ -12,11 +12,20 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from typing_extensions import Buffer
 
 from holdfast import clock
-from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, StateLostError, UnavailableError
+from holdfast.errors import (
+    CorruptionError,
+    HoldfastError,
+    InvalidArgumentError,
+    NotFoundError,
+    StateLostError,
+    UnavailableError,
+)
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.files.parquet import ParquetSink, read_parquet
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
@@ -116,6 +125,35 @@ def test_a_request_that_fails_loses_and_doubles_nothing(target: Target, kind: Ki
     committed_files = 0 if isinstance(target.sink, DeltaSink) and target.sink.keys else len(shown)
     merged = [path for path in Path(target.url).glob("*.parquet") if not path.name.startswith("part-0000000000")]
     assert target.files() - len(merged) == committed_files, "nothing is left of dead attempts"
+
+
+class _KeepsAll(WrappedStorage):
+    """Lets nobody delete."""
+
+    def delete(self, keys: Iterable[str]) -> None:
+        raise InvalidArgumentError("access denied", action="delete")
+
+
+class _Overwrites(WrappedStorage):
+    """Takes a condition and does not heed it."""
+
+    def put_if_absent(self, key: str, data: Buffer) -> None:
+        self.put(key, data)
+
+
+@pytest.mark.parametrize("store", [_KeepsAll, _Overwrites])
+def test_a_store_that_cannot_do_all_is_refused_before_anything_is_decided(
+    target: Target, store: Callable[[ObjectStorage], ObjectStorage]
+) -> None:
+    """What was decided could be shown, and not ended: each start would fail of it."""
+    target.storage = store(target.inner)
+    target.inner.delete([info.key for info in target.inner.list("_holdfast/")])
+    with pytest.raises(InvalidArgumentError, match="URL failed the check at its first start"):
+        target.sink.open(target.query, SCHEMA)
+    target.storage = target.inner
+    target.sink.open(target.query, SCHEMA)
+    target.storage = store(target.inner)
+    target.sink.open(target.query, SCHEMA)
 
 
 def test_an_abort_that_fails_is_done_again(target: Target) -> None:
