@@ -136,8 +136,9 @@ _FOLDER_BYTES_MAX, _KEY_BYTES_MAX = 255, 1024
 # In a key, after the folders.
 _FILE_NAME_BYTES = 64
 _ESCAPED_BYTES = 3
-# Null is the longest of all that is no text: __HIVE_DEFAULT_PARTITION__.
-_NO_TEXT_BYTES = 26
+# What a null has for a folder, which is the longest of all that is no text.
+_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+_NO_TEXT_BYTES = len(_NULL_FOLDER)
 #: The driver keeps the statistics of all columns for this many files.
 _DESCRIBED = 8
 _FILES_MAX = 10_000
@@ -187,10 +188,17 @@ def described(
 
 
 def _require_folders(rows: pa.Table, partition_by: Sequence[str], url: StorageUrl) -> None:
-    """Raise SchemaMismatchError if a partition's value, escaped, is too long for the folder that a merge makes."""
+    """Raise SchemaMismatchError if a partition's value, escaped, is too long for the folder that a merge makes.
+
+    Or if it is a text that the folder turns into null.
+    """
     is_local = url.scheme == "file"
     room = _FOLDER_BYTES_MAX if is_local else _KEY_BYTES_MAX - len(url.path.encode()) - _FILE_NAME_BYTES
     for name in partition_by:
+        if pt.is_string(rows[name].type) and pc.any(pc.equal(rows[name], _NULL_FOLDER)).as_py():
+            raise SchemaMismatchError(
+                f"an upsert would make null of the partition {_NULL_FOLDER}: replace it in the query", column=name
+            )
         folder = f"{name}=".encode()
         if len(folder) + (value_bytes := _longest(rows[name], room - len(folder))) > room:
             raise SchemaMismatchError(

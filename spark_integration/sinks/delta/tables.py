@@ -59,7 +59,7 @@ _DENIED = re.compile(
     r"40[13] (Forbidden|Unauthorized)|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket|"
     r"Permission denied|lacked the necessary privileges|Unauthenticated|Read-only file system"
 )
-_ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
+_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")
 _FRAGMENT = re.compile("#.*")
 _EXISTS = "already exists at that location"
 # A commit with another error did not fail because another writer was faster.
@@ -78,7 +78,7 @@ class KeptTable:
 
     def __init__(self, url: str) -> None:
         found = _ESCAPE.search(url) or ("://" in url and _FRAGMENT.search(url))
-        if found:  # which `deltalake` decodes, even in paths
+        if found:  # which `deltalake` decodes, even in paths, or takes for a slash, or not at all
             raise InvalidArgumentError(
                 "deltalake would take this for another URL, with the table's log elsewhere than its files: choose "
                 "another name for the folder",

@@ -71,7 +71,7 @@ def test_a_table_is_made_only_if_wanted(url: str) -> None:
     opened(DeltaSink("other", url))
 
 
-@pytest.mark.parametrize("name", ["a%20b", "file://a%20b"])
+@pytest.mark.parametrize("name", ["a%20b", "file://a%20b", "a\\b", "a\tb"])
 def test_a_folder_that_deltalake_takes_for_another_is_refused(tmp_path: Path, name: str) -> None:
     """It decodes names, so that the log would stand in another folder than the files that it tells of."""
     where = f"{tmp_path}/{name}" if "://" not in name else name.replace("://", f"://{tmp_path}/")
@@ -482,6 +482,13 @@ def test_a_value_that_fits_no_folder_fails_the_task(url: str, name: str) -> None
     assert [row["word"] for row in writer.rows()].count(fits[1][0]) == 1
     with pytest.raises(SchemaMismatchError, match=r"too long.*column=word"):
         writer.prepared(1, too_long)
+
+
+def test_a_text_that_a_folder_turns_into_null_fails_the_task(url: str) -> None:
+    """Two rows would have one key, and the next of that key would be a third."""
+    writer = opened(DeltaSink("out", url, ["key", "word"], partition_by=["word"], create=True))
+    with pytest.raises(SchemaMismatchError, match=r"make null of the partition.*column=word"):
+        writer.prepared(0, {1: "__HIVE_DEFAULT_PARTITION__"})
 
 
 def test_a_row_may_have_long_values_where_no_folder_is_made(url: str) -> None:
