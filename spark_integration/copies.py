@@ -85,7 +85,7 @@ from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.spark_integration.savepoints import seeding
 from holdfast.spark_integration.savepoints.changes import Changes
 from holdfast.spark_integration.savepoints.creating import SHARD, end, require_names, require_query, save, shard_row
-from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
+from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query, remove_folder
 from holdfast.spark_integration.savepoints.restoring import Restorable, restore_into
 from holdfast.spark_integration.savepoints.tasks import ShardTask, SparkTasks, Tasks
 from holdfast.spark_integration.shard.pointer_row import require_state_of
@@ -538,7 +538,7 @@ def drain(
                     planned=planned,
                 )
         savepoint = save(tasks, place, target, name, without=without, comment=comment, times=undrained)
-        copied.delete([info.key for info in copied.list("")])
+    remove_folder(place, tasks.options)
     return savepoint
 
 

@@ -80,11 +80,11 @@ class NewQuery:
 
     def remove_stub(self) -> None:
         """Delete the stub's location, if there is one."""
-        _remove_folder(self.stub_url, self.options)
+        remove_folder(self.stub_url, self.options)
 
     def remove_savepoint(self) -> None:
         """Delete the savepoint that has the query's id as its name, if there is one."""
-        _remove_folder(f"{self.rescaling_url}/{self.query_id}", self.options)
+        remove_folder(f"{self.rescaling_url}/{self.query_id}", self.options)
 
     def fill(self, origin: QueryOrigin) -> None:
         """Record the directories to fill, in advance, as this query's."""
@@ -232,7 +232,8 @@ def _clear(storage: ObjectStorage, query_id: str) -> None:
     forget_origin(storage, origin)
 
 
-def _remove_folder(url: str, options: Mapping[str, object]) -> None:
+def remove_folder(url: str, options: Mapping[str, object]) -> None:
+    """Delete all that is in a folder, and itself."""
     with open_storage(url, options) as folder:
         folder.delete([info.key for info in folder.list("")])
         if folder.url.startswith("file://"):  # where folders stay without what was in them
