@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from holdfast import clock
 from holdfast.errors import ConflictError, HoldfastError
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
 from holdfast.snapshotter.savepoints.manifest import PlannedBatch, SavedQuery, continue_sinks, sinks_of
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
@@ -146,6 +147,7 @@ def saved(world: World) -> SavedQuery:
 
 def restored(world: World, query: SavedQuery, query_id: str = "restored") -> World:
     """Let a restored query continue the sink; return its world: Spark's log is its own, all else is both queries'."""
+    declare_origin(world.storage, QueryOrigin(query_id, query_id, query.query_id, query.batch_id, {}))
     continue_sinks(world.storage, query, query_id, clock.new_id())
     new = copy(world)
     new.query, new.first, new.ended = SinkQuery(world.query.sink, query_id), world.first + query.batch_id, 0

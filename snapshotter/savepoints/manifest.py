@@ -47,6 +47,7 @@ from holdfast.backends.schema import TableSchema, decode_schemas, encode_schemas
 from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.fence import looks
 from holdfast.snapshotter.fields import NUMBER_LIMIT, Coding, Digest, Fields, PositiveInt, SignedInt, Stored
+from holdfast.snapshotter.ownership.query_origin import find_origin
 from holdfast.snapshotter.sink_log import FOLDER, SINK, Entry, SinkLog, plan_of, stored_sinks
 from holdfast.snapshotter.storage.object_storage import ObjectStorage, key_problem
 
@@ -386,8 +387,8 @@ def _continue(storage: ObjectStorage, query: SavedQuery, saved: SavedSink, query
     log = SinkLog(storage, saved.sink)
     for _ in looks(storage.url):
         found, batch_id = _found(log, storage, query, saved)
-        # Of all of these something may be left that nobody has ended.
-        ending = {query.query_id, found.query_id, *found.ending} - {query_id}
+        # Of all of these something may be left that nobody has ended; not of one whose successor has begun.
+        ending = {found.query_id, *found.ending} - {query_id}
         stands_for = batch_id - query.batch_id if batch_id > query.batch_id else -1
         entry = Entry(saved.sink, found.number + 1, query_id, driver, found.decided, tuple(sorted(ending)))
         with suppress(ConflictError):  # also where it stands, and others have gone on since: look what they say
@@ -407,6 +408,10 @@ def _found(log: SinkLog, storage: ObjectStorage, query: SavedQuery, saved: Saved
     batch_id = entry.newest_batch(decision, query.query_id)
     if batch_id is None and query.query_id in entry.ending and entry.decided == saved.number:
         batch_id = saved.batch_id  # another restore has continued it, and has shown nothing yet
+    if batch_id is None and entry.stands_for is not None:  # the same, perhaps, and its query has begun
+        origin = find_origin(storage, entry.query_id)
+        if origin is not None and (origin.of_query, origin.batch_id) == (query.query_id, query.batch_id):
+            batch_id = query.batch_id + max(0, entry.stands_for)
     if batch_id is None:
         raise ConflictError(
             "another query has continued this sink since the savepoint was made: save that one",

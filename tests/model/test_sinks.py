@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.errors import ConflictError, StateLostError, UnavailableError
 from holdfast.snapshotter.savepoints.manifest import require_sinks
+from holdfast.snapshotter.sink_log import SinkLog
 from holdfast.snapshotter.storage.object_storage import ObjectInfo
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink
@@ -333,6 +334,47 @@ def test_a_restore_that_is_killed_is_made_again() -> None:
             old.go()
             assert old.error is None or isinstance(old.error, ConflictError), repr(old.error)
             judge(new_world)
+
+
+def test_a_savepoint_is_restored_again_until_something_is_shown() -> None:
+    """The first restored query may have begun, and was killed at any step; its location is lost."""
+    again = 0
+    for saved_at, steps in itertools.product(range(12, STEPS, 1 if ALL else 3), range(STEPS)):
+        with continued_world() as found:
+            run(found, steps=saved_at)
+            query = saved(found)
+            if not query.sinks or query.batch_id < 0:
+                continue
+            first = restored(found, query, "restored-1")
+            run(first, "first", steps).kill()
+            entry, _ = SinkLog(found.storage, QUERY.sink).latest()
+            assert entry is not None
+            if entry.continues:
+                judge(restored(found, query, "restored-2"))
+                again += 1
+            else:
+                with pytest.raises(ConflictError, match="another query has continued this sink"):
+                    restored(found, query, "restored-2")
+                judge(first)
+    assert again
+
+
+def test_an_earlier_savepoint_is_not_restored_over_a_later_one() -> None:
+    """The sink shows what was decided between the two, which the query that was restored from the later one drops."""
+    for steps in range(STEPS):
+        with continued_world() as found:
+            old = Driver(found, "old")
+            while found.ended < 0:
+                old.go(1)
+            early = replace(saved(found), planned=None)
+            while len(found.target.visible) < 4:
+                old.go(1)
+            assert saved(found).uncommitted[0].batch_id == early.batch_id + 1
+            later = restored(found, saved(found), "restored-1")
+            run(later, "new", steps).kill()
+            with pytest.raises(ConflictError, match=r"shows more than the savepoint holds|continued this sink since"):
+                restored(found, early, "restored-2")
+            judge(later)
 
 
 def test_a_query_that_went_on_is_not_continued_from_where_it_was() -> None:
