@@ -54,7 +54,7 @@ from holdfast.errors import (
 )
 from holdfast.snapshotter.fence import looks
 from holdfast.snapshotter.ownership.claims import ALIVE_MS
-from holdfast.snapshotter.ownership.query_origin import find_origin
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
 from holdfast.snapshotter.sink_log import FOLDER, QUERY_ID, Entry, SinkLog, checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.probe import probe_storage
@@ -404,15 +404,36 @@ class Coordinator:
                 f"{self._query.sink} from its state directory into this one",
                 **facts,
             )
-        shown = None if found is None else found.newest_batch(decision, origin.of_query)
-        if shown is not None and shown > origin.batch_id:
+        more = None if found is None else self._shown_more(origin, replaced, found, decision)
+        if more is not None:
             raise ConflictError(
                 "the replaced query has shown a micro-batch that was not saved, so this one would show it again: end "
                 "that query, make a savepoint and restore it with --continue-sinks (continue_sinks=True). To show it "
                 "again all the same, give the sink another name",
                 **facts,
-                shown=shown,
+                shown=more[1],
+                by=more[0],
             )
+
+    def _shown_more(
+        self, origin: QueryOrigin, replaced: str, found: Entry, decision: Entry | None
+    ) -> tuple[str, int] | None:
+        """Return a query, and a micro-batch of it that is shown, or may be, and is not in a restored query's state."""
+        shown = found.newest_batch(decision, origin.of_query)
+        if shown is not None:
+            return (origin.of_query, shown) if shown > origin.batch_id else None
+        # Others that were restored from the same query have followed it.
+        heir, shown, known = replaced, found.newest_batch(decision, replaced), set[str]()
+        more = (heir, shown) if shown is not None and shown >= 0 else None
+        while heir and heir not in known and (before := find_origin(self._storage, heir)):
+            is_of_saved = before.of_query == origin.of_query
+            if before.batch_id > (origin.batch_id if is_of_saved else 0):
+                more = more or (before.of_query, before.batch_id)
+            if is_of_saved:
+                return more
+            known.add(heir)
+            heir = before.of_query
+        return None
 
     def _refuse_a_live_driver(self, found: Entry | None) -> None:
         """Raise ConflictError if another process of this machine runs the query, as its shards would.

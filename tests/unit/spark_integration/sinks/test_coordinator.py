@@ -127,6 +127,30 @@ def test_a_restored_query_shows_nothing_again_by_naming_the_one_before_it(url: s
     assert target.visible.keys() == {*(f"query-1-{batch}" for batch in range(4)), "query-2-1", "query-2-2"}
 
 
+def test_a_restored_query_shows_nothing_again_by_naming_another_restored_one(url: str) -> None:
+    """Both were restored from one savepoint, of after micro-batch 1: what the first has shown is not in the second."""
+    target, storage = Target(has_mark=False), open_storage(url)
+    show(url, target, QUERY, 0, 1)
+    for query_id, of_query, batch_id in (
+        ("query-2", "query-1", 1),
+        ("query-3", "query-2", 1),
+        ("query-4", "query-1", 1),
+        ("query-5", "query-1", 0),
+    ):
+        declare_origin(storage, QueryOrigin(query_id, query_id, of_query, batch_id, {}))
+    coordinator(url, target, HEIR).start(1, SCHEMA)
+    with pytest.raises(ConflictError, match=r"saved=0 shown=1 by=query-1"):
+        coordinator(url, target, SinkQuery("model", "query-5", "query-2")).start(1, SCHEMA)
+    show(url, target, HEIR, 1)
+    after_it = SinkQuery("model", "query-4", "query-2")
+    with pytest.raises(ConflictError, match=r"--continue-sinks.*saved=1 shown=1 by=query-2"):
+        coordinator(url, target, after_it).start(1, SCHEMA)
+    coordinator(url, target, SinkQuery("model", "query-3", "query-2")).start(1, SCHEMA)
+    with pytest.raises(ConflictError, match=r"saved=1 shown=1 by=query-2"):
+        coordinator(url, target, SinkQuery("model", "query-4", "query-3")).start(1, SCHEMA)
+    assert target.visible.keys() == {"query-1-0", "query-1-1", "query-2-1"}
+
+
 @pytest.mark.parametrize(
     ("batch_id", "newest", "error"),
     [
