@@ -50,7 +50,6 @@ from holdfast.errors import (
     InvalidArgumentError,
     NotFoundError,
     StateLostError,
-    UnavailableError,
 )
 from holdfast.snapshotter.fence import looks
 from holdfast.snapshotter.ownership.claims import ALIVE_MS
@@ -440,7 +439,8 @@ class Coordinator:
 
         Across machines too little is known to delay a restart: there the newest start wins.
         """
-        if found is None or not self._process or self._now_ms() - found.at_ms > ALIVE_MS:
+        # A clock may have been set back since.
+        if found is None or not self._process or abs(self._now_ms() - found.at_ms) > ALIVE_MS:
             return
         if found.process != self._process and lives(found.process):
             raise ConflictError(
@@ -526,7 +526,7 @@ class Coordinator:
         assert self._entry is not None
         try:
             self._log.prune(self._entry, self._retained)
-        except UnavailableError as exc:
+        except HoldfastError as exc:  # a right may be gone, too
             _log.warning("old entries in the log of sink %r stay for now: %s", self._query.sink, exc)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -424,6 +424,26 @@ def test_names_that_would_lead_elsewhere_are_refused(url: str, query: SinkQuery)
         coordinator(url, Target(has_mark=False), query)
 
 
+class _Kept(WrappedStorage):
+    """A storage of which somebody has taken the right to delete away."""
+
+    def delete(self, keys: Iterable[str]) -> None:
+        raise InvalidArgumentError("access denied", action="delete")
+
+
+def test_old_entries_that_cannot_be_deleted_stop_nothing(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A micro-batch that is shown does not fail of what is cleaned up after it."""
+    target = Target(has_mark=False)
+    show(url, target, QUERY, 0)
+    run = Coordinator(ModelSink(target, Crash()), QUERY, _Kept(open_storage(url)), 2)
+    run.start(1, SCHEMA)
+    for batch_id in range(1, 40):
+        target.prepared[str(batch_id)] = batch_id
+        run.finish(batch_id, Prepared(({"id": str(batch_id)},), 1))
+    assert len(target.visible) == 40
+    assert "stay for now" in caplog.text
+
+
 def test_a_damaged_decision_stops_the_query(url: str) -> None:
     """What is decided is not guessed: a decision that cannot be read is an error that names it."""
     target = Target(has_mark=False)
@@ -455,6 +475,8 @@ def test_a_process_of_this_machine_that_lives_is_not_fenced(url: str) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         # Whose last micro-batch is long ago is idle, or has stopped: its state makes way then, too.
         begun(other.pid, lambda: clock.now_ms() + 400_000)
+        # The clock is set back.
+        begun(os.getpid(), lambda: clock.now_ms() - 400_000)
         other.communicate()
     assert target.shown(0) == {"part"}
 
