@@ -9,8 +9,8 @@
 Restores nothing, and keeps only what may be asked for again: objects never change.
 
 The files of a snapshot are read in place: parts, or ranges of them, on demand. A part is verified by its digest, so it
-is read as a whole. Who verifies each block by itself, as RocksDB does, reads ranges: of a part that holds its bytes as
-they are, they stand at its begin.
+is read as a whole. RocksDB, which verifies each block itself, reads ranges: an uncompressed part's bytes are at its
+beginning.
 
 `read_tables` reads all live rows of one version into memory.
 """

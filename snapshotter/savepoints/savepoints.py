@@ -211,8 +211,8 @@ def delete_savepoint(target: ObjectStorage, name: str) -> int:
 
     Raises `NotFoundError` if nothing of this name is here.
 
-    The manifest goes first: whatever happens then, nobody takes the rest for a savepoint. One that is finished while
-    pieces are deleted goes, too.
+    Deletes the manifest first: afterwards nobody takes the rest for a savepoint. A savepoint finished meanwhile is
+    deleted, too.
     """
     keys, folder = find_objects(target, name), savepoint_folder(target, name)
     _delete(folder, keys)

@@ -235,7 +235,7 @@ class JoinableStream:
         Parameters
         ----------
         other : JoinableStream
-            The right side. Both sides need a watermark, and no column but the keys may be called alike.
+            The right side. Both sides need a watermark, and only keys may share a name.
         on : str or list of str
             The columns to be equal, which both sides have. As in SQL, null equals nothing.
         within : str
@@ -255,7 +255,7 @@ class JoinableStream:
         Raises
         ------
         AnalysisException, PySparkTypeError
-            No such key, or something that is none.
+            No such key, or an invalid one.
         InvalidArgumentError
             A side is no stream with a watermark, keys have different types, both sides have a column of one name,
             `within` is no duration, or a setting is wrong; nothing has run.
@@ -275,7 +275,7 @@ class JoinableStream:
         Parameters
         ----------
         other : JoinableStream
-            The right side. Both sides need a watermark, and no column but those of `on` and `by` may be called alike.
+            The right side. Both sides need a watermark, and only columns of `on` and `by` may share a name.
         on : str or list of str
             The columns to be equal, which both sides have. As in SQL, null equals nothing.
         by : str
@@ -294,7 +294,7 @@ class JoinableStream:
         Raises
         ------
         AnalysisException, PySparkTypeError
-            No such key, or something that is none.
+            No such key, or an invalid one.
         InvalidArgumentError
             As of `join`, or `by` is not the column of both watermarks; nothing has run.
 

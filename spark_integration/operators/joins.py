@@ -257,7 +257,7 @@ class Join(OperatorFunction):
 
 
 class _Call:
-    """The rows of one call: they match each other and those that wait, and wait themselves."""
+    """The rows of one call: they match each other and waiting rows, then wait themselves."""
 
     def __init__(self, join: Join, batch: ShardInput, transaction: Transaction, ends: Ends) -> None:
         self._join, self._sides = join, join.sides

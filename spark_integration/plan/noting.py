@@ -1,14 +1,14 @@
-"""Notes in the state directory where its queries have their checkpoint locations.
+"""Notes the checkpoint locations of a state directory's queries there.
 
 ::
 
     task: claims ──▶ accumulator ──▶ driver ──▶ the query in its JVM: file:/data/app-spark
                                             ──▶ _queries/<state id>.locations/1
 
-Spark tells a task the id of its query only, and a driver learns a query's id after it has begun. So the task that
-claims tells the driver (`holdfast.spark_integration.shard.news`), which looks the location up. Spark's scheduler hands
-the news over; it waits for the first note of a query, because a program may end with its only micro-batch: a second at
-most, and no more once that was not enough. A thread of its own does the rest, one per query.
+Spark tells a task only its query's id, and a driver learns it after the query's start. So the task that claims tells
+the driver (`holdfast.spark_integration.shard.news`), which looks the location up. Spark's scheduler hands the news
+over; it waits up to a second for a query's first note, because a program may end with its only micro-batch; after one
+timeout never again. One thread per query does the rest.
 
 A note helps people find a query. If it cannot be stored, as by a driver without the executors' credentials, the query
 continues.

@@ -227,8 +227,8 @@ def steps_by_spark(spark: SparkSession, location: str, batch_id: int) -> list[St
         return [_read_step(spark, location, batch_id, *one) for one in found]
     except PySparkException as exc:
         raise NotFoundError(
-            "Spark's state of this micro-batch cannot be read: it may have purged it, or lacks the class of its state "
-            "store",
+            "Spark's state of this micro-batch cannot be read: Spark may have purged it, or lacks the "
+            "class of its state store",
             location=location,
             batch_id=batch_id,
             because=exc,

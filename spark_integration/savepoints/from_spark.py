@@ -203,7 +203,7 @@ class _Step:
             return source.options(**{name: str(value) for name, value in options.items()}).load(self.location)
         except PySparkException as exc:
             raise NotFoundError(
-                "Spark's state of this micro-batch cannot be read: it may have purged it",
+                "Spark's state of this micro-batch cannot be read: Spark may have purged it",
                 operator=self.host,
                 number=self.number,
                 batch_id=self.batch_id,

@@ -108,9 +108,9 @@ def unconsented(
 ) -> list[str]:
     """Explain how to rename, drop or hide columns that a start leaves out while it adds others.
 
-    `live` has all columns that may be found again, `latest` those that the last run declared; `within` names the table
-    in ``stateChanges``, if there are several. With `only_fitting`, columns may be new as others are left out, unless
-    one could have been renamed to the other.
+    `live` has all columns that can be declared again, `latest` those that the last run declared; `within` names the
+    table in ``stateChanges``, if there are several. With `only_fitting`, a start may add and omit columns unless one
+    could be another renamed.
     """
     known, now = {field.name: field.type for field in live.value}, set(declared.value.names)
     new = [f for f in declared.value if f.name not in known and f.name != EXPIRES]
