@@ -80,6 +80,7 @@ from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.snapshots.manifest import read_manifest
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import beside
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.spark_integration.savepoints import seeding
@@ -522,9 +523,8 @@ def drain(
             "drain takes a writer that is not started yet: out.writeStream.outputMode(…).foreachBatch(…)",
             writer=type(writer).__name__,
         )
-    tasks = SparkTasks(spark)
+    tasks, place = SparkTasks(spark), beside(str(checkpoint_location), "-draining")
     end(tasks, query, checkpoint_location, target, name, without, timeout_s)
-    place = f"{str(checkpoint_location).rstrip('/')}-draining"
     with open_storage(str(checkpoint_location), tasks.options) as logs, open_storage(place, tasks.options) as copied:
         _copy_planned(logs, copied)
         copy = QueryLocation(copied)

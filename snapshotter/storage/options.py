@@ -189,6 +189,16 @@ def parse_url(url: str | os.PathLike[str]) -> StorageUrl:
     return StorageUrl("file", "", _local_path(rest)) if scheme == "file" else _remote(scheme, rest)
 
 
+def beside(url: str, ending: str) -> str:
+    """Return the URL of a folder with this ending, beside the one that is given.
+
+    Raises `InvalidArgumentError` for a whole bucket or file system: beside it is another one.
+    """
+    if not parse_url(url).path.strip("/"):
+        raise InvalidArgumentError("this is a whole bucket or file system: name a folder in it", given=url)
+    return f"{url.rstrip('/')}{ending}"
+
+
 def _local_path(rest: str) -> str:
     """Return the absolute path of a ``file:`` URL."""
     if rest.startswith("//"):

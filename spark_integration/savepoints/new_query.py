@@ -41,6 +41,7 @@ from holdfast.snapshotter.ownership.query_origin import (
 )
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import beside
 from holdfast.spark_integration.lookup.places import require_no_state_directory
 from holdfast.spark_integration.shard.pointer_row import operator_of
 
@@ -71,7 +72,7 @@ class NewQuery:
     @property
     def stub_url(self) -> str:
         """Where a stub may run: beside the location."""
-        return f"{self.url.rstrip('/')}-restoring-{self.query_id}"
+        return beside(self.url, f"-restoring-{self.query_id}")
 
     @property
     def rescaling_url(self) -> str:
@@ -119,7 +120,8 @@ def new_query(
 ) -> Iterator[NewQuery]:
     """Begin a query in an empty checkpoint location, or in one left by a process that was stopped.
 
-    Raises `ConflictError` if the location holds something else; `InvalidArgumentError` if it is a state directory.
+    Raises `ConflictError` if the location holds something else; `InvalidArgumentError` if it is a state directory, or a
+    whole bucket.
 
     `state_dir`: its state directory, by default that of the settings.
     """
@@ -127,6 +129,7 @@ def new_query(
         given = Settings.parse({f"{PREFIX}state.dir": str(state_dir)})
         settings = replace(settings, state_dir=given.state_dir)
     url, query_id = str(checkpoint_location), clock.new_uuid()
+    beside(url, "")  # a stub may run there
     with open_storage(url, options) as location, open_storage(str(settings.state_dir), options) as storage:
         if location.url == storage.url:
             raise InvalidArgumentError("the new query's state directory must not be its checkpointLocation", given=url)

@@ -54,6 +54,14 @@ TABLE = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n",
 RECORD = OperatorRecord.of("totals", "original", "def-1", "run-1", 2, {"state": TABLE}, 100)
 
 
+@pytest.mark.parametrize("whole", ["s3://bucket", "s3a://bucket/", "hdfs://namenode:8020", "file:///", "/"])
+def test_a_whole_bucket_is_no_location(whole: str, tmp_path: Path) -> None:
+    """A stub beside it would be in another bucket."""
+    refused = pytest.raises(InvalidArgumentError, match="whole bucket")
+    with refused, new_query(Settings.parse({"spark.holdfast.state.dir": str(tmp_path)}), {}, whole):
+        pass
+
+
 def stopped(folder: Path, query_id: str) -> None:
     """Leave what a clone leaves that is killed once it has declared itself."""
     with open_storage(str(folder / query_id)) as location, open_storage(str(folder / "green")) as storage:
