@@ -95,7 +95,7 @@ class Entry(Stored):
     #: The driver's, on a machine that a digest stands for; empty where another one may go on with its run
     process: Annotated[str, re.compile(r"([0-9a-f]{16}\.[0-9]{1,9}-[0-9]{1,18})?")] = ""
     at_ms: int = 0  #: When it was appended, by the driver's clock
-    #: Of a decision: what Spark had planned, as `plan_of` tells it; empty where that is not known
+    #: What Spark had planned, as `plan_of` tells it: of a decision, or of the one this stands for; empty if unknown
     plan: Annotated[str, re.compile(rf"({DIGEST.pattern})?")] = ""
     #: Of a query that was restored and continues the sink, or has replaced another one, as long as it has decided
     #: nothing itself: the micro-batch of its own that the decision before it stands for, so that its rows are not shown

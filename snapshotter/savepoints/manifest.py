@@ -389,10 +389,11 @@ def _continue(storage: ObjectStorage, query: SavedQuery, saved: SavedSink, query
         found, batch_id = _found(log, storage, query, saved)
         # Of all of these something may be left that nobody has ended; not of one whose successor has begun.
         ending = {found.query_id, *found.ending} - {query_id}
-        stands_for = batch_id - query.batch_id if batch_id > query.batch_id else -1
+        planned = query.planned if batch_id > query.batch_id else None
+        stands_for, plan = (batch_id - query.batch_id, planned.plan) if planned else (-1, "")
         entry = Entry(saved.sink, found.number + 1, query_id, driver, found.decided, tuple(sorted(ending)))
         with suppress(ConflictError):  # also where it stands, and others have gone on since: look what they say
-            log.append(replace(entry, at_ms=clock.now_ms(), stands_for=stands_for))
+            log.append(replace(entry, at_ms=clock.now_ms(), stands_for=stands_for, plan=plan))
             return
 
 

@@ -288,10 +288,11 @@ class Coordinator:
         """Return the next entry: by default, one by which a driver continues from the newest."""
         if decided is None:
             decided = self._entry.decided if self._entry else 0
-        is_mine = self._entry is not None and self._entry.query_id == self._query.query_id
-        stands_for = self._entry.stands_for if self._entry and is_mine else None
         begun = Entry(self._query.sink, self.number + 1, self._query.query_id, self._driver, decided, ending)
-        return replace(begun, process=self._process, at_ms=self._now_ms(), stands_for=stands_for)
+        begun = replace(begun, process=self._process, at_ms=self._now_ms())
+        if self._entry is None or not self._entry.continues or self._entry.query_id != self._query.query_id:
+            return begun
+        return replace(begun, stands_for=self._entry.stands_for, plan=self._entry.plan)
 
     def _append(self, entry: Entry) -> None:
         try:
@@ -375,7 +376,8 @@ class Coordinator:
                 batch=batch_id,
                 decided=decided,
             )
-        if decision is not None and batch_id == decided and not decision.is_of_plan(plan):
+        planned = decision or found
+        if planned is not None and batch_id == decided and not planned.is_of_plan(plan):
             raise ConflictError(
                 "Spark has planned this micro-batch anew, and the sink shows it as it was planned before: the "
                 "checkpoint location was rolled back, is an older copy, or has lost its last file. Start the query "

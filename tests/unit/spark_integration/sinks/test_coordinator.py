@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from holdfast.errors import (
 )
 from holdfast.sinks import TwoPhaseSink
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
+from holdfast.snapshotter.sink_log import Entry, SinkLog
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.spark_integration.executor.processes import ProcessId
@@ -125,6 +127,22 @@ def test_a_restored_query_shows_nothing_again_by_naming_the_one_before_it(url: s
     show(url, target, HEIR, 1)
     show(url, target, HEIR, 2)
     assert target.visible.keys() == {*(f"query-1-{batch}" for batch in range(4)), "query-2-1", "query-2-2"}
+
+
+def test_a_continued_sink_keeps_the_plan_until_its_query_decides(url: str) -> None:
+    """Rows that Spark has planned anew are not those that the sink shows, however often the query has begun since."""
+    target, log = Target(has_mark=False), SinkLog(open_storage(url), "model")
+    show(url, target, QUERY, 0, 1)
+    target.prepared["leftover"] = 9
+    _, decision = log.latest()
+    assert decision is not None
+    restored = Entry("model", decision.number + 1, "query-2", "aa", decision.number, ("query-1",))
+    log.append(replace(restored, stands_for=1, plan="a" * 32))
+    again = SinkQuery("model", "query-2")
+    for _ in range(2):
+        coordinator(url, target, again).start(1, SCHEMA, "a" * 32)
+    with pytest.raises(ConflictError, match="planned this micro-batch anew"):
+        coordinator(url, target, again).start(1, SCHEMA, "b" * 32)
 
 
 def test_a_restored_query_shows_nothing_again_by_naming_another_restored_one(url: str) -> None:
