@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 
 import holdfast
+from tests.input_files import add_file
 from tests.spark.answers import Batches, Questions
 from tests.spark.parity import program
 from tests.spark.running_tasks import wait_for_tasks
@@ -108,11 +107,7 @@ class Trial:
 
     def feed_table(self, table: pa.Table) -> None:
         """Add the rows of one micro-batch."""
-        (self.folder / "input").mkdir(exist_ok=True)
-        path = self.folder / "new.parquet"
-        pq.write_table(table, path)
-        os.utime(path, (1_700_000_000 + self._files, 1_700_000_000 + self._files))
-        path.rename(self.folder / "input" / f"{self._files:03d}.parquet")
+        add_file(self.folder / "input", self._files, table)
         self._files += 1
 
     def source(self, schema: str = program.INPUT, *, delay: str | None = "0 seconds") -> DataFrame:
