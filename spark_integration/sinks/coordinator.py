@@ -448,8 +448,7 @@ class Coordinator:
             raise ConflictError(
                 "another process on this machine runs this query, or ran it within "
                 f"{ALIVE_MS // 60_000} minutes and is still alive: stop it. A copy of a checkpoint location needs its "
-                "own "
-                "spark.holdfast.state.dir, and its own sink",
+                "own spark.holdfast.state.dir, and its own sink",
                 **self._facts,
                 process=found.process.partition(".")[2].partition("-")[0],
             )
