@@ -19,7 +19,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.state import GroupState
 
 import holdfast
-from holdfast.spark_integration.executor.local_dirs import choose_root
+from holdfast.spark_integration.client.connection import client_of
+from holdfast.spark_integration.executor.local_dirs import choose_root, executor_directory
 from tests.spark.application import run_program
 from tests.spark.conftest import OUTPUT, STATE, Lab, count_and_sum
 from tests.tiers import cases
@@ -180,14 +181,12 @@ def told(calls: Path, call: Function) -> Function:
 
 
 def kill_server_once(local: Path, notes: Path) -> None:
-    """Kill the state server of the executors below a directory, unless that was noted before."""
-    from holdfast.spark_integration.client.connection import client_of
-    from holdfast.spark_integration.executor.local_dirs import LOCK_NAME
-
+    """Kill the state server of this worker's executor, unless that was noted before; an earlier test may have, too."""
     if not notes.exists():
-        for lock in local.glob(f"**/{LOCK_NAME}"):
-            os.kill(client_of(lock.parent).call("statistics")["pid"], signal.SIGKILL)
-            notes.touch()
+        client = client_of(executor_directory(local))
+        client.require_server()
+        os.kill(client.call("statistics")["pid"], signal.SIGKILL)
+        notes.touch()
 
 
 def killing(local: Path, notes: Path, *, before: bool) -> Function:

@@ -136,7 +136,9 @@ def test_cold_keys_are_counted_on(lab: Lab) -> None:
         lab.feed(few)
         lab.run(lab.totals())
         for lock in lab.local.glob(f"**/{LOCK_NAME}"):
-            assert client_of(lock.parent).call("drain", b'{"timeout_seconds": 60.0}', 90.0)
+            server = client_of(lock.parent)
+            server.require_server()  # it may still be starting
+            assert server.call("drain", b'{"timeout_seconds": 60.0}', 90.0)
     assert list(lab.local.glob("*/executor-*/disk/*/totals/shard-*/generations/*/generation"))
     expected = {f"key {i}": (1, i) for i in range(KEYS)}
     expected |= {key: (5, int(key.split()[1]) + 4) for key, _ in few}
