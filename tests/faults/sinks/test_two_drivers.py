@@ -30,7 +30,6 @@ LOST = (
     "Multiple streaming queries are concurrently using",
 )
 ANOTHER_MACHINE = ("unshare", "--fork", "--kill-child", "--pid", "--mount-proc", "--uts")
-SINKS = ["parquet", "delta", "delta upsert", "postgres", "postgres upsert", "kafka"]
 
 pytestmark = [
     pytest.mark.all,
@@ -41,7 +40,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("how", ["running", "frozen"])
-@pytest.mark.parametrize("target", SINKS)
+@pytest.mark.parametrize("target", TARGETS)
 def test_two_drivers_show_each_micro_batch_once(target: str, how: str, tmp_path: Path) -> None:
     """Who loses says so by one error; the next start goes on; and nothing is left half-done."""
     stories: list[str] = []
@@ -56,7 +55,7 @@ def test_two_drivers_show_each_micro_batch_once(target: str, how: str, tmp_path:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("how", ["running", "frozen"])
-@pytest.mark.parametrize("target", SINKS)
+@pytest.mark.parametrize("target", ["parquet", "delta", "delta upsert", "postgres", "postgres upsert", "kafka"])
 def test_two_drivers_of_spark(target: str, how: str, java_home: Path, tmp_path: Path) -> None:
     """The same with whole drivers; where Spark's own log refuses the newer one, too, the next start goes on."""
     chance = random.Random(f"{target} {how}")
