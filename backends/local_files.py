@@ -127,10 +127,7 @@ def map_stored_file(path: Path, kind: str, note: FileNote, *, verify: bool = Fal
 
 
 def sealed_inode(path: Path, note: FileNote) -> int | None:
-    """Return the inode of a sealed file; None if it was written to since.
-
-    Raises `NotFoundError` if it is not there.
-    """
+    """Return the inode of a sealed file; None if it was written to since. Raises `NotFoundError` if it is not there."""
     with reading(path):
         found = os.stat(path)
     return found.st_ino if note.is_of(found) else None
@@ -171,10 +168,7 @@ class StagedFolder:
     def write(
         self, name: str, kind: str, header: Mapping[str, Any], sections: Mapping[str, SectionWriter] | None = None
     ) -> FileNote:
-        """Write one stored file and seal it.
-
-        Raises `UnavailableError` if local storage is full or failing.
-        """
+        """Write one stored file and seal it. Raises `UnavailableError` if local storage is full or failing."""
         return write_sealed(self.path / name, kind, header, sections, fsync=self._fsync)
 
     def link(self, source: Path) -> None:

@@ -186,10 +186,7 @@ class Run:
             start = end
 
     def write(self, file: pa.NativeFile, *, compression: str | None = None) -> None:
-        """Write the run as an Arrow IPC stream.
-
-        Without `compression` ("lz4") its buffers stay mappable.
-        """
+        """Write the run as an Arrow IPC stream. Without `compression` ("lz4") its buffers stay mappable."""
         write_stretches(file, self.schema, [self], compression=compression)
 
     @classmethod

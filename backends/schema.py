@@ -190,10 +190,7 @@ class Keys:
 
 
 def find_table(tables: Mapping[str, T], table: str) -> T:
-    """Return a table's entry in `tables`.
-
-    Raises `NotFoundError` if there is no such table.
-    """
+    """Return a table's entry in `tables`. Raises `NotFoundError` if there is no such table."""
     if table not in tables:
         raise NotFoundError("no such table: name one that the operator declares", table=table, tables=sorted(tables))
     return tables[table]
@@ -218,10 +215,7 @@ def encode_schemas(tables: Mapping[str, TableSchema]) -> dict[str, list[str]]:
 
 
 def decode_schemas(encoded: Mapping[str, Sequence[str]]) -> dict[str, TableSchema]:
-    """Return the schemas that `encode_schemas` wrote.
-
-    Raises `CorruptionError` if they are invalid.
-    """
+    """Return the schemas that `encode_schemas` wrote. Raises `CorruptionError` if they are invalid."""
     try:
         return {name: TableSchema.of_sides(name, *map(decode_schema, sides)) for name, sides in encoded.items()}
     except (pa.ArrowException, OSError, ValueError, TypeError) as exc:

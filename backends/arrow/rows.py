@@ -410,10 +410,7 @@ def rows_of(hashes: HashArray, wanted: HashArray) -> IntArray:
 
 
 def find_sorted(hashes: HashArray, keys: pa.RecordBatch, wanted: HashArray, wanted_keys: pa.RecordBatch) -> IntArray:
-    """Return each wanted key's row, or -1.
-
-    Both hashes ascend, and `keys` has no row twice.
-    """
+    """Return each wanted key's row, or -1. Both hashes ascend, and `keys` has no row twice."""
     found = np.full(len(wanted), -1, np.int64)
     places = np.searchsorted(hashes, wanted)
     inside = np.flatnonzero(places < len(hashes))

@@ -83,10 +83,7 @@ def key_range(table_id: int, first_hash: int, last_hash: int) -> tuple[bytes, by
 def get_rows(
     database: Rdict, table_id: int, keys: list[bytes], hashes: HashArray, rows_per_hash: float
 ) -> list[bytes | None]:
-    """Return the values of `keys`, None if a key is absent.
-
-    Keys ascend by hash; see `density` for `rows_per_hash`.
-    """
+    """Return the values of `keys`, None if a key is absent. Keys ascend by hash; see `density` for `rows_per_hash`."""
     first, last = int(hashes[0]), int(hashes[-1])
     if rows_per_hash * (last - first + 1) > SCAN_ROWS_PER_KEY * len(keys):
         return database.get(keys)  # type: ignore[arg-type, return-value]

@@ -158,10 +158,7 @@ class RunFilesBackend(Backend):
         return True
 
     def freeze(self, pointer: Pointer) -> list[Path]:
-        """See `Backend.freeze`.
-
-        Cost: one read of the runs that were not frozen before, or were touched since.
-        """
+        """See `Backend.freeze`. Cost: one read of the runs that were not frozen before, or were touched since."""
         folder = self._version_folder(pointer)
         files = self._read_version(pointer).files
         paths = [folder / file.name for file in files]
