@@ -136,10 +136,7 @@ class Entry(Stored):
 
 
 class SinkLog:
-    """The log of one sink in a state directory.
-
-    Threads: one, the driver's.
-    """
+    """The log of one sink in a state directory. Threads: one, the driver's."""
 
     def __init__(self, storage: ObjectStorage, sink: str) -> None:
         self.sink = sink

@@ -97,10 +97,7 @@ def fetch_piece(savepoint: ObjectStorage, piece: Piece) -> tuple[memoryview, sto
 
 
 def read_piece(savepoint: ObjectStorage, operator: str, piece: Piece, schema: TableSchema) -> Run:
-    """Return the rows of a piece. Raises `CorruptionError`.
-
-    `schema`: of its table, as the manifest has it.
-    """
+    """Return the rows of a piece. Raises `CorruptionError`. `schema`: of its table, as the manifest has it."""
     stored, source = fetch_piece(savepoint, piece)[1], f"{savepoint.url}/{piece.key}"
     header = _Header.read(stored.header, source)
     if (header.operator, header.table, header.shard) != (operator, piece.table, piece.shard):

@@ -177,10 +177,7 @@ def download_files(
 
 
 def fetch_part(shard: PrefixedStorage, part: Part, size_bytes: int) -> pa.Buffer:
-    """Return the bytes of a file that a part holds. Raises `CorruptionError`.
-
-    `size_bytes`: their expected number.
-    """
+    """Return the bytes of a file that a part holds. Raises `CorruptionError`. `size_bytes`: their expected number."""
     source = f"{shard.url}/{part.key}"
     try:
         data = shard.get(part.key, part.size_bytes)
