@@ -253,10 +253,7 @@ class Held:
 
 
 class QueryPointers:
-    """The pointers of a query. Safe for many threads.
-
-    `executor`: must not run the caller.
-    """
+    """The pointers of a query. Safe for many threads. `executor`: must not run the caller."""
 
     def __init__(self, location: ObjectStorage, executor: Executor) -> None:
         self._storage, self._executor = location, executor

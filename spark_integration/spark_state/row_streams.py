@@ -166,10 +166,7 @@ def stream_of(
 
 
 def decompressed(data: memoryview, codec: str, limit_bytes: int, source: str) -> bytes:
-    """Return the plain bytes of a stream. Raises `CorruptionError`.
-
-    `source`: what to call the file in an error.
-    """
+    """Return the plain bytes of a stream. Raises `CorruptionError`. `source`: what to call the file in an error."""
     found = bytearray()
     for piece in _PIECES[codec](data, source):
         found += piece
