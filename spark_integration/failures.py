@@ -216,10 +216,7 @@ _CAUSES = (
 
 @dataclass(frozen=True)
 class _Raised:
-    """The end of a traceback in the text.
-
-    `name`: of the class, with its module unless that is ``builtins``.
-    """
+    """The end of a traceback in the text. `name`: of the class, with its module unless that is ``builtins``."""
 
     name: str
     message: str

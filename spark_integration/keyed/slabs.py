@@ -39,10 +39,7 @@ class KeyOrder(NamedTuple):
 
     @classmethod
     def of(cls, keys: Keys) -> KeyOrder:
-        """Sort rows by their keys.
-
-        Groups the rows by hash first, then sorts only the distinct keys by value.
-        """
+        """Sort rows by their keys. Groups the rows by hash first, then sorts only the distinct keys by value."""
         by_hash = order_rows(keys.hashes, keys.columns)
         starts = np.flatnonzero(by_hash.first)
         ascending = _sort(take(keys.columns, by_hash.rows[starts]))

@@ -110,10 +110,7 @@ class Accumulator(Protocol):
         """
 
     def result(self, states: Sequence[pa.Array]) -> pa.Array:
-        """Return the value of each state.
-
-        Raises `InvalidArgumentError` if it is larger than its type holds.
-        """
+        """Return the value of each state. Raises `InvalidArgumentError` if it is larger than its type holds."""
 
 
 @dataclass(frozen=True)

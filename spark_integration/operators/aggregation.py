@@ -291,10 +291,7 @@ def _hashed(df: DataFrame, aggregates: Sequence[Aggregate], columns: Sequence[st
 
 
 def by_key(found: Aggregated, mode: Mode, name: str) -> DataFrame:
-    """Define ``groupBy(…).agg(…)``.
-
-    Raises `InvalidArgumentError` if the mode is append, or a setting is wrong.
-    """
+    """Define ``groupBy(…).agg(…)``. Raises `InvalidArgumentError` if the mode is append, or a setting is wrong."""
     if mode == "append":
         raise InvalidArgumentError(
             "append mode shows a result once, when it is final, and without a window none ever is: use "

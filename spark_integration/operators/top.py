@@ -302,10 +302,7 @@ class Ranking:
         return pa.concat_tables([old, pa.Table.from_arrays(new, schema=old.schema)])
 
     def order(self, key: IntArray, rows: pa.Table) -> RowOrder:
-        """Return rows by key and, of one key, by rank.
-
-        `key` is the number of each row's key.
-        """
+        """Return rows by key and, of one key, by rank. `key` is the number of each row's key."""
         signs = [1 if ascends else -1 for ascends in self.ascending]
         by = [sign * ranks(rows.column(name)) for name, sign in zip(self.columns, signs, strict=True)]
         order = np.lexsort([*reversed(by), key])
