@@ -509,10 +509,7 @@ class Health:
 def health_of(
     query_id: str, operators: Iterable[str], signs: Signs, failures: Iterable[Failure], now_ms: int
 ) -> Health:
-    """Return a query's health.
-
-    `now_ms`: the time, by a clock close to the store's.
-    """
+    """Return a query's health. `now_ms`: the time, by a clock close to the store's."""
     found, pace = judge(signs, now_ms), pace_of(signs)
     told = list(failures)
     newest = next(

@@ -122,10 +122,7 @@ def history(
     options: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Show what a key held, newest first.
-
-    The history covers the micro-batches that the query retains.
-    """
+    """Show what a key held, newest first. The history covers the micro-batches that the query retains."""
     found: list[KeyVersion] = []
     with _opened(location, operator, state_dir, options) as query:
         for one in query.history(operator, parse_pairs(key), table=table):

@@ -37,10 +37,7 @@ class EmbeddedShard:
         processing_ms: int,
         watermark_ms: int | None,
     ) -> list[pa.RecordBatch]:
-        """Run one micro-batch, and return its output.
-
-        `shown_keys`: the key of each row.
-        """
+        """Run one micro-batch, and return its output. `shown_keys`: the key of each row."""
         batch = ShardInput(
             operator=self._operator,
             shard=0,

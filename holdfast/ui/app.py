@@ -98,10 +98,7 @@ def guard(app: Flask, token: str, hosts: list[str]) -> None:
 
 
 def make_app(site: Site, token: str, hosts: list[str]) -> Flask:
-    """Return the application.
-
-    `hosts`: the host names it answers to.
-    """
+    """Return the application. `hosts`: the host names it answers to."""
     app = Flask(__name__, static_folder=None)
     app.url_map.strict_slashes = False
     app.jinja_env.undefined = StrictUndefined

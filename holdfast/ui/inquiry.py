@@ -31,10 +31,7 @@ _K = TypeVar("_K")
 
 
 class Patience:
-    """How long a view still waits for all its stores together.
-
-    `seconds`: None to wait until they answer or fail.
-    """
+    """How long a view still waits for all its stores together. `seconds`: None to wait until they answer or fail."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds

@@ -155,10 +155,7 @@ def measured(operator: OperatorSurvey, measure: Measure) -> Measured:
 
 
 def heat_map(operator: OperatorSurvey, found: Measured, first: int = 0, last: int | None = None) -> HeatMap:
-    """Return the map of some shards of an operator.
-
-    `first`, `last`: numbers of shards; missing ones are left out.
-    """
+    """Return the map of some shards of an operator. `first`, `last`: numbers of shards; missing ones are left out."""
     end = max(operator.shard_count - 1, 0)
     low = min(max(first, 0), end)
     high = end if last is None else min(max(last, low), end)
