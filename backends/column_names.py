@@ -58,10 +58,7 @@ class ColumnChanges:
 
 
 def with_columns(names: Names, stored: Collection[str], declared: Iterable[str]) -> Names:
-    """Return names for all declared columns: a new one gets a name never used before.
-
-    `stored`: every name ever used for the table's columns.
-    """
+    """Return stored names for all declared columns; a new column gets a name that `stored`, all ever used, lacks."""
     taken, found = {*stored, *names.values()}, dict(names)
     for name in declared:
         if name not in found:

@@ -65,10 +65,7 @@ def key_changes(stored: TableSchema, declared: TableSchema) -> list[str]:
 
 
 def value_changes(stored: TableSchema, declared: TableSchema, *, exact: bool = False) -> list[str]:
-    """Name the value columns whose stored values cannot be read as declared, as ``name: stored → declared``.
-
-    With `exact`, a large integer may not be rounded either.
-    """
+    """Name value columns that cannot be read as declared, as ``name: stored → declared``; `exact` forbids rounding."""
     before = {field.name: field.type for field in stored.value}
     return [
         _change(field.name, str(before[field.name]), str(field.type))

@@ -33,16 +33,12 @@ class FrozenFiles(ABC):
 
     @abstractmethod
     def require(self, name: str, start: int = 0, end: int | None = None) -> None:
-        """Fetch the bytes from `start` to `end`, by default the file's end, verified as stored.
+        """Fetch and verify the bytes from `start` to `end`, by default the file's end.
 
-        Raises `CorruptionError` if they are missing or damaged. Raises `UnavailableError` if the storage did not
-        answer, or local storage is full.
+        Raises `CorruptionError` if they are missing or damaged, `UnavailableError` if a storage fails.
         """
 
     def bring(self, places: Sequence[Place]) -> None:
-        """Fetch at least these bytes, perhaps unverified, for a reader that verifies each block itself.
-
-        If a block is damaged, the reader calls `require`, which verifies.
-        """
+        """Fetch at least these bytes, perhaps unverified: the reader verifies blocks, and calls `require` on damage."""
         for place in places:
             self.require(*place)

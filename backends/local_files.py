@@ -63,10 +63,7 @@ def write_sealed(
     *,
     fsync: bool,
 ) -> FileNote:
-    """Write a stored file under a new name and seal it.
-
-    Raises `UnavailableError` if local storage is full or failing.
-    """
+    """Write and seal a new stored file. Raises `UnavailableError` if local storage is full or failing."""
     with writing(path), open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         size_bytes, digest = stored_file.write_to(file, kind, header, sections)
         file.flush()
@@ -83,10 +80,7 @@ def seal(file: int | Path, modified_ns: int) -> int:
 
 
 def read_header(path: Path, kind: str) -> Mapping[str, Any]:
-    """Return the header of a small stored file, whose digest is checked.
-
-    Raises `NotFoundError` or `CorruptionError`.
-    """
+    """Return the verified header of a small stored file. Raises `NotFoundError`, `CorruptionError`."""
     with reading(path):
         size_bytes = os.stat(path).st_size
         if size_bytes > stored_file.NOTICE_BYTES_MAX:
@@ -103,11 +97,9 @@ class MappedStoredFile(NamedTuple):
 
 
 def map_stored_file(path: Path, kind: str, note: FileNote, *, verify: bool = False) -> MappedStoredFile:
-    """Map a whole file into memory; the mapping outlives the file.
+    """Map a whole file, verifying its digest if it looks touched or `verify`; the mapping outlives the file.
 
     Raises `NotFoundError` if it is missing; `CorruptionError` if it is damaged.
-
-    `verify`: compute the digest of a file that looks untouched, too.
     """
     with reading(path):
         found = os.stat(path)
@@ -156,10 +148,7 @@ __all__ = [
 
 
 class StagedFolder:
-    """A folder on its way into place; made by `staged_folder`.
-
-    With `fsync`, published files survive a power failure, not only a crash.
-    """
+    """A folder on its way into place, from `staged_folder`; with `fsync`, its files survive a power failure."""
 
     def __init__(self, path: Path, *, fsync: bool) -> None:
         self.path = path
@@ -172,10 +161,7 @@ class StagedFolder:
         return write_sealed(self.path / name, kind, header, sections, fsync=self._fsync)
 
     def link(self, source: Path) -> None:
-        """Link a file of another folder under its own name.
-
-        Raises `NotFoundError` if there is no such file, or no longer.
-        """
+        """Link a file of another folder under its own name. Raises `NotFoundError` if it is gone."""
         with reading(source):
             try:
                 os.link(source, self.path / source.name)
@@ -187,10 +173,7 @@ class StagedFolder:
                 raise
 
     def adopt(self, name: str, modified_ns: int | None = None) -> None:
-        """Seal a file that somebody else wrote, as `write` would have.
-
-        `modified_ns`: its noted modification time. Raises `NotFoundError` if there is no such file.
-        """
+        """Seal a file that somebody else wrote, with its noted modification time if given. Raises `NotFoundError`."""
         path = self.path / name
         with reading(path):
             file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -211,11 +194,7 @@ class StagedFolder:
                     (self.path / name).unlink()
 
     def publish(self, target: Path) -> None:
-        """Rename the folder to `target`.
-
-        Raises `ConflictError` if `target` exists already. Raises `UnavailableError` if local storage is failing, or the
-        folder was removed meanwhile.
-        """
+        """Rename the folder to `target`. Raises `ConflictError` if it exists, `UnavailableError` if the disk fails."""
         with writing(target):
             make_private_folder(target.parent)
             if self._fsync:
@@ -232,10 +211,7 @@ class StagedFolder:
 
 @contextmanager
 def staged_folder(staging: Path, name: str, *, fsync: bool) -> Iterator[StagedFolder]:
-    """Make a folder below `staging`, removed at the end of the context unless published.
-
-    Until then it and the folder above `staging` are locked.
-    """
+    """Make a folder below `staging`, locked, and removed at the end of the context unless published."""
     path = staging / name
     home, own = _made(path)
     with home, own:
@@ -261,10 +237,7 @@ def _made(path: Path) -> tuple[FolderLock, FolderLock]:
 
 
 def lock_folder(path: Path) -> FolderLock:
-    """Make a folder if missing, and lock it: nobody removes it before the lock is closed.
-
-    Raises `UnavailableError` if local storage is failing, or the folder is removed again and again.
-    """
+    """Make a folder if missing, and lock it against removal. Raises `UnavailableError` if local storage fails."""
     for _ in range(_TRIES):
         with writing(path), suppress(NotFoundError, FileNotFoundError):
             make_private_folder(path)
@@ -274,10 +247,7 @@ def lock_folder(path: Path) -> FolderLock:
 
 @contextmanager
 def taken_folder(folder: Path, staging: Path, name: str, *, fsync: bool) -> Iterator[StagedFolder]:
-    """Move a folder that somebody else has filled below `staging`; see `staged_folder`.
-
-    Raises `UnavailableError` if it cannot be moved: it is not there, or on another file system.
-    """
+    """Move a filled folder below `staging`; see `staged_folder`. Raises `UnavailableError` if it cannot be moved."""
     path = staging / name
     with lock_folder(staging.parent), _locked(folder):
         if not move_folder(folder, path):
@@ -327,11 +297,7 @@ def move_folder(path: Path, target: Path) -> bool:
 
 
 def remove_stale_folders(staging: Path, before_ns: int) -> int:
-    """Remove the unlocked folders below `staging` in which nothing was written since `before_ns`.
-
-    Return how many. `before_ns` leaves people time to inspect what was set aside; the lock tells whether a folder is in
-    use.
-    """
+    """Remove unlocked folders below `staging` that were last written before `before_ns`; return how many."""
     removed = 0
     for name in list_folder(staging):
         path = staging / name
@@ -357,10 +323,7 @@ def list_folder(folder: Path) -> list[str]:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the bytes of all files below a folder, each file once however often it is linked.
-
-    A file that vanishes meanwhile, or cannot be read, does not count.
-    """
+    """Return the size of all files below a folder; linked files count once, unreadable ones do not count."""
     sizes: dict[int, int] = {}
     folders = [os.fspath(folder)]
     for path in folders:
@@ -376,10 +339,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, for this user only.
-
-    Others may remove those above meanwhile: a shard may return just as it is released.
-    """
+    """Make a private folder and its missing parents, even if others remove those meanwhile."""
     for _ in range(_TRIES):
         with suppress(FileNotFoundError):
             if not path.is_dir():

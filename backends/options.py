@@ -16,11 +16,7 @@ _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 def parse_options(
     backend: str, known: Mapping[str, Callable[[str], Any]], options: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the values of `options`, each read by the function that `known` has for it.
-
-    `known` maps an option to its parser, which raises ValueError with the valid form. Raises `InvalidArgumentError`
-    with the full key of an unknown option, or of a value that does not fit.
-    """
+    """Return option values, read by the parsers in `known`. Raises `InvalidArgumentError`, naming the key."""
     values = {}
     for name, text in options.items():
         key = f"{PREFIX}{backend}.{name}"

@@ -33,10 +33,7 @@ def _plug_ins() -> set[tuple[str, str]]:
 
 @lru_cache
 def find_backend(name: str) -> type[Backend]:
-    """Return the backend class registered under `name`; looked up once in a process. Raises `InvalidArgumentError`.
-
-    A built-in name cannot be taken by a plug-in.
-    """
+    """Return the backend class registered under a name; built-in names win. Raises `InvalidArgumentError`."""
     if name in _BUILT_IN:
         return _load(name, _BUILT_IN[name])
     points = [point for plug_in, point in _plug_ins() if plug_in == name]

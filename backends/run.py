@@ -129,10 +129,9 @@ class Run:
         return int(self.batch.nbytes)
 
     def find(self, keys: Keys) -> IntArray:
-        """Return each key's row, or -1.
+        """Return each key's row, or -1, by one binary search a key.
 
-        Cost: one binary search a key. Sorted keys are several times faster than unsorted ones, since
-        neighbouring searches touch the same memory. Keys that share their hash with other rows are found together.
+        Sorted keys are several times faster, since neighbouring searches touch the same memory.
         """
         if not keys.is_sorted:
             order = np.argsort(keys.hashes)  # any order of equal ones will do, and this one costs less
@@ -199,11 +198,10 @@ class Run:
         trusted: bool = False,
         plain_bytes: int | None = None,
     ) -> Run:
-        """Read a run from an Arrow IPC stream, without copying where it is not compressed.
+        """Read a run from an Arrow IPC stream, without copying what is not compressed; see `read_accepted`.
 
-        `trusted`: this executor wrote the run, so the columns' content is not checked. The unpacked buffers may total
-        `plain_bytes`; nothing larger is ever allocated. Raises `CorruptionError` if it is no run, or claims to be
-        larger, and `SchemaMismatchError` if it has columns that `schema` does not hold.
+        Raises `CorruptionError` if it is no run, or larger than `plain_bytes`; `SchemaMismatchError` if `schema` lacks
+        a column.
         """
         runs = read_stretches(section, schema, source=source, trusted=trusted, plain_bytes=plain_bytes)
         if len(runs) != 1:
@@ -212,10 +210,7 @@ class Run:
 
 
 def under_names(stored: Run, schema: TableSchema, names: Names) -> Run:
-    """Return stored rows with the columns of a schema.
-
-    `names`: the stored names of its columns; a missing column is null.
-    """
+    """Return stored rows with the columns of a schema, stored under `names`; a missing column is null."""
     known = with_columns(names, stored.schema.value.names, schema.value.names)
     return stored.projected(named(schema, known)).relabelled(schema)
 
@@ -234,10 +229,7 @@ def write_stretches(
 def read_stretches(
     section: pa.Buffer, schema: TableSchema, *, source: str, trusted: bool = False, plain_bytes: int | None = None
 ) -> list[Run]:
-    """Read what `write_stretches` wrote; see `Run.read`. The runs have the columns that they were written with.
-
-    `schema` covers these columns; see `holdfast.backends.evolution`.
-    """
+    """Read what `write_stretches` wrote, in the columns it was written with; see `Run.read`."""
     own = schema
 
     def accept(columns: pa.Schema) -> None:
@@ -257,10 +249,9 @@ def read_stretches(
 
 
 def schema_of(columns: pa.Schema, held: TableSchema, *, source: str) -> TableSchema:
-    """Return the schema of a stored run from its columns: those that its table had when it was written.
+    """Return the schema that a table, now `held`, had when a run with these columns was written.
 
-    `held`: the table's current schema. Raises `CorruptionError` if no run has these columns. Raises
-    `SchemaMismatchError` if the run has columns that its table does not hold.
+    Raises `CorruptionError` if no run has them, `SchemaMismatchError` if the table does not hold one.
     """
     if columns.equals(held.columns):
         return held
@@ -290,13 +281,10 @@ def _newest_rows(hashes: HashArray, keys: pa.RecordBatch) -> IntArray:
 
 
 def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
-    """Merge runs of one table into one: of each key the newest row stays.
+    """Merge one or more runs of a table; of each key the newest row stays, in a schema that holds all.
 
-    At least one; if their schemas differ, the merged one holds them all. `drop_deletes` omits deleted keys: valid only
-    without an older run below.
-
-    Cost: linear; about 15 ns a row and column of 8 bytes. Memory: twice the rows at most, where no one else holds
-    `runs`; they are copied once if they come by ascending ranges of the hash, else twice.
+    `drop_deletes` is valid only without an older run below. Cost: linear, about 15 ns a row and column of 8 bytes.
+    Memory: at most twice the rows.
     """
     schema = reduce(evolved, (run.schema for run in runs))
     if len(runs) == 1:

@@ -83,11 +83,7 @@ def parts_of(runs: Iterable[Stacked]) -> list[Run]:
 def look_up(
     runs: Sequence[Stacked], keys: Keys, schema: TableSchema, floor: Callable[[Keys], Found] | None = None
 ) -> Found:
-    """Return the newest value of each key.
-
-    Runs come oldest first; `schema` covers them all. `floor` looks up the sorted keys that no run has, and returns
-    values of `schema`.
-    """
+    """Return the newest value of each key from runs, oldest first; `floor` looks up the keys that no run has."""
     n = len(keys)
     order = None if keys.is_sorted else np.argsort(keys.hashes)
     keys = keys if order is None else keys.take(order)
@@ -129,12 +125,10 @@ def merge_in_stretches(
     last_hash: int = MAX_HASH,
     first_bytes: int | None = None,
 ) -> Iterator[Run]:
-    """Merge the rows whose hash lies in [first_hash, last_hash], and yield them by ascending ranges of the hash.
+    """Merge rows with a hash in [first_hash, last_hash]; yield them by ascending ranges of the hash.
 
-    Runs come oldest first, the stretches of one run file in any order; `drop_deletes` is as for `merge_runs`. The first
-    stretch has about `first_bytes`, for callers that need only the first rows.
-
-    Memory: a few times `STRETCH_BYTES`, more only if one hash has more rows than that.
+    Runs come oldest first, a file's stretches in any order; the first stretch yielded has about `first_bytes`. Memory:
+    a few times `STRETCH_BYTES`, unless one hash has more rows.
     """
     for part in _stretches(runs, first_hash, last_hash, first_bytes):
         merged = merge_runs(part, drop_deletes=drop_deletes)
@@ -143,10 +137,7 @@ def merge_in_stretches(
 
 
 def merge_over(below: Iterable[Run], writes: Sequence[Run]) -> Iterator[Run]:
-    """Merge `writes` over a scan's live rows, reading the scan lazily.
-
-    `below` has live rows, ascending by hash; rows of one hash may stand in several runs. `writes` come oldest first, in
-    the range of `below`.
+    """Merge `writes`, oldest first, over the live rows that `below` yields by hash, reading that lazily.
 
     Cost: a merge of the writes, then proportional to what is read, however many rows share a hash.
     """
@@ -171,10 +162,7 @@ def merge_over(below: Iterable[Run], writes: Sequence[Run]) -> Iterator[Run]:
 def scan_above(
     floor: Callable[[int, int], Iterator[Run]], runs: Sequence[Run], first_hash: int, last_hash: int
 ) -> Iterator[Run]:
-    """Merge runs over the floor, and yield the live rows as `scan_runs` does.
-
-    `floor` scans the live rows below the oldest run, from one hash to another.
-    """
+    """Merge runs over the floor, whose live rows `floor` scans, and yield live rows as `scan_runs` does."""
     start = first_hash
     for part in _stretches(runs, first_hash, last_hash, FIRST_STRETCH_BYTES):
         end = max(int(run.hashes[-1]) for run in part)
@@ -216,10 +204,7 @@ def _hide(run: Run, newer: Run) -> Run:
 
 
 def scan_runs(runs: Sequence[Run], first_hash: int, last_hash: int) -> Iterator[Run]:
-    """Merge as `merge_in_stretches`, live rows only, with cheap first rows.
-
-    Many rows of one hash come in several runs, in the order of their sources.
-    """
+    """Merge as `merge_in_stretches`, live rows only; the first rows are cheap. One hash may span several runs."""
     for part in _stretches(runs, first_hash, last_hash, FIRST_STRETCH_BYTES):
         last = int(max(run.hashes[-1] for run in part))
         crowd = _slices(part, last, last)
@@ -252,12 +237,9 @@ def _scan_crowd(runs: Sequence[Run]) -> Iterator[Run]:
 
 
 def merge_prefixes(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
-    """Merge the rows that begin with one of `prefixes`, and yield the live ones by ascending ranges of the hash.
+    """Merge the rows that begin with one of `prefixes`; yield live ones by ascending ranges of the hash.
 
-    Arguments are as for `merge_in_stretches` and `holdfast.backends.base.View.scan_prefix`.
-
-    Cost: two binary searches for each hash and run, and reading the rows of these hashes. Memory: as of
-    `merge_in_stretches`, however many rows a prefix has; those of one with very many come run by run.
+    Cost: two binary searches for each hash and run, and reading their rows. Memory: as of `merge_in_stretches`.
     """
     if not len(prefixes):
         return
@@ -343,10 +325,7 @@ def _in_order(found: Found, order: IntArray | None) -> Found:
 
 
 def _placed(hits: list[tuple[IntArray, pa.RecordBatch]], n: int, order: IntArray | None, schema: TableSchema) -> Found:
-    """Return the answer to a look-up of n keys.
-
-    `hits` are values and their places among the sorted keys, `order` gives the original places; None if unchanged.
-    """
+    """Return a look-up's answer: `hits` are values with their sorted places, `order` (if any) the original places."""
     if len(hits) == 1 and order is None and len(hits[0][0]) == n:
         return Found(np.ones(n, np.bool_), hits[0][1])
     exists = np.zeros(n, np.bool_)
@@ -363,10 +342,9 @@ def _placed(hits: list[tuple[IntArray, pa.RecordBatch]], n: int, order: IntArray
 
 
 def first_to_merge(sizes_bytes: Sequence[int], limit_bytes: int | None = None) -> int:
-    """Return the first run to merge with the newest one.
+    """Return the first run to merge with the newest; sizes come oldest first, and the last index means none.
 
-    Sizes come oldest first; the last index means that there is nothing to merge. Beyond `limit_bytes`, merges only a
-    small part; the rest is left to the background.
+    Beyond `limit_bytes`, merges only a small part; the rest is left to the background.
     """
     start = _first_of_stretch(sizes_bytes)
     total_bytes = sum(sizes_bytes[start:])

@@ -91,10 +91,7 @@ class TableSchema:
         return key, value
 
     def prefix(self, columns: int) -> TableSchema:
-        """Return the schema of keys cut to their first `columns` columns.
-
-        Raises `InvalidArgumentError` if the key has no such number of columns.
-        """
+        """Return the schema of keys cut to their first columns. Raises `InvalidArgumentError` if there are fewer."""
         if not 0 < columns <= len(self.key):
             raise InvalidArgumentError("no such prefix of the key", table=self.name, columns=columns, key=len(self.key))
         return TableSchema(self.name, pa.schema(list(self.key)[:columns]), self.value)
@@ -102,8 +99,8 @@ class TableSchema:
     def conform(self, data: pa.Table | pa.RecordBatch, side: str, keys: Keys | None = None) -> pa.RecordBatch:
         """Return `data` as one batch in the storage types of the ``"key"`` or ``"value"`` columns.
 
-        Raises `SchemaMismatchError` if a column is missing, is not in the schema, or cannot be stored in its type
-        without loss (`holdfast.backends.arrow.values`); it names the first of `keys` that is at fault.
+        Raises `SchemaMismatchError`, naming the first of `keys` at fault, if a column is missing, unknown, or does not
+        fit.
         """
         schema = self.key if side == "key" else self.value
         if sorted(data.schema.names) != sorted(schema.names):
@@ -151,11 +148,7 @@ class Keys:
 
     @classmethod
     def of(cls, schema: TableSchema, hashes: HashArray, columns: pa.Table | pa.RecordBatch) -> Keys:
-        """Conform `columns` to `schema` and return them with their hashes.
-
-        Raises `SchemaMismatchError` if the columns do not fit. Raises `InvalidArgumentError` unless there is one 64-bit
-        hash for each row.
-        """
+        """Conform key columns to a schema, with their hashes. Raises `SchemaMismatchError`, `InvalidArgumentError`."""
         batch = schema.conform(columns, "key")
         given = np.asarray(hashes)
         if given.dtype not in (np.dtype(np.int64), np.dtype(np.uint64)) or given.ndim != 1:
@@ -197,10 +190,7 @@ def find_table(tables: Mapping[str, T], table: str) -> T:
 
 
 def require_declared(stored: Iterable[str], declared: Mapping[str, object]) -> None:
-    """Check that stored state has no table that the operator does not declare.
-
-    Raises `SchemaMismatchError` if it has.
-    """
+    """Raise `SchemaMismatchError` if stored state has a table that the operator does not declare."""
     unknown = sorted(set(stored) - declared.keys())
     if unknown:
         raise SchemaMismatchError(
@@ -228,11 +218,7 @@ def encode_schema(schema: pa.Schema) -> str:
 
 
 def decode_schema(text: str) -> pa.Schema:
-    """Return the schema that `encode_schema` wrote.
-
-    Raises `TypeError`, `ValueError`, `OSError`, `pyarrow.ArrowException` if it is invalid, a name at any depth is not
-    text, or two columns share a name.
-    """
+    """Return the schema that `encode_schema` wrote; raises Arrow's or Python's own errors if it is invalid."""
     schema = ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
     for field in schema:
         _read_names(field)

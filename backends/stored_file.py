@@ -126,11 +126,10 @@ def decode(
     plain_bytes: int | None = None,
     plain_bytes_max: int | None = None,
 ) -> StoredFile:
-    """Read a stored file. Raises `CorruptionError`.
+    """Read a whole stored file, called `source` in errors, into views of `data`. Raises `CorruptionError`.
 
-    Sections are views into `data`, the whole file. `source` is what to call it in an error, without credentials.
-    `verify` computes the digest: false only for local files that this executor wrote, whose size is checked. Decoded,
-    its sections must total `plain_bytes`, or at most `plain_bytes_max`; by default, LZ4's maximum for the file.
+    `verify` is false only for local files that this executor wrote. Sections unpack to `plain_bytes`, or at most
+    `plain_bytes_max`, by default LZ4's maximum.
     """
     buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
     view = memoryview(buffer)
@@ -154,11 +153,7 @@ def decode(
 
 
 def decode_end(read: Read, size_bytes: int, *, source: str, kind: str, plain_bytes_max: int | None = None) -> StoredEnd:
-    """Read the end of a stored file, whatever the size of its sections.
-
-    `read` returns the bytes of the file from one place to another; it is asked once, or twice where the footer is
-    large. The rest is as for `decode`.
-    """
+    """Read only the end of a stored file; `read` returns bytes between two places. The rest is as for `decode`."""
     start = max(0, size_bytes - END_BYTES_MAX)
     data = read(start, size_bytes) if size_bytes else memoryview(b"")
     footer_size, digest = _read_tail(data, source, kind)
@@ -356,10 +351,9 @@ def write_to(
     sections: Mapping[str, SectionWriter] | None = None,
     encoding: str = "plain",
 ) -> tuple[int, str]:
-    """Write one stored file to `sink`.
+    """Write one stored file to `sink`, in order; the caller makes it durable.
 
-    `sink` receives the bytes in order; the caller makes them durable. Each of `sections` is called with a file to write
-    its section to; with "lz4" a section is held in memory once.
+    Each of `sections` is called with a file; "lz4" holds a section in memory once.
     """
     out = _DigestingSink(sink)
     with pa.PythonFile(out, mode="w") as file:
@@ -432,11 +426,7 @@ def encode(
     encoding: str = "plain",
     plain_bytes: int = 0,
 ) -> tuple[pa.Buffer, str]:
-    """Return one stored file as a buffer, and its digest.
-
-    If `plain_bytes`, before compression, is large, memory is allocated once: copying a growing buffer takes longer than
-    LZ4.
-    """
+    """Return one stored file as a buffer, and its digest; a large `plain_bytes` allocates memory once."""
     if plain_bytes < _LARGE_BYTES:
         sink = pa.BufferOutputStream()
         _, digest = write_to(sink, kind, header, sections, encoding)
@@ -459,10 +449,9 @@ def encode_in_place(
     encoding: str = "plain",
     plain_bytes: int | None = None,
 ) -> tuple[memoryview, str]:
-    """Make a stored file of the first bytes of `data`, which are its only section; nothing is copied.
+    """Make a stored file of the first `size_bytes` of `data`, its only section, in place.
 
-    At least `END_BYTES_MAX` must follow the section's `size_bytes`; it had `plain_bytes` before it was encoded. Returns
-    the file, a view of `data`, and its digest.
+    `END_BYTES_MAX` must follow the section. Returns the file, a view of `data`, and its digest.
     """
     plain_bytes = size_bytes if plain_bytes is None else plain_bytes
     table = [{"name": section, "offset": 0, "size_bytes": size_bytes, "plain_bytes": plain_bytes}]

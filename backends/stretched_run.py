@@ -237,8 +237,7 @@ def _start(buffer: pa.Buffer | None, memory: pa.Buffer) -> int:
 class StretchedRun:
     """A run in several stretches of one file; safe for many threads.
 
-    `parts` are the stretches, of one schema and ascending ranges of the hash; they lie in `memory`, a file from its
-    beginning, which may be on disk as `file`.
+    `parts` ascend by hash and lie in `memory`, a file from its beginning, which may be on disk as `file`.
     """
 
     def __init__(self, parts: Sequence[Run], memory: pa.Buffer, file: MappedFile | None = None) -> None:
@@ -305,10 +304,7 @@ class StretchedRun:
         return rows, is_hash
 
     def _rows_near(self, keys: Keys, file: MappedFile) -> tuple[IntArray, BoolArray] | None:
-        """Search as `_search`, but only where evenly spread hashes should be, if not in memory.
-
-        None if they are in memory, or stand elsewhere.
-        """
+        """Search as `_search`, but only where evenly spread hashes should be; None if in memory, or not there."""
         stretches = np.minimum(np.searchsorted(self._last_hashes, keys.hashes), len(self._parts) - 1)
         counts, firsts = np.diff(self._starts)[stretches], self._first_hashes[stretches]
         spread = (self._last_hashes[stretches] - firsts).astype(np.float64)

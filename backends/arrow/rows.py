@@ -45,11 +45,7 @@ _FEW_STRETCHES = 4
 
 
 def storage_type(data_type: pa.DataType) -> pa.DataType:
-    """Return the type in which a column of `data_type` is stored.
-
-    Variable-width types become their large forms, so that one column may pass 2 GiB; time zones become
-    UTC, since Spark's timestamps are instants and the session's zone is only how they are shown.
-    """
+    """Return the type in which a column is stored: large forms for variable width, UTC for instants."""
     t = data_type
     if pa.types.is_string(t) or pa.types.is_string_view(t):
         return pa.large_string()
@@ -80,10 +76,7 @@ def nullable_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def is_same_kind(given: pa.DataType, stored: pa.DataType) -> bool:
-    """Tell whether a cast from `given` to `stored` keeps the meaning: it may fail, but never reinterprets.
-
-    Arrow would parse strings as numbers, read a time without zone as UTC and drop fields of structs.
-    """
+    """Tell whether a cast keeps the meaning. It may fail; Arrow would also parse text, shift zones or drop fields."""
     if pa.types.is_null(given):
         return True
     if pa.types.is_dictionary(given):
@@ -119,10 +112,7 @@ def _kind(t: pa.DataType) -> str:
 
 
 def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return `column` as one contiguous array, copying only when it has several chunks.
-
-    A column too large for its type's offsets is returned in its storage type.
-    """
+    """Return a column as one contiguous array, copied only if in several chunks; if too large, in its storage type."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     if column.num_chunks == 1:
@@ -133,10 +123,7 @@ def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def take(batch: pa.RecordBatch, rows: npt.NDArray[np.integer] | pa.Array) -> pa.RecordBatch:
-    """Return the `rows` of `batch`, in their order; a null index gives a row of nulls.
-
-    Works without columns too, where Arrow's own ``take`` loses the number of rows.
-    """
+    """Return rows in the given order; null gives a row of nulls. Unlike Arrow's ``take``, works without columns."""
     indices = rows if isinstance(rows, pa.Array) else pa.array(rows)
     return from_columns([c.take(indices) for c in batch.columns], batch.schema, len(indices))
 
@@ -174,10 +161,7 @@ def from_columns(columns: list[pa.Array], schema: pa.Schema, num_rows: int) -> p
 
 
 def normalize_keys(column: pa.Array) -> pa.Array:
-    """Return the key column with -0.0 as 0.0 and every NaN as the one canonical NaN, at any depth.
-
-    This is what Spark's optimizer rule ``NormalizeFloatingNumbers`` does to grouping keys.
-    """
+    """Return a key column as Spark's ``NormalizeFloatingNumbers`` makes it: -0.0 is 0.0, and all NaN are one."""
     t = column.type
     if pa.types.is_floating(t):
         return _normalize_floats(column)
@@ -277,11 +261,7 @@ class RowOrder(NamedTuple):
 
 
 def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
-    """Order rows by (hash, key) and mark where each key begins.
-
-    Cost: one sort of integers (linear where the hashes come as a few sorted stretches) and one
-    comparison of neighbours; keys are sorted only among different keys that share a hash.
-    """
+    """Order rows by (hash, key) and mark where each key begins; sorts integers, and keys only within a hash."""
     rows = _order_hashes(hashes)
     first = np.ones(len(rows), np.bool_)
     sorted_hashes = hashes[rows]
@@ -301,8 +281,8 @@ def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
 def _order_hashes(hashes: HashArray) -> IntArray:
     """Return ``np.argsort(hashes, kind="stable")``, in a tenth of its time.
 
-    Sorts 64-bit numbers: the high bits of a hash, then its row. That orders equal hashes; a second sort of the nearly
-    sorted result orders the few that share only their high bits.
+    Sorts numbers of 64 bits, the high bits of a hash and its row; a second sort fixes the few that share only high
+    bits.
     """
     n = len(hashes)
     if np.count_nonzero(hashes[1:] < hashes[:-1]) < _FEW_STRETCHES:
@@ -324,10 +304,7 @@ def _same_key(keys: pa.RecordBatch, rows: IntArray, places: IntArray) -> BoolArr
 
 
 def _stand_in_order(rows: IntArray, new_hash: BoolArray, keys: pa.RecordBatch) -> bool:
-    """Tell whether keys ascend wherever neighbours share a hash, as in rows read in order.
-
-    Checking is cheaper than sorting; where it is not, as for nested keys, the answer is False.
-    """
+    """Tell whether keys already ascend among neighbours of one hash; False where checking costs as much as sorting."""
     undecided = ~new_hash[1:]
     for column in keys.columns:
         if pa.types.is_nested(column.type) or pa.types.is_null(column.type):
@@ -430,11 +407,7 @@ def find_sorted(hashes: HashArray, keys: pa.RecordBatch, wanted: HashArray, want
 def _find_in_crowds(
     hashes: HashArray, keys: pa.RecordBatch, wanted: HashArray, wanted_keys: pa.RecordBatch
 ) -> IntArray:
-    """As `find_sorted`, in one pass.
-
-    Cost: a sort of those wanted keys and rows of their hashes whose columns occur on the other side. It assumes no
-    order within a hash: backends differ.
-    """
+    """Find keys among rows that share a hash, in one pass; assumes no order within a hash, because backends differ."""
     rows, asked = rows_of(hashes, _distinct(wanted)), np.arange(len(wanted))
     for stored, sought in zip(keys.columns, wanted_keys.columns, strict=True):
         if _is_plain(stored.type):

@@ -41,10 +41,9 @@ def read_accepted(
     trusted: bool = False,
     plain_bytes: int | None = None,
 ) -> list[pa.RecordBatch]:
-    """Return the batches of a stream of one state table. Raises `CorruptionError`.
+    """Return the batches of a table's stream. Raises `CorruptionError`.
 
-    `accept` raises if the columns are wrong. `trusted`: this executor wrote the stream, so the columns' content is not
-    checked. `plain_bytes` is as for `read_batches`.
+    `accept` raises for wrong columns; contents are not checked if `trusted`; `plain_bytes` is as for `read_batches`.
     """
     with _reading(source, table):
         with ipc.open_stream(section) as reader:
@@ -69,8 +68,7 @@ def _reading(source: str, table: str) -> Iterator[None]:
 def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None) -> list[pa.RecordBatch]:
     """Return a stream's batches, whose values are all safe to read.
 
-    `schema` is the stream's own, which the caller has checked. The unpacked buffers may total `plain_bytes`; by
-    default, the most LZ4 can expand the section to.
+    The caller has checked `schema`. Unpacked, buffers total at most `plain_bytes`, or what LZ4 could expand them to.
     """
     room = section.size * EXPANSION_MAX if plain_bytes is None else plain_bytes
     blind = pa.schema([field.with_type(blind_type(field.type)) for field in schema])

@@ -32,10 +32,7 @@ _BEYOND_PYTHON = (ValueError, OverflowError)
 
 
 def storable(column: pa.Array, field: pa.Field, table: str, shown_key: Callable[[int], str] | None = None) -> pa.Array:
-    """Return a column converted for the column `field` of a state table. Raises `SchemaMismatchError`.
-
-    `shown_key`: returns the key of a row for the error.
-    """
+    """Return a column converted for a state table; `shown_key` names a bad row. Raises `SchemaMismatchError`."""
     given = column.type
     facts: dict[str, object] = {"table": table, "given": given, "expected": field.type}
     if given != field.type:
@@ -96,10 +93,9 @@ def first_that_fails(column: pa.Array) -> int:
 
 
 def blind_type(t: pa.DataType) -> pa.DataType:
-    """Return the type that reads the same memory without assumptions about its values.
+    """Return the type that reads the same memory without assumptions, before anything is validated.
 
-    Strings are binaries, a map is a list of pairs, and all may be null. So columns can be read before validation; Arrow
-    aborts the process on a map with a null key.
+    Strings are binaries, a map is a list of pairs: Arrow aborts the process on a map with a null key.
     """
     types = pa.types
     if types.is_large_string(t):
@@ -120,11 +116,9 @@ def blind_type(t: pa.DataType) -> pa.DataType:
 
 
 def viewed(column: pa.Array, t: pa.DataType) -> pa.Array:
-    """Return a column of the blind or the nullable type of `t` as `t`; copies only offsets.
+    """Return a column of the blind or nullable type of `t` as `t`, copying only offsets.
 
-    `pyarrow.Array.view` refuses every null in a NOT NULL field, even below a null, where no value exists.
-
-    `column`: has no other null in NOT NULL fields.
+    `pyarrow.Array.view` refuses nulls in NOT NULL fields even below a null; `column` has no others.
     """
     try:
         return column.view(t)
@@ -182,10 +176,7 @@ def _children(column: pa.Array, t: pa.DataType) -> Iterator[tuple[pa.Field, pa.A
 
 
 def cast(column: pa.Array, t: pa.DataType) -> pa.Array:
-    """Return a column in another type; see the module for what may change.
-
-    `t` is of the same kind (`holdfast.backends.arrow.rows.is_same_kind`).
-    """
+    """Return a column in another type of the same kind; see the module for what may change."""
     if column.type == t:
         return column
     # Arrow refuses every null in a NOT NULL field, even below a null.

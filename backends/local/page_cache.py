@@ -27,10 +27,7 @@ _FAULT_BYTES = 64 << 10
 
 
 class MappedFile:
-    """A mapped, open file, until nobody uses it; its data outlive its name. Raises `OSError`.
-
-    `path`: a non-empty file.
-    """
+    """A mapped, non-empty file, which stays readable when it is unlinked. Raises `OSError`."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor: int | None = None

@@ -214,11 +214,9 @@ class RocksDBBackend(FilesystemBackend):
         return self._rocksdb.runs_bytes // shards
 
     def maintain(self, pointer: Pointer) -> int:
-        """Move what all versions share into the next generation, if it exceeds the shard's share of memory.
+        """Move what all versions share into the next generation if runs exceed the shard's memory; else merge runs.
 
-        Else merge runs, as `filesystem` does. The next commit uses the generation.
-
-        Raises `NotFoundError` if the version is not held here.
+        The next commit uses the generation. Raises `NotFoundError` if the version is not held here.
         """
         return self._move(pointer) or super().maintain(pointer)
 
@@ -372,10 +370,7 @@ class _LockedView(GenerationView):
 
 
 def _shards_below(root: Path, depth: int, mark: str) -> int:
-    """Count the folders at a depth that contain this name: others are not shards.
-
-    Each commit asks, so only changed folders are counted again.
-    """
+    """Count the shards of this name at a depth; only changed folders are counted again, since each commit asks."""
     known = _COUNTED.pop((root, depth), None)
     if known is not None:
         count, folders = known

@@ -32,9 +32,8 @@ _GUESS = re.compile(r" *The file \S+ may be corrupted\.")
 def rocksdb_errors(path: Path) -> Iterator[None]:
     """Map rocksdict's errors while the database at `path` is used.
 
-    Raises `CorruptionError` if bytes or files of the database are damaged or gone. The fact `file` is the file where
-    RocksDB names it, else `path`. Raises `UnavailableError` if local storage is full or failing, or another process
-    holds the database. Raises `ClosedError` if the database was closed.
+    Raises `CorruptionError` with the damaged `file`, `UnavailableError` if local storage fails or the database is
+    locked, `ClosedError` after a close.
     """
     try:
         yield

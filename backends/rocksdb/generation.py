@@ -224,10 +224,7 @@ class OpenGeneration(NamedTuple):
 
 
 class CacheShare:
-    """One process's share of an executor's block caches.
-
-    `folder` counts the executor's processes; `name` is this one's entry.
-    """
+    """One process's share of an executor's block caches; `folder` has an entry for each of its processes."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder / name

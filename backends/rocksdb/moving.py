@@ -54,14 +54,11 @@ def make_generation(
     tables: Mapping[str, TableSchema],
     compression: str,
 ) -> None:
-    """Make the next generation in an empty folder.
+    """Make the next generation in a staged folder, from `base`, if any, and `moved` runs by table, oldest first.
 
-    `staged` stands on the file system of `base`, the generation before (None for the first one), and is left to be
-    published. In `file`, `base` and `moved` are those of the next generation, all else is of the one before. `moved`
-    has runs by table, oldest first. Raises `CorruptionError` if a file of the generation before is damaged,
-    `UnavailableError` if local storage is full or failing, `InvalidArgumentError` if a row is too large.
-
-    Cost: about 1 µs a row moved, and merging tables. Memory: a few times what a merge reads at a time.
+    Raises `CorruptionError` if `base` is damaged, `UnavailableError` if local storage fails, `InvalidArgumentError` if
+    a row is too large. Cost: about 1 µs a row moved, and merging tables. Memory: a few times what a merge reads at a
+    time.
     """
     if base is not None:
         _copy(base, file, staged)

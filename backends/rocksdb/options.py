@@ -147,10 +147,6 @@ def _options(blocks: BlockBasedOptions) -> Options:
 
 
 def open_rocksdb(path: Path, options: Options, *, read_only: bool = False) -> Rdict:
-    """Open a database with exactly these options.
-
-    Without the column family's options, rocksdict uses those that the last process stored beside the data, and an 8 MiB
-    block cache per database.
-    """
+    """Open a database with exactly these options; rocksdict would use those stored beside the data for a family."""
     access = AccessType.read_only() if read_only else AccessType.read_write()
     return Rdict(str(path), options, {"default": options}, access)

@@ -109,10 +109,9 @@ def density(database: Rdict, table_id: int, first_hash: int, last_hash: int) -> 
 def read_prefixed(
     database: Rdict, table_id: int, prefixes: list[bytes], start: bytes | None
 ) -> tuple[EncodedRows, int]:
-    """Return one run's worth of rows with one of `prefixes`, and how many prefixes are complete.
+    """Return a run's worth of rows with one of ascending `prefixes`, and how many prefixes are complete.
 
-    The prefixes ascend, and differ. `start`: where the first one continues, from the previous `EncodedRows.rest`: a
-    prefix may have any number of rows.
+    `start`: where the first one continues, from the previous `EncodedRows.rest`.
     """
     start = start or prefixes[0]
     keys: list[bytes] = []
@@ -137,8 +136,7 @@ def read_prefixed(
 def estimate_rows(database: Rdict, table_id: int) -> int:
     """Return about how many rows a table has; exact for up to `COUNTED_ROWS`.
 
-    Beyond, assumes that all rows are as dense as the first; hashes are spread evenly. Omits the last hash, whose rows
-    may be cut off.
+    Beyond, assumes evenly spread hashes; omits the last hash, whose rows may be cut off.
     """
     start, end = key_range(table_id, 0, MAX_HASH)
     most = COUNTED_ROWS

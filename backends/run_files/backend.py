@@ -170,11 +170,7 @@ class RunFilesBackend(Backend):
         return [*paths, folder / VERSION]
 
     def thaw(self, pointer: Pointer, folder: Path) -> None:
-        """See `Backend.thaw`.
-
-        Cost: one read of the files, which are checked as those of a commit are. They are not synced: durable storage
-        has them, and a takeover after a power failure verifies the directory.
-        """
+        """See `Backend.thaw`. Cost: one read; nothing is synced, since durable storage has the files."""
         with local_files.taken_folder(folder, self._staging, self.new_id(), fsync=False) as staged, ExitStack() as held:
             if self._is_whole(pointer):
                 return
@@ -225,10 +221,7 @@ class RunFilesBackend(Backend):
         KEPT.let_go()
 
     def maintain(self, pointer: Pointer) -> int:
-        """Merge runs that a version's commit left because they are large. Raises `NotFoundError`.
-
-        The next commit uses the merged run.
-        """
+        """Merge runs that commits left because they are large; the next commit uses them. Raises `NotFoundError`."""
         stacks = self._read_version(pointer).stacks
         return sum(self._merge_stack(pointer, table) for table, stack in stacks.items() if needs_merge(stack))
 
@@ -251,17 +244,11 @@ class RunFilesBackend(Backend):
         return True
 
     def verify(self) -> list[Path]:
-        """Read every file of the shard and set aside the versions and merges that hold a damaged one.
-
-        Cost: one full read of the shard, without a copy in memory.
-        """
+        """Read every file of the shard, without a copy in memory, and set aside what holds a damaged one."""
         return self._damaged.verify()
 
     def remove_leftovers(self, before_ns: int) -> int:
-        """Remove leftovers of killed attempts, and what was set aside, last written before `before_ns`.
-
-        Return how many folders.
-        """
+        """Remove leftovers of killed attempts, and folders set aside, last written before a time; return how many."""
         KEPT.let_go()
         return sum(local_files.remove_stale_folders(f, before_ns) for f in (self._staging, self._set_aside))
 
@@ -347,15 +334,11 @@ class RunFilesBackend(Backend):
 
 
 class FilesystemBackend(RunFilesBackend):
-    """Run files on a local disk.
+    """Run files on a local disk, which may be larger than memory and outlive the executor.
 
-    State may be larger than the machine's memory: look-ups touch only the pages they need, merges and scans
-    read it in stretches, and the page cache keeps what is used. The files outlive the executor, and the
-    next one on the machine takes them over: see `holdfast.spark_integration.executor.takeover`.
-
-    They are synced before a version appears, unless the shard's directory is marked as durable elsewhere
-    (`holdfast.backends.local_files.DURABLE`): then a power cut may damage them, and a takeover verifies every byte and
-    restores the lost ones.
+    They are synced before a version appears, unless the directory is marked as durable elsewhere
+    (`holdfast.backends.local_files.DURABLE`): then a takeover verifies every byte, since a power cut may have damaged
+    them.
     """
 
     contract_version = 2

@@ -41,11 +41,9 @@ _MARK_OF_SHARD = "versions"
 
 
 class MemoryUsage:
-    """The entries of one executor, as seen by one of its shards.
+    """The entries of one executor in `folder`, as seen by one of the shards below `root`.
 
-    `folder` holds the entries, `root` the directories of all shards, or is the only one.
-
-    Threads: any, also of several processes. Methods raise `UnavailableError` where local storage fails.
+    For many threads and processes. Methods raise `UnavailableError` if local storage fails.
     """
 
     def __init__(self, folder: Path, root: Path, shard: Path, new_id: Callable[[], str]) -> None:
@@ -59,10 +57,7 @@ class MemoryUsage:
         return self._folder.is_dir()
 
     def note(self, more_bytes: int = 0) -> int:
-        """Note what this shard holds and is about to write; return the total of all shards.
-
-        Cost: a walk through this shard and another one, and one listing.
-        """
+        """Note what this shard holds and is about to write; return the total. Cost: a walk through two shards."""
         with writing(self._folder):
             entries = self._entries()
             held = self._note(entries, self._shard, more_bytes)
@@ -73,10 +68,7 @@ class MemoryUsage:
             return held + sum(map(_bytes_of, others))
 
     def recount(self, more_bytes: int = 0) -> int:
-        """Measure all shards; return their total, including what this one is about to write.
-
-        Cost: a walk through all shards.
-        """
+        """Return the measured total of all shards and of the planned write. Cost: a walk through all shards."""
         with writing(self._folder):
             make_private_folder(self._folder)
             entries, total, found = self._entries(), 0, set()
@@ -130,14 +122,10 @@ def _bytes_of(name: str) -> int:
 
 
 class MemoryBackend(RunFilesBackend):
-    """Run files in a directory of a RAM file system.
+    """Run files on a RAM file system, for as long as the executor lives; not synced.
 
-    The state lives as long as the executor. `holdfast.spark_integration.executor.local_dirs` places the directory in
-    ``/dev/shm`` if that is large enough, and says so if it is not. Nothing is synced; a lost version is restored from
-    its commits.
-
-    The option ``limit`` bounds what all shards of the executor hold. Every commit, restore and merge checks it before
-    writing (`holdfast.backends.run_files.memory`); concurrent checks may together exceed it by their writes.
+    `holdfast.spark_integration.executor.local_dirs` chooses ``/dev/shm`` if it is large enough. The option ``limit``
+    bounds what all shards of the executor hold; concurrent checks may together exceed it by their writes.
     """
 
     contract_version = 2

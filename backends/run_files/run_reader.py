@@ -47,10 +47,7 @@ _SHARE = 4
 
 
 class DamagedRuns:
-    """Checks the folders of one shard.
-
-    `versions` and `merges` hold the folders that are checked; one with a damaged file goes to `set_aside`.
-    """
+    """Checks a shard's folders; those with a damaged file go to `set_aside`."""
 
     def __init__(self, versions: Path, merges: Path, set_aside: Path, new_id: Callable[[], str]) -> None:
         self._versions, self._merges, self._set_aside = versions, merges, set_aside
@@ -216,11 +213,10 @@ class RunReader:
         return [self.open(folder / file.name, file, table, verify=verify) for file in files]
 
     def open(self, path: Path, file: RunFile, table: str, *, verify: bool = False) -> Stacked:
-        """Map one run file, or find it mapped.
+        """Map one run file, or find it mapped; `verify` its digest for a merge, which would seal damage.
 
-        With `verify` its digest is checked: for a merge, which reads all and would give damaged data a new digest.
-        Raises `NotFoundError` if it is gone: the version was dropped. Raises `CorruptionError` if it is damaged; its
-        holders are set aside.
+        Raises `NotFoundError` if the version was dropped; `CorruptionError`, with its holders set aside, if it is
+        damaged.
         """
         kept = KEPT.find(path, file.note, self._tables[table])
         if kept is not None and (not verify or kept.is_whole(file.note)):

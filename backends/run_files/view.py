@@ -69,10 +69,7 @@ class _RunsView(View):
 
 
 class RunFilesView(_RunsView):
-    """A version on run files, mapped whole when opened, so nothing can remove it.
-
-    `lock` shows others that the shard's directory is in use while the view is open; `floor` lies below the runs.
-    """
+    """A version on run files, mapped whole, over `floor`; `lock` shows that the shard's directory is in use."""
 
     def __init__(
         self,
@@ -118,10 +115,9 @@ class RunFilesView(_RunsView):
 
 
 class FrozenRuns(_RunsView):
-    """A frozen version on run files, fetched as it is read.
+    """A frozen version on run files, fetched as it is read, over what `open_floor` opens.
 
-    `open_floor` opens what lies below the runs. Raises `CorruptionError`, `SchemaMismatchError`, `UnavailableError` if
-    the files hold no such version, or cannot be read.
+    Raises `CorruptionError`, `SchemaMismatchError` or `UnavailableError` if it cannot be read.
     """
 
     def __init__(

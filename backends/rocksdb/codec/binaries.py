@@ -58,11 +58,7 @@ def cuts_of(n: int, k: int) -> tuple[IntArray, IntArray]:
 
 
 def cut(binaries: pa.Array, cuts: IntArray, k: int, wanted: range) -> list[pa.Array]:
-    """Cut rows into k parts each, and return those parts that are `wanted`, each as an array of n binaries.
-
-    Part i of a row lies between its cuts i and i + 1; the last one ends where the first part of the next row begins.
-
-    `cuts` are places in `data_of`, ascending.
+    """Cut rows at ascending `cuts` into k parts each; return the `wanted` parts, each as an array of n binaries.
 
     The parts of all rows are one array over the same bytes, and Arrow copies every k-th of them in one go.
     """

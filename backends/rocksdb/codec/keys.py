@@ -84,10 +84,9 @@ def unescape(segment: pa.Array) -> pa.Array:
 
 
 def encode_keys(table_id: int, hashes: HashArray, columns: pa.RecordBatch) -> pa.Array:
-    """Return the keys of RocksDB for rows of a state table, or prefixes of keys.
+    """Return RocksDB's keys for rows of a state table; with fewer columns, prefixes of exactly their keys.
 
-    With only the first columns of a table's key, the result is a prefix of exactly the keys that begin with these
-    values. Raises `InvalidArgumentError` if a column's type cannot be stored, or the table id is out of range.
+    Raises `InvalidArgumentError` if a column's type cannot be stored, or the table id is out of range.
     """
     if not 0 <= table_id <= 255:
         raise InvalidArgumentError("a table id is one byte", table_id=table_id)

@@ -68,11 +68,7 @@ class Leaf(NamedTuple):
 
 
 def encode_values(values: pa.RecordBatch, head: bytes = b"") -> pa.Array:
-    """Encode value columns as RocksDB's values; without columns, only `head`.
-
-    Each row begins with `head`. Raises `InvalidArgumentError` if a column's type cannot be stored, or one of its values
-    is 4 GiB or more.
-    """
+    """Encode value columns as RocksDB's values, each after `head`. Raises `InvalidArgumentError` on a misfit."""
     layout = _RowLayout.of(values.schema)
     rows = np.zeros((values.num_rows, len(head) + layout.width), np.uint8)
     rows[:, : len(head)] = np.frombuffer(head, np.uint8)
@@ -93,11 +89,7 @@ def encode_values(values: pa.RecordBatch, head: bytes = b"") -> pa.Array:
 
 
 def decode_values(rows: pa.Array, schema: pa.Schema, head: int = 0) -> pa.RecordBatch:
-    """Decode the value columns that `encode_values` encoded for `schema`.
-
-    A null is a row whose columns are all null; `head` bytes precede each row. Raises `CorruptionError` if some bytes
-    are not a row of these columns.
-    """
+    """Decode what `encode_values` encoded for `schema`; all-null rows are nulls. Raises `CorruptionError`."""
     layout = _RowLayout.of(schema)
     if rows.null_count:
         rows = pc.fill_null(rows, pa.scalar(bytes(head) + layout.null_row, pa.large_binary()))
@@ -319,10 +311,9 @@ def corrupt(problem: str) -> CorruptionError:
 
 
 def decode_numbered(rows: pa.Array, schemas: Sequence[pa.Schema], wanted: pa.Schema) -> pa.RecordBatch:
-    """Return the value columns of rows that begin with their schema's number.
+    """Return the columns of `wanted` from rows that begin with their schema's number, from 1; all-null is null.
 
-    A null is a row whose columns are all null. The schema with the number 1 comes first; `wanted` has all of their
-    columns. Raises `CorruptionError` if some bytes are not a row of its columns.
+    Raises `CorruptionError` if some bytes are not a row of its columns.
     """
     numbers = _numbers(rows)
     found = (1 + np.flatnonzero(np.bincount(numbers)[1:])).tolist() or [len(schemas)]
