@@ -213,8 +213,7 @@ class VersionedStore:
     def _restore(self, pointer: Pointer, held: Collection[Pointer]) -> HoldfastError | None:
         """Make a version from the log; return the error if the base version vanished or was set aside.
 
-        A version too large for memory is restored in steps, each a valid older version of the lineage, dropped after
-        the next. If the restore fails, the last one stays.
+        A large one is made in steps, each a valid older version; if the restore fails, the last step stays.
         """
         on_the_way: Pointer | None = None
         while True:
@@ -233,10 +232,7 @@ class VersionedStore:
 
     @contextmanager
     def _opened(self, pointer: Pointer, held: Collection[Pointer]) -> Iterator[RestoredVersion]:
-        """Yield the log's answer for a version, with its frozen base thawed.
-
-        If the backend cannot open it, the log is told and asked again.
-        """
+        """Yield the log's answer for a version, its frozen base thawed; ask again if the backend cannot open it."""
         assert self._log is not None
         refused: set[Pointer] = set()
         while True:
