@@ -81,22 +81,16 @@ class Commit:
 
 
 def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: str) -> Commit:
-    """Return the commit that a stored file holds. Raises `CorruptionError`.
-
-    `shard`: its expected shard: ``totals/shard-0003``; `pointer`: its expected version.
-    """
+    """Return the commit in a stored file, checked against shard and pointer. Raises `CorruptionError`."""
     # Sections are as they are, their buffers compressed by Arrow: so they have no more bytes than the object.
     stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=len(data))
     return replace(_commit(stored, shard, pointer, source), sections=stored.sections)
 
 
 def read_commit_end(read: stored_file.Read, size_bytes: int, shard: str, pointer: Pointer, source: str) -> Commit:
-    """Return a commit without its rows; reads only the end of its object. Raises `CorruptionError`.
+    """Return a commit without its rows, from the end of its object, by `read`. Raises `CorruptionError`.
 
-    `read`: returns the object's bytes from one place to another.
-
-    No checksum covers the end. It names its base objects by version, id and digest, so a damaged end names one that
-    does not exist.
+    No checksum covers the end: a damaged one names a base, by version, id and digest, that does not exist.
     """
     if size_bytes > COMMIT_BYTES_MAX:
         raise CorruptionError(f"{source} is larger than any commit", size_bytes=size_bytes)

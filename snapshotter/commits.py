@@ -109,10 +109,7 @@ class ObjectCommitLog:
     # Writing.
 
     def append(self, pointer: Pointer, parent: Mapping[str, Any] | None, runs: Mapping[str, Run]) -> PendingCommit:
-        """Encode the commit; carry it, or start to store it. Raises `StateLostError`.
-
-        `parent`: properties of the version it builds on; None if it builds on nothing.
-        """
+        """Encode the commit; carry it, or start to store it. `parent`: of its base. Raises `StateLostError`."""
         lineage = self.snapshots.notes.apply_to(Lineage.of(parent))
         if lineage.since:
             runs = self._commits.merged(self._carried_commit(lineage.since[-1]), runs)
@@ -135,10 +132,7 @@ class ObjectCommitLog:
         return self._commits.decode_carried(self.carried[pointer], pointer)
 
     def write_snapshot(self, backend: Backend, pointer: Pointer) -> tuple[ChainEntry, Manifest]:
-        """Store one version; raises as `Snapshots.frozen` and `Snapshots.store`.
-
-        `backend`: of the kind that `backend_name` names; holds the version.
-        """
+        """Store a version held by `backend`; raises as `Snapshots.frozen` and `Snapshots.store`."""
         assert self.backend_name is not None
         with self.snapshots.frozen(backend, pointer) as frozen:
             return self.snapshots.store(frozen, self.backend_name)
@@ -149,14 +143,9 @@ class ObjectCommitLog:
     def restore(self, pointer: Pointer, held: Collection[Pointer] = ()) -> Iterator[RestoredVersion]:
         """Read a version; the only local change is a folder that the context removes.
 
-        Raises `StateLostError` if the commit is not in the storage; `CorruptionError` if an object of the chain is
-        missing, damaged, or not the one that the chain names, and no older snapshot stands in for it;
-        `UnavailableError` if the storage cannot be read now, or local storage is full.
-
-        `held`: versions held locally; what the newest of them in the version's lineage holds is not read.
-
-        Memory: a few times `step_bytes`, however long the chain is: where it has more, what is returned is an older
-        version on the way to that one.
+        Raises `StateLostError` if the commit is gone; `CorruptionError` if the chain is damaged and no older snapshot
+        stands in; `UnavailableError` if a storage fails. What the newest of the `held` versions in the lineage has is
+        not read. Memory: a few times `step_bytes`; a longer chain gives an older version on the way.
         """
         is_carried = pointer in self.carried
         commit = self._carried_commit(pointer) if is_carried else self._commits.fetch_newest(pointer)
@@ -243,10 +232,7 @@ class ObjectCommitLog:
         return _RestorePlan(frozen.pointer, chain, chain[1:], frozen)
 
     def _around(self, chain: Chain, commit: Commit) -> tuple[Chain, Commit]:
-        """Return the chain that a damaged snapshot replaced, and its newest commit, which `commit` follows.
-
-        That commit is older than the chain, so this terminates.
-        """
+        """Return the older chain that a damaged snapshot replaced, and the newest commit on it."""
         first = self._commits.fetch(chain[1]) if len(chain) > 1 else commit
         last = first.lineage.last
         if last is None:  # the oldest commit begins at nothing

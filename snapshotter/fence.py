@@ -49,12 +49,7 @@ _NUMBER = re.compile(rf"[0-9]{{{_DIGITS}}}")
 
 
 class Fence:
-    """A sequence of objects in a folder of its own.
-
-    `folder`: whole segments, without a trailing slash.
-
-    Threads: any. Durability: as of the storage's `put_if_absent`.
-    """
+    """A sequence of objects in `folder`, as durable as the storage's `put_if_absent`; for any thread."""
 
     def __init__(self, storage: ObjectStorage, folder: str) -> None:
         self._folder = PrefixedStorage(storage, folder)
@@ -74,14 +69,11 @@ class Fence:
         return self._folder.get(key_of(number))
 
     def take(self, number: int, data: Buffer) -> list[int]:
-        """Put the object of a number; return all numbers, this one last.
+        """Put the object of the next number after those the caller has read; return all numbers, this one last.
 
-        Raises `FencedError` if somebody else has taken the number: nothing of this call stands; `ConflictError` if
-        somebody has taken later ones since, so that this one may stand, for them to act upon; `UnavailableError` if the
-        storage did not answer: whether it stands is unknown, until somebody takes the number.
-
-        `number`: the one after the newest that the caller has read; `data`: two callers with the same bytes both take
-        the number; where that must not be, they hold a random id.
+        Raises `FencedError` if the number is taken: nothing of this call stands; `ConflictError` if later ones are
+        taken, so that this one may stand, for them to act upon; `UnavailableError` if the storage did not answer. Two
+        callers with the same `data` both take it, unless that holds a random id.
         """
         try:
             self._folder.put_if_absent(key_of(number), data)
@@ -113,10 +105,7 @@ def newest_among(infos: Iterable[ObjectInfo]) -> ObjectInfo | None:
 
 
 def read_newest(folder: ObjectStorage, read: Callable[[ObjectInfo, Sequence[ObjectInfo]], T]) -> T | None:
-    """Return a fence's newest object as `read` parses it, and the listing; None for an empty folder.
-
-    Raises `NotFoundError` if the storage lists an object that it does not have.
-    """
+    """Return a fence's newest parsed object, and the listing; None if empty. Raises `NotFoundError` if it is gone."""
     missing: str | None = None
     while (newest := newest_among(infos := folder.list(""))) is not None:
         try:

@@ -52,9 +52,8 @@ _KNOWN: dict[type[Any], tuple[_Reader, ...]] = {}
 class Stored:
     """A dataclass that is stored as a JSON object; see the module.
 
-    Fields are of type int (from 0 on), str, bool, `Pointer`, another `Stored`, or tuples, lists and mappings of such;
-    ``Annotated`` with a pattern, a range, the length of a list, or a `Coding`. ``class …(Stored, notice=True)`` is for
-    people to read: a newer release may add to it.
+    Fields are of int (from 0 on), str, bool, `Pointer`, `Stored`, or tuples, lists and mappings of these; ``Annotated``
+    with a pattern, range, length or `Coding`. A ``notice=True`` is for people: newer releases may add to it.
     """
 
     _IS_NOTICE: ClassVar[bool] = False

@@ -112,21 +112,16 @@ class Lineage(Stored):
         return named if self.snapshot is None else {p for p in named if p.version > self.snapshot.version}
 
     def behind(self, version: int) -> int:
-        """Return how many versions the snapshot is behind `version`, which builds on this lineage.
-
-        Without a snapshot, counts from the oldest version in the lineage, inclusive.
-        """
+        """Return how many versions the snapshot, or else the oldest version, is behind `version`."""
         if self.snapshot is not None:
             return version - self.snapshot.version
         oldest = min((pointer.version for pointer in self.versions), default=version)
         return version - oldest + 1
 
     def standing_on(self, snapshots: Mapping[Pointer, ChainEntry]) -> Lineage:
-        """Return the lineage with the newest of some snapshots, by version, in place of the objects that it replaces.
+        """Return the lineage with the newest of some snapshots in place of the objects that it replaces.
 
-        Carried commits stay unchanged: they hold the changes since the newest commit object, which also apply on top of
-        a snapshot made in between. So an older snapshot and the commit objects are always as good as the newest
-        snapshot.
+        Carried commits hold the changes since the newest commit object, and so apply to a snapshot made in between.
         """
         for pointer in reversed(self.since):
             if pointer in snapshots:

@@ -63,11 +63,9 @@ def checked_sink(name: object) -> str:
 def plan_of(batch: str, sources: Iterable[tuple[str, str]]) -> str:
     """Return the digest that distinguishes a micro-batch from others with its number and beginning.
 
-    `batch`: JSON, as Spark logged it: its time, and settings; `sources`: number or name of each source, and its offset
-    at the end of the micro-batch: JSON as Spark logged it.
-
-    A repeat has the time that was logged. If Spark plans the micro-batch anew, equal offsets are not the same results:
-    more timers are due by then, and the offset of a source of files, a number of its own log, stands for other files.
+    `batch`: JSON as Spark logged it, with time and settings; `sources`: name or number, and end offset, of each. A
+    repeat has the logged time. If Spark plans anew, equal offsets are not the same results: more timers are due, and a
+    file source's offset, a number of its own log, stands for other files.
     """
     told = [sorted(sources), json.loads(batch).get("batchTimestampMs")]
     return xxhash.xxh3_128_hexdigest(json.dumps(told).encode())
@@ -124,10 +122,7 @@ class Entry(Stored):
         return self.stands_for is not None
 
     def newest_batch(self, decision: Entry | None, query_id: str) -> int | None:
-        """Return the newest micro-batch of a query that is decided as of this entry; -1 if there is none.
-
-        None if the sink is not the query's, or another query has decided something since.
-        """
+        """Return the newest decided micro-batch of a query: -1 for none, None if the sink went to another query."""
         if decision is not None and decision.query_id == query_id:
             return decision.batch_id
         if self.query_id != query_id:
@@ -149,10 +144,7 @@ class SinkLog:
         return None if data is None else self._decoded(number, data)
 
     def latest(self) -> tuple[Entry | None, Entry | None]:
-        """Return the newest entry of a log that may be in use, and the newest decision as of it.
-
-        Raises `StateLostError` if somebody has deleted the decision.
-        """
+        """Return the newest entry of a live log, and its newest decision. Raises `StateLostError` if deleted."""
         entry = self.newest()
         while True:
             try:
@@ -184,10 +176,9 @@ class SinkLog:
     def append(self, entry: Entry) -> None:
         """Store the entry after the newest that was read; a decision's micro-batch will be visible from here on.
 
-        Raises `FencedError` if another driver has appended since; this entry does not stand; `ConflictError` if others
-        have gone on since, and act upon this entry if it stands; `InvalidArgumentError` if the handles are too large,
-        or no text that could be stored; the entry does not stand; `UnavailableError` if the storage did not answer;
-        whether the entry stands is unknown.
+        Raises `FencedError` if another driver has appended since, `InvalidArgumentError` if the handles cannot be
+        stored: the entry does not stand; `ConflictError` if others have gone on and act upon it if it stands;
+        `UnavailableError` if nobody knows.
         """
         header = entry.to_json()
         size_bytes = len(json.dumps(header["handles"]))

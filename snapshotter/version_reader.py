@@ -57,11 +57,8 @@ _log = logging.getLogger(__name__)
 def read_tables(log: ObjectCommitLog, pointer: Pointer, tables: Collection[str]) -> dict[str, Run]:
     """Return the live rows by table, one run each; a table without rows may be absent.
 
-    Raises `StateLostError`, `CorruptionError` or `UnavailableError`: see `ObjectCommitLog.restore`.
-
-    `log`: without a backend, so that it returns rows.
-
-    Memory: the rows, twice while they are merged. A long chain of commits is merged step by step.
+    `log` has no backend, so that it returns rows; raises as `ObjectCommitLog.restore`. Memory: the rows, twice while
+    they are merged.
     """
     rows: dict[str, Run] = {}
     reached: list[Pointer] = []
@@ -76,10 +73,7 @@ def read_tables(log: ObjectCommitLog, pointer: Pointer, tables: Collection[str])
 
 
 class StoredFiles(FrozenFiles):
-    """See the module. Raises `UnavailableError` if local storage is full or failing.
-
-    `folder`: empty and private; `executor`: reads parts side by side; must not run the caller.
-    """
+    """See the module; `folder` must be empty and private. Raises `UnavailableError` if local storage fails."""
 
     def __init__(self, manifest: Manifest, shard: PrefixedStorage, folder: Path, executor: Executor) -> None:
         self.folder = folder
@@ -168,8 +162,8 @@ class At(NamedTuple):
 class VersionReader:
     """See the module; to be closed. For one thread at a time.
 
-    `shard`: the shard's place in the storage: ``totals/shard-0003``; `executor`: runs downloads; must not run the
-    caller; `work_folder`: returns a context that gives an empty folder of its own each time, and removes it.
+    `shard`: ``totals/shard-0003``; `executor` must not run the caller; `work_folder`: makes an empty folder for a
+    context.
     """
 
     def __init__(
@@ -192,8 +186,8 @@ class VersionReader:
     def find(self, at: At, table: str, prefixes: Keys) -> Run:
         """Return the live rows that begin with one of some prefixes.
 
-        Raises `StateLostError` if the version's commit is not in the storage; `CorruptionError` if an object is missing
-        or damaged; `UnavailableError` if the storage does not answer, or local storage is full.
+        Raises `StateLostError` if the commit is gone, `CorruptionError` if an object is, or damaged, `UnavailableError`
+        if a storage fails.
         """
         return self.of_keys(table, prefixes).at(at)
 
@@ -202,12 +196,9 @@ class VersionReader:
         return KeyReader(self, table, prefixes)
 
     def scan(self, at: At, table: str, first_hash: int = 0) -> Iterator[Run]:
-        """Yield the live rows from a hash on, ascending by it.
+        """Yield the live rows from a hash on, ascending by it; raises as `find`.
 
-        Raises `StateLostError`, `UnavailableError` or `CorruptionError` as `find`; or `CorruptionError` if the snapshot
-        is damaged, which another scan bypasses.
-
-        Memory: the commits since the snapshot, and a stretch of that.
+        Another scan bypasses a damaged snapshot. Memory: the commits since the snapshot, and a stretch of that.
         """
         newest, schema = self.newest(at), self.tables[table]
         written = [one.run_of(schema) for one in (*self.commits(newest.lineage.commits), newest)]

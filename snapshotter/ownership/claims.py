@@ -163,11 +163,9 @@ def find_claim(storage: ObjectStorage, operator: str) -> Claim | None:
 
 
 def look(storage: ObjectStorage, operator: str, known: Claim | None = None) -> tuple[Claim | None, Sequence[Beside]]:
-    """Return the newest claim on an operator's directory, if there is one, and who works beside its holder.
+    """Return the newest claim on a directory, if any, and who works beside its holder.
 
-    `known`: read before: not read again if it is still the newest.
-
-    Cost: 1 list and, unless the claim is known, 1 get.
+    Cost: 1 list and, unless it is the `known` claim, 1 get.
     """
     folder = claims_of(storage, operator)
 
@@ -179,10 +177,7 @@ def look(storage: ObjectStorage, operator: str, known: Claim | None = None) -> t
 
 
 def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
-    """Return how many versions back an operator's query may return, as stored.
-
-    The largest number in the record, which is as old as the state, and of the runs that were at work last.
-    """
+    """Return how many versions back the query may return: the largest number in the record and in recent runs."""
     claim = find_claim(storage, record.operator)
     runs = claim.runs if claim is not None and claim.query_id == record.query_id else ()
     latest = [run.retained_versions for run in runs if runs[-1].seen_ms - run.seen_ms < ALIVE_MS]
@@ -205,12 +200,9 @@ class Tenure:
 
 
 class Claims:
-    """The claims on one operator's directory, made by one run.
+    """The claims on one operator's directory, made by one run; for any thread.
 
-    `me`: this run's claim, any number; `lives`: tells whether a process lives, perhaps waiting a moment for one that is
-    ending; None if unknown.
-
-    Threads: any; executors of one run need not know of each other.
+    `me`: this run's claim, any number; `lives`: tells whether a process lives, None if unknown.
     """
 
     def __init__(
@@ -231,8 +223,8 @@ class Claims:
     def take(self, record: OperatorRecord, store_ms: int) -> Tenure:
         """Claim the directory for this run, or join its claim, or begin beside another run.
 
-        Raises `ConflictError` if another query runs or has state here, or another application runs this query;
-        `FencedError` if a newer run of this query has begun; `CorruptionError` if the newest claim cannot be read.
+        Raises `ConflictError` if another query or application has it, `FencedError` if a newer run has begun,
+        `CorruptionError` if the newest claim is damaged.
         """
 
         def begun(newest: Claim | None, besides: Sequence[Beside]) -> Tenure | None:
@@ -250,10 +242,7 @@ class Claims:
         return self._place(begun, None)
 
     def renew(self, tenure: Tenure) -> Tenure:
-        """Check that this run still has its place, and show that it is alive; return its tenure.
-
-        Raises `FencedError` if another run has taken over, or one beside which this one began is alive: stop.
-        """
+        """Renew this run's claim, if it still has its place. Raises `FencedError` if another run took over."""
 
         def kept(newest: Claim | None, besides: Sequence[Beside]) -> Tenure | None:
             if newest is None:  # somebody has deleted the claims
@@ -350,10 +339,7 @@ class Claims:
         return Tenure(newest, self._monotonic_ms(), begun_ms)
 
     def _still_beside(self, tenure: Tenure, since_ms: int, newest: Claim, besides: Sequence[Beside]) -> Tenure | None:
-        """Return the place of a run beside another; None once that one is dead and no earlier run remains.
-
-        Raises `FencedError` if it lives, or a third one does.
-        """
+        """Return this run's place beside another; None once it is dead and alone. Raises `FencedError` if it lives."""
         if newest.number == tenure.claim.number:
             own = sorted((told for told in besides if told.run_id == self._mine.run_id), key=lambda told: told.seen_ms)
             if self._monotonic_ms() - since_ms >= ALIVE_MS and own:
@@ -377,10 +363,7 @@ class Claims:
         return is_same or self._may_live("", told.driver, "") is False
 
     def _may_live(self, application: str, driver: str, executor: str) -> bool | None:
-        """Tell whether another run lives; None if unknown.
-
-        Spark runs a query once in an application, and one application in a process.
-        """
+        """Tell whether another run lives; None if unknown. An application runs a query once, in one process."""
         mine = self._mine
         if {application, driver, executor} & {self._me.application, mine.driver, mine.executor} - {""}:
             return False

@@ -72,10 +72,9 @@ def shard_prefix(operator: str, shard: int) -> str:
 
 
 def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> OperatorRecord:
-    """Write the record if there is none, check that the stored one allows `record` to go on, and return it.
+    """Write the record if there is none, check that the stored one allows `record`, and return it.
 
-    Raises `InvalidArgumentError` if the directory is a checkpoint location of Spark's; `ConflictError` or
-    `SchemaMismatchError`: see `check_operator`.
+    Raises `InvalidArgumentError` for a checkpoint location of Spark's; else as `check_operator`.
     """
     stored = find_operator(storage, record.operator)
     if stored is None:

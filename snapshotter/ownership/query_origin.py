@@ -105,10 +105,7 @@ def find_origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
 
 
 def is_filling(storage: ObjectStorage, origin: QueryOrigin) -> bool:
-    """Tell whether the directories of an unfinished query hold its own objects, as their records say.
-
-    Nobody else writes records that name a restored query.
-    """
+    """Tell whether an unfinished query's directories hold its own objects: only its records name it."""
     try:
         filling = PrefixedStorage(storage, FOLDER).get(origin.state_id + _FILLS) if origin.is_clone else None
     except NotFoundError:

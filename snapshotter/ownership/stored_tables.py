@@ -177,11 +177,9 @@ def stored_tables(storage: ObjectStorage, record: OperatorRecord) -> StoredTable
 
 
 def declare_tables(storage: ObjectStorage, record: OperatorRecord, planned: StoredTables) -> None:
-    """Store a run's declared tables and column changes, unless they equal what was stored last.
+    """Store a run's tables and column changes, unless they equal what is stored; `planned`: what the run found.
 
     Raises `ConflictError` if another run of the query has since declared something incompatible.
-
-    `planned`: the tables that the run found, with its changes and declarations: state is written accordingly.
     """
     fence = Fence(storage, f"{record.operator}/{FOLDER}")
     for _ in looks(storage.url):

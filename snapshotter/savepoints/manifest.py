@@ -202,10 +202,7 @@ class SavedSource(Stored):
 
 @dataclass(frozen=True)
 class PlannedBatch(Stored):
-    """The micro-batch after the saved one, exactly as Spark had planned it.
-
-    `sources`: where they are at its end, and what Spark keeps of them besides what the savepoint has anyway.
-    """
+    """The micro-batch that Spark had planned next; `sources` has what the savepoint does not hold anyway."""
 
     offsets_version: _OffsetsVersion
     batch: _Line
@@ -330,10 +327,7 @@ class Savepoint(Stored):
 
 
 def read_manifest(data: Any, name: str, source: str) -> Savepoint:
-    """Return the savepoint that a stored file describes. Raises `CorruptionError`.
-
-    `name`: of its folder, perhaps renamed since: the savepoint takes that name.
-    """
+    """Return the savepoint in a stored file, under its folder's current name. Raises `CorruptionError`."""
     return replace(Savepoint.decode(data, KIND, source), name=name)
 
 
@@ -361,8 +355,8 @@ def sinks_of(storage: ObjectStorage, query_id: str) -> tuple[SavedSink, ...]:
 def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:
     """Check that the sinks of a saved query can be continued from where it was saved, without taking them.
 
-    Raises `InvalidArgumentError` if the query had no sinks, or they are in another state directory; `ConflictError` if
-    they show what the savepoint does not hold, or another query writes to them.
+    Raises `InvalidArgumentError` if it had none, or elsewhere; `ConflictError` if they show more, or have another
+    query.
     """
     if not query.sinks:
         raise InvalidArgumentError(
@@ -375,10 +369,7 @@ def require_sinks(storage: ObjectStorage, query: SavedQuery) -> None:
 
 
 def continue_sinks(storage: ObjectStorage, query: SavedQuery, query_id: str, driver: str) -> None:
-    """Let a restored query continue the sinks of the one that was saved, which is ended for good.
-
-    Raises `InvalidArgumentError` or `ConflictError`: as `require_sinks`: somebody has gone on meanwhile.
-    """
+    """Hand the saved query's sinks to a restored one, ending the saved one for good; raises as `require_sinks`."""
     for saved in query.sinks:
         _continue(storage, query, saved, query_id, driver)
 

@@ -57,10 +57,9 @@ def write_pieces(
     new_id: Callable[[], str] = clock.new_id,
     each: Callable[[Callable[[Any], Piece], Iterable[Any]], Iterable[Piece]] = map,
 ) -> Iterator[Piece]:
-    """Store the live rows of a table and shard, and yield the pieces, each when it is stored.
+    """Store the live rows of a table and shard; yield each piece when it is stored.
 
-    `run`: without deletes; `piece_bytes`: of the rows of one piece, unpacked and on the average; `each`: calls a
-    function for each piece, as `map` does; in an executor, `holdfast.snapshotter.storage.ahead`.
+    `piece_bytes`: of a piece's rows, unpacked and on average; `each`: maps a function over pieces.
     """
 
     def written(numbered: tuple[int, Run]) -> Piece:

@@ -125,10 +125,7 @@ class Listed:
 
 
 def list_savepoints(target: ObjectStorage, executor: Executor) -> list[Listed]:
-    """Return the savepoints of a directory by name, unfinished ones too; foreign folders are left out.
-
-    Cost: one listing, and a request for each savepoint.
-    """
+    """Return a directory's savepoints by name, unfinished ones too. Cost: a listing, and a request for each."""
     sizes: dict[str, list[int]] = {}
     manifests = set()
     for info in target.list(""):
@@ -152,10 +149,7 @@ def list_savepoints(target: ObjectStorage, executor: Executor) -> list[Listed]:
 
 
 def verify_savepoint(target: ObjectStorage, savepoint: Savepoint, executor: Executor) -> list[str]:
-    """Read all objects of a savepoint and return the damaged ones; none if it can be restored whole.
-
-    `executor`: its threads hold one piece each.
-    """
+    """Return a savepoint's damaged objects, after reading all; `executor`'s threads hold one piece each."""
     folder = savepoint_folder(target, savepoint.name)
     reads: list[Callable[[], object]] = [
         partial(read_piece, folder, operator.name, piece, operator.tables[piece.table])
@@ -167,10 +161,7 @@ def verify_savepoint(target: ObjectStorage, savepoint: Savepoint, executor: Exec
 
 
 def unnamed(listed: Iterable[ObjectInfo], savepoint: Savepoint) -> list[str]:
-    """Return the listed objects of a finished savepoint's folder that it does not name.
-
-    They come from repeated tasks or abandoned attempts, and harm only readers that ignore the manifest.
-    """
+    """Return the objects in a finished savepoint's folder that its manifest does not name: harmless leftovers."""
     keys = [info.key for info in listed if _OURS.fullmatch(info.key) and info.key != KEY]
     return sorted(set(keys) - savepoint.keys.keys())
 
@@ -195,10 +186,7 @@ def read_log(folder: PrefixedStorage, log: SourceLog) -> memoryview:
 
 
 def find_objects(target: ObjectStorage, name: str) -> list[str]:
-    """Return the objects of a savepoint, finished or not, that a deletion deletes.
-
-    Raises `InvalidArgumentError` if there is only a file of another program.
-    """
+    """Return all objects of a savepoint to delete. Raises `InvalidArgumentError` if only a foreign file is there."""
     folder = savepoint_folder(target, name)
     keys = _ours(folder)
     if keys == [KEY] and bytes(folder.get(KEY))[-len(MAGIC) :] != MAGIC:
@@ -207,12 +195,9 @@ def find_objects(target: ObjectStorage, name: str) -> list[str]:
 
 
 def delete_savepoint(target: ObjectStorage, name: str) -> int:
-    """Delete a savepoint, or the remains of an unfinished one, uploads too; return how many objects it had.
+    """Delete a savepoint, finished or not, with its uploads; return how many objects it had.
 
-    Raises `NotFoundError` if nothing of this name is here.
-
-    Deletes the manifest first: afterwards nobody takes the rest for a savepoint. A savepoint finished meanwhile is
-    deleted, too.
+    Raises `NotFoundError` if there is none. The manifest goes first, so nobody takes the rest for a savepoint.
     """
     keys, folder = find_objects(target, name), savepoint_folder(target, name)
     _delete(folder, keys)
@@ -252,10 +237,7 @@ class Making:
     folder: PrefixedStorage
 
     def finish(self, savepoint: Savepoint) -> None:
-        """Store the manifest, and remove what it does not name. Raises `ConflictError`, `UnavailableError`.
-
-        What cannot be deleted is named in a warning.
-        """
+        """Store the manifest, and remove what it does not name. Raises `ConflictError`, `UnavailableError`."""
         name, data = self.folder.prefix, savepoint.encode()
         read_manifest(data, savepoint.name, f"{self.folder.url}/{KEY}")  # whatever it says, it can be read
         self._require(savepoint.keys, self.folder.list(""))

@@ -146,10 +146,7 @@ class Manifest(Stored):
 
 
 def read_manifest(data: Any, shard: str, source: str, key: str) -> tuple[Manifest, ChainEntry]:
-    """Return the manifest in a stored file, and its entry in a chain. Raises `CorruptionError`.
-
-    `shard`: the expected one; `key`: where it was found, below the shard.
-    """
+    """Return a stored manifest and its chain entry, checked against shard and key. Raises `CorruptionError`."""
     stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
     manifest = Manifest.read(stored.header, source)
     entry = ChainEntry(KIND, manifest.pointer, stored.size_bytes, stored.digest, manifest.stored_bytes)
@@ -161,10 +158,7 @@ def read_manifest(data: Any, shard: str, source: str, key: str) -> tuple[Manifes
 def read_part(
     data: Any, shard: str, source: str, *, plain_bytes: int | None = None, plain_bytes_max: int = PART_BYTES_MAX
 ) -> stored_file.StoredFile:
-    """Return a part; its bytes are in the section ``data``. Raises `CorruptionError`.
-
-    `plain_bytes`: how many bytes of a file it must hold; `plain_bytes_max`: the most, if that is unknown.
-    """
+    """Return a part with its section ``data``, of `plain_bytes` if known. Raises `CorruptionError`."""
     stored = stored_file.decode(
         data, source=source, kind=PART_KIND, plain_bytes=plain_bytes, plain_bytes_max=plain_bytes_max
     )

@@ -81,12 +81,9 @@ MIN_BYTES = 64 << 20
 def upload_files(
     paths: Iterable[Path], part_bytes: int, shard: PrefixedStorage, executor: Executor, new_id: Callable[[], str]
 ) -> list[SnapshotFile]:
-    """Store local files, and return where their bytes are.
+    """Store local files in parts of `part_bytes`, the last one smaller, and return where their bytes are.
 
-    Raises `UnavailableError`, `NotFoundError` or `InvalidArgumentError` if the storage failed, or a file is gone.
-    Stored parts stay; no manifest names them.
-
-    `part_bytes`: bytes of a file in each part but the last.
+    Raises `UnavailableError`, `NotFoundError` or `InvalidArgumentError`; stored parts stay, without a manifest.
     """
     stats = {}
     # Reused: allocating memory costs more than all other work on a part.
@@ -147,10 +144,7 @@ def _encode_part(path: Path, offset: int, plain_bytes: int, shard: str, buffer: 
 def download_files(
     files: Iterable[SnapshotFile], part_bytes: int, shard: PrefixedStorage, folder: Path, executor: Executor
 ) -> None:
-    """Download files; sizes and checksums are verified. Raises `CorruptionError`, `UnavailableError`.
-
-    `part_bytes`: bytes of a file in each of its parts but the last one; `folder`: empty; unusable until this returns.
-    """
+    """Download and verify files into an empty folder. Raises `CorruptionError`, `UnavailableError`."""
     files = list(files)
     _require_room(files, shard, folder)
     futures: list[Future[None]] = []
@@ -333,11 +327,9 @@ class Frozen:
 
 
 class Snapshots:
-    """Writes and reads the snapshots of one shard.
+    """Writes and reads the snapshots of one shard; for any thread and process.
 
-    `executor`: each thread transfers one part at a time; `now_ms`: returns the time in ms since 1970.
-
-    Threads: any, in several processes. Two may snapshot the same version; both snapshots are valid.
+    `executor`: each thread transfers one part at a time. Two snapshots of one version are both valid.
     """
 
     def __init__(
@@ -357,10 +349,10 @@ class Snapshots:
 
     @contextmanager
     def frozen(self, backend: Backend, pointer: Pointer) -> Iterator[Frozen]:
-        """Keep a version's files readable in the context, even if the version is dropped or the backend closed.
+        """Keep a version's files readable in the context, even if it is dropped or the backend closed.
 
-        Raises `NotFoundError` if the version is no longer held; `CorruptionError` if it is damaged; `UnavailableError`
-        if local storage is full or failing.
+        Raises `NotFoundError` if it is not held, `CorruptionError` if it is damaged, `UnavailableError` if local
+        storage fails.
         """
         since_ms = clock.monotonic_ms()
         lineage = self.notes.apply_to(Lineage.of(backend.properties(pointer)))
@@ -373,10 +365,10 @@ class Snapshots:
     def store(
         self, frozen: Frozen, backend_name: str, cleaned: CleanedUp = NEVER_CLEANED_UP, *, is_sure: bool = True
     ) -> tuple[ChainEntry, Manifest]:
-        """Store a version and leave a note of it for the commits that follow. Raises `UnavailableError`.
+        """Store a version, and note it for the commits that follow. Raises `UnavailableError`.
 
-        `cleaned`: what is known of clean-ups, for the next executor; `is_sure`: whether earlier parts are sure to
-        exist. If not, a listing tells, and missing ones are sent again.
+        `cleaned`: what is known of clean-ups, for the next executor; unless `is_sure`, a listing tells which earlier
+        parts exist.
         """
         folder, names, lineage = frozen.folder, frozen.names, frozen.lineage
         # Only the version's own base is safe from clean-ups meanwhile.
@@ -429,9 +421,7 @@ class Snapshots:
     def discover(self, lineage: Lineage) -> None:
         """Note the newest stored snapshot of a version's lineage, which another executor may have written.
 
-        The commit that would name it was never made there: an application ends with a snapshot after its last commit.
-
-        Cost: a listing of the shard's snapshots; where there is one, a get.
+        An application ends with a snapshot after its last commit, which no commit names. Cost: a listing and a get.
         """
         wanted = {str(pointer) for pointer in lineage.versions}
         keys = [info.key for info in self._shard.list("snapshots/")]
@@ -499,10 +489,7 @@ class SnapshotPolicy:
     interval_seconds: int | None = None  #: Time since the last snapshot, if anything was written since
 
     def is_due(self, lineage: Lineage, age_seconds: float = 0.0) -> bool:
-        """Whether the background should write a snapshot of the version with this lineage.
-
-        `age_seconds`: time since the last snapshot or, without one, since the shard was first seen.
-        """
+        """Tell whether a snapshot is due; `age_seconds` counts from the last one, or from the shard's first call."""
         snapshot = lineage.snapshot
         # Carried commits stay in the lineage when a snapshot is made of the newest of them.
         is_carried = bool(lineage.since) and (snapshot is None or lineage.since[-1] != snapshot.pointer)

@@ -27,13 +27,10 @@ WINDOW = 4
 def ahead(
     executor: Executor, work: Callable[[_Item], _Result], items: Iterable[_Item], window: int = WINDOW
 ) -> Generator[_Result, None, None]:
-    """Yield the work's result for each item, in the order of the items.
+    """Yield the work's result for each item, in order, with at most `window` at work or waiting for the caller.
 
-    `executor`: runs the work, which must not wait for other work of the executor's; `items`: asked for the next item by
-    the caller's thread, and only when there is room for it; `window`: how many items may be at work, or done and not
-    yet with the caller: what bounds memory.
-
-    When the iterator ends, however it does, no work is under way: close it where it is not read to the end.
+    `items` are asked for by the caller's thread; the work must not wait for the executor. No work is under way once the
+    iterator has ended: close it if it is not read to the end.
     """
     under_way: deque[Future[_Result]] = deque()
     try:

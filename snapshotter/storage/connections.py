@@ -15,12 +15,10 @@ _Connection = TypeVar("_Connection")
 
 
 class Connections(Generic[_Connection]):
-    """The connections of one storage.
+    """The connections of one storage; for many threads.
 
-    `connect`: makes one. It must not refer to the storage, or the storage is never released; `close`: closes one; by
-    default it closes when it is collected.
-
-    Threads: many. Where two need the first connection at once, both may make one, and one is kept.
+    `connect` makes one, and must not refer to the storage, or that is never released; `close` closes one, by default
+    when collected.
     """
 
     def __init__(

@@ -127,10 +127,7 @@ _HDFS_RENAME_ONTO_FOLDER = "must both be directories"
 
 @contextmanager
 def translated(action: str, url: str, key: str, secrets: AbstractSet[str] = frozenset()) -> Iterator[None]:
-    """Raise every exception of the body as an error of holdfast, caused by the original.
-
-    `action`: what was tried: "put", "get", "list" or "delete"; `url`: the root, without credentials.
-    """
+    """Raise the body's exceptions as holdfast's; `action` and `url` (without credentials) go into the message."""
     try:
         yield
     except HoldfastError:

@@ -142,10 +142,7 @@ def create_file(client: hdfs_native.Client, path: str) -> Any:
 def read_file(
     client: hdfs_native.Client, attempt: Attempt, path: str, choose: Callable[[int], tuple[int, int]]
 ) -> memoryview:
-    """Return some bytes of a file; raise NotFoundError if it is absent.
-
-    `choose`: takes the size; returns start and end, or raises.
-    """
+    """Return bytes of a file; `choose` maps its size to start and end. Raises `NotFoundError`."""
     try:
         reader = client.read(path)
     except (FileNotFoundError, RuntimeError) as exc:

@@ -98,10 +98,7 @@ class ObjectInfo:
 
 
 class RequestCounts:
-    """What users of a store pay for: requests by action, and bytes stored and returned.
-
-    Threads: any. Each has counters of its own, without a lock, so a fork never inherits a held one.
-    """
+    """Requests by action, and bytes stored and returned; counted per thread without a lock, so forks are safe."""
 
     def __init__(self) -> None:
         self._by_thread: dict[int, Counter[str]] = {}

@@ -190,10 +190,7 @@ def parse_url(url: str | os.PathLike[str]) -> StorageUrl:
 
 
 def beside(url: str, ending: str) -> str:
-    """Return the URL of a folder with this ending, beside the one that is given.
-
-    Raises `InvalidArgumentError` for a whole bucket or file system: beside it is another one.
-    """
+    """Return the URL of a folder with this ending beside another. Raises `InvalidArgumentError` for a whole bucket."""
     if not parse_url(url).path.strip("/"):
         raise InvalidArgumentError("this is a whole bucket or file system: name a folder in it", given=url)
     return f"{url.rstrip('/')}{ending}"

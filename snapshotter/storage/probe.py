@@ -31,12 +31,7 @@ def probe_storage(
 ) -> int:
     """Put, get, list and delete a small object below a folder, which nobody else can put meanwhile.
 
-    `folder`: whole segments, without a trailing slash; it need not exist.
-
-    Returns when the object was stored: the time by the store's clock, in ms since 1970.
-
-    Cost: one request for each action, a second put and a second get. If deleting is not allowed, the object stays
-    behind.
+    Returns when it was stored, by the store's clock, in ms since 1970. If deleting is not allowed, it stays.
     """
     probes, key = PrefixedStorage(storage, folder), f"probe-{new_id()}"
     try:

@@ -167,10 +167,7 @@ def with_defaults(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def connect(options: Mapping[str, object], profile: str | None, requests: RequestCounts) -> s3fs.S3FileSystem:
-    """Return an instance of s3fs, which opens its session with the first request.
-
-    `options`: parameters of `s3fs.S3FileSystem`; `requests`: counts each attempt of a request.
-    """
+    """Return an s3fs instance, which opens its session at the first request; `requests` counts every attempt."""
     session = aiobotocore.session.AioSession(profile=profile)
     session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
     session.register("request-created.s3", functools.partial(_count, requests))

@@ -27,10 +27,7 @@ __all__ = ["Bandwidth", "LimitedStorage", "PrefixedStorage", "WrappedStorage"]
 
 
 class WrappedStorage(ObjectStorage):
-    """Delegates to another storage; a subclass overrides what it changes.
-
-    `inner`: does the work; closed with this one.
-    """
+    """Delegates to `inner`, which it closes; a subclass overrides what it changes."""
 
     def __init__(self, inner: ObjectStorage) -> None:
         super().__init__(inner.url)
@@ -66,11 +63,7 @@ class WrappedStorage(ObjectStorage):
 
 
 class PrefixedStorage(WrappedStorage):
-    """A folder of a storage as a storage of its own.
-
-    `inner`: closed with this one; so do not close a view that you pass on; `prefix`: whole segments, without a slash at
-    either end: ``totals/shard-0003``.
-    """
+    """A folder of a storage as its own storage. Closing it closes `inner`: do not close a view that you pass on."""
 
     def __init__(self, inner: ObjectStorage, prefix: str) -> None:
         super().__init__(inner)
@@ -102,14 +95,9 @@ class PrefixedStorage(WrappedStorage):
 
 
 class Bandwidth:
-    """A limit on the bytes sent per second, shared by all threads that send.
+    """A limit on the bytes sent per second, over any interval and one part; for many threads.
 
-    A token bucket, stored as the time when it is full again. A caller reserves the next free time, sleeps until then
-    and sends. So callers are served in order, nobody polls, and callers after a large part wait for it.
-
-    `bytes_per_second`: at least 1.
-
-    Threads: any. Over any interval, at most ``bytes_per_second`` times its length passes, plus one part.
+    A token bucket, stored as the time when it is full again: a caller reserves the next free time, sleeps and sends.
     """
 
     def __init__(
@@ -134,10 +122,7 @@ class Bandwidth:
 
 
 class LimitedStorage(WrappedStorage):
-    """A storage with an upload limit in bytes per second.
-
-    `bandwidth`: shared with other storages, it limits all of them together.
-    """
+    """A storage with an upload limit; storages that share a `bandwidth` are limited together."""
 
     def __init__(self, inner: ObjectStorage, bandwidth: Bandwidth) -> None:
         super().__init__(inner)

@@ -222,9 +222,7 @@ def list_state_dir(storage: ObjectStorage, operator: str | None = None) -> State
 def list_begun(storage: ObjectStorage) -> StateDirListing:
     """List a state directory in which no operator may have committed yet, or some are half-deleted.
 
-    Objects stored before an operator's record do not count as unknown.
-
-    Raises `NotFoundError` if it holds something, but nothing of holdfast's; the message says what is there.
+    Raises `NotFoundError`, saying what is there, if nothing of it is holdfast's.
     """
     infos = storage.list("")
     found = _listing(infos)
@@ -300,10 +298,7 @@ def _nothing_found(storage: ObjectStorage, operator: str | None, infos: Collecti
 
 
 class Headers:
-    """The headers of a shard's commits and snapshots.
-
-    Objects never change, so headers stay valid. Threads: many; the same object may then be read twice.
-    """
+    """The headers of a shard's commits and snapshots, cached, since objects never change; for any thread."""
 
     def __init__(self, shard: PrefixedStorage) -> None:
         self.shard = shard
@@ -341,11 +336,8 @@ def read_header(
 ) -> tuple[Commit, ChainEntry] | tuple[Manifest, ChainEntry]:
     """Return a commit without its rows, or a manifest, and its entry in a chain.
 
-    Raises `NotFoundError`, `CorruptionError` or `UnavailableError` if it is not there, is damaged or belongs elsewhere,
-    or cannot be read now.
-
-    Memory: 16 MiB. Reads only the end of a larger commit, as stored by restores and rescales; `require_whole` checks
-    the rest.
+    Raises `NotFoundError`, `CorruptionError` or `UnavailableError`. Reads only the end of a commit above 16 MiB;
+    `require_whole` checks the rest.
     """
     source = f"{shard.url}/{stored.key}"
     if stored.kind == "snapshot":
@@ -383,12 +375,7 @@ class StateSize:
 
 
 class StateSizes:
-    """Sizes of one directory's operators. Remembers what manifests say: a snapshot never changes.
-
-    `executor`: for requests side by side; must not run the caller.
-
-    Threads: any.
-    """
+    """Sizes of a directory's operators; remembers manifests. `executor` must not run the caller."""
 
     def __init__(self, storage: ObjectStorage, executor: Executor) -> None:
         self._storage, self._executor = storage, executor
@@ -396,10 +383,7 @@ class StateSizes:
         self._known: dict[tuple[str, str], int | None] = {}
 
     def of_operator(self, operator: OperatorListing) -> StateSize:
-        """Return the size of an operator's state. Raises `UnavailableError` if the storage does not answer.
-
-        Cost: a small request for each of the first `SHARDS_READ_MAX` snapshots, once each.
-        """
+        """Return an operator's state size, from at most `SHARDS_READ_MAX` snapshots. Raises `UnavailableError`."""
         shards = list(operator.shards.values())
         with_snapshot = [shard for shard in shards if shard.newest_snapshot]
         step = max(len(with_snapshot) / SHARDS_READ_MAX, 1)

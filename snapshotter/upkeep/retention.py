@@ -79,8 +79,8 @@ class History:
     def before(self, link: Link) -> tuple[Link, ...]:
         """Return a commit's base, or the chain that a snapshot replaces; empty where history begins.
 
-        Raises `CorruptionError` if the object is damaged, or it is missing although older ones are there;
-        `NotFoundError` or `UnavailableError` if it has gone since the listing, or cannot be read now.
+        Raises `CorruptionError` if it is damaged, or missing between others; `NotFoundError`, `UnavailableError` if
+        just gone.
         """
         if not self.is_there(link):
             return ()
@@ -96,11 +96,7 @@ class History:
         return links([last])[0] if last else None
 
     def require(self, needed: Iterable[Link]) -> None:
-        """Raise `CorruptionError` if an object is missing: the listing is then incomplete.
-
-        So too for a snapshot's parts: later snapshots reuse them, so substitutes must stay until the parts are stored
-        again.
-        """
+        """Raise `CorruptionError` if an object, or a snapshot's part that later ones may reuse, is not listed."""
         for link in needed:
             if self.is_there(link) and link.kind == "snapshot":
                 self._require_parts(link)
@@ -122,10 +118,10 @@ class History:
         return max((manifest.cleaned.below for manifest in manifests), default=0)
 
     def is_there(self, link: Link) -> bool:
-        """Tell whether an object exists; beyond the end of history, clean-ups deleted all. Raises `CorruptionError`.
+        """Tell whether an object exists; False before history's beginning. Raises `CorruptionError`.
 
-        History ends at the oldest object, or where a snapshot says so: older objects are a late attempt's, or survived
-        a clean-up.
+        History begins at the oldest object, or where a snapshot says so: older objects are a late attempt's, or
+        leftovers.
         """
         if link.key in self.listing.objects:
             return True
@@ -162,16 +158,11 @@ def _newest_commit(chain: tuple[Link, ...], horizon: int) -> Link | None:
 
 
 def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
-    """Return the lowest version number whose objects the query may need to return to the horizon.
+    """Return the lowest version number that the query needs to return to `horizon`; 0 if no commit tells.
 
-    Raises `CorruptionError`, `NotFoundError` or `UnavailableError` if a needed header cannot be read.
-
-    `chain`: all stored objects of the query's current version, oldest first; `horizon`: the lowest version number that
-    the query may return to.
-
-    Returns 0 where the lineage has no commit object that is old enough to tell.
-
-    Cost: one read of each snapshot's manifest back to the horizon, and of three commits.
+    `chain`: the current version's stored objects, oldest first. Raises `CorruptionError`, `NotFoundError` or
+    `UnavailableError` if a header cannot be read. Cost: a read of each manifest back to the horizon, and of three
+    commits.
     """
     chains = history.chains(chain, horizon)
     anchor = _newest_commit(chains[-1], horizon) if chains else None
@@ -189,14 +180,10 @@ def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
 
 
 def needed_in_storage(retained: int, history: History) -> int:
-    """Return the lowest version number whose objects may be needed, knowing the storage only.
+    """Return the lowest version number that may be needed, knowing the storage only; raises as `needed_from`.
 
-    Raises `CorruptionError`, `NotFoundError` or `UnavailableError`: as `needed_from`.
-
-    `retained`: how many versions before the newest one the query may return to.
-
-    The query's version is unknown: it may have dropped the newest commits, or gone back. So each commit and snapshot
-    above the horizon counts as a version that it may be at, unless another one builds on it.
+    The query may have dropped the newest commits, or gone back: so each commit and snapshot above the horizon,
+    `retained` versions back, counts as its version unless another builds on it.
     """
     versions = history.listing.versions
     if not versions:
@@ -258,10 +245,9 @@ def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> Plan:
 
 
 def carry_out(shard: ObjectStorage, planned: Plan) -> None:
-    """Delete the objects of a plan.
+    """Delete the objects of a plan; run again if some cannot be deleted.
 
-    Raises `InvalidArgumentError` or `UnavailableError` if some objects could not be deleted; the error names them.
-    Parts are then left alone, since one of those objects may name them. Run it again to delete the rest.
+    Raises `InvalidArgumentError` or `UnavailableError`, naming those; parts then stay, since one of them may name them.
     """
     for last in (False, True):
         keys = [key for key in planned.delete if (key in planned.parts) == last]
@@ -281,15 +267,10 @@ def run_retention(
 ) -> Plan:
     """Delete objects that no retained version needs, and return what was done.
 
-    Raises `CorruptionError` or `NotFoundError`, before anything is deleted, if an object that is needed to decide is
-    damaged or missing, or has vanished meanwhile: another clean-up is running. Raises `InvalidArgumentError` or
-    `UnavailableError` if the storage refused, or did not answer; some objects may have been deleted.
-
-    `chain`: all stored objects that this version is made of, oldest first; `retained`: how many versions before it the
-    query may return to; `headers`: of this shard; reused, it saves reading most headers again.
-
-    Cost: one small put, one listing, one or two deletes; a get for each snapshot since the horizon and for one commit,
-    less what `headers` knows.
+    `chain`: the version's stored objects, oldest first; `headers`: of this shard, reused to save reads. Raises
+    `CorruptionError` or `NotFoundError`, before deleting anything, if a needed object is damaged or missing;
+    `InvalidArgumentError` or `UnavailableError` if the storage fails. Cost: a put, a listing, one or two deletes, and a
+    get for each new snapshot and one commit.
     """
     probe = _put_probe(shard, new_id)
     listing = list_shard(shard)

@@ -66,11 +66,7 @@ class Troubles:
         self._shard = shard
 
     def tell(self, what: str, error: Exception, in_a_row: int, host: str, now_ms: int) -> None:
-        """Report a failure; replaces the previous report of its kind.
-
-        Cost: a listing, a put and, except the first time, a delete. If deleting fails, nothing is stored, so reports
-        never pile up.
-        """
+        """Report a failure in place of the previous one of its kind; if that cannot be deleted, store nothing."""
         older = [info.key for info in self._shard.list("troubles/") if _is_about(info.key, what)]
         if older:
             self._shard.delete(older)

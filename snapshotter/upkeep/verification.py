@@ -66,10 +66,7 @@ class ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An object as read: a commit or a manifest with its chain entry, or a part.
-
-    For a commit, only its base. `problem` says how the object is damaged.
-    """
+    """An object as read: a commit or manifest with its chain entry, or a part; `problem` says how it is damaged."""
 
     size_bytes: int
     header: Commit | Manifest | None = None
@@ -84,13 +81,10 @@ def verify_shard(
     retained: int,
     on_read: Callable[[int], object] = lambda _size_bytes: None,
 ) -> ShardReport:
-    """Read all objects of a shard, which a query may write to meanwhile.
+    """Read all objects of a shard, which a query may write to meanwhile, and report damage.
 
-    `executor`: its threads hold up to 64 MiB each, whatever size the objects have; `retained`: versions before the
-    newest one that retention keeps: what is older may be missing; `on_read`: called with the size of each object when
-    it was read, in the calling thread.
-
-    Cost: one listing, or up to three where something is wrong, and a read of each object.
+    `executor`: its threads hold up to 64 MiB each; `retained`: what is older than these versions may be missing;
+    `on_read`: called here with each object's size. Cost: one to three listings, and a read of each object.
     """
     found: dict[str, _Found] = {}
     once = _Once()
@@ -217,10 +211,7 @@ class _VerifiedShard:
         return any(part.key not in self._found for file in files for part in file.parts)
 
     def outcome(self, commit: Commit) -> str:
-        """Return whether a version is "whole", restored "around" a damaged snapshot, or "lost".
-
-        One whose snapshot is damaged depends on the commit before the first one on it, and so on: versions descend.
-        """
+        """Return whether a version is "whole", restored "around" a damaged snapshot, or "lost"."""
         waiting: list[Commit] = []
         outcome: str | None = None
         while outcome is None:
