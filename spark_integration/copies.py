@@ -194,10 +194,8 @@ class ShardCopier(ShardTask):
 def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointer, carried: bytes | None) -> int:
     """Copy a version's objects; return how many commits and snapshots these are.
 
-    Raises `StateLostError` if an object that the version is made of is missing; `CorruptionError` if one is damaged, or
-    another one than the version was made of.
-
-    `carried`: the version's commit, if the query's pointer carries it.
+    Raises `StateLostError` if one is missing, `CorruptionError` if damaged or replaced; `carried`: the pointer's own
+    commit.
     """
     commit = CommitObjects(source, {}).newest(pointer, carried)
     needed = [*commit.lineage.chain, *([commit.entry] if carried is None else [])]
@@ -224,10 +222,7 @@ class _Object(NamedTuple):
 
 
 def _copy_snapshots(source: PrefixedStorage, target: PrefixedStorage, keys: Sequence[str]) -> dict[str, _Object | None]:
-    """Copy intact snapshots, manifests last; return the outcome for every manifest.
-
-    A manifest that names a damaged part counts as damaged, and one that names a missing part as missing.
-    """
+    """Copy intact snapshots, manifests last, and return each manifest's outcome; damaged parts spoil theirs."""
     found: dict[str, _Object | None] = {}
     manifests: dict[str, tuple[memoryview, dict[str, _Object]]] = {}
     for key in keys:

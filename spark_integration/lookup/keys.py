@@ -172,10 +172,7 @@ def parse_key(text: str) -> dict[str, Any]:
 
 
 def keys_of(table: TableSchema, grouping: Sequence[str], keys: Sequence[Mapping[str, Any]]) -> Keys:
-    """Return keys of a table with their hashes: the columns that hashes are of. Raises `InvalidArgumentError`.
-
-    `keys`: their values, as JSON has them: times and decimals as text, binaries in base64.
-    """
+    """Return keys of a table, given as JSON has them, with their hashes. Raises `InvalidArgumentError`."""
     rows, hashes = [], []
     for key in keys:
         if set(key) != set(grouping):
@@ -224,10 +221,7 @@ def _scalar(name: str, value: object, t: pa.DataType) -> pa.Scalar:
 
 
 def _storable(value: object, t: pa.DataType) -> object:
-    """Return a value as Arrow takes it without a change; raises TypeError, ValueError and Arrow's own errors.
-
-    Arrow would drop digits, times, zones and fields, and so find another key.
-    """
+    """Return a value as Arrow stores it unchanged: Arrow would drop digits, times or zones, and find another key."""
     types = pa.types
     if value is None:
         return None
@@ -272,10 +266,7 @@ def _is_of_type(value: object, t: pa.DataType) -> bool:
 
 
 def shown_columns(schema: TableSchema) -> pa.Schema:
-    """Return the columns of a table as users see them: one whose name is taken is called ``key.…`` or ``value.…``.
-
-    A name is taken by one that differs only in case, too: Spark, SQL and files of tables do not tell them apart.
-    """
+    """Return a table's columns as users see them; case-insensitive clashes become ``key.…`` or ``value.…``."""
     names: list[str] = []
     for side, prefix in ((schema.key, "key."), (schema.value, "value.")):
         for name in side.names:

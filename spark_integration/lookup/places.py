@@ -50,11 +50,8 @@ def places_of(
 ) -> tuple[str, str]:
     """Return a query's checkpoint location and its state directory, of which either may be given alone.
 
-    Raises `InvalidArgumentError` if it is neither, or a directory of several queries, or one that notes no location;
-    `NotFoundError` if one does not lead to the other.
-
-    `state_dir`: given beside it: `given` is the location then, and nothing is checked; `operator`: an operator of the
-    query, to tell it from others in the directory.
+    With `state_dir`, `given` is the location, and nothing is checked; `operator` tells the query from others. Raises
+    `InvalidArgumentError` if it is neither, or notes no location; `NotFoundError` if one does not lead to the other.
     """
     if state_dir is not None and not _is_same(str(given), str(state_dir)):
         return str(given), str(state_dir)
@@ -83,9 +80,8 @@ def find_places(
 def find_state_dir(location: str | Path, options: Mapping[str, object]) -> str:
     """Return the state directory of the query that has this checkpoint location.
 
-    Raises `InvalidArgumentError` if this is not the checkpoint location of a query with durable state, or Spark's state
-    cannot be read without Spark; `NotFoundError` if no micro-batch is committed yet; or the pointers name a directory
-    that does not have this query's state.
+    Raises `InvalidArgumentError` if it is no query's, or only Spark reads its state; `NotFoundError` if no micro-batch
+    is committed, or the pointers name a directory without this state.
     """
     with open_storage(str(location), options) as storage:
         return _state_dir_of(storage, _query_of(storage), options)
@@ -111,10 +107,7 @@ def require_no_state_directory(location: ObjectStorage) -> None:
 
 
 def location_of(noted: NotedLocation, states: ObjectStorage, options: Mapping[str, object]) -> str:
-    """Return the checkpoint location that a state directory notes, once verified.
-
-    Raises `NotFoundError` if it disagrees or cannot be opened.
-    """
+    """Return the checkpoint location that a state directory notes, verified. Raises `NotFoundError`."""
     facts = {"checkpoint_location": noted.location, "noted_on": noted.host, "query": noted.query_id}
     place, home = parse_url(noted.location), parse_url(states.url)
     if place.scheme == home.scheme == "hdfs" and not home.authority:  # of fs.defaultFS, which Spark calls by its name

@@ -46,10 +46,7 @@ _KEPT_BATCHES = 128
 
 
 class ShardReaders:
-    """Readers of a query's shards; to be closed. Safe for many threads, which take turns at a shard.
-
-    `executor`: must not run the caller.
-    """
+    """Readers of a query's shards, one thread per shard at a time. `executor` must not run the caller."""
 
     def __init__(self, storage: ObjectStorage, executor: Executor) -> None:
         self._storage, self._executor = storage, executor
@@ -72,10 +69,7 @@ class ShardReaders:
         return stored
 
     def require(self, directory: str, rows: Sequence[PointerRow]) -> int:
-        """Check that pointers are of an operator's directory, and return how many shards the operator has.
-
-        Raises `NotFoundError` or `SchemaMismatchError` if they are not.
-        """
+        """Return how many shards the pointers' operator has. Raises `NotFoundError`, `SchemaMismatchError`."""
         record = self.record(directory) or read_operator(self._storage, directory)
         require_state_of(rows, record, self._storage.url)
         return record.shards
@@ -283,12 +277,10 @@ class QueryPointers:
         return self._of(number)[0]
 
     def held(self, batch_id: int, partitions: Collection[int] | None = None) -> list[Held]:
-        """Return the operators that hold holdfast's pointers, after a micro-batch.
+        """Return the operators with holdfast's pointers after a micro-batch, read from all or some partitions.
 
-        Raises `NotFoundError` if the micro-batch is not committed, or was purged; `InvalidArgumentError` if Spark's
-        state has a form that holdfast does not read; `CorruptionError` if it is damaged.
-
-        `partitions`: read only the pointers in these partitions.
+        Raises `NotFoundError` if it is not committed, or was purged; `InvalidArgumentError` if only Spark reads its
+        form; `CorruptionError`.
         """
         _, stores, operators = self._of(batch_id)
         found = []

@@ -143,10 +143,7 @@ def _rows(columns: pa.RecordBatch, rows: IntArray) -> list[dict[str, Any]]:
 def compare(
     readers: ShardReaders, changes: TableChanges, table: TableSchema, sides: tuple[Side, Side], rows_max: int
 ) -> None:
-    """Add the differences of one shard's table to `changes`.
-
-    Raises `StateLostError`, `CorruptionError` or `UnavailableError` if a version cannot be read.
-    """
+    """Add the differences of one shard's table to `changes`; raises if a version cannot be read."""
     one, other = sides
     if one and other and one[1].pointer == other[1].pointer:
         return
@@ -220,10 +217,7 @@ class StoredQuery:
         return [found for held in self._pointers.held(number) for found in self._of(number, held)]
 
     def directories(self) -> Mapping[str, str]:
-        """Return the operators' directories that the pointers name, and the query of each by the pointers.
-
-        A directory may not be there. Raises as `operators`.
-        """
+        """Return the operators' directories that the pointers name, with their query. Raises as `operators`."""
         by_name = [self._rows_by_name(held) for held in self._pointers.held(self._batch(None).batch_id)]
         return {
             directory: rows[0].query for names in by_name for of in names.values() for directory, rows in of.items()

@@ -77,8 +77,8 @@ def state_by_stub(
 ) -> seeding.FirstState:
     """Make a new query's state by a stub query, deleted on return.
 
-    Raises `UnavailableError` if Spark failed; `ConflictError` if another attempt has taken the location meanwhile;
-    `InvalidArgumentError` if this Spark pins other settings.
+    Raises `UnavailableError` if Spark failed, `ConflictError` if the location was taken, `InvalidArgumentError` for
+    settings.
     """
     try:
         with session_of_stub(spark, conf) as own:
@@ -91,10 +91,7 @@ def state_by_stub(
 
 
 def run_stub(spark: SparkSession, operators: Sequence[PointerOperator], location: str) -> None:
-    """Run the stub; its state is in `location` when this returns. Raises `UnavailableError` if Spark failed.
-
-    `operators`: by their number in Spark's state, from 0; `location`: a checkpoint location that does not exist yet.
-    """
+    """Run the stub into a new location; operators are in Spark's order. Raises `UnavailableError` if Spark fails."""
     rows = [
         {ROUTE: route_of_hash(row.shard), _OPERATOR: number, _ROW: row.columns()[0].decode(), _AT: _ON_TIME}
         for number, operator in enumerate(operators)
@@ -113,10 +110,7 @@ def run_stub(spark: SparkSession, operators: Sequence[PointerOperator], location
 
 @contextmanager
 def session_of_stub(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Yield a session in which Spark writes its state as the savepoint's query did.
-
-    On Spark Connect it is the user's, with other settings meanwhile: a new session would lack its added packages.
-    """
+    """Yield a session with the saved query's settings; on Connect the user's own, which has the added packages."""
     wanted = {
         **conf,
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
@@ -255,11 +249,7 @@ def _read_step(
 
 
 def operators_by_spark(spark: SparkSession, location: str, batch_id: int) -> list[tuple[int, str, dict[str, Any]]]:
-    """Return number, name and properties of Spark's operators with state as they were in a micro-batch, by number.
-
-    Variables come and go at a restart. Raises `InvalidArgumentError` if this is no query with state, or Spark cannot
-    read it.
-    """
+    """Return number, name and properties of Spark's operators as of a micro-batch. Raises `InvalidArgumentError`."""
     require_readable(location)
     spark_versions.start_state_coordinator(spark)
     try:
@@ -281,10 +271,7 @@ def properties_of(text: str | None, number: int) -> dict[str, Any]:
 
 
 def require_readable(checkpoint_location: str) -> None:
-    """Check that Spark's source ``statestore`` finds a location: it escapes the path as in a URL.
-
-    It looks for ``a%20b`` instead of ``a b``, where another query may be.
-    """
+    """Refuse a location with characters that Spark's ``statestore`` escapes: it would look elsewhere."""
     escaped = sorted(
         one
         for one in set(checkpoint_location)

@@ -77,10 +77,7 @@ class Migration:
 
 
 def migrations_of(operator: SavedOperator, given: Any) -> dict[str, Migration]:
-    """Return the migrations of an operator's state, by table. Raises `InvalidArgumentError`, `NotFoundError`.
-
-    `given`: for the operator's only state table; or by table, or by a processor's variable.
-    """
+    """Return migrations by table, given for the only table, or by table or variable. Raises `InvalidArgumentError`."""
     tables = [name for name, schema in operator.tables.items() if name != TIMERS and not is_by_time(schema)]
     if callable(given):
         if len(tables) != 1:
@@ -216,11 +213,8 @@ class Plan:
 def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
     """Return a `Plan` for each operator that is not skipped, in the order of the query's plan.
 
-    Spark numbers operators with state in the order of the plan, without gaps, and refuses a query that has more or
-    fewer of them than its checkpoint location: so the others move up.
-
-    Raises `InvalidArgumentError` or `NotFoundError` if the savepoint cannot be restored so; `CorruptionError` if it
-    describes an operator that no release has.
+    Spark numbers operators in that order, without gaps, and a location has a fixed number: so the others move up.
+    Raises `InvalidArgumentError`, `NotFoundError`, `CorruptionError`.
     """
     operators = sorted(savepoint.operators, key=lambda operator: operator.number)
     names = {operator.name for operator in operators}

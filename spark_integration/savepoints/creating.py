@@ -85,10 +85,9 @@ _WAIT_EACH_MS = 100
 def saved_query(
     location: QueryLocation, query_id: str, batch: LoggedBatch, folder: ObjectStorage, sinks: Iterable[SavedSink]
 ) -> SavedQuery:
-    """Return a query as it was after a micro-batch; warn of sink results that the savepoint lacks.
+    """Return a query as after a micro-batch, with copies of its source logs; warn of results that it lacks.
 
-    `folder`: the savepoint's, into which what Spark keeps of the sources is copied; `sinks`: found before: so what they
-    have decided was planned.
+    `sinks`: found before the logs are read, so what they have decided was planned.
     """
     logged = (batch.batch_id, batch.offsets_version, batch.batch, batch.next_watermark_ms)
     sources = _saved_sources(location, batch.sources, folder, {})
@@ -256,10 +255,7 @@ def save(
     comment: str = "",
     times: LoggedBatch | None = None,
 ) -> Savepoint:
-    """Save the state of a query by Spark, or by this process; see `create`.
-
-    `times`: the micro-batch of which the savepoint has watermark and time, instead of the one that is saved.
-    """
+    """Save a query's state as `create`, by any `tasks`; `times`: the micro-batch to take watermark and time from."""
     require_names(without, comment)
     _require_place(target, checkpoint_location, tasks)
     with (
@@ -567,10 +563,7 @@ def _modes(step: StatefulStep) -> dict[str, str]:
 
 
 def _names_of(step: StatefulStep) -> list[str]:
-    """Return the names of a step's operators: holdfast's own, or Spark's name for Spark's.
-
-    An operator of holdfast's without rows has no known name: its record is written with its first state.
-    """
+    """Return the names of a step's operators: Spark's name for Spark's own; unknown, and so none, without rows."""
     if not step.is_ours:
         return [step.host]
     if "" in step.pointers:

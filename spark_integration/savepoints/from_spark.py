@@ -159,10 +159,7 @@ def _sinks(settings: Settings, options: Mapping[str, object], query_id: str) -> 
 
 
 def require_sparks_own(location: ObjectStorage, batch_id: int | None) -> None:
-    """Without Spark, raise as `from_spark` for a missing micro-batch or for holdfast's own state.
-
-    Unknown forms of Spark's files are left to Spark.
-    """
+    """Raise as `from_spark` for a missing micro-batch or holdfast's own state, without starting Spark."""
     batch, operators = QueryLocation(location).batch(batch_id), StateOperators(location)
     with suppress(NotKnownError, CorruptionError):
         for operator in operators.at(batch.batch_id):
@@ -236,10 +233,7 @@ def _named(steps: list[_Step], operators: str | Mapping[int, str]) -> list[tuple
 
 
 def _described(steps: list[_Step], aggregates: Any, window: Any) -> dict[int, Described]:
-    """Return the user's description of each operator, by number.
-
-    Raises `InvalidArgumentError` if the operator is unclear, or consecutive operators cannot be moved.
-    """
+    """Return the user's description of each operator by number. Raises `InvalidArgumentError` if it is unclear."""
     ours = [step for step in steps if step.host in HAVE_COUNTERPARTS]
     if ours and len(steps) > 1 and not ours[0].hosts_processors:
         raise InvalidArgumentError(

@@ -120,10 +120,7 @@ def new_query(
 ) -> Iterator[NewQuery]:
     """Begin a query in an empty checkpoint location, or in one left by a process that was stopped.
 
-    Raises `ConflictError` if the location holds something else; `InvalidArgumentError` if it is a state directory, or a
-    whole bucket.
-
-    `state_dir`: its state directory, by default that of the settings.
+    Raises `ConflictError` if it holds something else; `InvalidArgumentError` for a state directory or a whole bucket.
     """
     if state_dir is not None:
         given = Settings.parse({f"{PREFIX}state.dir": str(state_dir)})
@@ -175,10 +172,9 @@ def _no_state_directory(location: ObjectStorage) -> Iterator[None]:
 
 
 def shards_to_set(state_dir: str, options: Mapping[str, object], query_id: str) -> int | None:
-    """Return the number of shards that a session must set for a new query; None if its operators' names tell it.
+    """Return the shard count that a session must set for a new query; None if its operators' names tell it.
 
-    A query is defined before its id is known, so its operators take their shard count from the record under their name,
-    perhaps another query's.
+    Operators are defined before the query's id is known, so they take it from the record under their name.
     """
     with open_storage(state_dir, options) as storage:
         origin = find_origin(storage, query_id)
@@ -252,11 +248,9 @@ def _stopped(location: ObjectStorage, found: set[str]) -> set[str]:
 
 
 def begin(location: ObjectStorage, query_id: str) -> set[str]:
-    """Take a checkpoint location: an empty one, or one left by a stopped restore.
+    """Take an empty checkpoint location, or a stopped restore's; return the ids that those queries would have.
 
-    Raises `ConflictError` if it holds anything else: nothing of it is touched.
-
-    Returns the ids that the queries of stopped restores would have had.
+    Raises `ConflictError` if it holds anything else, which is not touched.
     """
     found = {info.key for info in location.list("")}
     marks = _stopped(location, found)

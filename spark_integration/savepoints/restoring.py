@@ -168,10 +168,7 @@ def restore_with(tasks: Tasks, saved: Restorable, checkpoint_location: str | Pat
 
 
 def restore_into(tasks: Tasks, new: NewQuery, saved: Restorable, make_state: StateMaker) -> None:
-    """Fill a query's checkpoint location and directory from a savepoint, all but ``metadata``.
-
-    `make_state`: what `tasks` gives for a query with the same settings and operators.
-    """
+    """Fill a new query's location and directory from a savepoint, all but ``metadata``."""
     plans, changes, query = saved.plans, saved.changes, saved.savepoint.query
     if changes.continue_sinks:
         require_sinks(new.storage, query)
@@ -251,11 +248,7 @@ class _State:
 
 
 def _advise_of_shards(states: Collection[_State]) -> None:
-    """Advise on settings where a name implies another query's number of shards.
-
-    A query is defined before its id is known, so its operators take their shard count from the record under their name.
-    A wrong number is an error when the query starts, which names the right one.
-    """
+    """Advise on settings where a name implies another query's number of shards; else the start fails, naming it."""
     misled = [state for state in states if state.shards_by_name not in (None, state.plan.shards)]
     if not misled:
         return

@@ -188,9 +188,7 @@ class RestoredOperator:
 
 
 class PieceRows:
-    """The rows of an operator's new shards, each asked for once, in ascending order; each piece is read once.
-
-    Pieces are read ahead, in the order in which they are needed.
+    """The rows of new shards, each asked for once, ascending; pieces are read once and ahead, in that order.
 
     `pieces`: all that may have rows of these shards, in order by table.
     """

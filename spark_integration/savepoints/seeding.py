@@ -98,8 +98,7 @@ def seed(
 ) -> None:
     """Fill a checkpoint location that has its state, between `begin` and `finish`. Raises `CorruptionError`.
 
-    `fresh`: let sources begin where their own options say, and the watermark anew; `planned`: the micro-batch that the
-    query runs first; by default Spark plans it.
+    `fresh`: sources and watermark begin anew; `planned`: the first micro-batch, if Spark is not to plan it.
     """
     for source in () if fresh else (*query.sources, *(planned.sources if planned else ())):
         for log in source.logs:
@@ -123,10 +122,9 @@ def _offsets(version: str, batch: Mapping[str, Any], sources: Sequence[SavedSour
 
 
 def moved(key: str, data: memoryview, location: str) -> memoryview | bytes:
-    """Return a file of Spark's state for its new place: an operator's metadata may name files of its own by path.
+    """Return a file of Spark's state for its new place: an operator's metadata may name files by path.
 
-    Replaces everything before ``/state/`` in such a path, which need not be where the file was read: links, mounts and
-    name services lead to the same files, and the original may have moved.
+    Replaces all before ``/state/``, since links, mounts and name services lead to the same files.
     """
     if not _METADATA.fullmatch(key):
         return data

@@ -111,8 +111,8 @@ class MovedOperator:
 def moved(host: str, rows: DataFrame, described: Described, *, has_watermark: bool) -> MovedOperator:
     """Return the operator that continues the state of one of `HAVE_COUNTERPARTS`.
 
-    `rows`: its state in Spark's source ``statestore``; `has_watermark`: whether the query has some watermark. Raises
-    `InvalidArgumentError` if the state does not match the description, or holdfast lacks the operator.
+    `rows`: its state in ``statestore``. Raises `InvalidArgumentError` if that does not match, or holdfast lacks the
+    operator.
     """
     keys = struct_of(rows.schema["key"]).fields
     if not keys or (host == AGGREGATION and len(keys) == 1 and _is_window(keys[0].dataType)):

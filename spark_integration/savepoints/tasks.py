@@ -97,10 +97,7 @@ def versions_of(spark: SparkSession) -> dict[str, str]:
 
 
 def run_tasks(spark: SparkSession, shards: Sequence[tuple[Any, ...]], task: ShardTask) -> list[Row]:
-    """Run a task of ours for some shards, in that many Spark tasks, and return the results.
-
-    `shards`: a row for each, as the task's `GIVEN` has it; none, and nothing runs.
-    """
+    """Run a task for some shards, each in a Spark task of its own, and return the results."""
     from pyspark.errors import PySparkException
 
     if not shards:
@@ -177,10 +174,7 @@ class Tasks(Protocol):
         """Raise `NotKnownError` if only Spark can read a query's pointers, or make its state."""
 
     def state_maker(self, conf: Mapping[str, str], hosts: Collection[str]) -> StateMaker:
-        """Return the maker of a query's state, given its pinned settings and Spark operators.
-
-        Raises `NotKnownError` if only Spark makes it.
-        """
+        """Return what makes a query's state from its settings and operators. Raises `NotKnownError`."""
 
 
 def settings_of(spark: SparkSession) -> tuple[Settings, dict[str, object]]:

@@ -131,9 +131,8 @@ def tables_of_frames(
 ) -> list[TableRows]:
     """Return a new operator's tables, with state columns as in these frames.
 
-    `frames`: by table: the key columns, and those of the state. In the table "timers" the only other column says when
-    the key's timer is due, in ms since 1970; `expiring`: tables with a column `EXPIRES`, a bigint: when a row expires,
-    in ms since 1970; null for never.
+    `frames`: by table: the key columns, and those of the state; of "timers", when one is due. Tables of `expiring` have
+    a bigint column `EXPIRES`. Times are ms since 1970.
     """
     found: list[TableRows] = []
     key_types: pa.Schema | None = None
@@ -197,11 +196,9 @@ def _selected(frame: DataFrame, grouping: Grouping, values: list[str]) -> DataFr
 
 
 def edited_tables(frames: Mapping[str, DataFrame], tables: Mapping[str, TableSchema]) -> list[TableRows]:
-    """Return tables that take the place of an operator's stored ones.
+    """Return tables in place of an operator's stored ones, from frames as `holdfast.savepoints.load` shows them.
 
     Raises `InvalidArgumentError` if a table has other columns; `NotFoundError` if the operator has no such table.
-
-    `frames`: by table, with the columns that `holdfast.savepoints.load` shows, in any order; ``shard`` may be left out.
     """
     found = []
     for name, frame in frames.items():
@@ -237,9 +234,7 @@ def _require_same_keys(table: TableSchema, frame: DataFrame) -> None:
 
 
 def grouping_width(table: TableSchema, tables: Mapping[str, TableSchema]) -> int:
-    """Return how many of a table's key columns are grouping columns.
-
-    In lists an element's number follows them, in maps the entry's key columns.
+    """Return how many key columns are grouping columns: elements' numbers and entries' keys follow them.
 
     `tables`: all of the operator's: others may say it more surely.
     """
@@ -269,11 +264,7 @@ class TableWriter:
     ends: RowEnds | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the stored result of each shard.
-
-        Raises `UnavailableError` if a storage did not answer; Spark repeats the task. Other errors are returned:
-        repeating would not help.
-        """
+        """Yield each shard's stored result, or an error that repeating would not mend. Raises `UnavailableError`."""
         found = list(batches)
         if not found:
             return
@@ -314,10 +305,7 @@ class TableWriter:
 
 
 def run_of(schema: TableSchema, hashes: HashArray, rows: pa.Table) -> Run:
-    """Return rows as a run. Raises `InvalidArgumentError`, `SchemaMismatchError`.
-
-    `rows`: the key and value columns in the schema's order, under any names.
-    """
+    """Return rows, in the schema's column order, as a run. Raises `InvalidArgumentError`, `SchemaMismatchError`."""
     width = len(schema.key)
     named = [rows.select(range(width)), rows.select(range(width, rows.num_columns))]
     key_rows, values = (

@@ -155,10 +155,7 @@ class StateOperators:
         self._versions: list[dict[int, str]] = []
 
     def at(self, batch_id: int) -> list[StateOperator]:
-        """Return the operators as they were in a micro-batch, which is committed.
-
-        Raises `CorruptionError` if metadata cannot be read; `NotKnownError` if it has another format.
-        """
+        """Return the operators as of a committed micro-batch. Raises `CorruptionError`, `NotKnownError`."""
         if batch_id > self._listed:
             versions: list[dict[int, str]] = []
             while found := self._list(len(versions)):
@@ -222,10 +219,7 @@ def _partitions(number: object) -> int:
 
 
 def pointer_columns(location: ObjectStorage, operator: StateOperator) -> tuple[str, ...]:
-    """Return the pointer columns of an ``applyInPandasWithState`` group; empty if the names are not a pointer's.
-
-    Raises `NotKnownError` or `CorruptionError` if the schema of the state cannot be read.
-    """
+    """Return a group's pointer columns; empty if it is not ours. Raises `NotKnownError`, `CorruptionError`."""
     key = f"state/{operator.number}/0/_metadata/schema"
     source = f"{location.url}/{key}"
     try:
@@ -257,10 +251,7 @@ def metadata_of_groups(number: int, partitions: int) -> bytes:
 
 
 def schema_of_groups(*, has_timeout: bool) -> bytes:
-    """Return the schema of its state, as Spark writes it for groups with pointers.
-
-    All columns may be null, so that they fit whatever schema a version of Spark expects.
-    """
+    """Return the schema of groups with pointers, all nullable, so that every version of Spark accepts it."""
     pointer = _struct(**{POINTER_COLUMN: "binary"})
     value = _struct(groupState=pointer, **({_TIMEOUT: "long"} if has_timeout else {}))
     parts = [struct.pack(">i", 1) + _java_text(_json(one)) for one in (_struct(**{ROUTE: "integer"}), value)]
@@ -319,11 +310,9 @@ class StateStores:
     def read(
         self, location: ObjectStorage, operator: int, partition: int, family: str | None, limit_bytes: int
     ) -> Rows:
-        """Return the rows of a partition, without checksums and the version of their encoding.
+        """Return a partition's rows, without checksums and encoding version; `limit_bytes` bounds files and rows.
 
         Raises `NotFoundError` if Spark has purged them; `CorruptionError` if they are damaged.
-
-        `limit_bytes`: how large the files may be, what they hold, and the rows.
         """
         folder = PrefixedStorage(location, f"state/{operator}/{partition}")
         ids = self.unique_ids.get(operator)
@@ -352,10 +341,7 @@ class StateStores:
 
 
 def store_of(pinned: Mapping[str, object]) -> tuple[str, str]:
-    """Return the class of a query's state stores, without its package, and their codec, as Spark has pinned.
-
-    Raises `NotKnownError` if one is not known here.
-    """
+    """Return the class of a query's state stores, and their codec. Raises `NotKnownError`."""
     provider = str(pinned.get(PROVIDER, _PACKAGE + FILES))
     named = str(pinned.get(f"{_PREFIX}compression.codec", LZ4))
     match = _CODEC.fullmatch(named)
@@ -386,12 +372,10 @@ def read_pointers(
     executor: Executor,
     partitions: Collection[int] | None = None,
 ) -> list[PointerRow] | None:
-    """Return the pointers of one of Spark's operators; None if it keeps none of holdfast's.
+    """Return the pointers of one of Spark's operators, in all or some partitions; None if it has none.
 
-    Raises `NotKnownError` if Spark's state has a form that is not read here; `NotFoundError` if Spark has purged it;
-    `CorruptionError` if it is damaged, or its pointers are of another release.
-
-    `executor`: reads partitions side by side; must not run the caller; `partitions`: read these only.
+    Raises `NotKnownError` if only Spark reads the form, `NotFoundError` if it was purged, `CorruptionError`. `executor`
+    must not run the caller.
     """
     if not operators.hold_pointers(operator):
         return None
@@ -452,11 +436,10 @@ def modes_of(properties: Mapping[str, Any], number: int) -> dict[str, str]:
 
 
 def stored_steps(location: ObjectStorage, batch: LoggedBatch) -> list[StatefulStep]:
-    """Return the operators with state of a query, with their pointers after a micro-batch.
+    """Return a query's operators with state, with their pointers after a micro-batch.
 
-    Raises `InvalidArgumentError` if this is not the checkpoint location of a query with state; `NotKnownError` if its
-    state has a form that is not read here; `NotFoundError` if the micro-batch was purged; `CorruptionError` if
-    something of Spark's state is damaged, or missing.
+    Raises `InvalidArgumentError` if this is no query with state, `NotKnownError` if only Spark reads its form,
+    `NotFoundError` if the micro-batch was purged, `CorruptionError` for damage.
     """
     with ThreadPoolExecutor(_THREADS) as executor:
         operators, stores = StateOperators(location), StateStores.of(batch)
@@ -515,10 +498,7 @@ class NewState:
 
     @classmethod
     def of(cls, pinned: Mapping[str, str], partitions: int, hosts: Iterable[str]) -> NewState:
-        """Return how to write a query's state, given its pinned settings and operators' names.
-
-        Raises `NotKnownError` if only Spark writes such state.
-        """
+        """Return how to write a query's state. Raises `NotKnownError` if only Spark can."""
         provider, codec = store_of(pinned)
         if PROVIDER not in pinned:
             raise NotKnownError("a state store that its session chooses")

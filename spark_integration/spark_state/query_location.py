@@ -86,10 +86,9 @@ def first_missing(numbers: set[int], first: int, last: int) -> int | None:
 
 
 def names_up_to(end: int, compact_numbers: list[int]) -> list[str]:
-    """Return the names of the files that make up a log up to a number, from later compacted files.
+    """Return the files that make up a log up to a number, from later compacted files.
 
-    One for each number below the first that Spark would have compacted; else one file of all, from which Spark derives
-    how often to compact.
+    One for each number below the first compaction; else one of all, from which Spark derives how often to compact.
     """
     *_, before, last = [-1, -1, *compact_numbers]
     if before >= 0 and end + 1 < min(last - before, _SINGLE_FILES_MAX):
@@ -98,10 +97,7 @@ def names_up_to(end: int, compact_numbers: list[int]) -> list[str]:
 
 
 def cut(data: bytes | memoryview, name: str, source: str) -> bytes:
-    """Return a log file, cut from a later compacted one. Raises `CorruptionError`.
-
-    `source`: what to call the later one in an error.
-    """
+    """Return a log file, cut from a later compacted one that errors call `source`. Raises `CorruptionError`."""
     is_compact, end = name.endswith(COMPACT), number_of(name)
     assert end is not None
     first = 0 if is_compact else end
@@ -264,12 +260,9 @@ class QueryLocation:
     def kept_sources(self, sources: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
         """Return the sources with a folder of their own, and the offset up to which its files count.
 
-        A source that the plan reads more than once, as ``df.union(df)`` does, has a line in the log of micro-batches
-        each time, and one folder; the folders of those after it have lower numbers than their lines then. Which line is
-        a repetition is not logged: so the files of each folder count up to the latest offset of all. Spark reads what
-        is later than a folder's own offset next, as after a driver that died when it had found files.
-
-        Cost: 1 list, if two sources are at the same offset.
+        A source that a plan reads twice, as ``df.union(df)`` does, has two lines in the log, and one folder; later
+        folders' numbers are lower than their lines. As the log does not say which line is a repetition, files count up
+        to the latest offset of all; Spark reads later ones next. Cost: 1 list, if two sources are at the same offset.
         """
         repeated = len(sources) - len({offset for _, offset in sources})
         ends = {name: end for name, offset in sources if (end := self._log_offset(offset)) is not None}
@@ -292,12 +285,9 @@ class QueryLocation:
         return newest
 
     def source_logs(self, source: str, offset: str) -> list[str]:
-        """Return a source's files up to an offset, by their paths below its folder.
+        """Return a source's files up to an offset, as `kept_sources` gives it, by their paths in its folder.
 
-        These include files that Spark has since compacted: `source_log` recreates them.
-
-        `source`, `offset`: as `kept_sources` gives them. Of files ``{"logOffset": 3}``: what is later than that is left
-        out; else everything counts.
+        Includes files that Spark has since compacted, which `source_log` recreates.
         """
         folder = f"sources/{source}/"
         names = [info.key.removeprefix(folder) for info in self._storage.list(folder)]
@@ -330,11 +320,7 @@ class QueryLocation:
         )
 
     def source_log(self, source: str, name: str) -> memoryview:
-        """Return a source's file, even if Spark has compacted it.
-
-        Raises `NotFoundError` if there is none, and no newer one holds it; `CorruptionError` if the newer one is
-        damaged.
-        """
+        """Return a source's file, even if Spark has compacted it. Raises `NotFoundError`, `CorruptionError`."""
         folder = f"sources/{source}/"
         try:
             return self._storage.get(folder + name, _LOG_BYTES_MAX)

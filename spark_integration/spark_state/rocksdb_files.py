@@ -76,10 +76,8 @@ def read_rows(
 ) -> Rows:
     """Return the rows of a version. Raises `NotFoundError`, `CorruptionError`, `UnavailableError`.
 
-    `partition`: its root is the folder of the partition; `family`: the family of columns whose rows are wanted, under
-    their keys without its number; None: all rows, of a store that has no families; `limit_bytes`: how large a database
-    may be, each changelog, what they hold, and all rows; `has_checksums`: whether rows have checksums, which are
-    verified.
+    `family`: of columns; None reads a store without families. `limit_bytes` bounds each file, what it holds, and all
+    rows; checksums are verified if rows have them.
     """
     found = {info.key for info in partition.list("")}
     base, changes = _begin(partition, at, codec, found, limit_bytes, has_families=family is not None)
@@ -100,10 +98,7 @@ def read_rows(
 def _begin(
     partition: ObjectStorage, at: Named, codec: str, found: set[str], limit_bytes: int, *, has_families: bool
 ) -> tuple[Named | None, list[Named]]:
-    """Return the base database, None for an empty one, and the changes since, oldest first.
-
-    Changes alone do not tell the numbers of families: so Spark stores a database with the version that first has them.
-    """
+    """Return the base database, None if empty, and the changes since; only a database tells column families."""
     if f"{at}.zip" in found or at.version == 0:
         return (at if at.version else None), []
     before: Iterable[Named]

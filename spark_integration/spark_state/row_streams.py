@@ -101,10 +101,7 @@ _UNIQUE_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
 def first_binary(row: bytes, source: str) -> bytes | None:
-    """Return the first column, a binary, of a row with at most 64 columns; None if it is null.
-
-    Raises `CorruptionError` if the row is too short, or the bytes stand elsewhere. `source`: what errors call the file.
-    """
+    """Return a row's first column, a binary or None; errors name `source`. Raises `CorruptionError`."""
     fixed_bytes = 2 * _WORD
     if len(row) < fixed_bytes:
         raise CorruptionError(f"{source} holds a row that is too short", size_bytes=len(row), columns=1)
@@ -117,10 +114,7 @@ def first_binary(row: bytes, source: str) -> bytes | None:
 
 
 def unsafe_row(*columns: int | bytes) -> bytes:
-    """Return a row without nulls: a number of 64 bits is given as int, a string, a binary or a struct as bytes.
-
-    A number of 32 bits is given without its sign: Spark fills its word with zeros.
-    """
+    """Return a row without nulls, from ints (of 64 bits, or of 32 without sign) and bytes."""
     fixed, following = bytearray(-(-len(columns) // 64) * _WORD), bytearray()
     begin = len(fixed) + len(columns) * _WORD
     for column in columns:
@@ -135,10 +129,9 @@ def unsafe_row(*columns: int | bytes) -> bytes:
 def read_rows(
     partition: ObjectStorage, at: Named, codec: str, limit_bytes: int, *, has_checksums: bool = False
 ) -> Rows:
-    """Return the rows of a version. Raises `NotFoundError`, `CorruptionError`.
+    """Return the rows of a version below a partition's folder. Raises `NotFoundError`, `CorruptionError`.
 
-    `partition`: its root is the folder of the partition; `limit_bytes`: how large each file may be, what it holds, and
-    all rows; `has_checksums`: whether rows have checksums, which are verified.
+    `limit_bytes` bounds each file, what it holds, and all rows; checksums are verified if rows have them.
     """
     found = {info.key for info in partition.list("")}
     first = at.version
@@ -299,10 +292,7 @@ def _varint(data: bytes, at: int, source: str) -> tuple[int, int]:
 
 
 def avro_binary(row: bytes, source: str) -> bytes | None:
-    """Return the first column, a binary, of a row as Avro has it: the number of a schema, null or not, size and bytes.
-
-    The schema of pointers never changes. Raises `CorruptionError` if it is not such a row.
-    """
+    """Return the first column of an Avro row, whose schema never changes. Raises `CorruptionError`."""
     branch, at = _varint(row, _SCHEMA_ID_BYTES, source)
     if branch == 0:
         return None
@@ -330,10 +320,7 @@ def crc_32c(data: bytes) -> int:
 
 
 def verified(rows: Rows, before: struct.Struct, source: str) -> Rows:
-    """Return rows without their checksums; raises `CorruptionError` if one does not match.
-
-    `source`: what to call the files in an error.
-    """
+    """Return rows without their verified checksums; errors name `source`. Raises `CorruptionError`."""
     return {key: _verified(value, before, key, source) for key, value in rows.items()}
 
 
@@ -366,10 +353,9 @@ def stream_of_rows(rows: Rows) -> bytes:
 
 
 class RowStream:
-    """The plain bytes of a file, read from their begin.
+    """The plain bytes of a file, called `source` in errors, read from the beginning.
 
-    `source`: what to call the file in an error; `has_checksums`: whether rows have checksums, of which those of deleted
-    rows are verified here, the others by `verified`.
+    `has_checksums`: those of deleted rows are verified here, the others by `verified`.
     """
 
     def __init__(self, data: bytes, source: str, limit_bytes: int, *, has_checksums: bool = False) -> None:

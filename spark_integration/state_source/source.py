@@ -186,10 +186,7 @@ def _unknown(name: str) -> InvalidArgumentError:
 
 
 def storage_options(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options for what a session sets as ``spark.holdfast.storage.<name>``; Spark keeps each name's case.
-
-    JSON holds only what it must: Spark hides option values by option names.
-    """
+    """Return a session's storage settings as one JSON option, since Spark hides option values by their names."""
     in_json = {name: value for name, value in given.items() if name != name.lower()}
     options = {STORAGE + name: value for name, value in given.items() if name not in in_json}
     return options | ({STORAGE_IN_JSON: json.dumps(in_json)} if in_json else {})
@@ -295,10 +292,7 @@ class ShownTable:
         return arrow_schema(self.struct, "the state")
 
     def batches(self, run: Run, shard: int, batch_id: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a run as Spark wants them. Raises `InvalidArgumentError`.
-
-        `batch_id`: the micro-batch that wrote them; of a change feed.
-        """
+        """Yield rows as Spark wants them, in a change feed with their `batch_id`. Raises `InvalidArgumentError`."""
         names = [field.name for field in self.fields]
         places = [names.index(name) - len(self.changes) for name in self.wanted]
         for chunk in run.chunks(_BATCH_ROWS, _BATCH_BYTES):
@@ -519,11 +513,9 @@ def _commits_after(storage: ObjectStorage, part: ShardPart, table: TableSchema, 
 
 
 def _require_kept(storage: ObjectStorage, operator: StoredOperator, version: int) -> None:
-    """Check that all shards keep the commits after a version; on the driver, before tasks run.
+    """Check, before tasks run, that all shards keep the commits after a version.
 
-    Clean-ups delete the oldest first, so the oldest one left shows how far back they reach.
-
-    Cost: one listing, and a read of one commit for each shard that has none as old as that version.
+    Clean-ups delete the oldest first. Cost: a listing, and a read of one commit for each shard without one so old.
     """
     missing: list[tuple[int, str, int]] = []
     for directory, rows in operator.pointers.items():
@@ -591,12 +583,9 @@ class StateSource(DataSource):
 
 
 class TableReader(DataSourceReader):
-    """Reads the parts of a table; travels to the executors.
+    """Reads the parts of a table, of some `shards` or one `key` if not None; travels to the executors.
 
-    `shards`: which to read; None for all; `key`: which one to read; None for all.
-
-    It takes no filters: Spark up to 4.3 reuses one filter's partitions for every other use of the same DataFrame in a
-    plan.
+    It takes no filters: Spark up to 4.3 reuses one filter's partitions elsewhere in the plan.
     """
 
     def __init__(self, table: ReadableTable, shown: ShownTable, shards: Shards | None, key: Keys | None) -> None:
