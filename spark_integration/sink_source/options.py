@@ -44,12 +44,9 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str], sink: TwoPhaseSink, arguments: Collection[str]) -> Self:
-        """Return the options of a stream; names are in lower case, as Spark hands them over.
+        """Return a stream's options, their names in lower case, given the names of the sink's `arguments`.
 
-        Raises `InvalidArgumentError` if they lack the query's checkpoint location or the place of decisions, or one
-        belongs to another sink.
-
-        `arguments`: names of the sink's constructor options.
+        Raises `InvalidArgumentError` without checkpoint location or place of decisions, or for an unknown one.
         """
         values = {name.lower(): value for name, value in given.items()}
         location, directory = values.pop(_LOCATION, ""), values.pop(STATE_DIR, "")

@@ -127,10 +127,7 @@ SINK_SOURCES = (PostgresSource, KafkaSource, ParquetSource, DeltaSource)
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("holdfast")`` and the sinks' formats known to a session.
-
-    Where Spark finds them by itself, this changes nothing.
-    """
+    """Register ``format("holdfast")`` and the sinks' formats, if Spark has not found them by itself."""
     from holdfast.spark_integration.state_source.reading import register_source
     from holdfast.spark_integration.state_source.source import StateSource
 

@@ -170,11 +170,7 @@ class StreamWriter(_SparksWriter):
                 coordinator.finish(batchId, prepared, begun.plan)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Abort what a failed micro-batch prepared; on the driver.
-
-        Spark also calls it where `commit` has failed: then no message is missing. If no task succeeded, the next start
-        aborts the leftovers.
-        """
+        """Abort what a failed micro-batch prepared, as far as messages tell; the next start does the rest."""
         written = [one for one in messages if isinstance(one, Written)]
         if written and len(written) < len(messages):
             begun = written[0].begun

@@ -93,8 +93,7 @@ class _Past:
 class Coordinator:
     """One run's two-phase commits of one query to one sink, on the driver, by one thread at a time.
 
-    `storage`: the state directory; `retained`: how many entries of the log are kept; `process`: the query's, if it is
-    the same from start to end, so that no other one of this machine starts the query while it lives.
+    `retained`: entries of the log to keep; `process`: the query's, if it has only one, which fences others here.
     """
 
     def __init__(
@@ -131,13 +130,10 @@ class Coordinator:
         return self._entry.number if self._entry else 0
 
     def start(self, batch_id: int, schema: pa.Schema, plan: str = "") -> None:
-        """Begin a run with its first micro-batch: first end what the last run left.
+        """Begin a run with its first micro-batch, of which `plan` is Spark's: first end what the last run left.
 
-        `plan`: what Spark has planned for the micro-batch, as of `sink_log.plan_of`; empty if nobody knows.
-
-        Raises `ConflictError` if another query writes under this name, or Spark and the sink disagree about what was
-        decided; `StateLostError` if the target has lost what was decided, or shows what no decision here tells of; and
-        what `TwoPhaseSink.open` and `TwoPhaseSink.commit` raise.
+        Raises `ConflictError` if another query has the name, or Spark and the sink disagree; `StateLostError` if the
+        target lacks what was decided, or shows more; and as `TwoPhaseSink.open` and `TwoPhaseSink.commit`.
         """
         past, shown = self._begin(batch_id, schema, plan)
         with self._unless_overtaken():
@@ -211,10 +207,9 @@ class Coordinator:
             )
 
     def finish(self, batch_id: int, prepared: Prepared, plan: str = "") -> None:
-        """Decide a micro-batch and make it visible, for good.
+        """Decide a micro-batch and make it visible, for good. Raises `ConflictError` if another driver has begun.
 
-        Raises `UnavailableError` if storage or target did not answer (if the decision stands, the next start commits);
-        `ConflictError` if another driver of the same query has begun.
+        Raises `UnavailableError` if storage or target did not answer; the next start commits what is decided.
         """
         self._has_zombies |= prepared.repeated
         handles = tuple(map(dict, prepared.handles))
@@ -228,10 +223,7 @@ class Coordinator:
         self._prune()
 
     def give_up(self) -> None:
-        """End the run after a failure: abort undecided work, if storage and target answer; else the next start does.
-
-        Raises `FencedError` if another driver has begun, which may be why.
-        """
+        """End the run after a failure: abort what is undecided, if possible. Raises `FencedError` if replaced."""
         number = self.number + 1
 
         def close() -> None:
@@ -252,8 +244,7 @@ class Coordinator:
     def _begin(self, batch_id: int, schema: pa.Schema, plan: str) -> tuple[_Past, int | None]:
         """Append the beginning of this run to the log as it was read; return what lies before it.
 
-        An empty log is begun only after the state directory was tested and the target opened, whose answer is returned:
-        a query that the target refuses then blocks nobody.
+        In an empty log only once the target is opened: a query that it refuses then blocks nobody.
         """
         for _ in looks(self._storage.url):
             (found, decision), shown = self._log.latest(), None
@@ -387,10 +378,7 @@ class Coordinator:
             )
 
     def _refuse_repeats(self, found: Entry | None, decision: Entry | None) -> None:
-        """Raise ConflictError if a restored or cloned query would repeat results of the query that it replaces.
-
-        If that one decided nothing after the saved micro-batch, the state holds all that it showed.
-        """
+        """Raise `ConflictError` if a restored query would repeat what the query it replaces has shown."""
         replaced = self._query.replaces
         if replaced is None or (found is not None and found.query_id == self._query.query_id):
             return
@@ -437,10 +425,7 @@ class Coordinator:
         return None
 
     def _refuse_a_live_driver(self, found: Entry | None) -> None:
-        """Raise ConflictError if another process of this machine runs the query, as its shards would.
-
-        Across machines too little is known to delay a restart: there the newest start wins.
-        """
+        """Raise `ConflictError` if another process of this machine runs the query; elsewhere the newest start wins."""
         # A clock may have been set back since.
         if found is None or not self._process or abs(self._now_ms() - found.at_ms) > ALIVE_MS:
             return

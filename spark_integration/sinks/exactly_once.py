@@ -230,10 +230,7 @@ def sink_options(configuration: Mapping[str, str], sink: str) -> dict[str, str]:
 
 
 def warn_of_other_sinks(configuration: Mapping[str, str], sink: str) -> None:
-    """Warn of settings for an undefined sink whose name looks like this one's, or if this one has no settings at all.
-
-    They are no error: a session may have several queries, and ``spark-defaults.conf`` the sinks of several programs.
-    """
+    """Warn of settings for a sink with a similar name, or none for this one: sessions may share settings."""
     _defined.add(sink)
     names = {key.removeprefix(SINK_PREFIX).partition(".")[0] for key in configuration if key.startswith(SINK_PREFIX)}
     others = sorted(names - _defined)

@@ -208,10 +208,9 @@ class TwoPhaseSink(ABC):
 
     @abstractmethod
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
-        """Return the `prepare` handles of everything that attempts of the query prepared and nobody ended.
+        """Return handles of everything that attempts of the query prepared and nobody ended, perhaps decided ones.
 
-        Called when a run begins, and after the tasks of a micro-batch if some were repeated: no task that still counts
-        is at work. Handles of decided attempts may be among them.
+        Called when a run begins, and after repeated tasks: no task that counts is at work.
         """
 
 

@@ -80,10 +80,7 @@ def write_attempt(
     *,
     spare: Handle | None = None,
 ) -> tuple[int, str]:
-    """Write and prepare the running task's rows, as `write_rows` does, in an attempt of its own.
-
-    `option_names`: options that the task's session may have set, which override the query's.
-    """
+    """Write and prepare the running task's rows in a new attempt; session options override the query's."""
     context = TaskContext.get()
     assert context is not None
     query = replace(query, options={**query.options, **task_options(query.sink, option_names)})
@@ -145,10 +142,7 @@ def task_options(sink: str, names: Collection[str]) -> Mapping[str, str]:
 
 
 def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepared:
-    """Run the tasks of a micro-batch, and return their results.
-
-    `has_twins`: whether Spark may run two attempts at a task at once (``spark.speculation``).
-    """
+    """Run a micro-batch's tasks and return their results; `has_twins`: whether Spark speculates."""
     session = frame.sparkSession
     require_worker_python(session)
     frame = numbered(frame)
@@ -177,18 +171,14 @@ def _counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _began_twice(session: SparkSession, stages: Iterable[int]) -> bool:
-    """Tell whether a stage may have been restarted, as after a loss of shuffle files, with attempts counted from 0.
-
-    Tasks of the first run go on and prepare too. Connect does not tell; there the next start aborts them.
-    """
+    """Tell whether a stage may have been restarted, as after a loss of shuffle files; Connect does not tell."""
     return is_classic(session) and not all(_ended_at_once(session, stage) for stage in stages)
 
 
 def _ended_at_once(session: SparkSession, stage: int) -> bool:
     """Tell whether all tasks of a stage are known to have succeeded the first time it was begun.
 
-    Spark's tracker gets events late, and a busy driver drops some: showing no second run proves nothing. But after a
-    second run, the first never completes.
+    Spark's tracker is late and drops events; but after a second run, the first never completes.
     """
     tracker, end_ms = session.sparkContext.statusTracker(), clock.monotonic_ms() + _TRACKER_MS
     while True:

@@ -90,10 +90,7 @@ def _refuse(table: DeltaTable, what: str) -> None:
 
 
 def check_schema(table: DeltaTable, columns: Mapping[str, str], partition_by: Iterable[str]) -> None:
-    """Check that rows with these columns fit the table, which may have more, nullable columns.
-
-    Raises `SchemaMismatchError` if they do not; `InvalidArgumentError` if the table is partitioned by other columns.
-    """
+    """Raise `SchemaMismatchError` unless rows fit the table, `InvalidArgumentError` for other partition columns."""
     found = table.metadata().partition_columns
     needed = columns.keys() | _columns_without_nulls(table) | set(found)
     there = {name: kind for name, kind in columns_of(_arrow_schema(table)).items() if name in needed}

@@ -44,10 +44,7 @@ _FIRST_COMMIT = "_delta_log/00000000000000000000.json"
 
 
 def export_table(frame: DataFrame, url: str) -> None:
-    """Write a DataFrame as a new Delta table, using its session's ``spark.holdfast.storage.*``.
-
-    Raises `ConflictError` if the URL holds something; `SchemaMismatchError` if a column has a type that Delta lacks.
-    """
+    """Write a DataFrame as a new Delta table. Raises `ConflictError` if the URL is taken, `SchemaMismatchError`."""
     schema = arrow_schema(frame.schema, "the table")
     check_columns(schema)
     configuration = dict(frame.sparkSession.conf.getAll)

@@ -98,10 +98,7 @@ _DAY_US = 86_400_000_000
 
 
 def require_years(rows: pa.Table, keys: Sequence[str], partition_by: Sequence[str]) -> None:
-    """Raise SchemaMismatchError for a date beyond the years 1 to 9999.
-
-    In an upsert all dates count, nested ones too, and the keys' timestamps; in appended rows the partitions.
-    """
+    """Raise `SchemaMismatchError` for a date beyond the years 1 to 9999, in upserts or partitions."""
     for name in rows.column_names if keys else partition_by:
         column = rows[name]
         found = [pc.min_max(dates.cast(pa.int32())).as_py() for dates in _dates(column)]
@@ -161,10 +158,7 @@ def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
 def described(
     partition_by: Sequence[str], keys: Sequence[str], url: StorageUrl
 ) -> Callable[[pa.Table], Iterable[tuple[pa.Table, Mapping[str, Any]]]]:
-    """Return the function that splits rows into files and describes each.
-
-    `keys`: those of an upsert, whose files are merged later and are not split; `url`: the table's.
-    """
+    """Return what splits rows into files and describes them; an upsert's are merged later, and stay whole."""
 
     def split(rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
         require_years(rows, keys, partition_by)
@@ -188,10 +182,7 @@ def described(
 
 
 def _require_folders(rows: pa.Table, partition_by: Sequence[str], url: StorageUrl) -> None:
-    """Raise SchemaMismatchError if a partition's value, escaped, is too long for the folder that a merge makes.
-
-    Or if it is a text that the folder turns into null.
-    """
+    """Raise `SchemaMismatchError` for a partition value that a folder's name cannot hold, or turns into null."""
     is_local = url.scheme == "file"
     room = _FOLDER_BYTES_MAX if is_local else _KEY_BYTES_MAX - len(url.path.encode()) - _FILE_NAME_BYTES
     for name in partition_by:

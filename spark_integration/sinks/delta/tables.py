@@ -129,10 +129,7 @@ class KeptTable:
         return table
 
     def require_same(self) -> None:
-        """Raise StateLostError if the table is gone, was replaced, or was set back.
-
-        `current` reads only what follows the known versions, so the newest of those is read again here.
-        """
+        """Raise `StateLostError` if the table is gone, replaced or set back, by its newest known version."""
         if self._table_id is None:
             return
         there = self._digest_of(self._version)
@@ -235,10 +232,7 @@ def kept_table(url: str, sink: str, options: Mapping[str, str]) -> KeptTable:
 
 
 def storage_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return a query's options in `deltalake`'s names; those under ``delta.`` are its own.
-
-    Raises `InvalidArgumentError` for an option of connection or identity that `deltalake` does not know.
-    """
+    """Return a query's options in `deltalake`'s names. Raises `InvalidArgumentError` for an unknown one."""
     theirs = {
         name.removeprefix(DELTA_PREFIX): value for name, value in options.items() if name.startswith(DELTA_PREFIX)
     }

@@ -37,10 +37,7 @@ _PLAIN = {pa.bool_(), *_INTEGERS, pa.float32(), pa.float64(), pa.string(), pa.bi
 
 
 def check_columns(schema: pa.Schema) -> None:
-    """Check that every reader of the files gets each column's own type.
-
-    Raises `SchemaMismatchError` if a column is of another type, or two have one name.
-    """
+    """Raise `SchemaMismatchError` if readers would get another type for a column, or two have one name."""
     names = [field.name.lower() for field in schema]
     for column in schema:
         if names.count(column.name.lower()) > 1:
@@ -92,10 +89,7 @@ def columns_of(schema: pa.Schema) -> dict[str, str]:
 
 
 def compare(given: Mapping[str, str], there: Mapping[str, str], for_new: str, **facts: str) -> None:
-    """Raise SchemaMismatchError unless rows have the target's columns, in any order.
-
-    `given`, `there`: as of `columns_of`; `for_new`: what to do about a new column besides leaving it out.
-    """
+    """Raise `SchemaMismatchError` unless rows have the target's columns; `for_new` says how to add others."""
     if missing := sorted(there.keys() - given.keys()):
         raise SchemaMismatchError(
             "the rows lack a column that the target has: select it, or null as <name> cast to its type",
@@ -134,12 +128,10 @@ class Writers:
 
 
 def claim(storage: ObjectStorage, query: SinkQuery, columns: pa.Schema | None = None) -> None:
-    """Claim a URL, which is the storage, for a query and its sink's name.
+    """Claim the storage's URL for a query and its sink's name, and `columns` if the sink has it for itself.
 
-    Raises `ConflictError` if another query has it, which this one does not replace; `SchemaMismatchError` if the first
-    query's columns are others; `StateLostError` if the query has decided micro-batches and never written there.
-
-    `columns`: of the rows to come, for a sink that has the URL for itself.
+    Raises `ConflictError` for another query that is not replaced, `SchemaMismatchError` for other columns,
+    `StateLostError` if the query's decided rows were never here.
     """
     fence = Fence(storage, _QUERIES)
     for _ in looks(storage.url):

@@ -221,10 +221,9 @@ def place(manifest: Manifest) -> tuple[int, int, int]:
 
 
 def in_force(manifests: Iterable[Manifest]) -> list[Manifest]:
-    """Return the manifests inside no other, by micro-batch; expects the order of `place`.
+    """Return the manifests inside no other, by micro-batch. Raises `CorruptionError` if two overlap otherwise.
 
-    One may lie inside another of its level: a late put of an abandoned merge. Raises `CorruptionError` if two overlap
-    otherwise.
+    A late put of an abandoned merge may lie inside another of its level.
     """
     kept: list[Manifest] = []
     for manifest in manifests:

@@ -256,10 +256,7 @@ def _files(fields: Fields, attempt: str, first: int) -> list[DataFile]:
 
 
 class Attempts:
-    """The attempts of one query, below a sink's URL, which is the storage.
-
-    `folder`: where files stay, with a slash at its end; None if the target takes their rows over.
-    """
+    """A query's attempts below a sink's URL; in `folder` files stay, None if the target takes over their rows."""
 
     def __init__(self, storage: ObjectStorage, query: SinkQuery, folder: str | None) -> None:
         self.storage, self._query = storage, query
@@ -402,10 +399,7 @@ class FileTarget(ABC):
 
     @abstractmethod
     def has(self, batch_id: int, prepared: Sequence[PreparedAttempt], listed: Sequence[ObjectInfo]) -> bool:
-        """Tell whether a micro-batch is visible, made of these attempts; `listed` is the query's folder.
-
-        Raises `StateLostError` if it is visible with other rows, or that is no longer known.
-        """
+        """Tell whether a micro-batch is visible, made of these attempts. Raises `StateLostError` if of others."""
 
     @abstractmethod
     def show(self, batch_id: int, prepared: Sequence[PreparedAttempt], files: Sequence[DataFile]) -> None:

@@ -89,10 +89,7 @@ class Security:
 
 
 def authenticate(login: Login, send: Callable[[bytes], bytes], nonce: str) -> None:
-    """Log in by PLAIN or SCRAM (RFC 5802); `send` sends a token and returns the server's.
-
-    Raises `MalformedAnswerError` if the server violates the mechanism, or does not prove that it knows the password.
-    """
+    """Log in by PLAIN or SCRAM (RFC 5802). Raises `MalformedAnswerError` if the server does not prove itself."""
     if login.mechanism == "PLAIN":
         send(f"\0{login.user}\0{login.password}".encode())
         return
@@ -230,10 +227,7 @@ def _connected(address: Address, limit_ms: int) -> socket.socket:
 
 
 class Cluster:
-    """The brokers as one, in one thread: ``with Cluster(…) as cluster``; connections are made when they are needed.
-
-    `servers`: where to begin; `patience_ms`: the time for one request, retries included.
-    """
+    """The brokers as one, for one thread; connects as needed. `patience_ms`: of one request, retries included."""
 
     def __init__(self, servers: Sequence[Address], security: Security, *, patience_ms: int) -> None:
         self._servers, self._security, self._patience_ms = list(servers), security, patience_ms
@@ -405,10 +399,7 @@ class PreparedTransaction(NamedTuple):
 
 
 def with_rows(handles: Iterable[Handle], prefix: str = "") -> list[PreparedTransaction]:
-    """Read handles, except those of attempts that wrote nothing.
-
-    Raises `CorruptionError` if one names an id that is not the query's, which has this prefix: somebody else's.
-    """
+    """Read handles of attempts that wrote something. Raises `CorruptionError` for an id without the prefix."""
     found = []
     for handle in handles:
         fields = Fields(handle, "a handle", *PreparedTransaction._fields)
@@ -446,10 +437,7 @@ def commit(cluster: Cluster, one: PreparedTransaction) -> bool:
 
 
 def ended(cluster: Cluster, ids: Sequence[str]) -> dict[str, TransactionDescription]:
-    """Wait until the coordinators have written the ends of transactions into all partitions, and describe them.
-
-    EndTxn is answered before that: as soon as the end is in the coordinator's log.
-    """
+    """Return transactions once they have ended in all partitions; EndTxn is answered earlier."""
 
     def code_of(found: Sequence[TransactionDescription]) -> int:
         under_way = any(one.state.startswith(_ENDING) for one in found)
@@ -461,8 +449,7 @@ def ended(cluster: Cluster, ids: Sequence[str]) -> dict[str, TransactionDescript
 def fence(cluster: Cluster, transactional_id: str) -> None:
     """Abort a transactional id's open transaction, and fence its producer for good.
 
-    A coordinator that has something to abort moves the epoch, begins to abort, and says "ask again". Asking again
-    would begin a producer, and for a week each later start would have to find that no attempt is behind it.
+    "Ask again" means it is being aborted: asking again would begin a producer for later starts to wait for.
     """
 
     def code_of(answer: int) -> int:
@@ -490,8 +477,7 @@ def left_open(cluster: Cluster, prefix: str) -> list[PreparedTransaction]:
 def fence_others(cluster: Cluster, prefix: str, batch_id: int, committed: Iterable[PreparedTransaction]) -> None:
     """End open transactions of other attempts at a committed micro-batch, or at earlier ones.
 
-    A consumer of committed messages waits at the first message of an open transaction: until its time is up, a dead
-    attempt's would hide what was committed after it.
+    Until it times out, a dead attempt's would hide later messages from consumers of committed ones.
     """
     ours = {one.transactional_id for one in committed}
     for name in _listed(cluster, prefix, [ONGOING])[ONGOING]:

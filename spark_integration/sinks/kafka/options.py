@@ -89,10 +89,7 @@ class ClientOptions:
         return [_address(part) for part in self.values[SERVERS].split(",") if part.strip()]
 
     def security(self) -> Security:
-        """Return how our own connections are secured.
-
-        Raises `InvalidArgumentError` for a method that only librdkafka knows.
-        """
+        """Return how our connections are secured. Raises `InvalidArgumentError` for what only librdkafka knows."""
         protocol = self.values.get("security.protocol", "plaintext").lower()
         if protocol not in ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl"):
             raise InvalidArgumentError("security.protocol must be plaintext, ssl, sasl_plaintext or sasl_ssl")

@@ -161,10 +161,7 @@ class Answer:
         self._body, self._at, self._flexible = body, 0, flexible
 
     def read(self, layout: str) -> tuple[Any, ...]:
-        """Return the next fields: numbers, text or None, bytes, lists for arrays, and tuples for structs.
-
-        Raises `MalformedAnswerError` if something else comes.
-        """
+        """Return the next fields: structs as tuples, arrays as lists. Raises `MalformedAnswerError`."""
         return tuple(map(self._field, _parsed(layout)))
 
     def skip_tags(self) -> None:

@@ -66,8 +66,7 @@ class Mark:
     def claim(self, query: SinkQuery) -> int:
         """Make this query the writer here; return its newest micro-batch, -1 if there is none.
 
-        Raises `ConflictError` if another query writes here, which this one does not replace; `StateLostError` if there
-        is no mark of a query that has decided micro-batches.
+        Raises `ConflictError` if a query that is not replaced writes here, `StateLostError` if the mark is gone.
         """
         mark, was_shown = self._read(), -1 if query.was_shown is None else query.was_shown
         if mark is None and query.was_shown is not None:
@@ -81,10 +80,7 @@ class Mark:
         return was_shown
 
     def require(self, query: SinkQuery, batch_id: int) -> bool:
-        """Return whether this query's micro-batch was wholly visible once.
-
-        Raises `StateLostError` if there is no mark of any query: it vanishes with its topic.
-        """
+        """Return whether this micro-batch was ever wholly visible. Raises `StateLostError` if all marks are gone."""
         mark = self._read()
         if mark is None:
             raise self._gone(batch=batch_id)

@@ -299,10 +299,7 @@ class KafkaTransaction(SinkTransaction):
 
 
 def producer_of(options: ClientOptions, settings: dict[str, Any]) -> client.Producer:
-    """Return a producer whose log goes to the logger ``holdfast.kafka``.
-
-    Raises `InvalidArgumentError` if librdkafka does not take an option.
-    """
+    """Return a producer that logs to ``holdfast.kafka``. Raises `InvalidArgumentError` for an invalid option."""
     try:
         return client.Producer(settings, logger=_log)
     except client.KafkaException as exc:

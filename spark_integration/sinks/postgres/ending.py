@@ -68,11 +68,7 @@ class Ending:
         self._session, self._query, self._target = marks.session, marks.query, marks.target
 
     def confirm(self, handles: Sequence[Handle], opened: Target | None) -> None:
-        """Raise if a part is gone, or if the target refuses staged rows; `opened`: the table when opened.
-
-        Nothing can be repaired after the decision: so rows that the target may refuse are applied here, and rolled
-        back.
-        """
+        """Raise if a part is gone, or the target, as `opened`, refuses staged rows, which are tried and rolled back."""
         self._marks.require_same()
         parts = [PreparedPart.of(self._query, handle) for handle in handles]
         there = _there(self._session, parts)

@@ -209,10 +209,7 @@ class MarkTables:
                 self.session.run(self._sql(_MAKE))
 
     def claim(self) -> int:
-        """Claim the sink's name for this query, if free or the replaced query's; return its newest micro-batch.
-
-        Raises as `require_same`.
-        """
+        """Claim a free or replaced sink name; return the query's newest micro-batch. Raises as `require_same`."""
         is_new = self.query.was_shown is None
         if is_new:
             self.session.run(self._sql(_CLAIM), [self.query.sink, self.query.query_id, self.target.oid])
@@ -227,10 +224,7 @@ class MarkTables:
         return self.shown().batch_id
 
     def require_same(self) -> None:
-        """Check that the table's name still refers to the query's original table.
-
-        Raises `ConflictError` if the sink's name is another query's; `StateLostError` if the table is another one.
-        """
+        """Raise `ConflictError` if the sink has another query, `StateLostError` if its table was replaced."""
         marked = self.session.run(self._sql(_IS_SAME), [self.target.identifier.as_string(), self.query.sink])
         owner, is_same = marked[0] if marked else (self.query.query_id, False)
         if owner != self.query.query_id:

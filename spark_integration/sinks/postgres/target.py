@@ -320,10 +320,7 @@ class Target:
         return sql.SQL(", ").join(map(sql.Identifier, schema.names))
 
     def why_staged(self, keys: Sequence[str], written: Sequence[str]) -> str | None:
-        """Return why results go through staging tables; None if each partition is a prepared transaction.
-
-        `written`: the columns that the sink gives values to.
-        """
+        """Return why results go through staging tables; None if each partition is a prepared transaction."""
         if keys:
             return "rows are updated by keys"
         if self.prepared_max == 0:
@@ -412,8 +409,7 @@ def _column(row: tuple[Any, ...]) -> Column:
 def check(target: Target, schema: pa.Schema, keys: Sequence[str]) -> None:
     """Raise if rows of a schema cannot go into the table by these keys.
 
-    `SchemaMismatchError` if a column is missing, is of another type, or must not be written; `InvalidArgumentError` if
-    the table has no unique index on the keys, or the user lacks a right.
+    `SchemaMismatchError` for a column, `InvalidArgumentError` without a unique index on the keys, or a right.
     """
     shown = f"{target.schema}.{target.name}"
     for field in schema:

@@ -38,10 +38,7 @@ SLICE_ROWS = 1 << 16
 
 
 def encoded(rows: pa.RecordBatch, json_columns: frozenset[str]) -> Iterator[memoryview]:
-    """Yield rows in COPY's format; lists in `json_columns` become JSON, others arrays.
-
-    Raises `SchemaMismatchError` if a text holds a NUL byte, which PostgreSQL lacks; names the column.
-    """
+    """Yield rows in COPY's format, `json_columns` as JSON. Raises `SchemaMismatchError` for a NUL byte in text."""
     for start in range(0, rows.num_rows, SLICE_ROWS):
         part = rows.slice(start, SLICE_ROWS)
         fields = [_field(part.column(i), part.schema.field(i).name, json_columns) for i in range(part.num_columns)]
