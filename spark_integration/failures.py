@@ -98,10 +98,7 @@ _WHAT_TO_DO = {
 
 @dataclass(frozen=True)
 class _Cause:
-    """A failure that Spark raises after holdfast's code has ended, or before it begins.
-
-    `pattern`: its words, perhaps with a group ``batch``.
-    """
+    """A failure that Spark raises outside holdfast's code; `pattern` matches it, perhaps with a group ``batch``."""
 
     pattern: re.Pattern[str]
     what: str
@@ -309,8 +306,7 @@ def explain(error: BaseException | None) -> str:
 def passes(error: BaseException) -> bool:
     """Tell whether a query that failed with this error may succeed if simply restarted.
 
-    True for `HoldfastError.retryable` and for a lost machine, process or network, except the driver's own JVM, which
-    this process cannot replace.
+    True for retryable errors and for a lost machine, process or network, except the driver's own JVM.
     """
     text = _text(error)
     raised = _chosen(list(_raised(text)))

@@ -72,11 +72,10 @@ _HINTS = {
 
 
 class Watermark(NamedTuple):
-    """The mark of a column of event times.
+    """The mark of a column of event times, `delay_ms` behind the newest row.
 
-    `delay_ms`: how far the watermark is behind the newest row; `held_back_ms`: how much older than the watermark a row
-    may be without being late: a join shows a row of long ago when another comes near it, and the operators behind it
-    wait for that.
+    `held_back_ms`: how much older a row may be without being late: a join shows an old row when another comes near it,
+    and operators behind it wait for that.
     """
 
     delay_ms: int
@@ -125,10 +124,7 @@ def parse_struct(schema: StructType | str, what: str) -> StructType:
 
 
 def arrow_schema(schema: StructType, what: str, *, keep_not_null: bool = False) -> pa.Schema:
-    """Return the Arrow schema in which Spark exchanges these columns with Python.
-
-    `keep_not_null`: whether columns that must not be null say so; else all may be.
-    """
+    """Return the Arrow schema in which Spark exchanges columns with Python; nullable unless `keep_not_null`."""
     types = _arrow_types(schema, what, {})
     return pa.schema([pa.field(f.name, t, f.nullable or not keep_not_null) for f, t in zip(schema, types, strict=True)])
 
@@ -227,10 +223,7 @@ def _require_key(data_type: DataType, column: str) -> None:
 
 
 def require_utf8(rows: pa.Table | pa.RecordBatch, what: str, who: str = "Python and pandas cannot hold") -> None:
-    """Check that the text of some columns is UTF-8, as Spark's may not be.
-
-    `what`, `who`: for the error: the rows, and who cannot take such text.
-    """
+    """Raise unless text is UTF-8, which Spark does not ensure; `what` and `who` go into the error."""
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         try:
             column.validate(full=True)
@@ -271,11 +264,9 @@ def conform_output(table: object, schema: pa.Schema, operator: str) -> pa.Record
 
 
 def require_nulls_allowed(column: pa.Array, field: pa.Field, whose: str, **facts: object) -> None:
-    """Check that a column of output has nulls, at any depth, only where `field` lets it: Spark would read others as 0.
+    """Check that output has nulls, at any depth, only where `field` allows: Spark would read others as 0.
 
-    Raises `SchemaMismatchError` if it has others.
-
-    `whose`: what to call the user's code in an error.
+    Raises `SchemaMismatchError`, which calls the user's code `whose`.
     """
     if column.null_count and not field.nullable:
         raise SchemaMismatchError(

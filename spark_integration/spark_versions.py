@@ -84,8 +84,7 @@ _SPARK = minor_version(pyspark.__version__)
 def arrow_limit(spark_version: str) -> int | None:
     """Return the first major version of pyarrow on which this Spark's ``applyInPandasWithState`` fails.
 
-    Spark's worker slices a shard's rows at offsets that pandas made floats; pyarrow 26 and later refuse these, and
-    Spark 4.0.5 and 4.1.4 convert them back to integers.
+    pyarrow 26 refuses the floats that the worker slices at, which Spark 4.0.5 and 4.1.4 make integers.
     """
     numbers = tuple(int(number) for number in re.findall(r"\d+", spark_version)[:3])
     return 26 if (4, 0) <= numbers < (4, 0, 5) or (4, 1) <= numbers < (4, 1, 4) else None
@@ -131,13 +130,10 @@ def java_versions(spark_version: str = pyspark.__version__) -> frozenset[int]:
 
 
 def state_partitions(tell: Callable[[str], str], *, in_sparks_thread: bool) -> int | None:
-    """Return how many partitions Spark's state has, as pinned in the query's offset log; None if unknown.
+    """Return how many partitions Spark's state has, as its offset log pins them; None if unknown.
 
-    `tell`: returns a property of the task by name, "" if it is not set; `in_sparks_thread`: whether the query's own
-    thread started the job.
-
-    Spark 4.0 pins the number in the session's ``spark.sql.shuffle.partitions``, which any other session has too, so
-    there it counts only in the query's own thread.
+    `tell` returns a property of the task, or "". Spark 4.0 pins it in the session's ``spark.sql.shuffle.partitions``,
+    which other sessions have too: there it counts only `in_sparks_thread`.
     """
     if _SPARK >= (4, 1):
         return _number(tell("spark.sql.streaming.internal.stateStore.partitions"))
@@ -165,10 +161,7 @@ def version_of(spark: SparkSession) -> str:
 
 
 def java_stack(error: BaseException) -> str:
-    """Return the Java stack trace that an exception of PySpark keeps, with the causes in it; empty if it keeps none.
-
-    The message of a failed query may say no more than "Exception thrown in awaitResult".
-    """
+    """Return an exception's Java stack trace with all causes, or "": the message may hide the reason."""
     of_connect = getattr(error, "getStackTrace", str)() or ""
     cause = getattr(error, "_cause", None)
     return "\n".join([of_connect, getattr(error, "_stackTrace", ""), java_stack(cause) if cause is not None else ""])
@@ -180,11 +173,10 @@ def is_classic(session: SparkSession) -> bool:
 
 
 def start_state_coordinator(spark: SparkSession) -> None:
-    """Start Spark's state store coordinator, which its state reader may need, in a program that runs no query.
+    """Start Spark's state store coordinator, which only starts with the streaming query manager.
 
-    When a read on Spark 4.1 snapshots a long chain of deltas, it reports that to the coordinator, which only the
-    streaming query manager starts: without it the read fails with ``CANNOT_LOAD_STATE_STORE``. Listing the queries
-    starts it, on every version.
+    Without it a read on Spark 4.1 that snapshots a long chain fails with ``CANNOT_LOAD_STATE_STORE``. Listing the
+    queries starts it.
     """
     _ = spark.streams.active
 
@@ -203,11 +195,7 @@ def prefers_nullable_integers(session: SparkSession) -> bool:
 
 
 def makes_frames_anew(*, beside_initial_state: bool = False) -> bool:
-    """Tell whether a processor's frames and keys are made from Python values, instead of Arrow's columns.
-
-    `beside_initial_state`: in the first micro-batch of a query that is given an initial state, and for that state
-    itself.
-    """
+    """Tell whether a processor's frames and keys are made from Python values: so, if `beside_initial_state`."""
     if beside_initial_state:
         return _SPARK >= (4, 2)
     return _SPARK >= (4, 1)

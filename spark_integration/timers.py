@@ -107,10 +107,7 @@ class DueTimers:
 
 
 class Timers:
-    """The timers of one table in one transaction; times are in ms since 1970.
-
-    Threads: one at a time, like the transaction.
-    """
+    """One table's timers in one transaction, in ms since 1970; one thread at a time."""
 
     def __init__(self, transaction: Transaction, table: str) -> None:
         self._transaction = transaction
@@ -127,10 +124,7 @@ class Timers:
             self._transaction.delete(self._table, Keys(_to_hash(due_ms), keys.columns))
 
     def due(self, first_ms: int, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
-        """Yield the timers due in [first_ms, before_ms), earliest first, at most `timers_each` at once.
-
-        Timers added or removed during the iteration do not change what it yields.
-        """
+        """Yield timers due in [first_ms, before_ms), earliest first, in parts; changes meanwhile have no effect."""
         if first_ms < before_ms:
             for run in self._transaction.scan(self._table, _bound(first_ms), _bound(before_ms - 1)):
                 for chunk in run.chunks(timers_each, run.size_bytes + 1):
@@ -139,8 +133,7 @@ class Timers:
     def earliest(self, first_ms: int) -> int | None:
         """Return when the earliest timer at or after `first_ms` is due; None if there is none.
 
-        Cost: grows with the timers due soon and this transaction's writes there. A scan sorts all writes in its range,
-        so ranges begin short.
+        A scan sorts all writes in its range, so ranges begin short.
         """
         start, width = _bound(first_ms), _FIRST_RANGE_MS
         while start <= MAX_HASH:
@@ -177,11 +170,9 @@ def due_before_ms(timeout_conf: TimeoutConf, times: BatchTimes) -> int:
 
 
 class KeyTimers:
-    """The timers of all keys of a shard in one micro-batch; times are in ms since 1970.
+    """The timers of a shard's keys in one micro-batch, in ms since 1970; for one thread at a time.
 
-    No timer is due before `earliest_ms` (None: the shard has none); `is_exact` says that one is due at that very time.
-
-    Threads: one at a time, like the transaction.
+    None is due before `earliest_ms`, and one at that very time if `is_exact`.
     """
 
     def __init__(
@@ -207,10 +198,7 @@ class KeyTimers:
         return due_ms
 
     def change(self, keys: Keys, old_ms: IntArray, new_ms: IntArray) -> None:
-        """Replace each timer that differs.
-
-        `old_ms` is what `get` returned, `new_ms` is `NO_TIMER` for none; each key comes once.
-        """
+        """Replace each timer that differs: `old_ms` is what `get` returned, `new_ms` may be `NO_TIMER`."""
         changed = new_ms != old_ms
         gone, new = np.flatnonzero(changed & (old_ms != NO_TIMER)), np.flatnonzero(changed & (new_ms != NO_TIMER))
         self._by_due.remove(keys.take(gone), old_ms[gone])
@@ -245,10 +233,7 @@ class KeyTimers:
             yield from self._by_due.due(self._earliest_ms, before_ms, timers_each)
 
     def earliest(self, none_before_ms: int) -> int | None:
-        """Return when the earliest timer is due.
-
-        The caller knows that none is due before `none_before_ms`, or passes `NO_TIMER`.
-        """
+        """Return when the earliest timer is due, known to be not before `none_before_ms`."""
         if self._earliest_ms is None or self._is_exact:
             return self._earliest_ms
         return self._by_due.earliest(max(self._earliest_ms, none_before_ms))

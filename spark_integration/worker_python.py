@@ -44,10 +44,7 @@ _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def require_worker_python(session: SparkSession) -> None:
-    """Refuse a local session whose tasks would run in a Python without holdfast, or of another version.
-
-    Cost: nothing where it is this program's own Python; else one start of the other (50 ms) in a process.
-    """
+    """Refuse a local session whose tasks would run another Python; costs 50 ms if it is not this one."""
     if not is_classic(session) or not str(session.sparkContext.master).startswith("local"):
         return
     program = session.conf.get(_SETTING, None) or session.sparkContext.pythonExec

@@ -76,10 +76,7 @@ _log = logging.getLogger(__name__)
 
 
 class StateClient:
-    """Calls the state server of one executor, and starts it. One instance a process; see `client_of`.
-
-    Safe for many threads. `process`: the last server that this process started, whether or not it still runs.
-    """
+    """Calls and starts an executor's state server; one instance per process, safe for many threads."""
 
     def __init__(self, executor_directory: Path) -> None:
         self._directory = executor_directory
@@ -227,8 +224,7 @@ def over_executors(batches: Iterable[RecentBatch]) -> list[RecentBatch]:
 def recent_batches(local_dir: str | None = None) -> list[RecentBatch]:
     """Return the last micro-batches of this user's running queries on this machine, oldest first.
 
-    Cost: a request to each state server, two seconds for those together that do not answer, and a quarter of a second
-    more for each further one. Nothing of a query is changed, or waits.
+    Cost: a request to each state server, at most some seconds for those that do not answer; no query waits.
     """
     found: list[RecentBatch] = []
     end_ms = clock.monotonic_ms() + int(_TIMEOUT_SECONDS * 1000)

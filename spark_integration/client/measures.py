@@ -24,10 +24,7 @@ _US, _MS = 1_000_000, 1_000
 
 @dataclass(frozen=True)
 class CallMeasures:
-    """The measurements of one call of a shard; None if unknown.
-
-    Their order is that of a row's values: add new ones at the end.
-    """
+    """The measurements of one call, in the order of a row's values; None if unknown. Add new ones at the end."""
 
     shard: int
     rows: int  #: Rows that came in

@@ -177,10 +177,7 @@ def encode_error(error: HoldfastError) -> bytes:
 
 
 def decode_error(data: bytes) -> HoldfastError | None:
-    """Return the error that `encode_error` wrote, of the same class; None if it did not write this.
-
-    A class that this release does not know comes back as `HoldfastError`.
-    """
+    """Return the error that `encode_error` wrote, None for anything else; an unknown class is `HoldfastError`."""
     try:
         message = decode(data)
         text, facts = field(message, "message", str), field(message, "facts", dict)

@@ -62,10 +62,7 @@ _SOCKET_PATH_LIMIT = 100
 
 
 def choose_root(local_dir: str | None, *, in_memory: bool) -> Path:
-    """Return the directory below which this executor's local state goes.
-
-    State in RAM stays where the executor's first call put it, even if its own rows have since filled ``/dev/shm``.
-    """
+    """Return the root of this executor's local state; state in RAM stays where the first call put it."""
     if local_dir is not None:
         return Path(local_dir)
     disk = _disk_root()
@@ -177,11 +174,9 @@ def shards_directory(executor_directory: Path, *, in_memory: bool) -> Path:
 
 
 def shard_name(shard: int, shards: int, backend: str, state_dir: str | None) -> str:
-    """Return the name of a shard's directory.
+    """Return the name of a shard's directory, with a digest of what invalidates local versions when it changes.
 
-    It includes a digest of everything that invalidates local versions when it changes: another backend has other
-    files, another number of shards has other rows, and another state directory lacks the commits that the next
-    one would build on.
+    Another backend has other files, other shards have other rows, another state directory lacks the commits.
     """
     kind = xxhash.xxh32_hexdigest("\n".join([backend, str(shards), state_dir or ""]).encode())
     return f"{SHARD_PREFIX}{shard:04d}-{kind}"
@@ -201,10 +196,7 @@ def log_path(executor_directory: Path) -> Path:
 
 
 def _digest(executor_directory: Path) -> str:
-    """Return a digest that distinguishes an executor's directories: RAM, disk, each ``spark.holdfast.local.dir``.
-
-    Each has a state server of its own.
-    """
+    """Return a digest that tells an executor's directories apart; each has its own state server."""
     return xxhash.xxh3_64_hexdigest(os.fsencode(executor_directory))
 
 
@@ -230,10 +222,7 @@ def remove_old_logs(now_ms: int) -> None:
 
 
 def take_lock(executor_directory: Path, *, shared: bool = False) -> int | None:
-    """Return a descriptor that holds the executor's server lock, or None if another process holds it.
-
-    `shared`: share it with other processes that ask for it shared.
-    """
+    """Return a descriptor that holds the server lock, `shared` if asked; None if another process holds it."""
     with local_files.writing(executor_directory):
         descriptor = os.open(executor_directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
         is_mine = False
@@ -255,10 +244,7 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def is_found(executor_directory: Path, socket: Path, lock: int) -> bool:
-    """Tell whether workers still find the server that holds a lock: the file that is locked, and the socket, are there.
-
-    If a temp cleaner removed the file, the next worker locks another.
-    """
+    """Tell whether workers still find the server: a temp cleaner may have removed its lock file or socket."""
     try:
         there = os.stat(executor_directory / LOCK_NAME)
         os.stat(socket)

@@ -33,12 +33,9 @@ _BOOTS = 10**6
 def kept_per_process(
     results: int | None = None,
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Return a decorator that caches a function's results by their arguments, which must be hashable.
+    """Return a decorator that caches up to `results` results by hashable arguments, anew in a forked process.
 
-    PySpark's daemon forks its workers. Threads, connections and locks do not survive that, so a forked process calls
-    the function anew.
-
-    `results`: how many to keep, the most recently used ones; all by default.
+    PySpark's daemon forks its workers; threads, connections and locks do not survive that.
     """
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -57,10 +54,9 @@ def kept_per_process(
 
 @dataclass(frozen=True)
 class ProcessId:
-    """A process, identified for good: the system reuses process ids, so its start time is part of the identity.
+    """A process, identified by its start time too, since the system reuses process ids.
 
-    In a container, an executor has the same number after each restart of the machine, and may begin at the same tick.
-    It must not adopt files from before the restart, which nobody verifies.
+    In a container both may repeat after a restart of the machine, whose unverified files it must not adopt.
     """
 
     pid: int
@@ -142,11 +138,7 @@ def _boot(file: Path) -> str:
 
 @kept_per_process(1)
 def executor_process() -> ProcessId:
-    """Return the executor this Python process works for.
-
-    A worker is a child of PySpark's daemon, which is a child of the executor; without the daemon it is a
-    child of the executor itself. Outside Spark it is the parent process.
-    """
+    """Return the executor of this process: the parent of PySpark's daemon, or else the parent process."""
     process = psutil.Process().parent()
     while process is not None and any(name in process.cmdline() for name in _PYTHON_DAEMONS):
         process = process.parent()
@@ -169,10 +161,9 @@ def place_of(process: ProcessId) -> str:
 
 
 def lives(place: str, within_seconds: float = ENDS_WITHIN_SECONDS) -> bool | None:
-    """Tell whether a process lives; None if this machine cannot see it.
+    """Tell whether the process of `place_of` lives; None if this machine cannot see it.
 
-    `place`: what `place_of` returned; anything else stands for no process; `within_seconds`: how long one that is
-    ending may take: executors outlive their driver by a second or two.
+    `within_seconds`: to wait for one that is ending: executors outlive their driver by a second or two.
     """
     process = ProcessId.parse(place.partition(".")[2])
     if process is None or place != place_of(process):

@@ -72,12 +72,10 @@ def open_backend(
 
 
 def adopt_shard(directory: Path, executor_directory: Path, open_backend: Callable[[Path], Backend]) -> bool:
-    """Take over a dead executor's files of a shard that has no directory here yet.
+    """Take over a dead executor's files of a shard that has no directory here yet; return whether it has now.
 
-    Returns whether the directory exists now. If so, it was verified, and damaged files were set aside.
-
-    If several executors left the shard, takes the one with the newest version. Waits for a state server that is still
-    shutting down, and for another worker that is taking over the same directory.
+    Of several executors, takes the newest version. Waits for a state server that ends, and for other workers; what it
+    took is verified, and damaged files are set aside.
     """
     if os.path.exists(directory):  # `Path.exists` fails where the disk does
         return False
@@ -119,11 +117,7 @@ def _take_over(newest: Pointer, path: Path, directory: Path, open_backend: Calla
 
 
 def remove_dead_executors(root: Path, now_ms: int) -> None:
-    """Delete and log what ended executors left in RAM, and what was not taken over for `KEPT_MS`.
-
-    An executor whose state server runs is alive, even if its process is not visible from here: containers may share a
-    directory. The lock also ensures that only one of several servers deletes.
-    """
+    """Delete, and log, what ended executors left in RAM, and what was not taken over for `KEPT_MS`."""
     for path in _dead_executors(user_directory(root)):
         try:
             with _executor_lock(path) as is_mine:
@@ -137,11 +131,7 @@ def remove_dead_executors(root: Path, now_ms: int) -> None:
 
 @contextmanager
 def own_directory(local_dir: str | None = None) -> Iterator[Path]:
-    """Yield a directory that the context removes and nobody takes over.
-
-    It looks like an executor directory of this process, so if the process is killed, the clean-up of dead executors
-    removes it.
-    """
+    """Yield a temporary directory that looks like an executor's, so the clean-up removes it after a kill."""
     root = choose_root(local_dir, in_memory=False)
     begun_ms = clock.monotonic_ms()
     if begun_ms - _looked_ms.get(root, -LOOK_EVERY_MS) >= LOOK_EVERY_MS:  # whoever reads pointers makes hundreds
@@ -238,10 +228,7 @@ def _executor_lock(path: Path, *, shared: bool = False, wait_ms: int = 0) -> Ite
 
 @contextmanager
 def _shard_lock(path: Path) -> Iterator[bool]:
-    """Lock a directory against takeover for the context; yields False if it is gone.
-
-    The lock is on a file in it: the directory itself is held by the backend that verifies it.
-    """
+    """Lock a directory against takeover by a file in it, since its backend locks the directory; False if it is gone."""
     note = path / _TAKING_OVER
     try:
         descriptor = os.open(note, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -225,10 +225,7 @@ def _batch_ms(frame: pd.DataFrame) -> int:
 
 
 class ValueOfGroup:
-    """The `ShardGroup` on Spark's value state and timers.
-
-    `firing_ms` is the timer for which Spark calls, and which it deletes after the call.
-    """
+    """The `ShardGroup` on Spark's value state and timers; `firing_ms` is the timer that Spark calls for."""
 
     def __init__(
         self,

@@ -38,10 +38,7 @@ class Shards(Protocol):
 
 
 class PickledShards(StatefulProcessor):
-    """Unpickles the shards when the first one is called; Spark makes one for each micro-batch.
-
-    `variable` is the value state that keeps a shard's pointer.
-    """
+    """Unpickles the shards at the first call of each micro-batch; `variable` keeps a shard's pointer."""
 
     def __init__(self, shards: Shards, variable: str, schema: StructType) -> None:
         self._pickled: bytes = cloudpickle.dumps(shards)  # type: ignore[no-untyped-call]

@@ -84,10 +84,7 @@ def _has_blocks() -> bool:
 
 
 class Template:
-    """The blocks of a frame, without their values: makes frames that have the same columns and dtypes.
-
-    `manager` is pandas' own; `blocks` has for each block its class, place, columns' positions and dtype.
-    """
+    """A frame's blocks without values, as `manager` holds them: makes frames with the same columns and dtypes."""
 
     def __init__(self, manager: Any) -> None:
         self._make = type(manager)
@@ -252,11 +249,10 @@ def _give_parts(of: pd.DataFrame | pd.Series[Any], manager: Any, columns: dict[A
 
 
 def _labels_for_each(labels: pd.Index[Any]) -> Iterator[pd.Index[Any]]:
-    """Yield labels for frame after frame, which may be named, and written into by ``columns.values[…] = …``.
+    """Yield labels for frame after frame, each with an array that a function may write into.
 
-    Each has an array of its own. All but the first share a table for look-ups, which takes 5 µs to make, until a
-    function writes into an array; a frame whose labels it wrote is still looked up by the old ones if it had the table.
-    So a function that always writes finds what it wrote.
+    All but the first share a table for look-ups, which takes 5 µs to make, until a function writes; a frame that has
+    the table is still looked up by its old labels.
     """
     while labels.dtype != np.object_:  # an option of pandas: text is kept by Arrow
         yield labels.copy(deep=True)
@@ -285,11 +281,7 @@ def _cut_groups(frame: pd.DataFrame, sizes: IntArray) -> Callable[[slice], pd.Da
 
 
 def blocks_of(frame: pd.DataFrame) -> tuple[tuple[bytes, ...], list[Array]]:
-    """Return the blocks of a frame.
-
-    Returns the positions of each block's columns, as numpy's ``intp``, and its values: a row for each column, or
-    one-dimensional.
-    """
+    """Return the positions of each block's columns, as ``intp``, and its values, one row per column."""
     if not _has_blocks():
         arrays = column_arrays(frame)
         return _one_by_one(arrays), arrays

@@ -144,10 +144,7 @@ class Templates:
     def _made(
         self, names: list[Any], columns: list[Any], rows: int, labels: pd.Index[Any] | None
     ) -> tuple[Signature | None, Any]:
-        """Return the signature if pandas must make its template, and the frame's manager if there is one.
-
-        Columns that are scalars are replaced.
-        """
+        """Return the signature if pandas must make its template, and the frame's manager; replaces scalar columns."""
         if not (0 < rows <= _ROWS_MAX and len(names) <= _COLUMNS_MAX and frame_blocks.has_usual_options()):
             return None, None
         for name in names:

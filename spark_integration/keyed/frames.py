@@ -122,10 +122,7 @@ def _inferred(series: pd.Series[Any]) -> pd.Series[Any]:
 
 
 class KeyFrames(KeySlabs[pd.DataFrame]):
-    """The rows of a shard in one micro-batch, as frames by key.
-
-    A key with more than `rows_each` rows has several frames; see `KeySlabs` for the rest.
-    """
+    """A shard's rows as frames by key, several for a key with more than `rows_each` rows; see `KeySlabs`."""
 
     def __init__(
         self, rows: pa.Table, order: IntArray, starts: IntArray, frame_format: FrameFormat, rows_each: int
@@ -232,10 +229,9 @@ def in_zone(data_type: pa.DataType, timezone: str) -> pa.DataType:
 
 
 class OutputFrames:
-    """Gathers the frames of many keys and converts them together.
+    """Gathers the frames of many keys and converts them together, in batches of more than `rows_each` rows.
 
-    A batch is yielded once it has more rows than `rows_each`; after a failed conversion, `failed_key` is the key whose
-    frame caused it.
+    After a failed conversion, `failed_key` is the key whose frame caused it.
     """
 
     #: Whether booleans are converted as booleans, and not as the objects that Spark's worker makes of them.
@@ -354,10 +350,7 @@ class OutputFrames:
 
 
 class _AlikeFrames:
-    """Frames with the same labels and blocks; `keys` has the key of each frame.
-
-    `blocks` are the places of their blocks, `places` the position of each column of the output in the frames.
-    """
+    """Frames with the same labels and blocks; `places` maps output columns to theirs, `keys` names each frame's."""
 
     def __init__(self, blocks: tuple[bytes, ...], places: list[int]) -> None:
         self.keys: list[tuple[Any, ...]] = []
@@ -423,9 +416,8 @@ class _AlikeFrames:
 def _gathered_by_spark(columns: list[Array], *, keeps_booleans: bool) -> list[pd.Series[Any]]:
     """Return columns in the dtypes from which Spark's worker converts them.
 
-    The worker concatenates the frames of all keys and appends one without rows, whose columns are objects. That turns
-    integers, booleans and all-null columns into objects: so True is no bigint, while an int is a decimal or a date. The
-    same concatenation is made here, so pandas decides here too.
+    It concatenates all keys' frames and one without rows, whose columns are objects, which decides what integers,
+    booleans and nulls become: so the same is done here, by pandas.
     """
     series = {at: pd.Series(_in_one_piece(c), dtype=c.dtype, copy=False) for at, c in enumerate(columns)}
     changed = {

@@ -182,11 +182,9 @@ def _copied(value: Any) -> Any:
 
 
 class ValueState:
-    """The values of one state variable in one transaction.
+    """The values of one state variable in one transaction, converted by `rows`.
 
-    `rows` converts between the table's value columns and Python's values.
-
-    Threads: one at a time, like the transaction. Reads see earlier writes.
+    One thread at a time; reads see earlier writes.
     """
 
     def __init__(self, transaction: Transaction, table: str, rows: RowValues, expiry: Expiry | None = None) -> None:
@@ -203,10 +201,7 @@ class ValueState:
         return [value if exists else None for value, exists in zip(values, found.exists.tolist(), strict=True)]
 
     def put(self, keys: Keys, values: Sequence[tuple[Any, ...]]) -> None:
-        """Set the value of each key.
-
-        Raises `StateValueError` if a value does not fit the columns; the error's ``row`` is its index in `values`.
-        """
+        """Set the value of each key. Raises `StateValueError`, whose ``row`` is the index in `values`."""
         if values:
             open_rows(self._transaction, self._table, self._expiry, keys).put(self._rows.to_arrow(values))
 
@@ -245,10 +240,10 @@ class Timeouts:
         return self._timers.get(keys)
 
     def settle(self, keys: Keys, old_ms: IntArray, set_ms: IntArray, is_written: BoolArray) -> None:
-        """Write the timeouts that calls leave behind.
+        """Write the timeouts that calls, one for each key, leave behind.
 
-        Each key had one call, which set the timeout `set_ms` or none (`NO_TIMER`); `is_written` tells if it updated or
-        removed the state, `old_ms` is what `get` returned.
+        `set_ms`: which a call set, or `NO_TIMER`; `is_written`: whether it changed the state; `old_ms`: what `get`
+        returned.
         """
         stays = (set_ms == NO_TIMER) & ~is_written & self._keeps_untouched
         self._timers.change(keys, old_ms, np.where(stays, old_ms, set_ms))
@@ -394,10 +389,10 @@ class _KeyCalls:
 
 
 class _Changes:
-    """What the calls for one slab have changed.
+    """What the calls for one slab have changed, by positions in `keys`.
 
-    `put` and `deleted` are positions in `keys`, `values` in the order of `put`; `timers_ms` are the timeouts set by the
-    calls, or `NO_TIMER`; `is_written` tells if a call updated or removed the value.
+    `values` is in the order of `put`; `timers_ms` are the timeouts set, or `NO_TIMER`; `is_written` tells of a changed
+    value.
     """
 
     def __init__(self, keys: list[tuple[Any, ...]]) -> None:

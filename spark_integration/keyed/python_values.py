@@ -76,10 +76,9 @@ _NONE = type(None)
 
 @cache
 def row_maker(*names: str) -> RowMaker:
-    """Return a maker of rows with these columns: ``Row("a", "b")(*values)``, but faster to make and to read.
+    """Return a faster maker of rows with these columns than ``Row("a", "b")(*values)``.
 
-    Their own class holds the names, and has an attribute per column, which Spark's looks up by name. Except for
-    ``type(row)`` it behaves as Spark's; copied and pickled rows are Spark's.
+    They behave as Spark's, except for ``type(row)``; copied and pickled rows are Spark's.
     """
     at: Any = namedtuple("at", [f"column_{n}" for n in range(len(names))])  # type: ignore[misc]  # noqa: PYI024
     pairs = [*zip(names, map(partial(getattr, at), at._fields), strict=True)]
@@ -192,10 +191,9 @@ def _as_key(value: Any) -> Any:
 
 
 def _local_times(column: pa.Array, data_type: TimestampType) -> list[Any]:
-    """Return times as Spark's own conversion does, which depends on this process's local time zone.
+    """Return times as Spark's own conversion does, by this process's local time zone.
 
-    A clock changes at most once an hour. So if the offset is the same at both ends of an hour, it holds for every time
-    in it.
+    An offset that is the same at both ends of an hour holds within it.
     """
     numbers = column.drop_null().to_numpy()
     hours, of_hour = np.unique(numbers // _HOUR, return_inverse=True)
@@ -228,10 +226,7 @@ def _local_time(micros: Any, data_type: TimestampType) -> Any:
 
 
 class StateValueError(SchemaMismatchError):
-    """A state passed to ``update`` does not fit the state's schema.
-
-    `row` is the row's index; the caller knows its key and adds it.
-    """
+    """A state passed to ``update`` does not fit its schema; the caller adds the key of `row`."""
 
     def __init__(self, message: str, /, row: int = -1, **facts: object) -> None:
         super().__init__(message, **facts)
@@ -252,10 +247,9 @@ class RowValues:
         return list(zip(*self.to_columns(batch), strict=True))
 
     def to_columns(self, batch: pa.RecordBatch | pa.Table) -> list[list[Any]]:
-        """Return the columns of rows in the form of `GroupState.get`.
+        """Return the columns of rows, perhaps in storage types, as `GroupState.get` returns them.
 
-        `batch` may be in storage types. Raises `InvalidArgumentError` for text that is not UTF-8, which a vectorised
-        operator may have stored.
+        Raises `InvalidArgumentError` for text that is not UTF-8, which a vectorised operator may have stored.
         """
         try:
             return [to_python(one_chunk(c), f.dataType) for c, f in zip(batch.columns, self._fields, strict=True)]

@@ -90,19 +90,15 @@ def _sortable_floats(column: pa.Array) -> pa.Array:
 
 @cache
 def at_once_of(operator: str, *rows: StructType, has_entries: bool = False) -> KeysAtOnce:
-    """Return how many of an operator's keys fit at once, with one row of each schema, or several entries.
-
-    At first any number, if rows are small. A worker keeps what it learned in earlier micro-batches.
-    """
+    """Return how many keys fit at once, by the row sizes that earlier micro-batches of this worker had."""
     may_be_large = has_entries or any(isinstance(field.dataType, _MAY_BE_LARGE) for row in rows for field in row)
     return KeysAtOnce() if may_be_large else KeysAtOnce(SLAB_KEYS)
 
 
 class KeySlabs(ABC, Generic[P]):
-    """The rows of a shard in one micro-batch, by key, in the pieces that a function sees.
+    """A shard's rows by key, `starts` being places in `order`, in the pieces that a function sees.
 
-    `order` has row numbers by key, `starts` where in it each key begins. A key of more than `rows_each` rows is
-    converted in pieces of so many, or of fewer where rows are wide.
+    A key of more than `rows_each` rows, or wide ones, has several pieces.
     """
 
     def __init__(self, rows: pa.Table, order: IntArray, starts: IntArray, rows_each: int) -> None:

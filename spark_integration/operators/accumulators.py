@@ -44,10 +44,9 @@ _LOW = (1 << 64) - 1
 
 
 def divided(totals: pa.Array, counts: pa.Array, t: pa.Decimal128Type) -> pa.Array:
-    """Return decimals divided by integers, null where either is.
+    """Return decimals divided by integers, as type `t` of no smaller scale; null where either is.
 
-    The totals' scale is no larger than that of `t`, the quotients' type. Raises `InvalidArgumentError` if a quotient
-    has more digits than `t`.
+    Raises `InvalidArgumentError` if a quotient has more digits than `t`.
     """
     is_null = totals.is_null().to_numpy(zero_copy_only=False) | counts.is_null().to_numpy(zero_copy_only=False)
     by: npt.NDArray[np.object_] = np.where(is_null, 1, counts.fill_null(1).to_numpy()).astype(object)
@@ -98,16 +97,10 @@ class Accumulator(Protocol):
         """Return the columns of its state, in storage types."""
 
     def lift(self, values: pa.Array) -> list[pa.Array]:
-        """Return the state of each row by itself.
-
-        `values` are of `column`, in its storage type; without one, anything but null.
-        """
+        """Return each row's own state; without a `column`, from anything but null."""
 
     def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
-        """Return the state of each group of states; a state's columns may be null where they were added later.
-
-        Raises `InvalidArgumentError` if a sum is larger than its type holds.
-        """
+        """Return each group's state; columns added later may be null. Raises `InvalidArgumentError` on overflow."""
 
     def result(self, states: Sequence[pa.Array]) -> pa.Array:
         """Return the value of each state. Raises `InvalidArgumentError` if it is larger than its type holds."""
@@ -469,10 +462,7 @@ def _parts(
 
 
 def require_same_aggregates(stored: StoredTables, declared: Mapping[str, TableSchema]) -> None:
-    """Check that each column is still computed by the aggregate that its stored columns name.
-
-    Raises `SchemaMismatchError` if it is not.
-    """
+    """Raise `SchemaMismatchError` if a column is computed by another aggregate than its stored columns name."""
     for table in declared.keys() & stored.live.keys():
         before = computations(stored.live[table].value)
         for column, now in computations(declared[table].value).items():

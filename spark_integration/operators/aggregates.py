@@ -69,11 +69,7 @@ class Aggregate:
         return replace(self, spark=self.spark.alias(name))
 
     def accumulator(self, name: str, column: str, taken: DataType, returned: DataType) -> Accumulator:
-        """Return the aggregate that the workers run.
-
-        `taken` and `returned` are the types of the argument and of Spark's result. Raises `InvalidArgumentError` if
-        holdfast has no such aggregate for the argument's type.
-        """
+        """Return the workers' aggregate, given the types of argument and result. Raises `InvalidArgumentError`."""
         return self._make(name, column, taken, returned)
 
 

@@ -141,10 +141,7 @@ class Aggregation(OperatorFunction):
 
 
 def with_stored(order: RowOrder, exists: np.ndarray) -> RowOrder:
-    """Return the order of rows, with the stored state of each key before its rows.
-
-    `exists` says which keys have a state; the j-th of these states is row n + j.
-    """
+    """Return the order of rows, each key's stored state (row n + j for the j-th that `exists`) before its rows."""
     n, states = len(order.rows), int(exists.sum())
     if not states:
         return order
@@ -200,11 +197,7 @@ def aggregated(
     positional: Sequence[Aggregate],
     named: Mapping[str, Aggregate],
 ) -> Aggregated:
-    """Resolve an aggregation.
-
-    Raises `AnalysisException` as Spark's own aggregation, and `InvalidArgumentError` if there is no aggregate, holdfast
-    lacks one, or a key is a window.
-    """
+    """Resolve an aggregation; raises as Spark, or `InvalidArgumentError` if holdfast lacks an aggregate."""
     given: list[object] = [*positional, *named.values()]
     wrong = [one for one in given if not isinstance(one, Aggregate)]
     if wrong or not given:
@@ -302,10 +295,7 @@ def by_key(found: Aggregated, mode: Mode, name: str) -> DataFrame:
 
 
 def by_window(found: Aggregated, length_us: int, definition: str, mode: Mode, name: str) -> DataFrame:
-    """Define ``groupBy(…).window(…).agg(…)``.
-
-    Raises `InvalidArgumentError` if the mode is append and there is no watermark, or a setting is wrong.
-    """
+    """Define ``groupBy(…).window(…).agg(…)``. Raises `InvalidArgumentError`; append mode needs a watermark."""
     if mode == "append" and found.df.isStreaming and not found.is_timed:
         raise InvalidArgumentError(
             "append mode shows windows once they are over, which takes a watermark on their time column: "

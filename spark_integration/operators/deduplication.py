@@ -95,10 +95,7 @@ class Deduplication(OperatorFunction):
         yield conform_output(shown, self.output_types, batch.operator)
 
     def _first_rows(self, batch: ShardInput, order: RowOrder, found: Found) -> tuple[IntArray, IntArray]:
-        """Return the ascending keys with a row to show, and that row; the last of a key counts.
-
-        `found` is the state of these keys.
-        """
+        """Return the ascending keys with a row to show, and that row; the last of a key counts."""
         new = np.flatnonzero(~found.exists)
         return new, order.rows[order.first][new]
 
@@ -132,10 +129,7 @@ class DeduplicationByTime(Deduplication):
 
 
 def first_rows(key: IntArray, until: IntArray, stored: IntArray, ttl: int) -> tuple[IntArray, IntArray]:
-    """Return the keys and rows, by key and time, that come when their key is not remembered.
-
-    `until`: how long a shown row's key is remembered; `stored`: how long each key was remembered before.
-    """
+    """Return first keys and rows whose key is not remembered `until` later; `stored` has earlier times."""
     rows = np.lexsort((until, key))
     key, at = key[rows], until[rows] - ttl
     times, rank = np.unique(np.concatenate([at, until[rows], stored]), return_inverse=True)
@@ -155,11 +149,7 @@ def first_rows(key: IntArray, until: IntArray, stored: IntArray, ttl: int) -> tu
 
 
 def deduplicated(df: DataFrame, subset: Sequence[str] | None, ttl: str | None, name: str) -> DataFrame:
-    """Define ``dropDuplicates``.
-
-    Raises as Spark's own method, and `InvalidArgumentError` if `ttl` is no duration, a column's type cannot be
-    compared, or a setting is wrong.
-    """
+    """Define ``dropDuplicates``; raises as Spark, or `InvalidArgumentError` for a wrong setting, `ttl` or type."""
     _ = df.dropDuplicates(subset).schema  # type: ignore[arg-type]  # refuses what cannot be a subset
     kind = Deduplication if ttl is None else DeduplicationByTime
     time = time_column_of(df) if df.isStreaming else None
@@ -191,10 +181,7 @@ def _rows(
 
 
 def deduplicated_within_watermark(df: DataFrame, subset: Sequence[str] | None, name: str) -> DataFrame:
-    """Define ``dropDuplicatesWithinWatermark``; raises as `deduplicated`.
-
-    Raises `InvalidArgumentError` if the DataFrame is no stream, or has no watermark.
-    """
+    """Define ``dropDuplicatesWithinWatermark``; raises as `deduplicated`, and if there is no watermark."""
     _ = df.dropDuplicatesWithinWatermark(subset).schema  # type: ignore[arg-type]  # refuses what cannot be a subset
     time = time_column_of(df) if df.isStreaming else None
     if time is None:

@@ -87,10 +87,7 @@ class _Input:
 
 
 def joined(left: DataFrame, right: DataFrame, on: str | Sequence[str], within: str, how: str, name: str) -> DataFrame:
-    """Define ``join``.
-
-    Raises `AnalysisException` or `PySparkTypeError` for a wrong key, and `InvalidArgumentError` for other faults.
-    """
+    """Define ``join``. Raises `AnalysisException`, `PySparkTypeError` for a wrong key, else `InvalidArgumentError`."""
     kind = _HOW.get(str(how).lower().replace("_", ""))
     if kind is None:
         raise InvalidArgumentError("how must be 'inner', 'left', 'right' or 'full'", how=repr(how))
@@ -115,10 +112,7 @@ def joined(left: DataFrame, right: DataFrame, on: str | Sequence[str], within: s
 def asof_joined(
     left: DataFrame, right: DataFrame, on: str | Sequence[str], by: str, tolerance: str, name: str
 ) -> DataFrame:
-    """Define ``asof_join``; raises as `joined`.
-
-    Raises `InvalidArgumentError` if `by` is not the column of both sides' watermarks.
-    """
+    """Define ``asof_join``; raises as `joined`, and if `by` is not both sides' watermark column."""
     one, other = _inputs(left, right, on)
     if not one.time.name == other.time.name == by:
         raise InvalidArgumentError(

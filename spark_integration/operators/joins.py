@@ -195,10 +195,7 @@ class Sides:
         return keys.columns.column(len(self.key_types))
 
     def shown(self, keys: Keys, columns: Mapping[str, list[pa.Array]], operator: str) -> pa.RecordBatch:
-        """Return rows of the output.
-
-        `columns` has each side's time and columns, under the name of its table; a missing side is null.
-        """
+        """Return output rows from each side's time and columns, named as its table; a missing side is null."""
         shown = shown_keys(keys, self.key_types)
         for side in (self.right, self.left):  # a name that both have is the left's
             nulls = [pa.nulls(len(keys), field.type) for field in side.types]

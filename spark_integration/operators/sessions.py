@@ -222,10 +222,7 @@ def _running_max(key: npt.NDArray[np.int64], values: IntArray) -> IntArray:
 
 
 def by_session(found: Aggregated, name: str) -> DataFrame:
-    """Define ``groupBy(…).session(…).agg(…)``.
-
-    Raises `InvalidArgumentError` if there is no watermark, or a setting is wrong.
-    """
+    """Define ``groupBy(…).session(…).agg(…)``. Raises `InvalidArgumentError`, as without a watermark."""
     if found.df.isStreaming and not found.is_timed:
         raise InvalidArgumentError(
             "sessions are shown once they are over, which takes a watermark on their time column: "
@@ -289,11 +286,7 @@ class SessionStream:
 
 
 def by_sessions(df: DataFrame, grouping: Grouping, timeColumn: str | Column, gap: str | Column) -> SessionStream:
-    """Group by sessions; parameters are those of Spark's `session_window`, which looks at the gap row by row.
-
-    Raises `InvalidArgumentError` unless the gap is a positive duration: Spark would fail in a micro-batch, or drop all
-    rows.
-    """
+    """Group by sessions, as Spark's `session_window`. Raises `InvalidArgumentError` unless the gap is positive."""
     if isinstance(gap, str):
         end = F.lit("1970-01-01 00:00:00 UTC").cast("timestamp") + F.lit(gap).try_cast("interval")
         [[end_us]] = df.sparkSession.sql("SELECT * FROM VALUES (1) AS one(n)").select(F.unix_micros(end)).collect()

@@ -406,11 +406,7 @@ def top_rows(
     outputMode: object,
     name: str,
 ) -> DataFrame:
-    """Define ``groupBy(…).top(…)``.
-
-    Raises `AnalysisException` if there is no such column. Raises `InvalidArgumentError` if an argument or a setting is
-    wrong, or a column has a type that cannot be kept or ranked.
-    """
+    """Define ``groupBy(…).top(…)``. Raises `AnalysisException` if a column is missing, `InvalidArgumentError`."""
     if type(places) is not int or not 0 < places <= _MOST_PLACES:
         raise InvalidArgumentError(f"top takes a number of rows from 1 to {_MOST_PLACES}", given=repr(places))
     if emit not in ("list", "changes"):

@@ -47,10 +47,9 @@ _DROP, _RENAME = "drop", "rename"
 
 
 def operator_name(func: object, name: str | None) -> str:
-    """Return the operator's name, which must be a valid folder name. Raises `InvalidArgumentError`.
+    """Return the operator's name, a valid folder name. Raises `InvalidArgumentError`.
 
-    Defaults to the function's or class's name without leading underscores: Spark and other readers of savepoints hide
-    folders that begin with one.
+    By default the function's or class's, without leading underscores, which would hide the folder.
     """
     chosen = getattr(func, "__name__", "").lstrip("_") if name is None else name
     if not isinstance(chosen, str) or not OPERATOR_NAME.fullmatch(chosen):
@@ -170,10 +169,7 @@ def time_mode_of(given: object, df: DataFrame) -> TimeMode:
 
 
 def output_mode_of(given: object) -> str:
-    """Return an output mode, which may be given in any case. Raises `IllegalArgumentException`.
-
-    It changes nothing that an operator does, as on Spark, where "complete" is refused for the query alone.
-    """
+    """Return an output mode in Spark's case; it changes no result here. Raises `IllegalArgumentException`."""
     mode = str(given).lower()
     if mode not in _OUTPUT_MODES:
         raise IllegalArgumentException(
@@ -213,10 +209,9 @@ def require_event_time(column: str, output: StructType, time_mode: TimeMode, df:
 
 
 def changes_of_tables(given: StateChanges | None, tables: Mapping[str, Collection[str]]) -> dict[str, ColumnChanges]:
-    """Return the changes to columns, by state table.
+    """Return the changes to columns, by state table; those of `STATE_TABLE`, if alone, may be given directly.
 
-    `given`: changes by table or, where `STATE_TABLE` is the only one, its changes alone. Raises `InvalidArgumentError`
-    if they are invalid, or of other tables.
+    Raises `InvalidArgumentError` if they are invalid, or of other tables.
     """
     known = dict(tables)
     if list(known) == [STATE_TABLE] and isinstance(given, Mapping) and given.keys() & {_DROP, _RENAME}:
@@ -284,10 +279,7 @@ def _refuse(why: str, **facts: object) -> NoReturn:
 
 
 def has_no_result(owner: object, name: str, until: str) -> AttributeError:
-    """Return the error for an attribute that a grouped stream lacks: it belongs to the result.
-
-    `until`: the calls that give a result.
-    """
+    """Return the error for an attribute that only the result has; `until` names the calls that return one."""
     if hasattr(DataFrame, name) and not name.startswith("_"):
         return AttributeError(f"only a result has {name}, and nothing is computed yet: {until}.{name}", name=name)
     return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}", name=name, obj=owner)

@@ -67,10 +67,9 @@ class StoredState:
 
 
 def stored_state(session: SparkSession, settings: Settings, operator: str, function: ShardFunction) -> StoredState:
-    """Return the stored state of an operator's name.
+    """Return the stored state of an operator's name; none if the storage cannot be read.
 
-    Runs a job of one task, because only executors are sure to have the storage's credentials and network. Unreadable
-    storage is no error here: the query itself will fail if anything is wrong.
+    Runs a job of one task: only executors are sure to have the storage's credentials and network.
     """
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -131,10 +130,7 @@ class KeyedRows:
 
 @dataclass(frozen=True)
 class Definition:
-    """One stateful step, as defined on the driver.
-
-    `initial`: of the initial state; the types of the keys are the same.
-    """
+    """One stateful step, as defined on the driver; `initial` describes the initial state, whose keys match."""
 
     rows: KeyedRows
     name: str
@@ -230,8 +226,8 @@ class Definition:
 def operator_plan(rows: KeyedRows, output: StructType, mode: Mode, name: str, *, is_timed: bool) -> DataFrame:
     """Return the DataFrame of an operator's output; call it one level below the user's call.
 
-    `output` marks the times that are not older than the watermark; `is_timed`: whether it drops late rows and expires
-    state. Raises `InvalidArgumentError` if the name or a setting is wrong, or a column cannot be sent or stored.
+    `is_timed`: whether it drops late rows and expires state. Raises `InvalidArgumentError` for a name, setting or
+    column.
     """
     settings = checked_settings(rows.df, stacklevel=4)
     hands_on = can_host_processors(rows.df.sparkSession)

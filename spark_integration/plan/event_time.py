@@ -47,17 +47,13 @@ def time_column_of(df: DataFrame) -> TimeColumn | None:
 
 
 def without_watermark(output: StructType) -> StructType:
-    """Return the output's columns without watermark marks, which a schema copied from the input has.
+    """Return the output's columns without watermark marks, since ``applyInPandasWithState`` hands none on.
 
-    ``applyInPandasWithState`` hands no watermark on. Behind a marked column Spark would accept a window in append mode,
-    which never emits anything and whose state grows for ever; without the mark it refuses it.
+    With a mark, Spark would accept a window in append mode behind it, which never emits.
     """
     return StructType([StructField(f.name, f.dataType, f.nullable, Watermark.removed(f.metadata)) for f in output])
 
 
 def marked_as_delivered(output: StructType, time_mode: str) -> StructType:
-    """Return a processor's output, with watermark marks only where Spark's ``transformWithState`` hands it on.
-
-    In processing time it does not.
-    """
+    """Return a processor's output, marked with a watermark only where ``transformWithState`` delivers one."""
     return without_watermark(output) if time_mode == "ProcessingTime" else output

@@ -48,10 +48,9 @@ class Grouping:
 
 
 def resolve_keys(df: DataFrame, keys: Sequence[object]) -> Grouping:
-    """Resolve the keys that a user gives to ``groupBy``: names, ordinals or columns, or one sequence of them.
+    """Resolve the keys given to ``groupBy``: names, ordinals or columns, or one sequence of them.
 
-    Raises as Spark's own ``groupBy``, and `InvalidArgumentError` if there is no key, several columns for one key, two
-    keys of one name, or a type that cannot be grouped by.
+    Raises as Spark, and `InvalidArgumentError` for no key, several columns for one, one name twice, or a wrong type.
     """
     if len(keys) == 1 and isinstance(keys[0], Sequence) and not isinstance(keys[0], str):
         keys = keys[0]
@@ -146,8 +145,7 @@ def _columns_of(given: GroupedData, frame: DataFrame) -> list[str]:
 def _is_random_by(given: Any, counted: DataFrame, names: list[str]) -> bool:
     """Tell whether a Spark Connect frame, which differs at each access, is grouped by columns.
 
-    ``rand()`` and ``uuid()`` get a new seed whenever the server analyses a frame, so no two plans of it are the same,
-    and what was written in ``groupBy`` decides.
+    ``rand()`` gets a new seed with each analysis, so no plans are equal, and what was written in ``groupBy`` decides.
     """
     if not hasattr(given, "_grouping_cols") or counted.sameSemantics(given.count()):
         return False

@@ -45,10 +45,9 @@ _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]
 
 
 def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
-    """Return the settings of the DataFrame's session; warn if the state will not be durable.
+    """Return the session's settings; warn, at the user's `stacklevel`, if state will not be durable.
 
-    `stacklevel` says how many calls up the user's is. Raises `InvalidArgumentError` if a setting or an option is wrong,
-    Spark and pyarrow are incompatible, or tasks on this machine would run in another Python.
+    Raises `InvalidArgumentError` for settings, options, pyarrow, or another Python of the tasks.
     """
     require_worker_python(df.sparkSession)
     configuration = dict(df.sparkSession.conf.getAll)
@@ -92,10 +91,7 @@ def shuffle_partitions(session: SparkSession) -> int:
 
 
 def warn_of_partitions(session: SparkSession, stacklevel: int) -> None:
-    """Warn if the session has far more shuffle partitions than task slots.
-
-    `stacklevel` says how many calls up the user's is.
-    """
+    """Warn if the session has far more shuffle partitions than task slots, at the user's `stacklevel`."""
     configuration = dict(session.conf.getAll)
     partitions, cores = shuffle_partitions(session), None
     if "spark.default.parallelism" not in configuration and is_classic(session):
@@ -112,10 +108,7 @@ def warn_of_partitions(session: SparkSession, stacklevel: int) -> None:
 
 
 def task_slots(configuration: Mapping[str, str], local_cores: int | None) -> int | None:
-    """Return how many tasks can run at once; None if the configuration does not say.
-
-    `local_cores` is what ``local[*]`` uses, if known.
-    """
+    """Return how many tasks can run at once; None if unknown. `local_cores` is what ``local[*]`` uses."""
     cores = _cores(configuration, local_cores)
     return None if cores is None else max(cores // (_number(configuration, "spark.task.cpus") or 1), 1)
 

@@ -68,10 +68,7 @@ class KeyRowObjects(KeySlabs[Row]):
 
 
 def named_values(row: Any) -> dict[str, Any]:
-    """Return the columns of a row that a processor returned.
-
-    Raises Spark's errors: `AttributeError` if it is not a row, `PySparkTypeError` without names.
-    """
+    """Return the columns of a processor's row. Raises Spark's `AttributeError` or `PySparkTypeError`."""
     try:
         columns: dict[str, Any] = row.asDict(True)
     except AttributeError as exc:
@@ -80,10 +77,7 @@ def named_values(row: Any) -> dict[str, Any]:
 
 
 class OutputRows:
-    """Gathers the rows that a processor returns for many keys, and converts them together, `rows_each` at a time.
-
-    After a failed conversion, `failed_key` is the key whose row caused it.
-    """
+    """Converts many keys' output rows together, `rows_each` at a time; `failed_key` names a failed one."""
 
     def __init__(self, schema: StructType, rows_each: int) -> None:
         self._arrow = arrow_schema(schema, "outputStructType", keep_not_null=True)
@@ -228,10 +222,9 @@ class FrameExchange:
 
 
 class _ProcessorFrames(OutputFrames):
-    """Takes frames by Spark's rules for processors: its worker converts each frame by itself, as it is yielded.
+    """Takes frames as Spark's worker does from processors: each is converted by itself, as it is yielded.
 
-    So a frame, or a list in it, may be changed later and yielded again, booleans are numbers where these are declared,
-    and there may be more columns than are needed.
+    So it may be changed later and yielded again, and may have more columns than needed; booleans can be numbers.
     """
 
     keeps_booleans = True

@@ -58,10 +58,9 @@ class States(Protocol):
 
 
 class ProcessorHandle(StatefulProcessorHandle):
-    """Spark's handle on holdfast; methods as Spark documents them.
+    """Spark's handle on holdfast, with its methods and the declared `variables`.
 
-    `schemas` has schemas that were given as text, parsed: the driver fills it, and a worker, which has no JVM to parse
-    text, looks them up. `variables`: the declared ones, by name.
+    `schemas`: those given as text, which the driver parses, since workers have no JVM.
     """
 
     def __init__(
@@ -258,10 +257,7 @@ class Declaration:
 
 
 def declaration_of(processor: PickledProcessor, time_mode: TimeMode, parse: ParseText = parse_struct) -> Declaration:
-    """Return a processor's declarations in ``init``; runs that and ``close``.
-
-    `parse` is for schemas given as text: by default Spark's parser, which needs a JVM.
-    """
+    """Run ``init`` and ``close``, and return the declarations; `parse` reads schemas given as text."""
     fresh = processor.unpickled()
     schemas: dict[str, StructType] = {}
     handle = ProcessorHandle(time_mode, schemas, _NoStates(), None, PRE_INIT, parse)

@@ -166,7 +166,7 @@ def _refuse(condition: str, message: str, **facts: object) -> NoReturn:
 class AttributeWatch:
     """Compares a processor's attributes before and after its calls.
 
-    A cache made by ``init`` may fill. A container that the processor came with may not: its author expects it to
+    A cache made by ``init`` may fill; a container that the processor came with may not: its author expects it to
     persist.
     """
 

@@ -200,10 +200,7 @@ class ServerMetrics:
 
 
 class Exposition:
-    """Answers Prometheus once an announcement names a port.
-
-    Threads: any; while one of them looks for a port, the others do not wait.
-    """
+    """Answers Prometheus once an announcement names a port; threads do not wait for one that looks for a port."""
 
     def __init__(self, collector: ServerMetrics, monotonic_ms: Callable[[], int] = clock.monotonic_ms) -> None:
         self._collector = collector

@@ -85,10 +85,7 @@ class _Operator:
 
 
 class ShardUse:
-    """Counts the calls of durable shards.
-
-    Threads: any. Cost of a call: a look at a file, except for an operator's first call, which lists its folder.
-    """
+    """Counts the calls of durable shards, from any thread; a call costs a look at a file."""
 
     def __init__(self, now_ms: Callable[[], int] = clock.monotonic_ms) -> None:
         self._now_ms = now_ms
@@ -112,10 +109,7 @@ class ShardUse:
             operator.shards.move_to_end(directory)
 
     def take_up(self, executor_directory: Path) -> None:
-        """Count the executor's durable shards that are not known as called now.
-
-        They belong to an earlier server or to failed calls.
-        """
+        """Count durable shards of earlier servers and failed calls as called now."""
         for place, kept_ms in ((IN_MEMORY, SILENT_MS), (ON_DISK, KEPT_MS)):
             marks = _found(executor_directory / place, f"*/*/{SHARD_PREFIX}*/{DURABLE}")
             for folder, kind in {(mark.parents[1], _kind(mark.parent)) for mark in marks}:
@@ -163,8 +157,7 @@ def _found(folder: Path, pattern: str) -> list[Path]:
 def remove_if_empty(operator_directory: Path) -> None:
     """Remove the local directory of an operator without shards here; likewise the query's, if empty.
 
-    A query notes its runs under the operator's name even if the operator's shards are in another directory; see
-    `holdfast.spark_integration.shard_call.claiming`.
+    It may have held only the query's notes of runs; see `holdfast.spark_integration.shard_call.claiming`.
     """
     query = operator_directory.parent
     if not any(query.glob(f"*/{SHARD_PREFIX}*")):
@@ -196,11 +189,9 @@ def remove_old_runs(query_directory: Path) -> None:
 
 
 class Housekeeping:
-    """The background work of an executor's shards.
+    """The background work of an executor's shards; `run` in a thread of its own, everything else from any.
 
     `forget`: called with the directory of each dropped shard, once its state is removed.
-
-    Threads: `run` in one of its own, everything else from any.
     """
 
     def __init__(

@@ -42,10 +42,7 @@ _Place = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class ShardQueue:
-    """A queue with at most one announcement per shard; a newer one replaces an older one.
-
-    Threads: `work` in one, everything else from any.
-    """
+    """A queue with one announcement per shard, the newest; `work` runs in one thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -133,11 +130,9 @@ def _identity(directory: Path) -> tuple[int, int] | None:
 
 
 class OpenShards:
-    """Opens shards on first use, and again when their tables, options or directory have changed.
+    """Opens shards below a directory on first use, and again when tables, options or directory have changed.
 
-    `executor_directory`: only shards below it are opened.
-
-    Threads: any. Opening or closing a shard does not block users of others.
+    For any thread: opening or closing a shard does not block users of others.
     """
 
     def __init__(self, executor_directory: Path) -> None:
@@ -149,8 +144,7 @@ class OpenShards:
     def use(self, message: Committed) -> Iterator[Backend]:
         """Yield the backend of an announced commit's shard, which stays open for the context.
 
-        Raises `NotFoundError` if it is now open for something else, such as a query restarted with other columns, which
-        is not disturbed.
+        Raises `NotFoundError` if it is open for something else, such as a restarted query with other columns.
         """
         address, directory = message.shard, require_below(self.root, message.shard.directory)
         with self._slot(directory) as slot:
@@ -270,11 +264,9 @@ class _Opened:
 
 
 class DurableLogs:
-    """Makes commit logs.
+    """Makes commit logs; for any thread. A storage stays open while in use or needed (`close_unused`).
 
     `new_threads`: makes the threads that upload to a storage; `open_at`: opens a storage, given its URL and options.
-
-    Threads: any. A storage stays open while it is in use or a known shard needs it (`close_unused`).
     """
 
     def __init__(
@@ -341,10 +333,7 @@ class DurableLogs:
             return opened
 
     def close_unused(self, known: Iterable[Committed]) -> None:
-        """Close storages that are unused and that no shard of `known` will need.
-
-        These belong to queries that have ended, or their credentials were replaced.
-        """
+        """Close storages that no shard of `known` needs: their queries ended, or their credentials changed."""
         wanted = {_place_of(message) for message in known}
         with self._lock:
             unused = [place for place, o in self._opened.items() if not o.users and place not in wanted]

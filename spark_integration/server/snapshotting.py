@@ -66,10 +66,7 @@ class _Progress:
 
 
 class Snapshotting:
-    """Writes the snapshots of an executor's shards, one after the other.
-
-    Threads: `run` in one of its own, everything else from any.
-    """
+    """Writes snapshots one by one; `run` in its own thread, everything else from any."""
 
     def __init__(
         self,
@@ -88,10 +85,7 @@ class Snapshotting:
         self.counters |= {"snapshots_missed": 0, "clean_ups": 0, "deleted_objects": 0, "clean_up_errors": 0}
 
     def announce(self, message: Committed) -> SnapshotNews:
-        """Queue the committed version for a snapshot, if one is due; return the outcome of earlier ones.
-
-        Each attempt at a micro-batch gets the same answer.
-        """
+        """Queue a version for a snapshot if due, and return what became of earlier ones; alike for each attempt."""
         if message.state_dir is None:
             return SnapshotNews()
         progress = self._progress_of(message)
@@ -152,8 +146,7 @@ class Snapshotting:
     def _write(self, message: Committed, progress: _Progress, *, forced: bool) -> bool:
         """Write a snapshot if one is wanted; the caller holds the shard's lock.
 
-        The shard is in use only while it is read, never while the storage is asked: a restarted query may have to open
-        it anew, with other columns.
+        The shard is in use only while it is read: a restarted query may have to open it anew, with other columns.
         """
         pointer = message.committed
         with self._logs.log_of(message) as log, ExitStack() as held:
@@ -256,8 +249,7 @@ class Snapshotting:
     ) -> int | None:
         """Delete unneeded objects; return the version number below which nothing is left, or None on failure.
 
-        `chain` is the announced version's, which begins like the accepted one's. The accepted version itself may be
-        gone here, as the query continues meanwhile.
+        `chain` is the announced version's: the accepted one may be gone, since the query continues.
         """
         if message.accepted is None:
             return None

@@ -133,10 +133,7 @@ class StateService(flight.FlightServerBase):
 
 
 def serve(executor_directory: Path, executor: ProcessId, socket: Path, lock: int) -> None:
-    """Run the server until its executor ends, then close its shards and remove what no later executor can use.
-
-    Returns at once where workers do not find the server any more.
-    """
+    """Serve until the executor ends, then clean up; return at once if workers no longer find the server."""
     socket.unlink(missing_ok=True)
     shards = OpenShards(executor_directory)
     shards.remove_going()
@@ -175,10 +172,7 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path, lock: int
 def _tidy_up_until_the_end(
     housekeeping: Housekeeping, executor_directory: Path, executor: ProcessId, socket: Path, lock: int
 ) -> bool:
-    """Tidy up periodically; return True when the executor has ended, and False when no worker finds the server.
-
-    `lock` is the descriptor that holds the executor's lock.
-    """
+    """Tidy up periodically until the executor ends (True), or workers no longer find the server (False)."""
     while True:
         with suppress(OSError):  # else programs that clean by age take its file, to which nobody writes
             os.utime(lock)
@@ -226,10 +220,7 @@ class _NoPandas:
 
 
 def _convert_without_pandas() -> None:
-    """Keep pyarrow from importing pandas when it converts numpy arrays: nothing here needs pandas.
-
-    Saves 57 MB of memory and a second of CPU before the first answer. pyarrow looks for pandas only once.
-    """
+    """Keep pyarrow from importing pandas, which costs 57 MB and a second of CPU: nothing here needs it."""
     finder = _NoPandas()
     sys.meta_path.insert(0, finder)
     try:
@@ -248,10 +239,7 @@ def _raise_file_limit() -> None:
 
 
 def _take_memory_limit(executor: ProcessId) -> None:
-    """Replace the limit on the address space that a worker hands down by the executor's own; warn where it must stay.
-
-    ``spark.executor.pyspark.memory`` limits workers, hard, and only a privileged process may lift that.
-    """
+    """Lift the address space limit that a worker hands down, or warn if only root may."""
     if sys.platform != "linux":
         return  # Spark sets no limit there
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)

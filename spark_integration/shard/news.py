@@ -56,10 +56,7 @@ def is_repeated() -> bool:
 
 
 def tell_driver(accumulator: bytes, state_id: str, state_dir: str | None) -> None:
-    """Tell the driver this task's query, as far as Spark tells the task.
-
-    `accumulator`: packed; empty if the driver does not want to know.
-    """
+    """Tell the driver this task's query, if Spark tells the task and the driver wants to know."""
     context = TaskContext.get()
     query_id = context.getLocalProperty(QUERY_PROPERTY) if context else None
     if accumulator and query_id and state_dir is not None:

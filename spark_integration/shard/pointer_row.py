@@ -179,10 +179,7 @@ class PointerRow(NamedTuple):
 
 
 def require_state_of(rows: Iterable[PointerRow], record: OperatorRecord, state_dir: str) -> None:
-    """Check that a query's pointers are to the operator that a state directory has a record of.
-
-    Raises `NotFoundError` if it is another query's; else as `PointerRow.require`.
-    """
+    """Raise if pointers do not fit the operator of a record: `NotFoundError`, or as `PointerRow.require`."""
     for row in rows:
         if row.query != record.query_id:
             raise NotFoundError(

@@ -98,10 +98,9 @@ def _number(text: str) -> int | None:
 
 
 def storage_options(settings: Settings) -> dict[str, str]:
-    """Return the values of ``spark.holdfast.storage.*`` from this task's properties.
+    """Return the task's properties ``spark.holdfast.storage.*``, which the operator must not pickle.
 
-    They may be credentials, so they are not pickled with the operator. Spark Connect hides credentials from the client
-    program, so the usual names of credentials are always tried.
+    Spark Connect hides credentials from the client, so their usual names are always tried.
     """
     return session_values({*settings.storage_names, *CREDENTIALS})
 

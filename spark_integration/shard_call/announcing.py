@@ -66,10 +66,7 @@ def announce(
     committed: Pointer,
     measured: MeasuredBatch | None = None,
 ) -> SnapshotNews | None:
-    """Tell the state server about a commit; start a server if none answers.
-
-    Returns the server's answer; None if none received it.
-    """
+    """Announce a commit to the state server, started if none answers; return its answer, or None."""
     client = client_of(opened.executor_directory)
     message = announcement(operator, opened, accepted, committed, measured)
     if client.has_just_timed_out:
@@ -99,11 +96,9 @@ def _start_server(client: StateClient) -> None:
 
 
 def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: View | None) -> Lineage | None:
-    """Wait for a snapshot of the accepted version if its chain of commits is too long. Raises `UnavailableError`.
+    """Wait for a snapshot of the accepted version if its chain of commits is too long, and return its lineage.
 
-    This keeps restores fast, and reveals early if storage rejects snapshots.
-
-    Returns that version's lineage; None without durable storage.
+    None without durable storage. Raises `UnavailableError`: this keeps restores fast, and reveals failures early.
     """
     if opened.log is None or view is None:
         return None
@@ -130,10 +125,9 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
 def reported(
     log: ObjectCommitLog | None, batch_id: int | None, now_ms: Callable[[], int] = clock.now_ms
 ) -> Iterator[None]:
-    """Report an error of the context, and raise it again.
+    """Report an error of the context to the shard's `log`, if any, and raise it again.
 
-    `log`: of the shard; None without durable storage, which leaves nowhere to report; `batch_id`: the micro-batch; None
-    if Spark does not tell.
+    `batch_id`: the micro-batch; None if Spark does not tell.
     """
     try:
         yield

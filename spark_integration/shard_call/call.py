@@ -62,12 +62,9 @@ HELD_BACK_BYTES = 32 << 20
 
 
 def gather_rows(tables: Iterable[pa.Table], schema: pa.Schema, root: Path) -> pa.Table:
-    """Return the rows of all tables as one. Raises `UnavailableError` if the disk is full or failing.
+    """Return the rows of all tables, consumed one by one, as one. Raises `UnavailableError` if the disk fails.
 
-    `tables`: of one schema; consumed one at a time; `schema`: of the empty result, if there are no tables; `root`: a
-    directory on disk, the root of local state.
-
-    The result has one chunk per column or, if mapped, one per table.
+    One chunk per column or, if mapped below `root`, one per table; of `schema` if there are no tables.
     """
     tables = iter(tables)
     held: list[pa.Table] = []
@@ -130,10 +127,7 @@ class ShardStep:
 def call_shard(
     step: ShardStep, key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], group: ShardGroup
 ) -> Iterator[pd.DataFrame]:
-    """Run one shard of one micro-batch, and yield its output to send.
-
-    `group`: its pointer is put back when the shard has committed.
-    """
+    """Run one shard of one micro-batch, yield its output, and put its pointer back once it has committed."""
     try:
         yield from _called(step, key, chunks, group)
     except Exception as exc:
@@ -271,10 +265,9 @@ class _Attempt:
 
 
 def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> None:
-    """Check a new shard's shard count if only Spark's initial partition count tells it.
+    """Check a new shard's count if only Spark's initial partition count tells it.
 
-    A shard with a pointer has its number there. On Spark 4.0 a session that sets another number within ``foreachBatch``
-    hides the original one, so Spark is asked only as a last resort.
+    On Spark 4.0 another number set within ``foreachBatch`` hides it, so Spark is the last resort.
     """
     settings, pinned = operator.settings, streaming.partitions
     if settings.shards is None and settings.state_dir is None and pinned not in (None, operator.shards):
@@ -288,10 +281,7 @@ def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> No
 
 
 def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
-    """Return the task under the id of the query that owns a new shard's state: a clone continues the original.
-
-    Restored queries never begin with micro-batch 0, so a new query pays nothing for its first shards.
-    """
+    """Return the task under the id of the query that owns a new shard's state, as a clone continues its original."""
     storage = task.state_storage(operator.settings)
     if storage is None or streaming.batch_id == 0:
         return streaming
@@ -303,11 +293,9 @@ def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
 
 
 def require_own_state(operator: Operator, streaming: StreamingTask, remembered: PointerRow) -> None:
-    """Check that a query with another query's pointers is its clone, in the clone's state directory.
+    """Raise `ConflictError` unless a query with another's pointers is its clone, in its own state directory.
 
     In the original's it would look like a newer run and overwrite its state.
-
-    Raises `ConflictError` if it is not.
     """
     if streaming.spark_id is None or streaming.spark_id == remembered.query:
         return

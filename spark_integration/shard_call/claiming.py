@@ -87,10 +87,9 @@ _Result = TypeVar("_Result")
 
 
 class ClaimNote:
-    """A note of a run's place in an operator's directory; its modification time says when an executor looked last.
+    """A note of a run's place in an operator's directory; its modification time says when one looked last.
 
-    Processes: any number; the lock of one is released when it ends. Errors: local storage that is full or failing is an
-    UnavailableError.
+    For any process; a lock ends with its process. Raises `UnavailableError` if local storage fails.
     """
 
     def __init__(self, operator_directory: Path, run_id: str) -> None:
@@ -162,14 +161,10 @@ def keep_claim(
     settings: Settings,
     now_ms: Callable[[], int] = clock.now_ms,
 ) -> Tenure:
-    """Claim the operator's directory before it is used, and look after the claim when due; see `ownership.claims`.
+    """Claim the operator's directory, and look after the claim when due; see `ownership.claims`.
 
-    Once per run, the first process of an executor tests the storage and claims. This happens here and not on the
-    driver, because only executors are sure to have the credentials, network and local file system that the run will
-    use.
-
-    Raises `ConflictError` if another query uses the directory, or another application runs this query; `FencedError` if
-    a newer run of this query uses the directory.
+    Executors do this, once per run after a test of the storage: only they are sure to have the credentials and network.
+    Raises `ConflictError` if another query or application has it, `FencedError` if a newer run has.
     """
     claims = Claims(storage, claimant(record, batch_id, settings), lives)
     note = ClaimNote(operator_directory, record.run_id)
@@ -202,9 +197,7 @@ def keep_claim(
 def tables_once(storage: ObjectStorage, record: OperatorRecord, function: ShardFunction) -> StoredTables:
     """Return the tables of an operator's state from now on; looked up once per process and run of the query.
 
-    Raises `ConflictError` if the directory belongs to another query, or to another operator of this query;
-    `SchemaMismatchError` if the operator cannot go on with the stored state: that has other tables, another
-    configuration or another number of shards.
+    Raises `ConflictError` if the directory is another's; `SchemaMismatchError` if the stored state does not fit.
     """
 
     def found() -> StoredTables:
@@ -267,12 +260,10 @@ def declare_once(storage: ObjectStorage, record: OperatorRecord, planned: Stored
 def require_stored_once(
     log: ObjectCommitLog, record: OperatorRecord, pointer: Pointer, lineage: Lineage, last_directory: str | None = None
 ) -> None:
-    """Check that the state directory holds the objects of a version, at the cost of a get: once per process and run.
+    """Check once per process and run, by a get, that the state directory holds a version's objects.
 
-    Raises `StateLostError` if it has no version of the shard, or only versions older than all that the pointer names.
-
-    `pointer`, `lineage`: of the shard's base version. `last_directory`: the query's previous state directory, if
-    different.
+    Raises `StateLostError` if it has none of the shard, or older ones only. `last_directory`: the query's previous
+    state directory, if different.
     """
 
     def check() -> None:
@@ -361,15 +352,10 @@ def require_restored(origin: QueryOrigin, operator: str, allowed: Collection[str
 def begin_directory(
     storage: ObjectStorage, operator: str, query_id: str, claim: Callable[[str], _Result], *, is_run_known: bool
 ) -> tuple[str, _Result]:
-    """Choose and claim the directory of a shard that has no pointer; return it, and what `claim` returned.
+    """Choose and claim the directory of a shard without a pointer; return it, and what `claim` returned.
 
-    Raises `ConflictError` if another operator of this query has the name, or another application runs the query;
-    `FencedError` if a newer run of this query is at work; `SchemaMismatchError` if the state was written with other
-    columns or another number of shards.
-
-    `claim`: claims a directory; raises ConflictError if it is another query's;
-    `is_run_known`: whether the task knows for certain which run it belongs to. If not, it must not begin under the
-    shared name.
+    Unless `is_run_known`, it must not begin under the shared name. Raises `ConflictError` if the name or query is
+    taken, `FencedError` if a newer run is at work, `SchemaMismatchError` if the stored state does not fit.
     """
     own = directory_of_query(operator, query_id)
     stored = find_operator(storage, operator)

@@ -48,10 +48,7 @@ class ShardStore:
         return None if self.record is None else self.record.operator
 
     def begin(self, pointer: Pointer | None, version: int | None) -> Transaction:
-        """Begin at the pointer that the query has accepted, and prune older versions.
-
-        `version`: the version to commit; None for the one after the pointer's.
-        """
+        """Begin at the accepted pointer and prune older versions; commits `version`, by default the next one."""
         transaction = self.store.begin(pointer, version)
         try:
             # Initial state is of this micro-batch, which another attempt may run too.
@@ -64,10 +61,9 @@ class ShardStore:
         return transaction
 
     def require_no_history(self, batch_id: int | None) -> None:
-        """Check, by one listing, that a shard called without a pointer is really new. Raises `StateLostError`.
+        """Check, by one listing, that a shard called without a pointer is new. Raises `StateLostError`.
 
-        Leftovers of earlier attempts at this micro-batch prove nothing: it is version ``batch_id + 1``, or 1 if the
-        micro-batch is not known.
+        Attempts at this micro-batch, version ``batch_id + 1`` or 1, prove nothing.
         """
         if batch_id == 0:
             return
@@ -157,8 +153,7 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
 def require_kept_shards(stored: OperatorRecord | None, operator: str, shards: int) -> None:
     """Check that a task that writes no record finds its number of shards in the operator's.
 
-    A task that does not know its run begins in its own directory, where no later definition looks for the number.
-    Without the record, a restart with other shuffle partitions would silently reset keys.
+    Without it, a restart with other shuffle partitions would silently reset keys.
     """
     if stored is None or stored.shards != shards:
         raise InvalidArgumentError(
@@ -187,10 +182,7 @@ def _record(operator: Operator, streaming: StreamingTask, directory: str) -> Ope
 def _claimed_directory(
     operator: Operator, streaming: StreamingTask, remembered: PointerRow | None, storage: ObjectStorage, local: Path
 ) -> tuple[str, Tenure | None]:
-    """Return the name of the shard's directory, and the run's claim to it; None if the run is not known.
-
-    The directory is the one that the shard's pointer names, or else one to begin in.
-    """
+    """Return the shard's directory, by its pointer or newly begun, and the run's claim; None if no run is known."""
 
     def claim(directory: str) -> Tenure | None:
         record = _record(operator, streaming, directory)

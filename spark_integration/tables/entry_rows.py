@@ -40,10 +40,7 @@ def first_number(version: int) -> int:
 
 
 def renumbered(run: Run, versions: int) -> Run:
-    """Return elements, or their expiry index, renumbered as if written some versions earlier, in the same order.
-
-    A restored query restarts its version numbers: elements that it appends must come after the restored ones.
-    """
+    """Return elements, or their expiry, renumbered as if written some versions earlier, for a restored query."""
     place = 1 + len(run.schema.key)  # the number is the last key column, behind hash and deletion mark
     if run.batch.column(place).type != pa.int64():
         raise CorruptionError("the table of a list has no element numbers", table=run.schema.name)
@@ -78,12 +75,9 @@ class Entries:
 
 
 class EntryRows:
-    """The entries of one table in one transaction.
+    """The entries of one table in one transaction, by `grouping` key columns; for one thread at a time.
 
-    `grouping`: how many of its key columns are the grouping key; `expiry`: None where entries stay until they are
-    deleted.
-
-    Threads: one at a time, like the transaction.
+    `expiry`: None where entries stay until they are deleted.
     """
 
     def __init__(self, transaction: Transaction, schema: TableSchema, grouping: int, expiry: Expiry | None) -> None:
@@ -105,10 +99,7 @@ class EntryRows:
         return self._values
 
     def scan(self, keys: Keys) -> Iterator[Entries]:
-        """Yield the entries of some keys, in any order; what has expired is absent.
-
-        `keys`: grouping keys, each once.
-        """
+        """Yield the unexpired entries of distinct grouping keys, in any order."""
         if not len(keys):
             return
         sorted_keys = Run.build(self._prefix, keys, None)

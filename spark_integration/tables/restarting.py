@@ -24,12 +24,7 @@ _Fields = Iterable[pa.Field]
 
 
 def require_same_api(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Check that the kind of operator that wrote the state opens it: a processor, a function, or an operator of ours.
-
-    Raises `SchemaMismatchError` if it is not.
-
-    `stored`, `now`: the fixed configuration of the operator that wrote the state, and of this one.
-    """
+    """Raise `SchemaMismatchError` if another kind of operator wrote the state, by both configurations."""
     if _kind(stored) != _kind(now):
         raise SchemaMismatchError(
             "the state was written by another kind of operator: by a processor (transformWithState), by a function "
@@ -108,9 +103,8 @@ def unconsented(
 ) -> list[str]:
     """Explain how to rename, drop or hide columns that a start leaves out while it adds others.
 
-    `live` has all columns that can be declared again, `latest` those that the last run declared; `within` names the
-    table in ``stateChanges``, if there are several. With `only_fitting`, a start may add and omit columns unless one
-    could be another renamed.
+    `live` has all columns that can be declared again, `latest` those that were last. `only_fitting` excuses columns
+    that cannot be another renamed.
     """
     known, now = {field.name: field.type for field in live.value}, set(declared.value.names)
     new = [f for f in declared.value if f.name not in known and f.name != EXPIRES]

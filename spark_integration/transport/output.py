@@ -93,10 +93,9 @@ class RowsOutput(Output):
         return frame
 
     def _to_series(self, name: str, column: pa.Array) -> pd.Series[Any]:
-        """Return a column in a form that Spark converts without loss, including nulls and the full range of times.
+        """Return a column in a form that Spark converts without loss, even after a concatenation of frames.
 
-        It also survives unchanged when ``applyInPandasWithState`` concatenates frames. Spark turns NaN in a flat column
-        into null.
+        In flat columns Spark turns NaN into null.
         """
         if pa.types.is_temporal(column.type):
             return column.to_pandas(date_as_object=False)
@@ -129,10 +128,7 @@ def _has_nan(column: pa.Array) -> bool:
 
 
 def _has_odd_floats(column: pa.Array) -> bool:
-    """Tell whether a column has floats, at any depth, whose NaN and null Arrow would confuse.
-
-    NaN in a list of Python's floats is null to Arrow, while one of numpy's with 32 bits, as null is there, is NaN.
-    """
+    """Tell whether a column has floats, at any depth, whose NaN and null Arrow would confuse."""
     t = column.type
     if pa.types.is_floating(t):
         return _has_nan(column) or (t == pa.float32() and column.null_count > 0)
@@ -210,10 +206,9 @@ class PackedOutput(Output):
 
 
 def pack_output(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-    """Yield an operator's output as the frames that ``applyInPandasWithState`` expects, one per blob.
+    """Yield output as the frames that ``applyInPandasWithState`` expects, one per large blob.
 
-    Spark pads the state to the number of output rows and converts value by value, so output costs per row. A few
-    large blobs avoid that.
+    Spark pads the state to the number of output rows and converts value by value.
     """
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
@@ -267,10 +262,7 @@ def _aggregate(metric: Metric, measures: Mapping[str, Column]) -> Column:
 
 
 def _distinct(shard: Column) -> Column:
-    """Return the number of distinct shards called. Used once only: its buffer takes 4 KB in each task.
-
-    With more shards than it has bits, it is the number of calls, as if none were called twice.
-    """
+    """Return the number of distinct shards called, or of calls if there are more shards than bits."""
     distinct = F.bitmap_count(F.bitmap_construct_agg(shard % _BITS))
     return F.when(F.max(shard) >= _BITS, F.count(shard)).otherwise(distinct)
 
@@ -281,10 +273,10 @@ def is_observed(values: Mapping[str, Any]) -> bool:
 
 
 def of_each_shard_once(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Scale the observed values as if each shard had been called once.
+    """Scale observed values as if each shard had been called once.
 
-    Spark evaluates a shard again for a second action on the same micro-batch, or after it lost an executor. It observes
-    both, so a total is the mean of all calls times the number of shards.
+    Spark evaluates a shard again for a second action, or after a lost executor, and observes both: so a total is a mean
+    of all.
     """
     shards, calls = values["shards"], values["calls"]
     if not calls or shards == calls:
@@ -299,10 +291,7 @@ def of_each_shard_once(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ObservedOutput(Output):
-    """An output, and a row of measures for each call.
-
-    `empty`: one row of the inner output's columns, to stand beside measures.
-    """
+    """An output with a row of measures for each call; `empty` is the row of output beside measures."""
 
     inner: Output
     observation: str

@@ -80,8 +80,7 @@ class Received(NamedTuple):
 class EventTime:
     """The column that carries the watermark.
 
-    `filters_rows`: whether Spark drops rows older than the watermark before they reach their shard, as it does for
-    ``EventTimeTimeout``. Otherwise it only needs the column's metadata.
+    `filters_rows`: whether Spark drops late rows before they reach their shard, as for ``EventTimeTimeout``.
     """
 
     column: str
@@ -90,10 +89,7 @@ class EventTime:
 
     @property
     def sent(self) -> StructField:
-        """The column as it travels: microseconds since 1970. Spark compares these; a time in pandas ends in 2262.
-
-        Times are shifted later by the watermark's hold-back: Spark drops what is older than its own.
-        """
+        """The column as sent: microseconds since 1970, later by the hold-back, since Spark drops what is older."""
         return StructField(EVENT_TIME, LongType(), metadata=Watermark(self.watermark.delay_ms).metadata)
 
 
@@ -133,10 +129,7 @@ def _last_ms(times_us: _Longs) -> _Longs:
 
 @dataclass(frozen=True)
 class PackedTransport:
-    """Rows as Arrow blobs.
-
-    `rows_each`: maximum rows of a batch that Spark delivers; None to leave its bytes unbounded.
-    """
+    """Rows as Arrow blobs, from batches of at most `rows_each` rows; None leaves their bytes unbounded."""
 
     shards: int
     arrow_schema: pa.Schema
@@ -144,12 +137,10 @@ class PackedTransport:
     rows_each: int | None = None
 
     def send(self, frame: DataFrame, hashed: Column) -> DataFrame:
-        """Return the frame to group by `ROUTE`; runs on the driver.
+        """Return the frame to group by `ROUTE`, whose last column is the `hashed` keys; runs on the driver.
 
-        `hashed`: the hash of the keys, over columns of `frame`; carried as the last column, `HASH`.
-
-        Expressions over the keys must come last. Spark infers constraints from aliases: it repeats an expression for
-        each of its columns that is renamed after it, which doubles the number of constraints with each key.
+        Expressions over keys come last: Spark repeats one for each column that is renamed after it, doubling
+        constraints.
         """
         sent = StructField(EVENT_TIME, LongType()) if self.event_time is None else self.event_time.sent
         schema = StructType([StructField(ROUTE, IntegerType()), StructField(BLOB, BinaryType()), sent])
@@ -200,10 +191,7 @@ def _times_us(rows: pa.RecordBatch, event_time: EventTime) -> _Longs:
 def pack_rows(
     batches: Iterable[pa.RecordBatch], routes: list[int], marked: EventTime | None, rows_each: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Split batches by shard and yield them as rows of (route, blob, event time).
-
-    `marked`: the event time that drops late rows; blobs carry its marks.
-    """
+    """Split batches by shard, yielding (route, blob, event time); blobs have the marks of column `marked`."""
     padding_each = 0.0 if rows_each is None or rows_each >= PADDED_ROWS_MAX else rows_each / BATCH_BYTES
     waiting: list[list[pa.RecordBatch]] = [[] for _ in routes]
     waiting_bytes = 0

@@ -51,10 +51,9 @@ def prepared(items: Iterable[_Item]) -> Iterator[_Item]:
 
 
 def freeze_modules() -> None:
-    """Exclude loaded modules from later garbage collections; repeat when more were loaded.
+    """Exclude loaded modules from later garbage collections; repeat, rarely, when more were loaded.
 
-    Objects frozen and later garbage in cycles, such as a replaced cache of the user's function, are never freed. So a
-    process freezes rarely, however many modules come and go.
+    Frozen objects in cycles are never freed.
     """
     loaded, frozen = len(sys.modules), _frozen_modules()
     if len(frozen) < _FREEZES_MAX and loaded > max(frozen, default=0):
@@ -72,11 +71,7 @@ def _frozen_modules() -> list[int]:
 
 @contextmanager
 def seldom_collecting_old() -> Iterator[None]:
-    """Collect old objects less often.
-
-    Overlapping calls may end in any order, and a function may set its own thresholds: each restores only its own
-    changes, and only if still in force.
-    """
+    """Collect old objects less often; overlapping calls end in any order, and restore only their own changes."""
     before = gc.get_threshold()
     if before[1] >= _YOUNG_COLLECTIONS:
         yield

@@ -91,10 +91,9 @@ def shard_column(hash_column: Column, shards: int) -> Column:
 
 
 def route_column(hash_column: Column, shards: int) -> Column:
-    """Return the route of each row's shard as a Spark expression.
+    """Return the route of each row's shard as a Spark expression, nullable as in packed rows.
 
-    No route is null, but Spark must see a nullable column, as in packed rows: Spark 4.0 and 4.1 refuse to continue with
-    a state whose key was declared otherwise.
+    Spark 4.0 and 4.1 refuse to continue with a state whose key was declared otherwise.
     """
     from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 

@@ -48,10 +48,7 @@ _GONE = -1
 
 
 class KeyRows:
-    """The rows of a micro-batch's keys in a table whose rows stay until they are deleted.
-
-    Threads: one at a time, as the transaction. What is written can be read back at once.
-    """
+    """Rows that stay until deleted, of a micro-batch's keys; reads see earlier writes. One thread at a time."""
 
     def __init__(self, transaction: Transaction, table: str, keys: Keys) -> None:
         self._transaction = transaction
@@ -90,11 +87,11 @@ class KeyTimes:
 
 
 class Expiry:
-    """The expiry of a table's rows, in ms since 1970: in processing time or in event time.
+    """The expiry of a table's rows, in processing or event time; ms since 1970.
 
-    A row lives for `ttl_ms` after it was last written (None: only rows of earlier runs expire), and has expired once
-    ``expires_ms <= now_ms``, as in Spark's ``transformWithState``; in event time that is the watermark. Rows that had
-    expired by `evicted_until_ms` are gone; None if unknown.
+    A row lives for `ttl_ms` after its last write (None: only earlier runs' rows expire), until ``expires_ms <=
+    now_ms``, as in Spark; in event time, that is the watermark. What had expired by `evicted_until_ms`, if known, is
+    gone.
     """
 
     def __init__(self, table: str, ttl_ms: int | None, now_ms: int, evicted_until_ms: int | None) -> None:
@@ -154,10 +151,7 @@ class Expiry:
 
 
 class ExpiringKeyRows:
-    """The rows of a micro-batch's keys in a table whose rows expire; otherwise as `KeyRows`.
-
-    With `times`, the rows' own event times decide expiry, as the watermark lags behind.
-    """
+    """Rows that expire, of a micro-batch's keys, by their own event times if `times`; else as `KeyRows`."""
 
     def __init__(self, transaction: Transaction, expiry: Expiry, keys: Keys, times: KeyTimes | None = None) -> None:
         self._rows = KeyRows(transaction, expiry.table, keys)

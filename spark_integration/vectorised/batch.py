@@ -83,10 +83,7 @@ class ShardBatch:
 def group_rows(
     rows: pa.Table, key_columns: pa.RecordBatch, hashes: np.ndarray, key_types: pa.Schema
 ) -> tuple[Keys, pa.Table, Groups]:
-    """Group rows by key.
-
-    Returns the distinct keys for look-ups, ascending by hash; the same keys as the function sees them; the groups.
-    """
+    """Group rows by key; return the keys ascending by hash, as the function sees them, and the groups."""
     order = order_rows(hashes, key_columns)
     first_rows = order.rows[order.first]
     keys = Keys(hashes[first_rows], take(key_columns, first_rows))
@@ -94,10 +91,9 @@ def group_rows(
 
 
 def with_due(keys: Keys, groups: Groups, due: DueTimers) -> tuple[Keys, Groups, IntArray]:
-    """Add the keys whose timers are due to those that have rows.
+    """Add the keys whose timers are due; return them after those with rows.
 
-    Returns `keys`, then the keys of `due` that are not among them; their groups; and when each key's timer was due, or
-    `NO_TIMER`.
+    Also returns the groups, and when each key's timer was due, or `NO_TIMER`.
     """
     n = len(keys)
     both = Keys.concat([keys, due.keys])

@@ -28,10 +28,7 @@ _STEP = 4
 
 
 def state_error(doing: str, condition: str, message: str) -> PySparkRuntimeError:
-    """Return the error of a state call; Spark gives it no error class of its own, only text.
-
-    `doing`: the request, in Spark's words: "updating value state".
-    """
+    """Return the error of a state call, which has no class in Spark; `doing`: "updating value state"."""
     return PySparkRuntimeError(f"Error {doing}: [{condition}] {message}")
 
 
@@ -45,10 +42,7 @@ def invalid_handle_state(doing: str, operation: str, phase: str) -> PySparkRunti
 
 
 class CalledSlab:
-    """The current keys; the one being called is Spark's implicit key.
-
-    `call` is the number of the call that runs, `phase` is Spark's name for what the processor is doing.
-    """
+    """The keys of a slab; `call` numbers the running call, `phase` is Spark's name for it."""
 
     #: Each once
     keys: Keys  # from the first `begin` on; no call runs before
@@ -77,8 +71,7 @@ class CalledSlab:
     def current(self, doing: str) -> int:
         """Return which key is being called.
 
-        Raises `PySparkRuntimeError` if none is: the processor's ``init`` or ``close`` runs; `InvalidArgumentError` if
-        another thread asks, which could not know whose state it gets.
+        Raises `PySparkRuntimeError` in ``init`` and ``close``, `InvalidArgumentError` in another thread.
         """
         if self._thread != get_ident():
             raise InvalidArgumentError(
@@ -132,10 +125,9 @@ class SlabEntries:
         self._passed = range(0)
 
     def fetch_once(self, at: int) -> FetchedKeys | None:
-        """Like `fetch`, for callers that keep only the last window; None also if a window has passed key `at`.
+        """Like `fetch`, for callers that keep only the last window; None if a window has passed key `at`.
 
-        Timers call a key again after others, if several are due. A window for each such call would fetch many keys to
-        use one.
+        A timer may call a key again: a window for each such call would fetch many keys to use one.
         """
         passed = self._passed
         if at in passed:

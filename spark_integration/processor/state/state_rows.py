@@ -148,10 +148,7 @@ class UserKeys:
         return self._comparable(self.rows.each_as_read([given])[0])
 
     def to_arrow(self, keys: Sequence[State]) -> pa.RecordBatch:
-        """Return keys as columns.
-
-        Raises `StateValueError` if a value does not fit its column; ``row`` is the index of its key.
-        """
+        """Return keys as columns. Raises `StateValueError`, whose ``row`` is the index of the key."""
         columns = self.rows.values.to_arrow(keys)
         for name, column in zip(columns.schema.names, columns.columns, strict=True):
             if forbidden := null_where_none_may_be(column):

@@ -62,10 +62,7 @@ class Asked:
 
 
 class AskedEntries:
-    """The entries looked up in the maps of a slab.
-
-    `look_up` takes the first key, how many at most, and a user key; it returns the entry's value in the map of each.
-    """
+    """Looked-up map entries of a slab; `look_up` takes the first key, the most keys, and a user key."""
 
     def __init__(self, look_up: Callable[[int, int, State], list[State | None]]) -> None:
         self._look_up = look_up
@@ -313,11 +310,7 @@ class ProcessorMapState(MapState):
         return self._entries.keys_of(self._slab.keys.take(np.array(places, np.int64)), own)
 
     def flush(self) -> None:
-        """Write the slab's changes.
-
-        Raises `StateValueError` if a key or a value does not fit its column; ``row`` is the place of its key in the
-        slab.
-        """
+        """Write the slab's changes. Raises `StateValueError`, whose ``row`` is the place of the key in the slab."""
         self._entries.delete_all(self._slab.keys.take(np.array(list(self._cleared), np.int64)))
         gone: list[tuple[int, State]] = []
         put: list[tuple[int, State]] = []
@@ -447,10 +440,7 @@ class ProcessorListState(ListState):
         return self._entries.keys_of(keys, own)
 
     def flush(self) -> None:
-        """Write the slab's changes.
-
-        Raises `StateValueError` if an element does not fit its column; ``row`` is the place of its key in the slab.
-        """
+        """Write the slab's changes. Raises `StateValueError`, whose ``row`` is the place of the key in the slab."""
         keys = self._slab.keys
         going = [at for at in self._replaced if at not in self._empty]
         self._entries.delete_all(keys.take(np.array(going, np.int64)))
@@ -465,10 +455,7 @@ class ProcessorListState(ListState):
 
 
 class ProcessorValueState(ValueState):
-    """One variable in one call of a shard; methods as Spark documents them.
-
-    `expiry`: None if values stay until they are cleared.
-    """
+    """A value variable in one call of a shard, with Spark's methods; `expiry` is None without a TTL."""
 
     def __init__(
         self, transaction: Transaction, table: str, expiry: Expiry | None, rows: StateRows, slab: CalledSlab
@@ -521,10 +508,7 @@ class ProcessorValueState(ValueState):
         return open_rows(self._transaction, self._table, self._expiry, self._slab.keys)
 
     def flush(self) -> None:
-        """Write the slab's changes.
-
-        Raises `StateValueError` if a value does not fit its column; ``row`` is the place of its key in the slab.
-        """
+        """Write the slab's changes. Raises `StateValueError`, whose ``row`` is the place of the key in the slab."""
         if not self._changed:
             return
         put = {at: value for at, value in self._changed.items() if value is not None}

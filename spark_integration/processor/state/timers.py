@@ -25,20 +25,14 @@ _FIRST_MS = -(1 << 63)
 
 
 def timer_tables(key_types: pa.Schema, time_mode: TimeMode) -> Mapping[str, TableSchema]:
-    """Return the schemas of both tables, for grouping keys of these types and timers of one clock.
-
-    A column is named after the clock, so that an operator which is given the other one is refused.
-    """
+    """Return both tables' schemas; the time column names the clock, so the other clock is refused."""
     due = pa.field(free_name(DUE[TIMEOUT_CONF[time_mode]], key_types), pa.int64())
     by_key = TableSchema.of(TIMERS, pa.schema([*key_types, due]), pa.schema([]))
     return {TIMERS: by_key, TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
 
 
 class ProcessorTimers:
-    """The timers of a shard's keys in one call; times are in ms since 1970 and may be negative.
-
-    No timer is due before `earliest_ms`; None if the shard has none.
-    """
+    """A shard's timers in one call, in ms since 1970, perhaps negative; none is due before `earliest_ms`."""
 
     def __init__(self, transaction: Transaction, entries: EntryRows, slab: CalledSlab, earliest_ms: int | None) -> None:
         self._entries = entries

@@ -58,10 +58,7 @@ def free_name(name: str, key_types: pa.Schema) -> str:
 
 
 def find_shown(tables: Mapping[str, TableSchema], name: str) -> str:
-    """Return a table that users see, by its name or by that of the processor's variable which it holds.
-
-    Raises `NotFoundError` if there is none.
-    """
+    """Return a table by its shown name, or its variable's. Raises `NotFoundError`."""
     shown = [table for table, schema in tables.items() if not is_by_time(schema)]
     for table in tables_called(name):
         if table in shown:
