@@ -28,10 +28,7 @@ def pip_install(extra: str) -> str:
 
 
 def refuse_old_spark(exc: ImportError) -> None:
-    """Say that PySpark is too old, if that explains a missing name.
-
-    Raises `ImportError` if PySpark is older than 4.0; without this, Python names a module of Spark 4.
-    """
+    """Raise `ImportError` if PySpark is older than 4.0, in place of Python's error for a missing name."""
     pyspark = sys.modules.get("pyspark")
     version = getattr(pyspark, "__version__", "")
     major = version.partition(".")[0]
@@ -44,10 +41,7 @@ def refuse_old_spark(exc: ImportError) -> None:
 
 @functools.cache
 def require_no_namesake() -> None:
-    """Check, once per process, that this package's first module is its own, and warn if another project owns it too.
-
-    Raises `ConflictError`: ``import holdfast`` gives another project's package.
-    """
+    """Raise `ConflictError` if ``import holdfast`` gives another project's package; warn if it owns files here."""
     first = sys.modules["holdfast"]
     if not hasattr(first, "_EXPORTS"):
         raise ConflictError(

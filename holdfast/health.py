@@ -132,10 +132,7 @@ class Failure:
 
 
 def reports(shards: Iterable[ShardListing], committed: int | None = None) -> list[Report]:
-    """Return the reports of failures that persist, the newest first.
-
-    `committed`: the last known committed micro-batch; earlier failures are over.
-    """
+    """Return persisting failures, newest first; failures before the `committed` micro-batch are over."""
     found = [Report(o.modified_ms, shard.prefix, o.key) for shard in shards for o in shard.troubles]
     return sorted(still(found, committed), reverse=True)
 
@@ -268,10 +265,7 @@ def origin_of(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
 
 
 def of_its_own(log: Iterable[BatchTimes], origin: QueryOrigin | None) -> list[BatchTimes]:
-    """Return the micro-batches that a query ran itself, not those of a restore or clone.
-
-    Those carry the restore's time.
-    """
+    """Return the micro-batches that a query ran itself: those of a restore carry the restore's time."""
     first = origin.first_batch if origin else 0
     return [one for one in log if one.batch_id >= first]
 
@@ -282,11 +276,7 @@ def signs_of(
     log: Sequence[BatchTimes] | None,
     live: Iterable[RecentBatch],
 ) -> Signs:
-    """Return the signs of a query.
-
-    `log`: what Spark's log says, as `of_its_own` returns it; None if the query's location is not known; `live`: what
-    state servers on this machine remember of any query.
-    """
+    """Return the signs of a query from its log, as of `of_its_own`, and `live` state servers here."""
     return Signs(
         runs_of((one.claim for one in operators if one.claim), query_id),
         max(one.stored_ms for one in operators),
@@ -307,10 +297,7 @@ def _busiest(batches: Iterable[RecentBatch], query_id: str) -> tuple[RecentBatch
 
 
 def runs_of(claims: Iterable[Claim], query_id: str) -> tuple[Run, ...]:
-    """Return the runs of a query, the newest last, as the claims of its operators tell.
-
-    Who was seen last goes by the store's clock alone: machines differ in when they began.
-    """
+    """Return a query's runs by the claims, ordered by the store's clock alone, newest last."""
     by_run: dict[str, list[ClaimingRun]] = {}
     for claim in claims:
         if claim.query_id == query_id:

@@ -130,10 +130,7 @@ def _is_of(record: OperatorRecord, prefix: str) -> bool:
 
 
 def _of_rescaling(target: Target, before_ms: int) -> list[Outcome]:
-    """Return leftovers of killed rescales.
-
-    A live one keeps writing: first its savepoint, then the new query's state.
-    """
+    """Return leftovers of killed rescales: a live one keeps writing."""
     outcomes = []
     for folder, infos in target.listing.rescaling.items():
         sizes = {info.key: info.size_bytes for info in infos}

@@ -52,8 +52,7 @@ def by_this_process(
 def started_spark(state_dir: str | None, options: dict[str, str], conf: tuple[str, ...]) -> Iterator[SparkSession]:
     """Start Spark, on this machine unless `conf` names another master; tasks are retried there, too.
 
-    A master in spark-defaults.conf does not count: only the JVM reads that file, and it starts with the environment
-    that `use_own_python` has set by the master.
+    A master in spark-defaults.conf comes too late: the JVM that reads it has the environment of `use_own_python`.
     """
     from pyspark.sql import SparkSession
 
@@ -82,20 +81,14 @@ def started_spark(state_dir: str | None, options: dict[str, str], conf: tuple[st
 
 
 def log_errors_only() -> None:
-    """Make Spark in this process log only errors, unless the environment configures Spark.
-
-    Its Java options come later, so a configuration named there wins.
-    """
+    """Make Spark log only errors here, unless the environment configures its own logging."""
     if "SPARK_CONF_DIR" not in os.environ:
         ours = f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'log4j2.properties').as_uri()}"
         os.environ["SPARK_SUBMIT_OPTS"] = f"{ours} {os.environ.get('SPARK_SUBMIT_OPTS', '')}".strip()
 
 
 def use_own_python(settings: Mapping[str, str]) -> None:
-    """Let tasks on this machine run in the Python that the command runs in, unless the environment names another one.
-
-    Spark takes the ``python3`` of the PATH, which has no holdfast where its environment is not activated.
-    """
+    """Run local tasks in this command's Python, unless the environment names another; PATH's may lack holdfast."""
     if settings.get(_MASTER, "").startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 

@@ -243,10 +243,7 @@ class SinkContract(SinkKills):
         self.expect(sink, first, second)
 
     def test_final_open_of_another_target_raises(self, sink: TwoPhaseSink) -> None:
-        """After a decision the sink opens a target that does not know its query: nothing changes there.
-
-        A target that keeps no mark cannot tell.
-        """
+        """A decided sink changes nothing in a target that does not know its query, if targets keep marks."""
         decided = replace(self.query, was_shown=-1)
         try:
             assert sink.open(decided, self.schema()) is None, "it shows nothing of what was decided"

@@ -69,10 +69,7 @@ class SinkWorker:
         self.kill()
 
     def start(self, step: str, *arguments: object) -> None:
-        """Begin a step without waiting for its end, so that `kill` comes in the middle.
-
-        Returns when the process has taken it.
-        """
+        """Begin a step, for `kill` in the middle; returns once the process has taken it."""
         self._here.send((step, arguments))
         assert self._reply() == ("taken", None)
 

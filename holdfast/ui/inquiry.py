@@ -62,10 +62,7 @@ class Dated(Generic[_T]):
 
 
 class Inquiry(Generic[_T]):
-    """Gives the latest answer of a store. Safe for many threads.
-
-    `executor`: runs `ask`, once at a time. Must not be one that `ask` waits for.
-    """
+    """Gives a store's latest answer, to any thread; `executor` must not be one that `ask` waits for."""
 
     def __init__(
         self,
@@ -101,10 +98,7 @@ class Inquiry(Generic[_T]):
             return self._asked, max(self._asked_ms / 1000 + PATIENCE_S - now_ms / 1000, 0)
 
     def latest(self, patience: Patience | None = None) -> Dated[_T]:
-        """Return the latest answer, or raise the `HoldfastError` that explains why there is none.
-
-        `patience`: how long to wait for a newer one; by default a view's. No view waits for an overdue answer.
-        """
+        """Return the latest answer, waiting `patience` for a newer one; raises why there is none."""
         asked, left_s = self.begin()
         within_s = (patience or Patience.of_a_view()).left_s
         wait([asked], None if within_s is None else min(within_s, left_s))

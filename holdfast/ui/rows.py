@@ -135,9 +135,8 @@ class RowsView:
 def rows_view(query: StoredQuery, operator: str, asked: Asked, monotonic_ms: Callable[[], int]) -> RowsView:
     """Answer a reader's request.
 
-    Raises `InvalidArgumentError` if a key lacks a column, or has a value of another type; `NotFoundError` if there is
-    no such table; or the micro-batch is not committed, or not retained any more; `StateLostError`, `CorruptionError` or
-    `UnavailableError` if an object is missing or damaged, or the storage does not answer.
+    Raises `InvalidArgumentError` for a key's columns, `NotFoundError` if a table or micro-batch is gone,
+    `StateLostError`, `CorruptionError` or `UnavailableError` if an object is.
     """
     now = query.operator(operator, asked.batch_id)
     tables = sorted(now.tables)
@@ -208,10 +207,7 @@ def _of_shards(query: StoredQuery, now: StoredOperator, view: RowsView, monotoni
 def _of_shard(
     query: StoredQuery, now: StoredOperator, asked: Asked, table: str, place: tuple[int, str | None], room: int
 ) -> tuple[ShownTable, str | None, int]:
-    """Return the next requested rows of a shard, at most as many as fit.
-
-    Returns the rows; the last row before the shard's next page, None if it ends; how many rows the filter has seen.
-    """
+    """Return a shard's next rows that fit, the last row before its next page or None, and how many were seen."""
     wanted, limit = asked.contains.casefold(), _READ_AT_ONCE if asked.contains else ROWS_MAX
     while True:
         page = query.page(now.name, table, place[0], batch_id=now.batch_id, after=place[1], limit=limit)

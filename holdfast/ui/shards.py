@@ -236,10 +236,7 @@ def skew(operator: OperatorSurvey, found: Measured) -> Skew | None:
 
 
 class RowCounter:
-    """Counts rows per shard after the last committed micro-batch, and remembers them: a version never changes.
-
-    Threads: any.
-    """
+    """Counts and remembers rows per shard after the last committed micro-batch; for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -317,9 +314,7 @@ class ShardView:
 def shard_view(
     storage: ObjectStorage, executor: Executor, operator: OperatorSurvey, shard: int, committed: int | None = None
 ) -> ShardView:
-    """Return a shard's current content. Raises `NotFoundError` if the operator has no such shard.
-
-    `committed`: the query's last micro-batch that is known to be committed.
+    """Return a shard's content after the last `committed` micro-batch. Raises `NotFoundError`.
 
     Cost: one listing of the shard, and one request for each version that is shown.
     """

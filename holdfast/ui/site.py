@@ -99,10 +99,7 @@ class Progress:
 
 
 class NamedQuery:
-    """A query, until its location holds another one. Safe for many threads.
-
-    `stored`: closed by this; `progress`: asks the directory that has its state, too.
-    """
+    """A query, until its location holds another; closes `stored`, and asks its state's directory by `progress`."""
 
     def __init__(self, location: str, stored: StoredQuery, surveys: Executor) -> None:
         self.location = location
@@ -249,10 +246,7 @@ class Live:
 
 
 class Assignment:
-    """The location of a query's state; once known, it stays. Safe for many threads.
-
-    `join`: opens the query of a location with the state in a directory.
-    """
+    """Where a query's state is; once known, it stays. `join` opens a query with the state in a directory."""
 
     def __init__(self, query: Directory, join: Join) -> None:
         self._query, self._join = query, join
@@ -374,11 +368,9 @@ def _is_there(storage: ObjectStorage, directory: str, query_id: str) -> bool:
 
 
 class Site:
-    """Everything that the page shows; what a location holds may change while the page is open.
+    """Everything that the page shows, which may change while it is open; for any thread.
 
-    `join`: opens the query of a location with the state in a directory; needed where a location is a query's.
-
-    Threads: any.
+    `join`: opens a query whose state is in a directory.
     """
 
     def __init__(self, named: Iterable[Directory], live: Live, join: Join | None = None) -> None:
@@ -389,12 +381,9 @@ class Site:
         self._lock = threading.Lock()
 
     def look(self, patience: Patience | None = None) -> tuple[list[Directory], list[Awaited]]:
-        """Return what can be shown, and what cannot be shown yet.
+        """Return what can be shown, and what cannot yet, waiting `patience`, by default a view's.
 
-        `patience`: how long to wait for what is awaited; by default that of a view.
-
-        Returns the state directories, and what is empty or cannot be listed, each with its queries. The queries that
-        belong to no directory.
+        Returns the state directories, each with its queries, and the queries of no directory.
         """
         patience = patience or Patience.of_a_view()
         found = self._told_apart(patience)
@@ -499,12 +488,9 @@ def open_site(
 ) -> Site:
     """Open what was named, and look at each location once.
 
-    `urls`: state directories, and checkpoint locations of queries whose state lies there. Either may be empty yet;
-    `options`: of the storage of all of them, as a query sets them below ``spark.holdfast.storage``; `requests`,
-    `surveys`: for requests side by side, and for what is asked now and then, which may wait for such requests. One that
-    hangs keeps a thread of `surveys`, so it needs `looks_at_once`; `state_dir`: of the queries, where none of the
-    locations is such a directory yet; `local_dir`: where queries on this machine have their local state, if that is
-    set.
+    `urls`: state directories, and checkpoint locations, perhaps empty yet; `requests`, `surveys`: executors, the second
+    for what may wait for the first, or hang, so of `looks_at_once` threads; `state_dir`: of the queries, if no location
+    is one; `local_dir`: of queries on this machine.
     """
     named: list[Directory] = []
 

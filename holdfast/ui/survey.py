@@ -214,9 +214,8 @@ class Survey:
 def survey(storage: ObjectStorage, sizes: StateSizes, executor: Executor) -> Survey:
     """List a state directory, perhaps an empty one; or recognise a query's checkpoint location.
 
-    Raises `NotFoundError`, `InvalidArgumentError` or `UnavailableError` if it holds nothing of holdfast, or cannot be
-    listed. Cost: one listing, one small request, two for each operator, one for each of the first sinks, and once one
-    for each of some snapshots. Memory: about 1 KB an object while it lists, then 33 bytes.
+    Raises `NotFoundError`, `InvalidArgumentError` or `UnavailableError`. Cost: a listing, and a few small requests for
+    each operator and sink. Memory: about 1 KB an object while it lists, then 33 bytes.
     """
     if query_id := QueryLocation(storage).find_id():
         return Survey({}, (), 0, (), query_id)

@@ -69,10 +69,7 @@ class TimeLine:
 
 
 def time_line(objects: StoredObjects, window: str) -> TimeLine | None:
-    """Return commits and uploads over time; None if there are none.
-
-    `window`, one of `WINDOWS`: the time shown before the newest object.
-    """
+    """Return commits and uploads over time, in a `window` before the newest object; None if there are none."""
     dated = objects.of_kind(COMMIT, SNAPSHOT, PART)
     if not dated.any():
         return None

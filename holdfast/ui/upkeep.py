@@ -98,10 +98,7 @@ def upkeep(
     now_ms: int,
     monotonic_ms: Callable[[], int] = clock.monotonic_ms,
 ) -> Upkeep:
-    """Return the result of a command for the shards from `first` on.
-
-    `now_ms`: the time of the day, for the age of objects.
-    """
+    """Return the result of a command for the shards from `first` on; `now_ms` gives objects their age."""
     if isinstance(operator.record, HoldfastError):
         raise operator.record
     retained = _retained(storage, operator.record)
