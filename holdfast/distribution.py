@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.errors import ConflictError
+from holdfast.errors import ConflictError, InvalidArgumentError
 
 NAME = "holdfast-spark"
 #: The one place where the version stands; pyproject.toml reads it here.
@@ -25,6 +27,18 @@ _CURE = f"pip uninstall {NAMESAKE}, then pip install --force-reinstall --no-deps
 def pip_install(extra: str) -> str:
     """Return the command that adds what an extra needs."""
     return f"pip install '{NAME}[{extra}]'"
+
+
+@contextmanager
+def needs_extra(name: str) -> Iterator[None]:
+    """Say what to install if an import fails. Raises `InvalidArgumentError` if a package is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        raise InvalidArgumentError(
+            f"this needs a package that is not installed: {pip_install(name)}, on the driver and the executors",
+            missing=exc.name,
+        ) from exc
 
 
 def refuse_old_spark(exc: ImportError) -> None:

@@ -30,6 +30,7 @@ from holdfast.backends.run import Run, TableSchema
 from holdfast.commands.own_spark import CONF, started_spark
 from holdfast.commands.progress import things_shown
 from holdfast.commands.target import batch_option, both_places, on_storage, state_dir_option
+from holdfast.distribution import needs_extra
 from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.settings import PREFIX
 from holdfast.snapshotter.savepoints.pieces import read_piece
@@ -41,7 +42,6 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.lookup.places import find_places, query_at, require_no_state_directory
 from holdfast.spark_integration.lookup.stored_query import open_query
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
-from holdfast.spark_integration.sinks.extras import needs_extra
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.state_source.reading import said_by_holdfast
 from holdfast.spark_integration.state_source.source import ShownTable

@@ -10,10 +10,10 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from holdfast.distribution import needs_extra
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.sink_source.source import SinkSource
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
-from holdfast.spark_integration.sinks.extras import needs_extra
 from holdfast.spark_integration.sinks.files.parquet import ParquetSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 

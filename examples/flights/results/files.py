@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from holdfast import sinks
+from holdfast.distribution import needs_extra
 from holdfast.examples.flights.results.base import SinkResults
-from holdfast.spark_integration.sinks.extras import needs_extra
 
 
 class DeltaResults(SinkResults):

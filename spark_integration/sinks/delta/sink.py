@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
+from holdfast.distribution import needs_extra
 from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.storage.options import CREDENTIALS, parse_url
 from holdfast.spark_integration.sinks.delta.partitions import check_partitions, described
-from holdfast.spark_integration.sinks.extras import needs_extra
 from holdfast.spark_integration.sinks.files.location import check_columns, claim
 from holdfast.spark_integration.sinks.files.sink import Attempts, FileSink, Split
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, column_names
