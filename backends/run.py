@@ -41,7 +41,7 @@ from holdfast.backends.arrow.rows import (
 )
 from holdfast.backends.column_names import Names, named, with_columns
 from holdfast.backends.evolution import evolved, project, require_readable
-from holdfast.backends.schema import Keys, TableSchema, with_nullable_keys
+from holdfast.backends.schema import Keys, TableSchema
 from holdfast.errors import CorruptionError
 
 __all__ = ["Keys", "Run", "TableSchema", "join_runs", "merge_runs", "read_stretches", "schema_of", "write_stretches"]
@@ -153,7 +153,7 @@ class Run:
             return self
         first = self.batch.columns[: 2 + len(schema.key)]
         values = project(self.values, schema.value)
-        return Run(schema, _under(schema.columns, [*first, *values.columns]))
+        return Run(schema, pa.RecordBatch.from_arrays([*first, *values.columns], schema=schema.columns))
 
     def relabelled(self, schema: TableSchema) -> Run:
         """Return the run with its value columns under the names of a schema, which has them in the same order."""
@@ -239,7 +239,7 @@ def read_stretches(
     batches = arrow_stream.read_accepted(
         section, accept, source=source, table=schema.name, trusted=trusted, plain_bytes=plain_bytes
     )
-    runs = [Run(own, _under(own.columns, batch.columns)) for batch in batches]
+    runs = [Run(own, pa.RecordBatch.from_arrays(batch.columns, schema=own.columns)) for batch in batches]
     for run in () if trusted else runs:
         if run.batch.column(0).null_count or run.batch.column(1).null_count:
             raise CorruptionError(f"{source} holds a run with rows that lack a hash or a mark", table=schema.name)
@@ -256,16 +256,10 @@ def schema_of(columns: pa.Schema, held: TableSchema, *, source: str) -> TableSch
     if columns.equals(held.columns):
         return held
     own = TableSchema.of_columns(held.name, columns)
-    if len(set(columns.names)) < len(columns) or not own.columns.equals(with_nullable_keys(columns)):
+    if len(set(columns.names)) < len(columns) or not own.columns.equals(columns):
         raise CorruptionError(f"{source} holds no readable run: it lacks the columns of one", table=held.name)
     require_readable(own, held, source=source)
     return own
-
-
-def _under(schema: pa.Schema, columns: list[pa.Array]) -> pa.RecordBatch:
-    """Return columns under a schema that differs at most in what may be null inside keys; nothing is copied."""
-    viewed = [c if c.type == f.type else c.view(f.type) for c, f in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(viewed, schema=schema)
 
 
 def _null_rows(schema: pa.Schema, n: int) -> pa.RecordBatch:

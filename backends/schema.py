@@ -126,11 +126,6 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
     return pa.schema([f.with_nullable(True) for f in schema])
 
 
-def with_nullable_keys(columns: pa.Schema) -> pa.Schema:
-    """Return the columns of a stored run with its keys as `TableSchema` has them; earlier releases stored others."""
-    return pa.schema([_nullable_within(f) if f.name.startswith(KEY_SIDE) else f for f in columns])
-
-
 def _nullable_within(field: pa.Field) -> pa.Field:
     return field.with_type(arrow_rows.nullable_type(field.type))
 
