@@ -174,10 +174,7 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Raise `Stopped` on the first Ctrl-C or SIGTERM, which stops in good order; end the process on the second.
-
-    Runs of engines end by themselves in either case, once this process does (`holdfast.benches.runs.child_process`).
-    """
+    """Raise `Stopped` on the first Ctrl-C or SIGTERM; end the process on the second. Runs of engines end with it."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
         for name in _SIGNALS:
@@ -240,10 +237,7 @@ class Room:
 
 
 def measurements_of(profile: Profile, suites: Collection[str] = (), turns: int | None = None) -> list[Measurement]:
-    """Return the measurements of some suites; by default of all, in a quick run of the user's own load alone.
-
-    Each has so many `turns`; by default as many as its suite says.
-    """
+    """Return the measurements of some suites, by default all, or in a quick run the user's own load."""
     unknown = [name for name in suites if name not in SUITES]
     if unknown:
         raise InvalidArgumentError("no such suite; choose one of these", given=unknown[0], suites=" ".join(SUITES))

@@ -67,10 +67,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Change:
-    """How a figure changed: new by base, and its interval at `1 - ERRORS`, of this comparison alone.
-
-    `p` is the chance of a change so large in this direction where there is none, adjusted for all comparisons.
-    """
+    """How a figure changed, new by base, with its interval; `p` is the chance of that where there is no change."""
 
     factor: float
     low: float
@@ -126,11 +123,10 @@ def _between(own: Sequence[Variance], places: Sequence[Place]) -> list[Variance]
 
 
 def midmean(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of the middle half of some values, and the variance of that mean.
+    """Return the mean of the middle half of some values, and its variance.
 
-    A micro-batch that the machine holds up says nothing about an engine, and there are always some: a mean without the
-    outer quarters varies less than a plain one, and less than the median (Wilcox: Introduction to robust estimation and
-    hypothesis testing, 2022, sections 3.3 and 4.3: trimmed means, and their standard error by Winsorized variance).
+    The machine always holds up some micro-batches: a mean without the outer quarters varies less than the plain one and
+    than the median (Wilcox: Introduction to robust estimation and hypothesis testing, 2022, 3.3 and 4.3).
     """
     ordered = np.sort(np.asarray(values, dtype=float))
     cut = len(ordered) // 4

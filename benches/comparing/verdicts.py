@@ -129,10 +129,7 @@ def _both(base: Measured, new: Measured) -> list[str]:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that both sides have, of an entry or a micro-benchmark: larger is better.
-
-    `RATIO`: throughput by that of the baseline. `ENTRY`: throughput. One that does not decide is no regression.
-    """
+    """A figure that both sides have, larger is better: a `RATIO` to the baseline, or the throughput of an `ENTRY`."""
 
     measurement: str
     kind: str
@@ -146,10 +143,8 @@ class Figure:
 class Verdict:
     """A figure and what became of it.
 
-    Base and new are rows a second in a typical micro-batch, their ratio, or runs a second; geometric means. The change,
-    and its interval of this figure alone, is new by base, less 1: -0.1 is a tenth slower. `p` is the chance of such a
-    change where there is none, adjusted for all figures. A regression decides, and is slower by more than the
-    threshold.
+    Base and new are ratios, or geometric means of rows or runs a second; the change is new by base, less 1. `p` is the
+    chance of such a change by noise, adjusted for all figures. A regression decides, and exceeds the threshold.
     """
 
     measurement: str
@@ -172,11 +167,10 @@ class Verdict:
 
 
 def compare(base: Measured, new: Measured, threshold: float) -> list[Verdict]:
-    """Return a verdict on every ratio and every entry that both sides have; a change of the threshold, 0.05, counts.
+    """Return a verdict on every ratio and entry that both sides have; only changes of the threshold count.
 
-    A ratio decides, since what changes the machine changes both of its runs. Throughput decides only where a
-    measurement has no baseline, and both sides ran on one machine. "No difference" means that the interval lies
-    within the threshold on both sides.
+    Ratios decide, since the machine affects both runs; throughput only without a baseline, on one machine. "No
+    difference" means that the interval lies within the threshold.
     """
     same_machine = not [line for line in differ(base, new) if line.startswith("machine")]
     figures = [one for name in _common(base, new) for one in _figures(name, base, new, same_machine)]

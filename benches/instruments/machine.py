@@ -30,10 +30,7 @@ def machine() -> dict[str, Any]:
 
 
 def busy_cores(over_s: float = 1.0) -> float:
-    """Return how many cores everything on this machine, and beside it on its host, keeps busy.
-
-    Unlike the load, which falls over minutes, it holds nothing of a run that has ended.
-    """
+    """Return how many cores everything on this machine, and beside it on its host, keeps busy right now."""
     shares = psutil.cpu_times_percent(over_s)
     idle: float = shares.idle + getattr(shares, "iowait", 0.0)
     return (100 - idle) / 100 * (psutil.cpu_count() or 1)
@@ -66,10 +63,7 @@ def versions() -> dict[str, str]:
 
 
 def holdfast_version(root: Path) -> str:
-    """Return the version of the holdfast in a folder; in a checkout also its commit: ``0.1.0+g0123456789ab.dirty``.
-
-    Dirty: files of the commit were changed. New ones do not count: results may be among them.
-    """
+    """Return the version in a folder; in a checkout with commit and changes: ``0.1.0+g0123456789ab.dirty``."""
     if not _git(root, "ls-files", "holdfast/__init__.py"):
         return __version__  # installed: in whatever folder, of whosever repository
     commit = _git(root, "rev-parse", "--short=12", "HEAD")

@@ -32,10 +32,7 @@ Bytes = dict[str, int]
 
 
 def adopt_orphans() -> None:
-    """Let every process below this one stay below it, also when its own parent ends; on Linux.
-
-    A state server is the child of a worker, and Spark ends idle workers.
-    """
+    """Keep orphaned descendants below this process, on Linux: a state server outlives the worker that started it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

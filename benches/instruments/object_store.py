@@ -42,10 +42,7 @@ _KIND = re.compile(r"/(?:shard-\d+/)(\w+)/|/(probes|claims)/")
 
 @contextmanager
 def object_store() -> Iterator[dict[str, str]]:
-    """Serve the bucket `BUCKET`; give the variables under which every client of S3 finds the server.
-
-    Their credentials open nothing else.
-    """
+    """Serve the bucket `BUCKET`; yield the variables that lead every S3 client there."""
     command = [sys.executable, "-m", __name__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -75,10 +72,7 @@ def _make_bucket(url: str) -> None:
 
 @contextmanager
 def delayed_store(latency_ms: float = 0.0, server: str = "") -> Iterator[RequestCounts]:
-    """Give the proxy of a server that runs already, or of one that is started; its `environment` leads clients there.
-
-    Of a server that runs already, the environment must have credentials.
-    """
+    """Yield the proxy of a running server, or of one that is started; its `environment` leads clients there."""
     with ExitStack() as stack:
         credentials: dict[str, str] = {}
         if not server:

@@ -146,10 +146,7 @@ class StreamingJob(Job, ABC):
 
 @dataclass(frozen=True)
 class SparkJob(StreamingJob, ABC):
-    """A streaming query that keeps one row of state for each ``key``.
-
-    `output` and `state` are the columns of the result, and of each key's state, as Spark writes schemas.
-    """
+    """A streaming query with one row of state per ``key``; `output` and `state` are Spark's schemas."""
 
     output: ClassVar[str]
     state: ClassVar[str]
@@ -191,10 +188,7 @@ class StoreJob(Job, ABC):
 
 
 def numbered_rows(spark: SparkSession, job: StreamingJob, fill_rows: int) -> DataFrame:
-    """Return the micro-batch, ``batch``, of each row and its number in it, ``i``; those that fill have `fill_rows`.
-
-    Spark's source makes equal micro-batches; so it makes a few seeds, and each becomes as many rows as are needed.
-    """
+    """Return each row's micro-batch, ``batch``, and number in it, ``i``, made from a few seeds of Spark's source."""
     seeds = SEEDS_PER_PARTITION * job.sources
     batch, seed = F.expr(f"value div {seeds}").alias("batch"), (F.col("value") % seeds).alias("seed")
     wanted = F.when(F.col("batch") < job.fill_batches, fill_rows).otherwise(job.rows)
@@ -209,10 +203,7 @@ def _ticks(spark: SparkSession, rows: int, partitions: int) -> DataFrame:
 
 
 def server_of_environment() -> str:
-    """Return the URL of the S3 server that clients find in the environment; empty where it names none.
-
-    Through TLS, requests cannot be counted: a server that wants it is refused.
-    """
+    """Return the S3 server's URL from the environment, or ""; TLS is refused, since it hides requests."""
     server = os.environ.get(ENDPOINT, "")
     if server and not server.startswith("http://"):
         raise InvalidArgumentError(

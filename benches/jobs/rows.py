@@ -44,10 +44,7 @@ def values_of(table: TableSchema, n: int, value_bytes: int, chance: np.random.Ge
 
 
 def hashes_of(numbers: IntArray) -> HashArray:
-    """Return the hashes of the keys with these numbers: 64 bits, mixed so that neighbours fall far apart.
-
-    Source: splitmix64 (Steele, Lea, Flood 2014).
-    """
+    """Return the hashes of numbered keys, by splitmix64 (Steele, Lea, Flood 2014)."""
     z = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

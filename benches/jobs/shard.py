@@ -131,8 +131,8 @@ class Restore(ShardJob):
 class Size(ShardJob):
     """Micro-batches on a state of some size, its snapshot and its restore.
 
-    A micro-batch is its look-up and its commit: what merges is another process below a state server. Commits are
-    durable elsewhere, so local files need not be. After each there is one of a few keys, which does not count.
+    Merges run elsewhere, and local files are not synced, as below a state server. After each there is one of a few
+    keys, which does not count.
     """
 
     name = "size"
@@ -220,10 +220,7 @@ class Shard:
             return fresh.submit(_look_up_ms, self._open_backend, self._home, pointer, numbers).result()
 
     def fill(self, keys: int, *, in_order: bool = False) -> Pointer:
-        """Write all keys, and let the backend put them in order; nothing becomes durable.
-
-        In the order of their hashes, they leave the backend the least to do.
-        """
+        """Write all keys by hash, and let the backend merge them; nothing becomes durable."""
         store, pointer = VersionedStore(self.backend), None
         numbers = np.arange(keys)
         if in_order:

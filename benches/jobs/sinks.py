@@ -63,10 +63,7 @@ def _to_delta(url: str, batches: Rows) -> None:
 
 
 def _to_postgres(dsn: str, name: str, by: tuple[str, ...], batches: Rows) -> None:
-    """COPY into a table, or by key into a temporary one, in the order of keys, then ``INSERT … ON CONFLICT``; commit.
-
-    The connection is kept, as the sink keeps its own.
-    """
+    """COPY into a table, or by key into a temporary one, then ``INSERT … ON CONFLICT``; commit on a kept connection."""
     from psycopg import sql
 
     from holdfast.spark_integration.sinks.postgres.writing import by_key, encoded

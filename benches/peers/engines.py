@@ -134,10 +134,7 @@ class Program:
 
 
 def order_of(job: FromFiles, folder: Path, *, every: int, durable: Path | None) -> dict[str, Any]:
-    """Return the common part of an order: print the results of each key that `every` divides, and survive if durable.
-
-    `folder` is for all that the program writes, `durable` for what lets it survive a kill.
-    """
+    """Return an order's common part: results of each key that `every` divides, and `durable` if it is to survive."""
     return {
         "rows": str(job.folder()),
         "batches": [[str(path) for path in files] for files in batches_of(job.folder())],

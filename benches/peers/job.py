@@ -45,10 +45,7 @@ _AS_LONGS = csv.ConvertOptions(column_types={"key": pa.int64(), "v": pa.int64()}
 
 
 def folder_of(*, rows: int, keys: int, batches: int, files: int, seed: int) -> Path:
-    """Return the folder with `batches` micro-batches of `rows` rows, each in `files` files; make it if it is missing.
-
-    The keys are drawn evenly from 0 to `keys`; the values run from 0 to 99.
-    """
+    """Return the folder of `batches` micro-batches of `rows` rows in `files` files each, made if missing."""
     sizes = f"header rows={rows} keys={keys} batches={batches} files={files} seed={seed}"
     folder = cache_dir() / "bench-rows" / hashlib.sha256(sizes.encode()).hexdigest()[:16]
     if folder.is_dir():

@@ -81,10 +81,7 @@ class Progress:
         return True
 
     def ends_s(self, *, in_pieces: bool = True) -> list[float]:
-        """Return by micro-batch when its rows were done; those of all must be.
-
-        A peer that takes all rows as one, not `in_pieces`, does them evenly from the start to the last result.
-        """
+        """Return when each micro-batch's rows were done, evenly for a peer that takes all rows as one."""
         assert self.ready_s is not None
         if not in_pieces:
             return np.linspace(self.ready_s, self._bursts[-1].last_s, len(self._rows_so_far) + 1)[1:].tolist()

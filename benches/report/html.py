@@ -71,10 +71,7 @@ def _load(shape: Mapping[str, Any]) -> str:
 
 
 def _card(answer: Answer) -> dict[str, Any]:
-    """Return a question with its entries' figures side by side; a figure that no entry has makes no column.
-
-    A bar is as long as its figure, in % of the longest one of its column.
-    """
+    """Return a question with its entries' figures side by side, and bars in % of the column's longest."""
     figures = [(name, *of) for name, of in _figures(answer).items() if any(map(of[0], answer.labels))]
     most = [max(abs(figure(label)) for label in answer.labels) for _, figure, _ in figures]
     rows = []

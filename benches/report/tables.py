@@ -113,10 +113,7 @@ def _latencies(document: Document) -> Sheet:
 
 
 def _against_plain(document: Document) -> Sheet:
-    """Of each part that has a plain way beside it: what part of its throughput, and what a small one costs more.
-
-    ``postgres`` and ``postgres (…)`` are beside ``postgres, plain``.
-    """
+    """Return by part with a plain way its share of that throughput, and what a small micro-batch costs more."""
     rows = []
     for label, engine in document["engines"].items():
         for name in engine["runs"][0]["phases_ms"][0]:

@@ -118,10 +118,7 @@ class Name:
 
 
 def name_of(engine: str, label: str | None = None) -> Name:
-    """Return how an engine is called, or an entry of it, of which is kept what it adds to the engine's name.
-
-    An entry of another kind stands for itself.
-    """
+    """Return the name of an engine, or of an entry of it, which may add to the engine's."""
     kind = _kind_of(engine)
     rest = re.sub("|".join(_OF_SEVERAL_WORDS), lambda words: words[0].replace("-", " "), engine.removeprefix(kind))
     details = [part for part in rest.split("-") if part] if kind else []

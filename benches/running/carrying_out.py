@@ -119,10 +119,7 @@ Tell = Callable[[Step, float | None, str], None]
 
 
 class CarryingOut:
-    """One measurement on its way to a document; its last run must have ended at `end_s` of the monotonic clock.
-
-    A directory that has runs of a measurement of this name with other jobs is refused.
-    """
+    """One measurement on its way to a document; refuses a directory with other jobs under its name."""
 
     def __init__(
         self,

@@ -63,10 +63,9 @@ class ResultsDirectory:
     @classmethod
     @contextmanager
     def opened(cls, path: Path, facts: Facts, *, fresh: bool = False) -> Iterator[ResultsDirectory]:
-        """Hold the directory of a run that begins, or of one that goes on with what it has; no other command may.
+        """Hold the directory of a run, new or continued, for this command alone.
 
-        A path that holds something else is refused, and so are results of another run, unless they are to be deleted,
-        as a `fresh` run wants.
+        Refuses other content, and results of another run unless a `fresh` one deletes them.
         """
         path.mkdir(parents=True, exist_ok=True)
         if not (path / RUN).exists():

@@ -44,10 +44,9 @@ class BenchError(HoldfastError):
 def call_in_child(
     what: str, function: str, *arguments: Any, folders: Sequence[Path] = (), limit_s: float | None = None
 ) -> Any:
-    """Call a function, ``module:name``, in a fresh process; arguments and result are JSON values.
+    """Call ``module:name`` in a fresh process; arguments and result are JSON values.
 
-    A call that fails, or takes longer than `limit_s`, is a `BenchError` that names `what` and has the end of its log.
-    `folders` are removed if the child is ended; the caller removes them otherwise.
+    Raises `BenchError`, with the end of the log, if it fails or takes longer than `limit_s`; then removes `folders`.
     """
     python_path = os.pathsep.join(folder for folder in sys.path if folder)
     with (

@@ -196,10 +196,7 @@ def spark_counting(frame: DataFrame, job: SparkJob) -> DataFrame:
 
 
 def live_bytes(local_dir: Path, backend_name: str, job: SparkJob) -> int:
-    """Return the Arrow size of the newest version of all shards of `with_state`, whose Spark still runs.
-
-    `local_dir` is its ``spark.holdfast.local.dir``; counted are key and value columns of live keys.
-    """
+    """Return the Arrow size of all live rows in the newest version of all shards of `with_state`."""
     from pyspark.sql.types import StructType
 
     from holdfast import clock

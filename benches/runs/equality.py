@@ -98,10 +98,7 @@ def compare(
     folder: Path,
     settings: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Compare engines with SQL over whole tables, in a session that is there; return what `checked` does.
-
-    Checkpoints and state go to the folder; `settings` of Spark take the place of the engines' own.
-    """
+    """Compare engines with SQL over whole tables, in a running session; returns what `checked` does."""
     found = {name: computed(spark, job, name, folder / name, settings or {}) for name in engines}
     equality = verdict(expected(spark, job), found)
     of = f"query {job.query} over {job.rows * job.batches} events"
@@ -117,10 +114,7 @@ def shown(
     batches: int,
     settings: Mapping[str, str],
 ) -> list[list[dict[str, Any]]]:
-    """Return what an engine shows in its first micro-batches, in a session that is there.
-
-    Checkpoints and state go to the folder; `settings` of Spark take the place of the engine's own.
-    """
+    """Return what an engine shows in its first micro-batches, in a running session."""
     places = Places(folder / "disk", folder / "memory")
     for place in (places.disk, places.memory):
         place.mkdir(parents=True)
@@ -226,10 +220,7 @@ def _with_an_end(job: Nexmark, spark: SparkSession) -> DataFrame:
 
 
 def results(query: Query, batches: Sequence[Sequence[Mapping[str, Any]]], *, once: bool = True) -> Result:
-    """Return the results that micro-batches give out, by what they are the results of.
-
-    A result comes `once`, as in append mode; otherwise the last one counts.
-    """
+    """Return results by what they are of: each shown `once`, or else the last one counts."""
     found: Result = {}
     for rows in batches:
         for row in rows:

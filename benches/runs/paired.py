@@ -34,10 +34,7 @@ class Entry:
 
 
 def run_engine(entry: Entry, *, disk: str | None = None, limit_s: float | None = None) -> Run:
-    """Run an engine once in a fresh process and return what was measured, or raise a `BenchError` with its log.
-
-    It writes to `disk`, a directory; by default to the temporary one. After `limit_s` it has failed.
-    """
+    """Run an engine once in a fresh process, within `limit_s`, and return what was measured. Raises `BenchError`."""
     work = Path(tempfile.mkdtemp(prefix="holdfast-bench-", dir=disk))
     memory = Path(tempfile.mkdtemp(prefix="holdfast-bench-", dir=choose_root(None, in_memory=True)))
     (work / "disk").mkdir()
@@ -66,10 +63,7 @@ def summarize(batch_ms: Sequence[float], job: Job) -> dict[str, float]:
 
 
 def ratios(runs: Mapping[str, list[Run]]) -> dict[str, dict[str, Any]]:
-    """Return the throughput of each entry by that of each later one: the median over the pairs, and each pair's.
-
-    Keys are ``first/second``.
-    """
+    """Return each entry's throughput by that of each later one, keyed ``first/second``: the median, and each pair's."""
     by_pair = {
         f"{first}/{second}": [
             round(a["rows_per_second"] / b["rows_per_second"], 3)

@@ -18,10 +18,7 @@ from holdfast.benches.runs.paired import Entry
 
 @dataclass(frozen=True)
 class Shape:
-    """The user's own load, which a quick run measures in place of the suites' sizes.
-
-    `shards` are partitions of the shuffle; the object storage adds `store_latency_ms` to each request.
-    """
+    """The user's own load, which a quick run measures in place of the suites' sizes."""
 
     keys: int = 1_000_000
     rows: int = 100_000

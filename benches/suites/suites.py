@@ -109,7 +109,6 @@ def _small_batches() -> Iterable[Measurement]:
         yield Measurement("jobs", name, f"What {what}?", entries, minutes, turns, _SPARK_IN_PYTHON, targets=targets)
 
 
-# Module, what it answers, minutes.
 def micro(profile: Profile) -> list[Measurement]:
     """Single operations of a backend, by pytest-benchmark; none is quick."""
     question = "What does an operation of the store cost, by size, width, hit rate and batch size?"

@@ -267,10 +267,7 @@ class StoreWithoutLog(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Another process of the executor goes on.
-
-        The first one's transactions too; but open views end with it.
-        """
+        """Another process of the executor goes on. The first one's transactions too; but open views end with it."""
         before = self.backend.versions()
         self.close_shard()
         self.open_shard()
