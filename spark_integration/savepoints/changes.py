@@ -238,7 +238,7 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
     nameless = [operator.name for operator in kept if operator.is_unnamed and operator.name not in changes.rename]
     if nameless:
         raise InvalidArgumentError(
-            "an operator had had no rows when the query was saved, so its name is unknown: name it, as in --rename "
+            "an operator had no rows when the query was saved, so its name is unknown: name it, as in --rename "
             f"{nameless[0]}=alerts, or skip it if the new query does not have it",
             operators=", ".join(nameless),
         )

@@ -346,8 +346,8 @@ class Coordinator:
         mine = {self._query.query_id, self._query.replaces}
         if found.continues and found.query_id not in mine:
             raise ConflictError(
-                "another query continues this sink, as it was restored from a savepoint, or has replaced the one "
-                "before it, which has ended for good: start that one, or give the sink another name",
+                "another query continues this sink, from a savepoint or as a replacement: start that one, or give the "
+                "sink another name",
                 **self._facts,
                 continued_by=found.query_id,
             )
@@ -398,7 +398,7 @@ class Coordinator:
             raise ConflictError(
                 "the replaced query has shown a micro-batch that was not saved, so this one would show it again: end "
                 "that query, make a savepoint and restore it with --continue-sinks (continue_sinks=True). To show it "
-                "again all the same, give the sink another name",
+                "again anyway, give the sink another name",
                 **facts,
                 shown=more[1],
                 by=more[0],

@@ -249,8 +249,8 @@ class TableCommits(FileTarget):
                 self._require_place(table, files)
             except (InvalidArgumentError, SchemaMismatchError) as exc:
                 raise type(exc)(
-                    "others have changed the Delta table since a micro-batch was decided, whose rows come once it "
-                    f"takes them: {exc.message}",
+                    "others have changed the Delta table since a micro-batch was decided; its rows appear once the "
+                    f"table takes them: {exc.message}",
                     **exc.facts,
                 ) from exc
             marks = [Transaction(self._application, batch_id), Transaction(f"{self._application}/attempts", attempts)]

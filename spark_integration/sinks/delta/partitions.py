@@ -107,8 +107,8 @@ def require_years(rows: pa.Table, keys: Sequence[str], partition_by: Sequence[st
             found.append({end: us and us // _DAY_US for end, us in ends.items()})
         if any(days["min"] is not None and (days["min"] < _FIRST or days["max"] > _LAST) for days in found):
             raise SchemaMismatchError(
-                "a date that a Delta table cannot show: keys, partitions, and all dates of an upsert must be of the "
-                "years 1 to 9999; filter such rows, or replace the date with null",
+                "a date is outside the years 1 to 9999, as keys, partitions and all dates of an upsert may not be: filter "
+                "such rows, or replace the date with null",
                 column=name,
             )
 
@@ -188,7 +188,7 @@ def _require_folders(rows: pa.Table, partition_by: Sequence[str], url: StorageUr
     for name in partition_by:
         if pt.is_string(rows[name].type) and pc.any(pc.equal(rows[name], _NULL_FOLDER)).as_py():
             raise SchemaMismatchError(
-                f"an upsert would make null of the partition {_NULL_FOLDER}: replace it in the query", column=name
+                f"an upsert would turn the partition {_NULL_FOLDER} into null: replace it in the query", column=name
             )
         folder = f"{name}=".encode()
         if len(folder) + (value_bytes := _longest(rows[name], room - len(folder))) > room:

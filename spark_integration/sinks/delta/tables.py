@@ -80,8 +80,7 @@ class KeptTable:
         found = _ESCAPE.search(url) or ("://" in url and _FRAGMENT.search(url))
         if found:  # which `deltalake` decodes, even in paths, or takes for a slash, or not at all
             raise InvalidArgumentError(
-                "deltalake would take this for another URL, with the table's log elsewhere than its files: choose "
-                "another name for the folder",
+                "deltalake would take this for another URL, apart from the table's log: choose another folder name",
                 table=url,
                 part=found[0],
             )
@@ -149,8 +148,8 @@ class KeptTable:
         if is_another or found.version() < self._version or None not in (self._digest, there):
             what = "dropped, and another one was made in its place" if is_another else "set back to an older version"
             raise StateLostError(
-                f"while the query was running the Delta table was {what}, which does not show what was committed: "
-                "restore the original, or give the sink another name to start afresh",
+                f"the Delta table was {what} while the query was running, and lacks what was committed: restore the "
+                "original, or give the sink another name to start afresh",
                 table=self.url,
                 was=f"{self._table_id} at {self._version}",
                 there=f"{found.metadata().id} at {found.version()}",

@@ -161,7 +161,7 @@ class Connection:
         low, high = self._known.get(request.key, (0, -1)) if self._known else (0, request.version)
         if not low <= request.version <= high:
             raise InvalidArgumentError(
-                "the broker lacks a request that this sink needs; use Kafka 3.0 or newer",
+                "the broker does not know a request that this sink needs; use Kafka 3.0 or newer",
                 request=request.name,
                 version=request.version,
                 broker_knows=f"{low}..{high}",

@@ -127,7 +127,7 @@ def messages(rows: pa.RecordBatch, topic: str | None) -> Iterator[Message]:
         ms = rows.column("timestamp").cast(pa.timestamp("ms", rows.column("timestamp").type.tz), safe=False)
         ms = ms.cast(pa.int64())
         # For the client 0 is now, and for the broker -1 no time at all.
-        _refuse_below(ms, 1, "a row has a timestamp that Kafka has not, of 1970-01-01 or before; put it into value")
+        _refuse_below(ms, 1, "Kafka takes no timestamp of 1970-01-01 or before; put it into value")
         times = pc.fill_null(ms, _NOW).to_pylist()
     headers: Any = repeat(None, len(rows))
     if "headers" in rows.schema.names:

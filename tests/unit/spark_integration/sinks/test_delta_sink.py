@@ -487,7 +487,7 @@ def test_a_value_that_fits_no_folder_fails_the_task(url: str, name: str) -> None
 def test_a_text_that_a_folder_turns_into_null_fails_the_task(url: str) -> None:
     """Two rows would have one key, and the next of that key would be a third."""
     writer = opened(DeltaSink("out", url, ["key", "word"], partition_by=["word"], create=True))
-    with pytest.raises(SchemaMismatchError, match=r"make null of the partition.*column=word"):
+    with pytest.raises(SchemaMismatchError, match=r"turn the partition.*into null.*column=word"):
         writer.prepared(0, {1: "__HIVE_DEFAULT_PARTITION__"})
 
 
