@@ -26,9 +26,6 @@ APPLICATION = "spark.app.id"
 #: Per operator. Each is a row of Spark's state, and part of every task's plan.
 MOST_SHARDS = 1 << 16
 
-# Settings by the names that they had.
-_RENAMED = {"checkpoint.dir": "state.dir"}
-
 TimeoutRule = Literal["documented", "spark"]
 
 
@@ -113,55 +110,7 @@ def _setting(key: str, parse: Callable[[str], Any], default: Any) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user configured; see docs/configuration.md for the keys.
-
-    Attributes
-    ----------
-    backend : str
-        ``spark.holdfast.backend``: where working state lives.
-    state_dir : str or None
-        ``spark.holdfast.state.dir``: URL or path below which commits are durable; None keeps none.
-    local_dir : str or None
-        ``spark.holdfast.local.dir``: where executors put local state; None lets each choose.
-    timeouts : {"documented", "spark"}
-        ``spark.holdfast.timeouts``: whether each call clears the timeout of its key, as Spark documents, or one in
-        which the function does nothing leaves it, as Spark does.
-    frame_templates : bool
-        ``spark.holdfast.pandas.frameTemplates``: whether frames of functions by key are made from templates.
-    shards : int or None
-        ``spark.holdfast.shards``: shards of each operator; None takes ``spark.sql.shuffle.partitions``.
-    allow_new : tuple of str
-        ``spark.holdfast.restore.allowNew``: operators that may begin without state in a query that was restored.
-    snapshot_max_commits : int
-        ``spark.holdfast.snapshot.maxCommits``: commits of a shard after which a snapshot is written.
-    snapshot_max_bytes : int or None
-        ``spark.holdfast.snapshot.maxBytes``: bytes of such commits after which a snapshot is written;
-        None follows the size of the state.
-    snapshot_interval_seconds : int or None
-        ``spark.holdfast.snapshot.intervalSeconds``: time after which a snapshot is written if there were commits.
-    carried_bytes : int
-        ``spark.holdfast.commit.carriedBytes``: commits up to this size travel in the row of the query's pointer.
-    upload_bandwidth_bytes : int or None
-        ``spark.holdfast.snapshot.upload.bandwidth``: bytes per second that an executor's snapshots send at most.
-    metrics_in_progress : bool
-        ``spark.holdfast.metrics.inProgress``: whether the query's progress has the metrics of its operators.
-    metrics_port : int or None
-        ``spark.holdfast.metrics.port``: first of the ports where state servers answer Prometheus; None answers none.
-    metrics_address : str
-        ``spark.holdfast.metrics.address``: the address of this machine where they do.
-    retained_versions : int
-        Spark's ``spark.sql.streaming.minBatchesToRetain``: how many versions back the query may return to.
-    application : str
-        Spark's own id of the application that runs the query.
-    driver : str
-        Which process defined the query, and runs it; empty over Spark Connect, where it runs elsewhere.
-    news : bytes
-        How a task tells that process of its query (`holdfast.spark_integration.shard.news`); empty elsewhere.
-    storage_names : tuple of str
-        Names below ``spark.holdfast.storage.`` that are set. Their values are never kept here.
-    backend_options : mapping of str to str
-        What is set below ``spark.holdfast.<backend>.``, for the backend that was chosen.
-    """
+    """What the user configured; docs/configuration.md describes the keys below ``spark.holdfast.``."""
 
     backend: str = _setting("backend", _text, "memory")
     state_dir: str | None = _setting("state.dir", _location, None)
@@ -178,27 +127,19 @@ class Settings:
     metrics_in_progress: bool = _setting("metrics.inProgress", _flag, False)
     metrics_port: int | None = _setting("metrics.port", _port, None)
     metrics_address: str = _setting("metrics.address", _text, "127.0.0.1")
-    retained_versions: int = 100
-    application: str = ""
-    driver: str = ""
+    retained_versions: int = 100  #: How many versions back the query may return: `RETAINED`
+    application: str = ""  #: Spark's own id of the application that runs the query
+    driver: str = ""  #: The process that defined the query, and runs it; empty over Spark Connect
+    #: How a task tells that process of its query (`holdfast.spark_integration.shard.news`); empty elsewhere
     news: bytes = field(default=b"", repr=False)
-    storage_names: tuple[str, ...] = ()
-    backend_options: Mapping[str, str] = field(default_factory=dict)
+    storage_names: tuple[str, ...] = ()  #: Below ``spark.holdfast.storage.``; their values are never kept here
+    backend_options: Mapping[str, str] = field(default_factory=dict)  #: Below ``spark.holdfast.<backend>.``
 
     @classmethod
     def parse(cls, configuration: Mapping[str, str], backends: Collection[str] = ()) -> Settings:
-        """Read the keys below ``spark.holdfast.``; others are ignored.
+        """Read the keys below ``spark.holdfast.``; others are ignored. Raises `InvalidArgumentError`.
 
-        Parameters
-        ----------
-        backends : collection of str
-            Names of the known backends: keys below ``spark.holdfast.<name>.`` are their options, which a backend
-            checks itself when it is chosen.
-
-        Raises
-        ------
-        InvalidArgumentError
-            An unknown key, or a value that does not fit its key.
+        `backends`: names of the known ones, which check their options themselves when chosen.
         """
         known = {f.metadata["key"]: f for f in fields(cls) if f.metadata}
         values: dict[str, Any] = {}
@@ -258,7 +199,7 @@ def _unknown(full_key: str, known: Mapping[str, object], backends: Collection[st
     head, _, rest = key.partition(".")
     begins_a_setting = any(name.startswith(f"{head}.") for name in known)
     near_head = None if begins_a_setting else nearest_name(head, ["storage", "sink", *backends])
-    near = _RENAMED.get(key) or (f"{near_head}.{rest}" if rest and near_head else nearest_name(key, known))
+    near = f"{near_head}.{rest}" if rest and near_head else nearest_name(key, known)
     names = ", ".join([*(PREFIX + name for name in known), *(f"{PREFIX}{name}.*" for name in backends)])
     hint = f"did you mean {PREFIX + near!r}?" if near else f"known are {names} and {STORAGE_PREFIX}*"
     return InvalidArgumentError(f"unknown setting {full_key!r}: {hint}")

@@ -43,14 +43,7 @@ _START_TIMEOUT_S = 60
 
 
 def ensure_java() -> Path:
-    """Return the home of a Java that Spark can run on, and set ``JAVA_HOME`` to it.
-
-    Raises `InvalidArgumentError` if there is no such Java; the message says what was found and what to install.
-
-    Notes
-    -----
-    Call before the first Spark session of the process. Cost: one start of Java (0.1 s) on the first call.
-    """
+    """Set ``JAVA_HOME`` to a Java that Spark can run on, and return it. Raises `InvalidArgumentError`."""
     rejected: list[str] = []
     home = _java_of_environment(rejected) or _java_on_path(rejected) or _java_of_package()
     if home is None:

@@ -20,23 +20,9 @@ _NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 
 
 def open_storage(url: str, options: Mapping[str, object] = _NO_OPTIONS) -> ObjectStorage:
-    """Open the storage that a URL names, without contacting it.
+    """Open the storage that a URL names, without contacting it; `options` as `parse_storage_options` returns them.
 
-    Raises `InvalidArgumentError` if the URL holds credentials, its scheme is not known, the package for it is not
-    installed (the message names it), or an option is not known.
-
-    Parameters
-    ----------
-    url : str
-        As `holdfast.snapshotter.storage.options` draws it. Never credentials.
-    options : Mapping[str, object], optional
-        What `parse_storage_options` returns: parameters of the file system, such as `key`, `secret` or
-        `client_kwargs`. Local and memory storage need none and ignore them.
-
-    Returns
-    -------
-    ObjectStorage
-        To be closed, best by a ``with`` statement.
+    Raises `InvalidArgumentError` if the URL holds credentials, its scheme or an option is unknown, or a package is missing.
     """
     # Imported here: botocore and fsspec cost a tenth of a second that local users need not pay.
     parsed = parse_url(url)

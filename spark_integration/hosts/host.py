@@ -67,14 +67,7 @@ class Host(Protocol):
         """Whether it drops rows that are older than the watermark."""
 
     def run(self, rows: SentRows, initial: SentRows | None) -> DataFrame:
-        """Return the output of all shards' calls; runs on the driver.
-
-        Parameters
-        ----------
-        rows : SentRows
-        initial : SentRows or None
-            Rows of the initial state, of which the first micro-batch makes each shard's first version.
-        """
+        """Return the output of all shards' calls, each begun with its `initial` rows; runs on the driver."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from holdfast.spark_integration.savepoints.restoring_shards import (
 )
 from holdfast.spark_integration.savepoints.tasks import SparkTasks, StateMaker, Tasks
 from holdfast.spark_integration.shard.pointer_row import PointerRow, directory_of_query
-from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode, TimeoutConf
+from holdfast.spark_integration.shard.timeout import TIME_MODES, TIMEOUT_CONF, TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_state.pointers import PointerOperator
 from holdfast.spark_integration.timers import DUE, TIMERS
 
@@ -317,10 +317,9 @@ def _pointers(state: _State, shards: Mapping[int, _Restored], state_dir: str | N
 
 def _time_mode(saved: SavedOperator) -> TimeMode:
     """Return the clock of an operator's timers."""
-    known: dict[str, TimeMode] = {"none": "None", "processingtime": "ProcessingTime", "eventtime": "EventTime"}
     stated = saved.configuration.get("timeMode")
     if stated is not None:
-        return known[stated.lower()]
+        return TIME_MODES[stated.lower()]
     if not saved.has_timeout:
         return "None"
     if not saved.tables:  # nothing tells which: Spark keeps only whether there is one, and this needs no watermark

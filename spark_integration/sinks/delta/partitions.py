@@ -107,8 +107,8 @@ def require_years(rows: pa.Table, keys: Sequence[str], partition_by: Sequence[st
             found.append({end: us and us // _DAY_US for end, us in ends.items()})
         if any(days["min"] is not None and (days["min"] < _FIRST or days["max"] > _LAST) for days in found):
             raise SchemaMismatchError(
-                "a date is outside the years 1 to 9999, as keys, partitions and all dates of an upsert may not be: filter "
-                "such rows, or replace the date with null",
+                "a date is outside the years 1 to 9999, as keys, partitions and all dates of an upsert may not be: "
+                "filter such rows, or replace the date with null",
                 column=name,
             )
 

@@ -101,7 +101,6 @@ def test_sizes_are_written_as_spark_writes_them(text: str, size_bytes: int) -> N
         ("spark.holdfast.snapshot.maxcommits", "spark.holdfast.snapshot.maxCommits"),
         ("spark.holdfast.Shards", "spark.holdfast.shards"),
         ("spark.holdfast.SHARDS", "spark.holdfast.shards"),
-        ("spark.holdfast.checkpoint.dir", "spark.holdfast.state.dir"),
         ("spark.holdfast.storge.secret", "spark.holdfast.storage.secret"),
     ],
 )
