@@ -82,50 +82,6 @@ def test_a_function_with_wrong_columns_changes_nothing(lab: Lab) -> None:
     assert lab.state() == AFTER_BOTH
 
 
-@pytest.mark.all
-def test_two_operators_of_one_name_are_refused(lab: Lab) -> None:
-    lab.spark.conf.set("spark.sql.streaming.unsupportedOperationCheck", "false")
-    try:
-        lab.feed(FIRST)
-        with pytest.raises(
-            StreamingQueryException, match=r"(?s)ConflictError.*same name: pass each its own name=.*operator=totals"
-        ):
-            lab.run(lab.totals().union(lab.totals()))
-    finally:
-        lab.spark.conf.unset("spark.sql.streaming.unsupportedOperationCheck")
-
-
-@pytest.mark.all
-def test_the_state_of_another_query_is_left_alone(lab: Lab) -> None:
-    begun(lab)
-    lab.run(lab.totals(), query="other-query")
-    assert lab.state(query="other-query") == AFTER_BOTH
-    assert lab.state() == AFTER_FIRST
-
-
-@pytest.mark.all
-@pytest.mark.filterwarnings("ignore:this definition of .* cannot continue the state")
-@pytest.mark.parametrize("local_state_survives", cases([True, False]))
-def test_another_state_schema_is_refused(lab: Lab, local_state_survives: bool) -> None:
-    begun(lab)
-    if not local_state_survives:
-        lab.lose_local_state()
-    fails(lab, r"(?s)SchemaMismatchError.*total: int64 → double", stateStructType="n long, total double")
-    assert lab.state() == AFTER_FIRST
-    lab.run(lab.totals())
-    assert lab.state() == AFTER_BOTH
-
-
-@pytest.mark.all
-def test_another_number_of_shards_is_refused(lab: Lab) -> None:
-    begun(lab)
-    lab.configure({"shards": "3"})
-    fails(lab, r"(?s)SchemaMismatchError.*number of shards.*stored=2 asked=3")
-    lab.configure({"shards": "2"})
-    lab.run(lab.totals())
-    assert lab.state() == AFTER_BOTH
-
-
 def damaged(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1

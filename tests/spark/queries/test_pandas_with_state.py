@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import time
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any
@@ -12,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyspark
 import pytest
-from pyspark.errors import IllegalArgumentException, ParseException, PySparkTypeError, StreamingQueryException
+from pyspark.errors import IllegalArgumentException, ParseException, PySparkTypeError
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.state import GroupState
 
@@ -112,100 +111,6 @@ def test_refused_where_it_is_defined(lab: Lab, changed: dict[str, Any], error: t
     }
     with pytest.raises(error, match=match):
         holdfast.stream(lab.source()).groupBy("key").applyInPandasWithState(**arguments | changed)
-
-
-@pytest.mark.all
-def test_an_error_of_the_function_names_operator_and_key(lab: Lab) -> None:
-    """C7: the driver sees the user's own traceback, and no state is kept."""
-
-    def fail(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        state.update((1, 1))
-        raise KeyError("mine")
-
-    lab.feed(FIRST)
-    stream = holdfast.stream(lab.source()).groupBy("key")
-    with pytest.raises(StreamingQueryException, match=r"KeyError: 'mine'\nraised in operator 'totals' for key \("):
-        lab.run(stream.applyInPandasWithState(fail, OUTPUT, STATE, "update", "NoTimeout", name="totals"))
-    totals = stream.applyInPandasWithState(count_and_sum, OUTPUT, STATE, "update", "NoTimeout", name="totals")
-    lab.run(totals)
-    assert lab.state() == {"a": (2, 4), "b": (1, 2), None: (1, 4)}
-
-
-def at(*rows: tuple[str, int]) -> pa.Table:
-    """Return rows of key and event time, in seconds."""
-    stamps = pa.array([seconds * 1_000_000 for _, seconds in rows], pa.timestamp("us", "UTC"))
-    return pa.table({"key": pa.array([key for key, _ in rows]), "ts": stamps})
-
-
-def sessions(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    """Count rows of a key until there has been none for 10 seconds."""
-    (n,) = state.getOption or (0,)
-    if state.hasTimedOut:
-        state.remove()
-        yield pd.DataFrame({"key": [key[0]], "n": [n]})
-        return
-    for frame in frames:
-        n += len(frame)
-        latest_ms = int(frame["ts"].max().timestamp() * 1000)
-    state.update((n,))
-    state.setTimeoutTimestamp(max(latest_ms, state.getCurrentWatermarkMs()) + 10_000)
-
-
-@pytest.mark.all
-@pytest.mark.parametrize("backend", cases(BACKENDS))
-def test_event_time_timeouts(lab: Lab, backend: str) -> None:
-    """Timers of a shard without rows fire too; rows older than the watermark are dropped one by one."""
-    lab.configure({"backend": backend})
-    lab.feed(at(("a", 100), ("a", 105), ("b", 109), ("c", 100)))
-    lab.feed(at(("b", 118), ("b", 112), ("c", 111)))
-    lab.feed(at(("d", 130), ("a", 105), ("a", 119), ("c", 108)))  # the watermark to filter by stands at 109
-    lab.feed(at(("e", 500)))
-    events = lab.source("key string, ts timestamp").withWatermark("ts", "0 seconds")
-    stream = holdfast.stream(events).groupBy("key")
-    arguments = (sessions, "key string, n long", "n long", "append", "EventTimeTimeout")
-    output = lab.run(stream.applyInPandasWithState(*arguments, name="sessions"), mode="append")
-    ended = [[(row["key"], row["n"]) for row in rows] for rows in output]
-    assert [sorted(rows) for rows in ended if rows] == [[("a", 3), ("b", 3), ("c", 2)], [("d", 1)]]
-    assert lab.state("sessions") == {"e": (1,)}
-
-
-@pytest.mark.all
-def test_processing_time_timeouts(lab: Lab) -> None:
-    """Spark runs micro-batches without data for them, in which what is due fires."""
-    ended: list[Any] = []
-
-    def expire(key: tuple[Any, ...], frames: Any, state: GroupState) -> Iterator[pd.DataFrame]:
-        if not state.hasTimedOut:
-            state.update((sum(len(frame) for frame in frames),))
-            state.setTimeoutDuration(1)
-            return
-        yield pd.DataFrame({"key": [key[0]], "n": [state.get[0]]})
-        state.remove()
-
-    lab.feed([("a", 1), ("b", 1), ("a", 1)])
-    lab.feed([("c", 1)])
-    stream = holdfast.stream(lab.source()).groupBy("key")
-    frame = stream.applyInPandasWithState(expire, "key string, n long", "n long", "update", "ProcessingTimeTimeout")
-    writer = frame.writeStream.foreachBatch(lambda rows, _: ended.extend(rows.collect())).outputMode("update")
-    query = writer.option("checkpointLocation", str(lab.folder / "query")).start()
-    try:
-        end = time.monotonic() + 60
-        while len(ended) < 3:
-            assert time.monotonic() < end
-            assert query.exception() is None
-            time.sleep(0.1)
-    finally:
-        query.stop()
-    assert sorted(map(tuple, ended)) == [("a", 2), ("b", 1), ("c", 1)]
-
-
-@pytest.mark.all
-def test_a_batch_query_begins_with_empty_state(lab: Lab) -> None:
-    """C8: one call a key; no timer fires."""
-    frame = lab.spark.createDataFrame(FIRST, "key string, v long")
-    stream = holdfast.stream(frame).groupBy("key")
-    query = stream.applyInPandasWithState(count_and_sum, OUTPUT, STATE, "update", "ProcessingTimeTimeout")
-    assert {tuple(row) for row in query.collect()} == {("a", 2, 4), ("b", 1, 2), (None, 1, 4)}
 
 
 ZONE = dt.UTC

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark.errors import AnalysisException, IllegalArgumentException, PythonException
+from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
@@ -121,28 +120,6 @@ def test_state_and_timers_survive_the_loss_of_the_executor(lab: Lab, backend: st
     assert saved.operators[0].rows["timers_by_due"] == 1
 
 
-class Failing(Keeping):
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
-        self.count.update((1,))
-        raise ZeroDivisionError("the user's own")
-
-
-@pytest.mark.all
-@pytest.mark.slow
-def test_an_exception_of_the_user_names_the_key_and_leaves_no_state(lab: Lab) -> None:
-    """With the user's traceback; a restart goes on as if nothing had happened."""
-    lab.feed([("a", 1)])
-    events = lab.source().selectExpr("*", "timestamp_seconds(v) as at").withWatermark("at", "0 seconds")
-    failing = (
-        holdfast.stream(events).groupBy("key").transformWithState(Failing(), OUTPUT, "Update", "EventTime", name="kept")
-    )
-    with pytest.raises(Exception, match="the user's own") as caught:
-        lab.run(failing)
-    assert "raised in operator 'kept' for key ('a',)" in str(caught.value)
-    assert "handleInputRows" in str(caught.value)
-    assert lab.run(kept(lab, in_pandas=False))[0] == [{"key": "a", "n": 1, "seen": "[1] [(1, 1)]"}]
-
-
 def test_wrong_arguments_are_refused_at_definition(lab: Lab) -> None:
     """In Spark some of them fail in the first micro-batch, or never."""
     lab.feed([("a", 1)])
@@ -185,33 +162,3 @@ def test_sparks_default_state_store_is_refused_at_definition(lab: Lab) -> None:
         with pytest.raises(InvalidArgumentError, match=r"needs Spark's RocksDB state store: set spark\.sql"):
             holdfast.stream(lab.source()).groupBy("key").transformWithState(*arguments)
         assert holdfast.stream(batch).groupBy("key").transformWithState(*arguments).columns == ["key", "n", "seen"]
-
-
-class Returning(StatefulProcessor):
-    def __init__(self, row: Any) -> None:
-        self.row = row
-
-    def init(self, handle: Any) -> None:
-        pass
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Any:
-        return self.row if self.row is None else iter([self.row])
-
-
-@pytest.mark.all
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("row", "text"),
-    [
-        (None, "'NoneType' object is not iterable"),
-        (("a", 1, "x"), "has no attribute 'asDict'"),
-        (Row(key="a", n=1), "missing=['seen']"),
-        (Row(key="a", n="x", seen="x"), "for key ('a',)"),
-    ],
-)
-def test_output_that_is_no_row_of_the_schema(lab: Lab, row: Any, text: str) -> None:
-    """In a batch query too, where nothing is kept."""
-    batch = lab.spark.createDataFrame([("a", 1)], "key string, v long")
-    frame = holdfast.stream(batch).groupBy("key").transformWithState(Returning(row), OUTPUT, "append", "None")
-    with pytest.raises(PythonException, match=re.escape(text)):
-        frame.collect()

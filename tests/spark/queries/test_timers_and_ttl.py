@@ -106,23 +106,6 @@ def test_rows_of_many_event_times_are_not_packed(
     assert capsys.readouterr().out.count("MapInArrow") == python_stages
 
 
-@pytest.mark.all
-def test_timers_and_ttl_over_a_batch_data_frame(lab: Lab) -> None:
-    """The state is empty, and no timer fires."""
-    frame = lab.spark.createDataFrame([("a", 1), ("b", 1), ("a", 1)], "key string, v long")
-
-    def count(batch: holdfast.ShardBatch) -> pa.Table:
-        assert pc.sum(batch.state.exists()).as_py() in (0, None)
-        batch.state.put(n=batch.groups.count())
-        batch.timers.set([0] * batch.keys.num_rows)
-        return batch.keys.append_column("n", batch.state.get()["n"])
-
-    state = holdfast.StateTable("n long", ttlDurationMs=1)
-    stream = holdfast.stream(frame).groupBy("key")
-    found = stream.applyInArrowWithState(count, "key string, n long", state, "update", timeMode="EventTime")
-    assert sorted(map(tuple, found.collect())) == [("a", 2), ("b", 1)]
-
-
 DELAY_MS = 2_000
 Drawn = list[tuple[str, int | None]]
 

@@ -64,19 +64,6 @@ def test_a_batch_query_begins_with_empty_state(spark: SparkSession, lab: Lab) ->
     assert sorted(totals.collect(), key=repr) == sorted(expected.collect(), key=repr)
 
 
-@pytest.mark.all
-def test_deleted_state_is_gone(lab: Lab) -> None:
-    def keep_small(batch: holdfast.ShardBatch) -> pa.Table:
-        shown = count_and_sum(batch)
-        batch.state.delete(where=pc.greater(shown["n"], 1))
-        return shown
-
-    lab.feed(FIRST)
-    lab.feed(SECOND)
-    lab.run(lab.totals(func=keep_small))
-    assert lab.state() == {"a": (1, 10), "b": (1, 2), "c": (1, 20), "": (1, 40)}
-
-
 def test_a_function_may_return_nothing(lab: Lab) -> None:
     def silent(batch: holdfast.ShardBatch) -> None:
         count_and_sum(batch)

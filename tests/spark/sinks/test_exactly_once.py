@@ -106,19 +106,6 @@ def shown(lab: Lab) -> Shown:
 
 
 @pytest.mark.all
-def test_each_micro_batch_is_shown_once_over_restarts(shown: Shown) -> None:
-    """In update mode: by the same function object, and by another driver's; with a file each micro-batch."""
-    shown.feed(*FED[:2])
-    shown.run()
-    assert shown.rows() == totals(*FED[:2])
-    shown.feed(FED[2])
-    shown.run()
-    shown.restart()
-    assert shown.rows() == totals(*FED)
-    assert shown.decided() == [0, 1, 2]
-
-
-@pytest.mark.all
 def test_a_query_that_was_replaced_is_refused_in_the_same_process_too(shown: Shown) -> None:
     """Its function remembers a run that went on with the next micro-batch; another query has come between."""
     shown.feed(FED[0])

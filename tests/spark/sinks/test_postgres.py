@@ -102,15 +102,6 @@ def test_appended_rows_are_there_once_and_a_server_that_was_away_changes_nothing
 
 
 @pytest.mark.all
-def test_a_table_that_does_not_fit_ends_the_query_before_anything_is_written(lab: Lab, postgres: Postgres) -> None:
-    shown = Shown(lab, postgres, "key text PRIMARY KEY, n integer, total bigint", keys=["key"])
-    lab.feed(FED[0])
-    with pytest.raises(StreamingQueryException, match=r"could change.*column=n"):
-        shown.run(lab.totals(), "update")
-    assert shown.rows() == []
-
-
-@pytest.mark.all
 def test_the_example_keeps_a_running_total(postgres: Postgres, java_home: Path, tmp_path: Path) -> None:
     environment = {**os.environ, **postgres.environment(), "JAVA_HOME": str(java_home)}
     command = [sys.executable, "-m", "holdfast.examples.sinks.running_total", str(tmp_path)]
