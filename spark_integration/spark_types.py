@@ -7,29 +7,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.errors import ParseException
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DayTimeIntervalType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    NullType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    UserDefinedType,
-)
+from pyspark.sql import types as T  # noqa: N812
 
 from holdfast.backends.arrow.rows import is_same_kind, nullable_type, one_chunk, storage_type
 from holdfast.backends.arrow.values import cast, null_where_none_may_be
@@ -41,20 +19,20 @@ _DELAY_METADATA, _HELD_BACK_METADATA = "holdfast.watermarkDelayMs", "holdfast.he
 
 # As Spark exchanges them with Python. Written out, since Spark's own conversion is not public and changes
 # its parameters from release to release.
-_ARROW_TYPES: dict[type[DataType], pa.DataType] = {
-    BinaryType: pa.binary(),
-    BooleanType: pa.bool_(),
-    ByteType: pa.int8(),
-    DateType: pa.date32(),
-    DayTimeIntervalType: pa.duration("us"),
-    DoubleType: pa.float64(),
-    FloatType: pa.float32(),
-    IntegerType: pa.int32(),
-    LongType: pa.int64(),
-    NullType: pa.null(),
-    ShortType: pa.int16(),
-    TimestampNTZType: pa.timestamp("us"),
-    TimestampType: pa.timestamp("us", "UTC"),
+_ARROW_TYPES: dict[type[T.DataType], pa.DataType] = {
+    T.BinaryType: pa.binary(),
+    T.BooleanType: pa.bool_(),
+    T.ByteType: pa.int8(),
+    T.DateType: pa.date32(),
+    T.DayTimeIntervalType: pa.duration("us"),
+    T.DoubleType: pa.float64(),
+    T.FloatType: pa.float32(),
+    T.IntegerType: pa.int32(),
+    T.LongType: pa.int64(),
+    T.NullType: pa.null(),
+    T.ShortType: pa.int16(),
+    T.TimestampNTZType: pa.timestamp("us"),
+    T.TimestampType: pa.timestamp("us", "UTC"),
 }
 # What Spark also sends to Python, by the name of its class, which older releases lack. A function may see such columns;
 # state, keys and output cannot have them.
@@ -82,7 +60,7 @@ class Watermark(NamedTuple):
     held_back_ms: int = 0
 
     @classmethod
-    def of(cls, field: StructField) -> Watermark | None:
+    def of(cls, field: T.StructField) -> Watermark | None:
         """Return the mark of a column; None if it has none."""
         metadata = field.metadata or {}
         if WATERMARK_METADATA in metadata:
@@ -109,13 +87,13 @@ class Watermark(NamedTuple):
         return {name: value for name, value in (metadata or {}).items() if name not in marks}
 
 
-def parse_struct(schema: StructType | str, what: str) -> StructType:
+def parse_struct(schema: T.StructType | str, what: str) -> T.StructType:
     """Return a schema given in Spark's forms: a `StructType` or a DDL string. Raises `InvalidArgumentError`."""
     try:
-        parsed = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+        parsed = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
     except ParseException as exc:
         raise InvalidArgumentError(f"{what} is not a DDL string: {exc}") from exc
-    if not isinstance(parsed, StructType) or not parsed.fields:
+    if not isinstance(parsed, T.StructType) or not parsed.fields:
         raise InvalidArgumentError(
             f"{what} must be a StructType or a DDL string with at least one column, such as 'n long, total double'",
             given=type(schema).__name__,
@@ -123,18 +101,18 @@ def parse_struct(schema: StructType | str, what: str) -> StructType:
     return parsed
 
 
-def arrow_schema(schema: StructType, what: str, *, keep_not_null: bool = False) -> pa.Schema:
+def arrow_schema(schema: T.StructType, what: str, *, keep_not_null: bool = False) -> pa.Schema:
     """Return the Arrow schema in which Spark exchanges columns with Python; nullable unless `keep_not_null`."""
     types = _arrow_types(schema, what, {})
     return pa.schema([pa.field(f.name, t, f.nullable or not keep_not_null) for f, t in zip(schema, types, strict=True)])
 
 
-def sent_schema(schema: StructType, what: str) -> pa.Schema:
+def sent_schema(schema: T.StructType, what: str) -> pa.Schema:
     """Return the Arrow schema in which Spark sends a function its rows, including columns that state cannot hold."""
     return pa.schema(list(zip(schema.names, _arrow_types(schema, what, _ONLY_SENT), strict=True)))
 
 
-def _arrow_types(schema: StructType, what: str, only_sent: Mapping[str, pa.DataType]) -> list[pa.DataType]:
+def _arrow_types(schema: T.StructType, what: str, only_sent: Mapping[str, pa.DataType]) -> list[pa.DataType]:
     names = schema.names
     repeated = sorted({n for n in names if names.count(n) > 1})
     if repeated:
@@ -142,23 +120,23 @@ def _arrow_types(schema: StructType, what: str, only_sent: Mapping[str, pa.DataT
     return [_arrow_type(f.dataType, f.name, what, only_sent) for f in schema]
 
 
-def _arrow_type(t: DataType, column: str, what: str, only_sent: Mapping[str, pa.DataType]) -> pa.DataType:
-    def part(of: DataType, name: str = column) -> pa.DataType:
+def _arrow_type(t: T.DataType, column: str, what: str, only_sent: Mapping[str, pa.DataType]) -> pa.DataType:
+    def part(of: T.DataType, name: str = column) -> pa.DataType:
         return _arrow_type(of, name, what, only_sent)
 
-    if isinstance(t, ArrayType):
+    if isinstance(t, T.ArrayType):
         element = part(t.elementType)
         # Of ``array()`` Arrow takes no elements of type null that are never null.
         return pa.list_(pa.field("element", element, t.containsNull or pa.types.is_null(element)))
-    if isinstance(t, MapType):
+    if isinstance(t, T.MapType):
         return pa.map_(part(t.keyType), pa.field("value", part(t.valueType), t.valueContainsNull))
-    if isinstance(t, StructType):
+    if isinstance(t, T.StructType):
         return pa.struct([pa.field(f.name, part(f.dataType, f"{column}.{f.name}"), f.nullable) for f in t])
-    if isinstance(t, DecimalType):
+    if isinstance(t, T.DecimalType):
         return pa.decimal128(t.precision, t.scale)
-    if isinstance(t, StringType):
+    if isinstance(t, T.StringType):
         return pa.string()
-    if only_sent and isinstance(t, UserDefinedType):
+    if only_sent and isinstance(t, T.UserDefinedType):
         return part(t.sqlType())
     if type(t).__name__ in only_sent:
         return only_sent[type(t).__name__]
@@ -169,27 +147,27 @@ def _arrow_type(t: DataType, column: str, what: str, only_sent: Mapping[str, pa.
     return _ARROW_TYPES[type(t)]
 
 
-def types_of_keys(fields: list[StructField]) -> pa.Schema:
+def types_of_keys(fields: list[T.StructField]) -> pa.Schema:
     """Return the Arrow schema of keys, nullable at any depth: stored keys may have nulls that a frame's lack."""
-    types = arrow_schema(StructType(fields), "the keys")
+    types = arrow_schema(T.StructType(fields), "the keys")
     return pa.schema([field.with_type(nullable_type(field.type)) for field in types])
 
 
-def spark_type(t: pa.DataType) -> DataType:
+def spark_type(t: pa.DataType) -> T.DataType:
     """Return Spark's type of a stored column; the inverse of `arrow_schema` behind storage types."""
     for spark, arrow in _ARROW_TYPES.items():
         if t == storage_type(arrow):
             return spark()
     if pa.types.is_large_string(t):
-        return StringType()
+        return T.StringType()
     if pa.types.is_decimal128(t):
-        return DecimalType(t.precision, t.scale)
+        return T.DecimalType(t.precision, t.scale)
     if pa.types.is_large_list(t):
-        return ArrayType(spark_type(t.value_type), t.value_field.nullable)
+        return T.ArrayType(spark_type(t.value_type), t.value_field.nullable)
     if pa.types.is_map(t):
-        return MapType(spark_type(t.key_type), spark_type(t.item_type), t.item_field.nullable)
+        return T.MapType(spark_type(t.key_type), spark_type(t.item_type), t.item_field.nullable)
     if pa.types.is_struct(t):
-        return StructType([StructField(f.name, spark_type(f.type), f.nullable) for f in t])
+        return T.StructType([T.StructField(f.name, spark_type(f.type), f.nullable) for f in t])
     raise InvalidArgumentError("Spark has no type for a stored column", type=t)
 
 
@@ -201,23 +179,23 @@ def type_name(t: pa.DataType) -> str:
         return str(t)
 
 
-def require_key_types(fields: list[StructField]) -> None:
+def require_key_types(fields: list[T.StructField]) -> None:
     """Check that Spark's ``xxhash64`` and byte equality group as Spark's ``groupBy`` does."""
     for field in fields:
         _require_key(field.dataType, field.name)
 
 
-def _require_key(data_type: DataType, column: str) -> None:
-    if isinstance(data_type, MapType):
+def _require_key(data_type: T.DataType, column: str) -> None:
+    if isinstance(data_type, T.MapType):
         raise InvalidArgumentError(f"cannot group by map column {column!r}: {_HINTS['map']}")
-    if isinstance(data_type, StringType) and getattr(data_type, "collation", "UTF8_BINARY") != "UTF8_BINARY":
+    if isinstance(data_type, T.StringType) and getattr(data_type, "collation", "UTF8_BINARY") != "UTF8_BINARY":
         raise InvalidArgumentError(
             f"cannot group by collated column {column!r}: equal keys would have different bytes; {_HINTS['collated']}",
             collation=data_type.collation,
         )
-    if isinstance(data_type, ArrayType):
+    if isinstance(data_type, T.ArrayType):
         _require_key(data_type.elementType, column)
-    if isinstance(data_type, StructType):
+    if isinstance(data_type, T.StructType):
         for part in data_type:
             _require_key(part.dataType, f"{column}.{part.name}")
 

@@ -5,44 +5,36 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T  # noqa: N812
 
 from holdfast.errors import InvalidArgumentError
 
 _TOKEN = re.compile(r"\s*(`[^`]+`|\w+|[<>(),:])")
-_KINDS: tuple[type[DataType], ...] = (
-    *(BinaryType, BooleanType, ByteType, DateType, DoubleType, FloatType, IntegerType, LongType, ShortType, StringType),
-    *(TimestampType, TimestampNTZType),
+_KINDS: tuple[type[T.DataType], ...] = (
+    *(
+        T.BinaryType,
+        T.BooleanType,
+        T.ByteType,
+        T.DateType,
+        T.DoubleType,
+        T.FloatType,
+        T.IntegerType,
+        T.LongType,
+        T.ShortType,
+        T.StringType,
+    ),
+    *(T.TimestampType, T.TimestampNTZType),
 )
 #: By each of a type's names: ``long`` and ``bigint`` are one.
 _TYPES = {name: kind() for kind in _KINDS for name in (kind.typeName(), kind().simpleString())} | {
-    "real": FloatType(),
-    "timestamp_ltz": TimestampType(),
+    "real": T.FloatType(),
+    "timestamp_ltz": T.TimestampType(),
 }
 
 
-def parse_schema(schema: StructType | str) -> StructType:
+def parse_schema(schema: T.StructType | str) -> T.StructType:
     """Return a schema given in any form that Spark takes. Raises `InvalidArgumentError`."""
-    if isinstance(schema, StructType):
+    if isinstance(schema, T.StructType):
         return schema
     parser = _Parser(schema)
     struct = parser.fields()
@@ -57,45 +49,45 @@ class _Parser:
         self._text = text
         self._tokens = [*_tokens(text), ""]
 
-    def fields(self) -> StructType:
+    def fields(self) -> T.StructType:
         fields = [self._field()]
         while self._takes(","):
             fields.append(self._field())
-        return StructType(fields)
+        return T.StructType(fields)
 
-    def _field(self) -> StructField:
+    def _field(self) -> T.StructField:
         name = self._word().strip("`")
         self._takes(":")
         data_type = self._type()
         is_not_null = self._takes("not") and self._takes("null")
-        return StructField(name, data_type, not is_not_null)
+        return T.StructField(name, data_type, not is_not_null)
 
-    def _type(self) -> DataType:
+    def _type(self) -> T.DataType:
         name = self._word().lower()
         if name in ("decimal", "dec", "numeric"):
             return self._decimal()
         if name in ("array", "map", "struct"):
             self.take("<")
-            made: DataType = self.fields() if name == "struct" else self._type()
+            made: T.DataType = self.fields() if name == "struct" else self._type()
             if name == "array":
-                made = ArrayType(made)
+                made = T.ArrayType(made)
             elif name == "map":
                 self.take(",")
-                made = MapType(made, self._type())
+                made = T.MapType(made, self._type())
             self.take(">")
             return made
         if name not in _TYPES:
             raise self._error(f"no such type: {name!r}")
         return _TYPES[name]
 
-    def _decimal(self) -> DecimalType:
+    def _decimal(self) -> T.DecimalType:
         digits = [10, 0]
         if self._takes("("):
             digits[0] = int(self._word())
             if self._takes(","):
                 digits[1] = int(self._word())
             self.take(")")
-        return DecimalType(*digits)
+        return T.DecimalType(*digits)
 
     def _word(self) -> str:
         word = self._tokens[0]

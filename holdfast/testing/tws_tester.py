@@ -20,21 +20,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.errors import IllegalArgumentException, PySparkAssertionError, PySparkValueError
+from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    LongType,
-    Row,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from holdfast.backends.arrow.rows import IntArray
 from holdfast.errors import InvalidArgumentError
@@ -64,24 +51,24 @@ from holdfast.testing.ddl import parse_schema
 from holdfast.testing.embedded_shard import EmbeddedShard
 
 # A bool is an int and a datetime is a date: those stand first.
-_TYPES: Sequence[tuple[tuple[type, ...], DataType]] = (
-    ((bool, np.bool_), BooleanType()),
-    ((int, np.integer), LongType()),
-    ((float, np.floating), DoubleType()),
-    ((str, type(None)), StringType()),
-    ((bytes, bytearray), BinaryType()),
-    ((dt.datetime,), TimestampType()),
-    ((dt.date,), DateType()),
-    ((Decimal,), DecimalType(38, 18)),
+_TYPES: Sequence[tuple[tuple[type, ...], T.DataType]] = (
+    ((bool, np.bool_), T.BooleanType()),
+    ((int, np.integer), T.LongType()),
+    ((float, np.floating), T.DoubleType()),
+    ((str, type(None)), T.StringType()),
+    ((bytes, bytearray), T.BinaryType()),
+    ((dt.datetime,), T.TimestampType()),
+    ((dt.date,), T.DateType()),
+    ((Decimal,), T.DecimalType(38, 18)),
 )
-_NO_COLUMNS = StructType([])
+_NO_COLUMNS = T.StructType([])
 _ANY_KEY = pa.schema([("key", pa.string())])
 
 
 class GroupingColumns:
     """The grouping columns of a test. Raises `InvalidArgumentError` if a type cannot be grouped by."""
 
-    def __init__(self, schema: StructType) -> None:
+    def __init__(self, schema: T.StructType) -> None:
         require_key_types(schema.fields)
         self.schema = schema
         self.types = arrow_schema(schema, "the keys")
@@ -89,7 +76,7 @@ class GroupingColumns:
     @classmethod
     def of_key(cls, key: Any) -> GroupingColumns:
         """Return the columns of a key with these values; None counts as a string. Raises `InvalidArgumentError`."""
-        return cls(StructType([StructField(f"_{at}", _type_of(value)) for at, value in enumerate(_values(key), 1)]))
+        return cls(T.StructType([T.StructField(f"_{at}", _type_of(value)) for at, value in enumerate(_values(key), 1)]))
 
     def rows(self, key: Any, n: int) -> pa.Table:
         """Return `n` rows with this key. Raises `InvalidArgumentError` if it does not fit the columns."""
@@ -112,7 +99,7 @@ def _values(key: Any) -> tuple[Any, ...]:
     return tuple(key) if isinstance(key, tuple) else (key,)
 
 
-def _type_of(value: Any) -> DataType:
+def _type_of(value: Any) -> T.DataType:
     for types, data_type in _TYPES:
         if isinstance(value, types):
             return data_type
@@ -158,7 +145,7 @@ class KeptOutput:
         yield from ()
 
 
-def _rows_of(returned: Any) -> Iterator[Row]:
+def _rows_of(returned: Any) -> Iterator[T.Row]:
     for row in returned:
         named_values(row)  # a query takes nothing else: a tuple and a `Row` without names fail here as there
         yield row
@@ -245,15 +232,15 @@ class TwsTester:
     def __init__(
         self,
         processor: StatefulProcessor,
-        initialStateRow: list[tuple[Any, Row]] | None = None,
+        initialStateRow: list[tuple[Any, T.Row]] | None = None,
         initialStatePandas: list[tuple[Any, pd.DataFrame]] | None = None,
         timeMode: str = "None",
         outputMode: str = "Append",
         eventTimeExtractor: Callable[[Any], int] | None = None,
         *,
-        keyStructType: StructType | str | None = None,
-        inputStructType: StructType | str | None = None,
-        outputStructType: StructType | str | None = None,
+        keyStructType: T.StructType | str | None = None,
+        inputStructType: T.StructType | str | None = None,
+        outputStructType: T.StructType | str | None = None,
         timezone: str = "UTC",
         rowsEach: int = 10_000,
     ) -> None:
@@ -286,7 +273,7 @@ class TwsTester:
         for key, given in initialStatePandas or initialStateRow or []:
             self._run(self._keys(key, 1), _numbers(1), [given], InitialState)
 
-    def test(self, key: Any, input: list[Row]) -> list[Row]:  # noqa: A002
+    def test(self, key: Any, input: list[T.Row]) -> list[T.Row]:  # noqa: A002
         """Run one micro-batch of one key's rows, and then of the timers that are due because of it.
 
         Parameters
@@ -325,7 +312,7 @@ class TwsTester:
         rows = typed.cast(sent_schema(self._input, "the input"))
         return self._returned(self._run(self._keys(key, len(rows)), rows, None))
 
-    def setProcessingTime(self, currentTimeMs: int) -> list[Row] | pd.DataFrame:
+    def setProcessingTime(self, currentTimeMs: int) -> list[T.Row] | pd.DataFrame:
         """Advance the processing time, and run a micro-batch of the timers that are due by then, earliest first.
 
         Returns
@@ -342,7 +329,7 @@ class TwsTester:
         """
         return self._advance("ProcessingTime", "setProcessingTime", "Processing time", currentTimeMs)
 
-    def setWatermark(self, currentWatermarkMs: int) -> list[Row] | pd.DataFrame:
+    def setWatermark(self, currentWatermarkMs: int) -> list[T.Row] | pd.DataFrame:
         """Advance the watermark as `setProcessingTime` advances the processing time."""
         return self._advance("EventTime", "setWatermark", "Watermark", currentWatermarkMs)
 
@@ -403,7 +390,7 @@ class TwsTester:
         with self._state(kinds[stateName], stateName, key) as state:
             state.clear()
 
-    def _advance(self, mode: TimeMode, method: str, what: str, now_ms: int) -> list[Row] | pd.DataFrame:
+    def _advance(self, mode: TimeMode, method: str, what: str, now_ms: int) -> list[T.Row] | pd.DataFrame:
         if self._time_mode != mode:
             raise PySparkValueError(
                 errorClass="UNSUPPORTED_OPERATION",
@@ -497,7 +484,7 @@ class TwsTester:
             transaction.commit()
 
 
-def _parsed(text: str, what: str) -> StructType:
+def _parsed(text: str, what: str) -> T.StructType:
     return parse_struct(parse_schema(text), what)
 
 

@@ -25,29 +25,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DayTimeIntervalType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    NullType,
-    Row,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T  # noqa: N812
 
 from holdfast.backends.arrow.rows import one_chunk, storage_type
 from holdfast.errors import SchemaMismatchError
@@ -63,8 +41,8 @@ _FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
 _NAT = -(1 << 63)
 
 #: Makes a row of the values of its columns.
-RowMaker = Callable[[Iterable[Any]], Row]
-_AS_SPARKS = {"__module__": Row.__module__, "__doc__": Row.__doc__}
+RowMaker = Callable[[Iterable[Any]], T.Row]
+_AS_SPARKS = {"__module__": T.Row.__module__, "__doc__": T.Row.__doc__}
 _set_class = object.__dict__["__class__"].__set__
 _log = logging.getLogger(__name__)
 # The JVM's decimals have at most 38 digits and round half up.
@@ -83,14 +61,14 @@ def row_maker(*names: str) -> RowMaker:
     at: Any = namedtuple("at", [f"column_{n}" for n in range(len(names))])  # type: ignore[misc]  # noqa: PYI024
     pairs = [*zip(names, map(partial(getattr, at), at._fields), strict=True)]
     # Of two columns of one name the first.
-    own = {name: column for name, column in reversed(pairs) if not name.startswith("__") and not hasattr(Row, name)}
-    return partial(tuple.__new__, type("Row", (_ShownRow,), {**own, "__fields__": Row(*names), **_AS_SPARKS}))
+    own = {name: column for name, column in reversed(pairs) if not name.startswith("__") and not hasattr(T.Row, name)}
+    return partial(tuple.__new__, type("Row", (_ShownRow,), {**own, "__fields__": T.Row(*names), **_AS_SPARKS}))
 
 
-class _ShownRow(Row):
+class _ShownRow(T.Row):
     """The base of all shown rows; one whose own attributes are used becomes Spark's."""
 
-    __class__ = Row  # type: ignore[assignment]
+    __class__ = T.Row  # type: ignore[assignment]
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
@@ -103,33 +81,33 @@ class _ShownRow(Row):
         delattr(_become_sparks(self), name)
 
 
-def _become_sparks(row: Row) -> Row:
+def _become_sparks(row: T.Row) -> T.Row:
     names = row.__fields__
-    _set_class(row, Row)
+    _set_class(row, T.Row)
     row.__fields__ = names
     return row
 
 
-def to_python(column: pa.Array, data_type: DataType) -> list[Any]:
+def to_python(column: pa.Array, data_type: T.DataType) -> list[Any]:
     """Return the values as ``fromInternal`` would."""
     made: list[Any]
-    if isinstance(data_type, StructType):
+    if isinstance(data_type, T.StructType):
         parts = [to_python(c, f.dataType) for c, f in zip(column.flatten(), data_type, strict=True)]
         rows: Iterable[Any] = zip(*parts, strict=True) if parts else itertools.repeat((), len(column))
         made = list(map(row_maker(*data_type.names), rows))
-    elif isinstance(data_type, ArrayType):
+    elif isinstance(data_type, T.ArrayType):
         made = _stretches(column, to_python(column.flatten(), data_type.elementType))
-    elif isinstance(data_type, MapType):
+    elif isinstance(data_type, T.MapType):
         entries = column.cast(pa.large_list(pa.struct([column.type.key_field, column.type.item_field])))
         keys, items = entries.flatten().flatten()
         shown = to_python(keys, data_type.keyType)
-        if isinstance(data_type.keyType, (ArrayType, BinaryType, StructType)):
+        if isinstance(data_type.keyType, (T.ArrayType, T.BinaryType, T.StructType)):
             shown = list(map(_as_key, shown))
         pairs = zip(shown, to_python(items, data_type.valueType), strict=True)
         made = [dict(some) for some in _stretches(entries, list(pairs))]
-    elif isinstance(data_type, BinaryType):
+    elif isinstance(data_type, T.BinaryType):
         return spark_versions.state_binaries(plain(column))
-    elif isinstance(data_type, TimestampType):
+    elif isinstance(data_type, T.TimestampType):
         return _local_times(column.view(pa.int64()), data_type)
     else:
         return plain(column)
@@ -183,14 +161,14 @@ def _stretches(column: pa.Array, flat: list[Any]) -> list[list[Any]]:
 
 def _as_key(value: Any) -> Any:
     """Return a value as a key of a dict, which neither a list nor a bytearray can be."""
-    if isinstance(value, Row):
+    if isinstance(value, T.Row):
         return row_maker(*value.__fields__)(map(_as_key, value))
     if isinstance(value, list):
         return tuple(map(_as_key, value))
     return bytes(value) if isinstance(value, bytearray) else value
 
 
-def _local_times(column: pa.Array, data_type: TimestampType) -> list[Any]:
+def _local_times(column: pa.Array, data_type: T.TimestampType) -> list[Any]:
     """Return times as Spark's own conversion does, by this process's local time zone.
 
     An offset that is the same at both ends of an hour holds within it.
@@ -205,7 +183,7 @@ def _local_times(column: pa.Array, data_type: TimestampType) -> list[Any]:
     return [next(times) if valid else None for valid in plain(column.is_valid())] if column.null_count else list(times)
 
 
-def _shift_of_hour(start: int, data_type: TimestampType) -> int | None:
+def _shift_of_hour(start: int, data_type: T.TimestampType) -> int | None:
     """Return the offset of local time in an hour; None if clocks change in it or repeat it."""
     try:
         first, last = (data_type.fromInternal(at) for at in (start, start + _HOUR - 1))
@@ -215,7 +193,7 @@ def _shift_of_hour(start: int, data_type: TimestampType) -> int | None:
     return None if first.fold or last.fold or ends - begins != _HOUR - 1 else begins - start
 
 
-def _local_time(micros: Any, data_type: TimestampType) -> Any:
+def _local_time(micros: Any, data_type: T.TimestampType) -> Any:
     """Convert as ``fromInternal``, the first day of the calendar included; None for None."""
     try:
         return data_type.fromInternal(micros)
@@ -236,7 +214,7 @@ class StateValueError(SchemaMismatchError):
 class RowValues:
     """Converts the rows of one Spark schema. Raises `InvalidArgumentError` if a column's type cannot be stored."""
 
-    def __init__(self, schema: StructType, what: str = "stateStructType") -> None:
+    def __init__(self, schema: T.StructType, what: str = "stateStructType") -> None:
         self._fields = schema.fields
         self._what = what
         # In storage types: what many keys write together may pass 2 GiB.
@@ -275,7 +253,7 @@ class RowValues:
         return pa.RecordBatch.from_arrays(arrays, schema=self.arrow)
 
 
-def _to_arrow(values: Sequence[Any], field: StructField, arrow_type: pa.DataType, what: str) -> pa.Array:
+def _to_arrow(values: Sequence[Any], field: T.StructField, arrow_type: pa.DataType, what: str) -> pa.Array:
     try:
         array = _build(values, field.dataType, arrow_type)
     except _MISFITS:
@@ -288,33 +266,33 @@ def _to_arrow(values: Sequence[Any], field: StructField, arrow_type: pa.DataType
     return array
 
 
-def _build(values: Sequence[Any], data_type: DataType, arrow_type: pa.DataType) -> pa.Array:
+def _build(values: Sequence[Any], data_type: T.DataType, arrow_type: pa.DataType) -> pa.Array:
     """Return a column of values that `update` accepts."""
     usual, convert = _CONVERTERS[type(data_type)]
     if not usual.issuperset(map(type, values)):
         values = [_converted(value, usual, convert) for value in values]
-    if isinstance(data_type, StructType):
+    if isinstance(data_type, T.StructType):
         rows = [_fields_of(value, data_type) for value in values]
         if not len(data_type):  # Arrow would forget how many there are
             return pa.array([None if value is None else {} for value in values], arrow_type)
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(data_type)
         parts = [_build(c, f.dataType, t.type) for c, f, t in zip(columns, data_type, arrow_type, strict=True)]
         return pa.StructArray.from_arrays(parts, fields=list(arrow_type), mask=_mask(values))
-    if isinstance(data_type, ArrayType):
+    if isinstance(data_type, T.ArrayType):
         flat = list(itertools.chain.from_iterable(value for value in values if value is not None))
         elements = _build(flat, data_type.elementType, arrow_type.value_type)
         offsets = _offsets(values, pa.int64())
         return pa.LargeListArray.from_arrays(offsets, elements, type=arrow_type, mask=_mask(values))
-    if isinstance(data_type, MapType):
+    if isinstance(data_type, T.MapType):
         pairs = list(itertools.chain.from_iterable(value.items() for value in values if value is not None))
         keys = _build([key for key, _ in pairs], data_type.keyType, arrow_type.key_type)
         items = _build([item for _, item in pairs], data_type.valueType, arrow_type.item_type)
         return pa.MapArray.from_arrays(_offsets(values, pa.int32()), keys, items, type=arrow_type, mask=_mask(values))
-    if isinstance(data_type, TimestampType):
+    if isinstance(data_type, T.TimestampType):
         if time.daylight:
             _tell_of_repeated_hour(values)
         return pa.array([data_type.toInternal(value) for value in values], pa.int64()).view(arrow_type)
-    if isinstance(data_type, DecimalType):
+    if isinstance(data_type, T.DecimalType):
         values = [None if value is None else _rounded(value, data_type.scale) for value in values]
     return pa.array(values, arrow_type, from_pandas=False)
 
@@ -350,7 +328,7 @@ def _converted(value: Any, usual: frozenset[type], convert: Callable[[Any], Any]
     return None if value is pd.NA else convert(value)
 
 
-def _fields_of(value: Any, struct: StructType) -> Sequence[Any]:
+def _fields_of(value: Any, struct: T.StructType) -> Sequence[Any]:
     """Return the values of a struct's fields, given in any form that Spark accepts."""
     if value is None:
         return (None,) * len(struct)
@@ -376,7 +354,7 @@ def _mask(values: Sequence[Any]) -> pa.Array | None:
     return pa.array(nulls, pa.bool_()) if any(nulls) else None
 
 
-def _misfit(values: Sequence[Any], field: StructField, arrow_type: pa.DataType, what: str) -> StateValueError:
+def _misfit(values: Sequence[Any], field: T.StructField, arrow_type: pa.DataType, what: str) -> StateValueError:
     """Return the error for the first value that does not fit."""
     for row, value in enumerate(values):
         try:
@@ -498,23 +476,23 @@ def _other(value: Any) -> Any:
 
 
 # By type: the usual classes, which Arrow converts the way Spark does, and a function that converts others to them.
-_CONVERTERS: dict[type[DataType], tuple[frozenset[type], Callable[[Any], Any]]] = {
-    ArrayType: (frozenset({list, tuple, _NONE}), _sequence),
-    BinaryType: (frozenset({bytes, bytearray, _NONE}), _other),
-    BooleanType: (frozenset({bool, _NONE}), _other),
-    ByteType: (frozenset({int, _NONE}), _whole),
-    DateType: (frozenset({dt.date, _NONE}), _date),
-    DayTimeIntervalType: (frozenset({dt.timedelta, _NONE}), _interval),
-    DecimalType: (frozenset({Decimal, _NONE}), _decimal),
-    DoubleType: (frozenset({float, int, _NONE}), _real),
-    FloatType: (frozenset({float, int, _NONE}), _real),
-    IntegerType: (frozenset({int, _NONE}), _whole),
-    LongType: (frozenset({int, _NONE}), _whole),
-    MapType: (frozenset({dict, _NONE}), _mapping),
-    NullType: (frozenset({_NONE}), _other),
-    ShortType: (frozenset({int, _NONE}), _whole),
-    StringType: (frozenset({str, _NONE}), _text),
-    StructType: (frozenset({Row, dict, list, tuple, _NONE}), lambda value: value),
-    TimestampNTZType: (frozenset({_NONE}), _wall_clock),
-    TimestampType: (frozenset({dt.datetime, _NONE}), _moment),
+_CONVERTERS: dict[type[T.DataType], tuple[frozenset[type], Callable[[Any], Any]]] = {
+    T.ArrayType: (frozenset({list, tuple, _NONE}), _sequence),
+    T.BinaryType: (frozenset({bytes, bytearray, _NONE}), _other),
+    T.BooleanType: (frozenset({bool, _NONE}), _other),
+    T.ByteType: (frozenset({int, _NONE}), _whole),
+    T.DateType: (frozenset({dt.date, _NONE}), _date),
+    T.DayTimeIntervalType: (frozenset({dt.timedelta, _NONE}), _interval),
+    T.DecimalType: (frozenset({Decimal, _NONE}), _decimal),
+    T.DoubleType: (frozenset({float, int, _NONE}), _real),
+    T.FloatType: (frozenset({float, int, _NONE}), _real),
+    T.IntegerType: (frozenset({int, _NONE}), _whole),
+    T.LongType: (frozenset({int, _NONE}), _whole),
+    T.MapType: (frozenset({dict, _NONE}), _mapping),
+    T.NullType: (frozenset({_NONE}), _other),
+    T.ShortType: (frozenset({int, _NONE}), _whole),
+    T.StringType: (frozenset({str, _NONE}), _text),
+    T.StructType: (frozenset({T.Row, dict, list, tuple, _NONE}), lambda value: value),
+    T.TimestampNTZType: (frozenset({_NONE}), _wall_clock),
+    T.TimestampType: (frozenset({dt.datetime, _NONE}), _moment),
 }

@@ -14,22 +14,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import (
-    ArrayType,
-    AtomicType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FractionalType,
-    IntegralType,
-    NullType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T  # noqa: N812
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.operators.accumulators import (
@@ -49,7 +34,7 @@ from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.vectorised.groups import Groups
 
 #: Makes what the workers run: of the names of output and input column, and of the types of both.
-_Make = Callable[[str, str, DataType, DataType], Accumulator]
+_Make = Callable[[str, str, T.DataType, T.DataType], Accumulator]
 _MOST_DIGITS = 38
 #: Of an approx_count_distinct: 2 ** 18 registers, the most for which HyperLogLog++ is published.
 _LEAST_RSD = 0.0022
@@ -68,7 +53,7 @@ class Aggregate:
         """Name the aggregate, as ``Column.alias`` does."""
         return replace(self, spark=self.spark.alias(name))
 
-    def accumulator(self, name: str, column: str, taken: DataType, returned: DataType) -> Accumulator:
+    def accumulator(self, name: str, column: str, taken: T.DataType, returned: T.DataType) -> Accumulator:
         """Return the workers' aggregate, given the types of argument and result. Raises `InvalidArgumentError`."""
         return self._make(name, column, taken, returned)
 
@@ -93,7 +78,7 @@ def sum(column: str | Column) -> Aggregate:  # noqa: A001 - Spark's name
     A sum that its type cannot hold fails the query, as in Spark's ANSI mode.
     """
 
-    def make(name: str, of: str, taken: DataType, returned: DataType) -> Accumulator:
+    def make(name: str, of: str, taken: T.DataType, returned: T.DataType) -> Accumulator:
         _require_number("sum", taken)
         return Sum(name, of, _arrow(returned))
 
@@ -103,9 +88,9 @@ def sum(column: str | Column) -> Aggregate:  # noqa: A001 - Spark's name
 def mean(column: str | Column) -> Aggregate:
     """Average numbers as double, decimals with four places more; null without values. Also called `avg`."""
 
-    def make(name: str, of: str, taken: DataType, returned: DataType) -> Accumulator:
+    def make(name: str, of: str, taken: T.DataType, returned: T.DataType) -> Accumulator:
         _require_number("mean", taken)
-        sum_type = DoubleType() if not isinstance(taken, DecimalType) else _sum_of(taken)
+        sum_type = T.DoubleType() if not isinstance(taken, T.DecimalType) else _sum_of(taken)
         return Mean(name, of, _arrow(sum_type), _arrow(returned))
 
     return _of(F.avg, column, make)
@@ -200,7 +185,7 @@ def approx_count_distinct(column: str | Column, rsd: float = 0.05) -> Aggregate:
         raise InvalidArgumentError(f"rsd is at least {_LEAST_RSD}: use count_distinct", given=rsd)
     bits = math.ceil(2 * math.log(1.106 / rsd) / math.log(2))
 
-    def make(name: str, of: str, taken: DataType, returned: DataType) -> Accumulator:
+    def make(name: str, of: str, taken: T.DataType, returned: T.DataType) -> Accumulator:
         if not _is_plain(taken):
             raise _no_such("approx_count_distinct", taken)
         return Registers(name, of, bits)
@@ -231,8 +216,8 @@ def percentile_approx(column: str | Column, percentage: float | Sequence[float],
     """
     percentages = [percentage] if isinstance(percentage, (int, float)) else [*percentage]
 
-    def make(name: str, of: str, taken: DataType, returned: DataType) -> Accumulator:
-        if not isinstance(taken, (IntegralType, FractionalType, DateType, TimestampType, TimestampNTZType)):
+    def make(name: str, of: str, taken: T.DataType, returned: T.DataType) -> Accumulator:
+        if not isinstance(taken, (T.IntegralType, T.FractionalType, T.DateType, T.TimestampType, T.TimestampNTZType)):
             raise _no_such("percentile_approx", taken)
         return Ranked(name, of, _arrow(taken), _arrow(returned), tuple(map(float, percentages)), accuracy)
 
@@ -261,8 +246,8 @@ def stddev_pop(column: str | Column) -> Aggregate:
 
 def aggregate(
     column: str | Column,
-    returnType: DataType | str,
-    stateStructType: StructType | str,
+    returnType: T.DataType | str,
+    stateStructType: T.StructType | str,
     init: Callable[[pa.Array], Mapping[str, Any]],
     merge: Callable[[Groups, pa.Table], Mapping[str, Any]],
     finish: Callable[[pa.Table], Any],
@@ -312,7 +297,7 @@ def aggregate(
         if not callable(given):
             raise InvalidArgumentError(f"{what} must be a function of whole columns", given=type(given).__name__)
 
-    def make(name: str, of: str, _: DataType, returned: DataType) -> Accumulator:
+    def make(name: str, of: str, _: T.DataType, returned: T.DataType) -> Accumulator:
         return Own(name, of, _arrow(returned), state, init, merge, finish)
 
     return _of(lambda _: F.lit(None).cast(returnType).alias(f"aggregate({column})"), column, make)
@@ -321,7 +306,7 @@ def aggregate(
 def _extreme(
     function: Callable[[str | Column], Column], column: str | Column, which: Literal["min", "max"]
 ) -> Aggregate:
-    def make(name: str, of: str, taken: DataType, returned: DataType) -> Accumulator:
+    def make(name: str, of: str, taken: T.DataType, returned: T.DataType) -> Accumulator:
         if not _is_plain(returned):
             raise _no_such(which, taken)
         return Extreme(name, of, _arrow(returned), which)
@@ -332,7 +317,7 @@ def _extreme(
 def _picked(
     function: Callable[..., Column], column: str | Column, which: Literal["first", "last"], ignores_nulls: bool
 ) -> Aggregate:
-    def make(name: str, of: str, taken: DataType, returned: DataType) -> Accumulator:
+    def make(name: str, of: str, taken: T.DataType, returned: T.DataType) -> Accumulator:
         return Picked(name, of, _arrow(returned), which, ignores_nulls)
 
     return _of(lambda given: function(given, ignores_nulls), column, make)
@@ -341,10 +326,10 @@ def _picked(
 def _collected(
     function: Callable[[str | Column], Column], column: str | Column, which: Literal["list", "set", "count"]
 ) -> Aggregate:
-    def make(name: str, of: str, taken: DataType, returned: DataType) -> Accumulator:
+    def make(name: str, of: str, taken: T.DataType, returned: T.DataType) -> Accumulator:
         if which != "list" and not _is_plain(taken):
             raise _no_such("set", taken)
-        return Collected(name, of, _arrow(ArrayType(taken, containsNull=False)), which)
+        return Collected(name, of, _arrow(T.ArrayType(taken, containsNull=False)), which)
 
     return _of(function, column, make)
 
@@ -352,7 +337,7 @@ def _collected(
 def _moments(
     function: Callable[[str | Column], Column], column: str | Column, *, is_sample: bool, is_root: bool
 ) -> Aggregate:
-    def make(name: str, of: str, taken: DataType, returned: DataType) -> Accumulator:
+    def make(name: str, of: str, taken: T.DataType, returned: T.DataType) -> Accumulator:
         _require_number("variance", taken)
         return Moments(name, of, is_sample, is_root)
 
@@ -365,27 +350,27 @@ def _of(function: Callable[[str | Column], Column], column: str | Column, make: 
     return Aggregate(function(column), column, make)
 
 
-def _is_plain(t: DataType) -> bool:
+def _is_plain(t: T.DataType) -> bool:
     """Tell whether a value is one number, text or time, whose equality and order are Arrow's."""
-    is_collated = isinstance(t, StringType) and t != StringType()
-    return isinstance(t, AtomicType) and not isinstance(t, NullType) and not is_collated
+    is_collated = isinstance(t, T.StringType) and t != T.StringType()
+    return isinstance(t, T.AtomicType) and not isinstance(t, T.NullType) and not is_collated
 
 
-def _require_number(what: str, taken: DataType) -> None:
-    if not isinstance(taken, (IntegralType, FractionalType)):
+def _require_number(what: str, taken: T.DataType) -> None:
+    if not isinstance(taken, (T.IntegralType, T.FractionalType)):
         raise _no_such(what, taken)
 
 
-def _no_such(what: str, taken: DataType) -> InvalidArgumentError:
+def _no_such(what: str, taken: T.DataType) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"holdfast has no {what} of this type: cast the column, or compute the aggregate in applyInArrowWithState",
         type=taken.simpleString(),
     )
 
 
-def _sum_of(t: DecimalType) -> DecimalType:
-    return DecimalType(builtins.min(t.precision + 10, _MOST_DIGITS), t.scale)
+def _sum_of(t: T.DecimalType) -> T.DecimalType:
+    return T.DecimalType(builtins.min(t.precision + 10, _MOST_DIGITS), t.scale)
 
 
-def _arrow(t: DataType) -> pa.DataType:
-    return arrow_schema(StructType([StructField("value", t)]), "an aggregate").field(0).type
+def _arrow(t: T.DataType) -> pa.DataType:
+    return arrow_schema(T.StructType([T.StructField("value", t)]), "an aggregate").field(0).type

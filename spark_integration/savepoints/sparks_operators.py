@@ -38,16 +38,7 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException, IllegalArgumentException, PySparkException
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import (
-    AtomicType,
-    DataType,
-    DecimalType,
-    NumericType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T  # noqa: N812
 
 from holdfast.backends.schema import KEY_SIDE, VALUE_SIDE
 from holdfast.errors import InvalidArgumentError
@@ -138,15 +129,15 @@ def moved(host: str, rows: DataFrame, described: Described, *, has_watermark: bo
 class _State:
     """Spark's state as a frame whose fields have numbers: names of buffers occur twice, and Spark mixes them up."""
 
-    keys: list[StructField]
-    values: list[StructField]
+    keys: list[T.StructField]
+    values: list[T.StructField]
     frame: DataFrame
 
     @classmethod
     def of(cls, rows: DataFrame) -> _State:
         keys, values = (struct_of(rows.schema[side]) for side in ("key", "value"))
         sides = [
-            F.col(name).cast(StructType([StructField(f"c{place}", of.dataType) for place, of in enumerate(side)]))
+            F.col(name).cast(T.StructType([T.StructField(f"c{place}", of.dataType) for place, of in enumerate(side)]))
             for name, side in (("key", keys), ("value", values))
         ]
         return cls(keys.fields, values.fields, rows.select(sides[0].alias("key"), sides[1].alias("value")))
@@ -161,9 +152,9 @@ class _State:
         return [self.key(place) for place in range(len(self.keys))]
 
 
-def struct_of(field: StructField) -> StructType:
+def struct_of(field: T.StructField) -> T.StructType:
     """Return the type of a field that is known to be a struct."""
-    assert isinstance(field.dataType, StructType)
+    assert isinstance(field.dataType, T.StructType)
     return field.dataType
 
 
@@ -176,7 +167,7 @@ def _operator(
     return MovedOperator(TableRows(schema, frame, grouping, index, ends), function.configuration(), is_timed)
 
 
-def _types_of_keys(keys: list[StructField]) -> pa.Schema:
+def _types_of_keys(keys: list[T.StructField]) -> pa.Schema:
     require_key_types(keys)
     return types_of_keys(keys)
 
@@ -187,7 +178,7 @@ def _deduplication(state: _State, *, within: bool, has_watermark: bool) -> Moved
     if within:
         until = F.timestamp_micros(state.value(0))
     elif timed:
-        if not isinstance(state.keys[timed[0]].dataType, TimestampType):
+        if not isinstance(state.keys[timed[0]].dataType, T.TimestampType):
             raise InvalidArgumentError(
                 "a key of dropDuplicates has event times that are not timestamps, so its state cannot be moved: leave "
                 "this query as it is",
@@ -222,7 +213,7 @@ def _aggregation(state: _State, described: Described) -> MovedOperator:
     (at,) = windows
     window, places = state.key(at), _places(state, described.window)
     _require_windows(state.frame, window, places)
-    start = StructField(WINDOW_START, struct_of(state.keys[at])["start"].dataType)
+    start = T.StructField(WINDOW_START, struct_of(state.keys[at])["start"].dataType)
     others = [place for place in range(len(state.keys)) if place != at]
     key_types = _types_of_keys([*(state.keys[place] for place in others), start])
     is_watched = Watermark.of(state.keys[at]) is not None
@@ -243,18 +234,18 @@ def _sessions(state: _State, described: Described) -> MovedOperator:
     (at,) = windows
     accumulators, columns = _accumulators(state, repeated, described)
     session = state.value(at)
-    start = StructField(SESSION_START, struct_of(state.values[at])["start"].dataType)
+    start = T.StructField(SESSION_START, struct_of(state.values[at])["start"].dataType)
     function = Sessions(_types_of_keys([*keys, start]), accumulators, _NO_TYPES, "session_window", is_streaming=True)
     frame = state.frame.select(*map(state.key, range(len(keys))), session["start"], session["end"], *columns)
     return _operator(function, frame, len(keys), RowEnds(f"{VALUE_SIDE}{SESSION_END}"), is_timed=True)
 
 
-def _is_window(t: DataType) -> bool:
-    times = [field.dataType for field in t] if isinstance(t, StructType) and t.names == ["start", "end"] else []
-    return bool(times) and all(isinstance(time, TimestampType | TimestampNTZType) for time in times)
+def _is_window(t: T.DataType) -> bool:
+    times = [field.dataType for field in t] if isinstance(t, T.StructType) and t.names == ["start", "end"] else []
+    return bool(times) and all(isinstance(time, T.TimestampType | T.TimestampNTZType) for time in times)
 
 
-def _require_one_window(fields: Sequence[StructField], windows: Sequence[int]) -> None:
+def _require_one_window(fields: Sequence[T.StructField], windows: Sequence[int]) -> None:
     if len(windows) > 1:
         raise InvalidArgumentError(
             "a key is a struct of start and end, so it cannot be told from the window: leave this query as it is",
@@ -297,7 +288,7 @@ def _accumulators(state: _State, first: int, described: Described) -> tuple[tupl
     for name, text in described.aggregates.items():
         function, of = _parsed(name, text)
         names = _BUFFERS[function]
-        if state.values[at : at + 1] and function == "sum" and isinstance(state.values[at].dataType, DecimalType):
+        if state.values[at : at + 1] and function == "sum" and isinstance(state.values[at].dataType, T.DecimalType):
             names = (*names, _IS_EMPTY)
         buffers = state.values[at : at + len(names)]
         if _names(buffers) != [*names]:
@@ -310,8 +301,8 @@ def _accumulators(state: _State, first: int, described: Described) -> tuple[tupl
         elif names[0] == "n":
             n = found[0].cast("long")
             found = [n, *(F.when(n != 0, part) for part in found[1:])]
-        elif names[0] == "sum" and of is not None and not isinstance(of_sum, DecimalType):
-            of_sum = DecimalType(min(of.precision + 10, _MOST_DIGITS), of.scale)
+        elif names[0] == "sum" and of is not None and not isinstance(of_sum, T.DecimalType):
+            of_sum = T.DecimalType(min(of.precision + 10, _MOST_DIGITS), of.scale)
             lost.append(F.abs(found[0]) >= _EXACT if function != "sum" else F.lit(False))
             found[0] = _of_unscaled(found[0], of_sum)
         if names == _BUFFERS["mean"]:
@@ -325,15 +316,15 @@ def _accumulators(state: _State, first: int, described: Described) -> tuple[tupl
     return tuple(accumulators), columns
 
 
-def _parsed(name: str, text: str) -> tuple[str, DecimalType | None]:
+def _parsed(name: str, text: str) -> tuple[str, T.DecimalType | None]:
     """Return an aggregate's function and, if it is said to take decimals, their type."""
     match = _FUNCTION.fullmatch(str(text))
     function, of = match.groups() if match else (text, None)
     try:
-        taken = None if of is None else DataType.fromDDL(of)
+        taken = None if of is None else T.DataType.fromDDL(of)
     except PySparkException as exc:
         raise InvalidArgumentError(f"{text!r} names no type", column=name) from exc
-    if function not in _BUFFERS or not isinstance(taken, DecimalType | None):
+    if function not in _BUFFERS or not isinstance(taken, T.DecimalType | None):
         raise InvalidArgumentError(
             f"the state of this aggregate cannot be moved; these can: {', '.join(_BUFFERS)}; of decimals with their "
             "type, as in sum(decimal(5,2))",
@@ -351,25 +342,25 @@ def _others(state: _State, first: int, described: Described) -> InvalidArgumentE
     )
 
 
-def _accumulator(name: str, function: str, t: DataType) -> Accumulator:
-    fits = AtomicType if _BUFFERS[function] in (("min",), ("max",)) else NumericType
+def _accumulator(name: str, function: str, t: T.DataType) -> Accumulator:
+    fits = T.AtomicType if _BUFFERS[function] in (("min",), ("max",)) else T.NumericType
     if not isinstance(t, fits):
         raise InvalidArgumentError(
             f"holdfast has no {function} of this type: leave this query as it is", column=name, type=t.simpleString()
         )
-    arrow = arrow_schema(StructType([StructField("value", t)]), "an aggregate").field(0).type
+    arrow = arrow_schema(T.StructType([T.StructField("value", t)]), "an aggregate").field(0).type
     if function == "count":
         return Count(name, None)
     if function == "sum":
         return Sum(name, "", arrow)
     if function in ("mean", "avg"):
         return Mean(name, "", arrow, arrow)
-    if fits is AtomicType:
+    if fits is T.AtomicType:
         return Extreme(name, "", arrow, "min" if _BUFFERS[function] == ("min",) else "max")
     return Moments(name, "", is_sample=not function.endswith("_pop"), is_root=function.startswith("stddev"))
 
 
-def _of_unscaled(total: Column, t: DecimalType) -> Column:
+def _of_unscaled(total: Column, t: T.DecimalType) -> Column:
     """Return a sum of decimals of few digits, whose digits Spark adds up as bigint or, for an average, as double."""
     return (total.cast("decimal(19,0)") * F.lit(Decimal(1).scaleb(-t.scale))).cast(t)
 
@@ -382,5 +373,5 @@ def _require_exact(state: _State, lost: list[Column]) -> None:
         )
 
 
-def _names(fields: Sequence[StructField]) -> list[str]:
+def _names(fields: Sequence[T.StructField]) -> list[str]:
     return [field.name for field in fields]

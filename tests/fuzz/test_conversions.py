@@ -20,38 +20,17 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.ipc as ipc
 import pytest
+from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas import serializers
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.streaming.state import GroupState
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DayTimeIntervalType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    NullType,
-    Row,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
 from pyspark.util import PythonEvalType
 
 from holdfast.spark_integration.keyed.frames import FrameFormat, OutputFrames
 from holdfast.spark_integration.transport.output import RowsOutput
 from tests.tiers import LONG, repetitions
 
-_STATE_SCHEMA = StructType().add("n", "long")
+_STATE_SCHEMA = T.StructType().add("n", "long")
 
 _STATE = pa.struct(
     [
@@ -77,7 +56,7 @@ _PROPERTIES = {
 
 
 def returned_by_spark(
-    returned: Sequence[Iterable[pd.DataFrame]], schema: StructType, frame_format: FrameFormat
+    returned: Sequence[Iterable[pd.DataFrame]], schema: T.StructType, frame_format: FrameFormat
 ) -> pa.Table:
     """Return what Spark's worker sends to the JVM for keys whose functions return these frames."""
     serializer = getattr(serializers, "ApplyInPandasWithStateSerializer", None)
@@ -89,7 +68,7 @@ def returned_by_spark(
 
 
 def _worker(
-    returned: Sequence[Iterable[pd.DataFrame]], schema: StructType, frame_format: FrameFormat
+    returned: Sequence[Iterable[pd.DataFrame]], schema: T.StructType, frame_format: FrameFormat
 ) -> Iterable[pa.RecordBatch]:
     from pyspark.worker import EvalConf, RunnerConf, read_udfs
     from pyspark.worker_message import UDFInfo
@@ -106,7 +85,7 @@ def _worker(
 
 
 def _serializer(
-    returned: Sequence[Iterable[pd.DataFrame]], schema: StructType, frame_format: FrameFormat
+    returned: Sequence[Iterable[pd.DataFrame]], schema: T.StructType, frame_format: FrameFormat
 ) -> Iterable[pa.RecordBatch]:
     made = serializers.ApplyInPandasWithStateSerializer
     known = inspect.signature(made).parameters
@@ -187,44 +166,44 @@ class _Unpickled:
         return self._commands[int(bytes(which))]
 
 
-_POINT = StructType().add("a", LongType()).add("b", StringType())
+_POINT = T.StructType().add("a", T.LongType()).add("b", T.StringType())
 
-TYPES: dict[str, DataType] = {
+TYPES: dict[str, T.DataType] = {
     data_type.simpleString(): data_type
     for data_type in (
-        ByteType(),
-        ShortType(),
-        IntegerType(),
-        LongType(),
-        FloatType(),
-        DoubleType(),
-        DecimalType(5, 0),
-        DecimalType(10, 2),
-        DecimalType(38, 18),
-        StringType(),
-        BinaryType(),
-        BooleanType(),
-        DateType(),
-        TimestampType(),
-        TimestampNTZType(),
-        DayTimeIntervalType(),
-        NullType(),
-        ArrayType(LongType()),
-        ArrayType(DoubleType()),
-        ArrayType(DecimalType(10, 2)),
-        ArrayType(StringType()),
-        ArrayType(BinaryType()),
-        ArrayType(DateType()),
-        ArrayType(TimestampType()),
-        ArrayType(ArrayType(LongType())),
-        ArrayType(_POINT),
-        MapType(StringType(), LongType()),
-        MapType(LongType(), TimestampType()),
-        MapType(StringType(), ArrayType(DoubleType())),
-        MapType(DateType(), DoubleType()),
+        T.ByteType(),
+        T.ShortType(),
+        T.IntegerType(),
+        T.LongType(),
+        T.FloatType(),
+        T.DoubleType(),
+        T.DecimalType(5, 0),
+        T.DecimalType(10, 2),
+        T.DecimalType(38, 18),
+        T.StringType(),
+        T.BinaryType(),
+        T.BooleanType(),
+        T.DateType(),
+        T.TimestampType(),
+        T.TimestampNTZType(),
+        T.DayTimeIntervalType(),
+        T.NullType(),
+        T.ArrayType(T.LongType()),
+        T.ArrayType(T.DoubleType()),
+        T.ArrayType(T.DecimalType(10, 2)),
+        T.ArrayType(T.StringType()),
+        T.ArrayType(T.BinaryType()),
+        T.ArrayType(T.DateType()),
+        T.ArrayType(T.TimestampType()),
+        T.ArrayType(T.ArrayType(T.LongType())),
+        T.ArrayType(_POINT),
+        T.MapType(T.StringType(), T.LongType()),
+        T.MapType(T.LongType(), T.TimestampType()),
+        T.MapType(T.StringType(), T.ArrayType(T.DoubleType())),
+        T.MapType(T.DateType(), T.DoubleType()),
         _POINT,
-        StructType().add("t", TimestampType()).add("n", TimestampNTZType()).add("d", DateType()),
-        StructType().add("a", ArrayType(StructType().add("x", DoubleType()))),
+        T.StructType().add("t", T.TimestampType()).add("n", T.TimestampNTZType()).add("d", T.DateType()),
+        T.StructType().add("a", T.ArrayType(T.StructType().add("x", T.DoubleType()))),
     )
 }
 
@@ -250,10 +229,10 @@ _OBJECTS: list[Any] = [
     *(pd.Timestamp(_NOON), pd.Timestamp("2024-01-01 00:00:00.123456789"), pd.Timestamp(_AWARE), pd.Timestamp(_TOKYO)),
     *(pd.Timedelta("1 days 00:00:00.000000001"), pd.Timedelta("1 days 00:00:00.000001")),
     *([1, 2], [], [1, None], ["a", "b"], [1.5, float("nan")], [1, "a"], [[1], [2, 3]], [None, [1]], [_NOON, _AWARE]),
-    *([_DATE], [Decimal("1.5"), None], [b"a", bytearray(b"b")], [{"a": 1, "b": "x"}, None], [Row(a=1, b="x")]),
+    *([_DATE], [Decimal("1.5"), None], [b"a", bytearray(b"b")], [{"a": 1, "b": "x"}, None], [T.Row(a=1, b="x")]),
     *((1, "a"), (1, 2), (1, 2, 3), {1}, range(3), collections.deque([1, 2]), [("a", 1)]),
     *({"a": 1, "b": "x"}, {"a": 1}, {"c": 1}, {_DATE: 1.5}, {1: _NOON}, {"a": [1.0, None]}, {}),
-    *({"a": [{"x": 1.5}, {"x": None}, None]}, {"t": _AWARE, "n": _NOON, "d": _DATE}, Row(a=1, b="x"), Row(1, "x")),
+    *({"a": [{"x": 1.5}, {"x": None}, None]}, {"t": _AWARE, "n": _NOON, "d": _DATE}, T.Row(a=1, b="x"), T.Row(1, "x")),
     *(np.array([1, 2]), np.array([1.5, np.nan]), np.array(5), np.array(["a", "b"])),
     *(np.int8(5), np.int64(5), np.uint64(2**63), np.float32(1.5), np.float64(1.5), np.bool_(True)),
     *(
@@ -327,7 +306,7 @@ _PAIRS = sorted((data_type, name) for data_type in TYPES for name in COLUMNS)
 _ONE_OF = 1 if LONG else 17
 
 
-def of_spark(returned: list[Any], schema: StructType, frame_format: FrameFormat) -> pa.Array | None:
+def of_spark(returned: list[Any], schema: T.StructType, frame_format: FrameFormat) -> pa.Array | None:
     """Return the only column of what Spark makes of what functions return for keys; None where it fails."""
     try:
         return returned_by_spark(returned, schema, frame_format).column(0).combine_chunks()
@@ -335,7 +314,7 @@ def of_spark(returned: list[Any], schema: StructType, frame_format: FrameFormat)
         return None
 
 
-def of_ours(returned: list[Iterable[pd.DataFrame]], schema: StructType, frame_format: FrameFormat) -> pa.Array | None:
+def of_ours(returned: list[Iterable[pd.DataFrame]], schema: T.StructType, frame_format: FrameFormat) -> pa.Array | None:
     """Return the same of what ours makes, once Spark's worker has converted it for the JVM."""
     output = OutputFrames(schema, frame_format, 10_000)
     try:
@@ -353,8 +332,8 @@ def is_same(left: pa.Array | None, right: pa.Array | None) -> bool:
     return left.type == right.type and (left.equals(right) or str(left) == str(right))
 
 
-def schema_of(data_type: DataType) -> StructType:
-    return StructType().add("x", data_type)
+def schema_of(data_type: T.DataType) -> T.StructType:
+    return T.StructType().add("x", data_type)
 
 
 @pytest.mark.smoke

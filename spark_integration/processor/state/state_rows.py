@@ -15,20 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    DateType,
-    DoubleType,
-    FloatType,
-    LongType,
-    Row,
-    StringType,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types as T  # noqa: N812
 
 from holdfast.backends.arrow.values import first_that_fails, null_where_none_may_be
 from holdfast.spark_integration.keyed.pandas_with_state import copier
@@ -38,21 +25,21 @@ from holdfast.spark_integration.processor.state.slab import state_error
 State = tuple[Any, ...]
 
 # By type: the class whose values come back from the store as they are.
-_EXACT: dict[type[DataType], type] = {BooleanType: bool, DoubleType: float, LongType: int, StringType: str}
+_EXACT: dict[type[T.DataType], type] = {T.BooleanType: bool, T.DoubleType: float, T.LongType: int, T.StringType: str}
 # The same for keys of maps, which are compared: NaN is not equal to itself, so floats are not among them.
-_EXACT_IN_KEYS: dict[type[DataType], type] = {
-    BinaryType: bytes,
-    BooleanType: bool,
-    DateType: dt.date,
-    LongType: int,
-    StringType: str,
+_EXACT_IN_KEYS: dict[type[T.DataType], type] = {
+    T.BinaryType: bytes,
+    T.BooleanType: bool,
+    T.DateType: dt.date,
+    T.LongType: int,
+    T.StringType: str,
 }
 
 
 class StateRows:
     """Rows of one schema."""
 
-    def __init__(self, schema: StructType, what: str) -> None:
+    def __init__(self, schema: T.StructType, what: str) -> None:
         self.values = RowValues(schema, what)
         self._what = what
         self._names = schema.names
@@ -105,7 +92,7 @@ class StateRows:
 
 
 def _values(row: Any, names: list[str], what: str) -> State:
-    if isinstance(row, Row) and hasattr(row, "__fields__"):
+    if isinstance(row, T.Row) and hasattr(row, "__fields__"):
         given = list(row.__fields__)
         if given != names and sorted(given) == sorted(names):
             raise PySparkTypeError(
@@ -133,7 +120,7 @@ def _comes_back(row: State, exact: tuple[type | None, ...]) -> bool:
 class UserKeys:
     """Keys of a map, in a form in which equal ones are equal in Python too, and no others."""
 
-    def __init__(self, schema: StructType, what: str) -> None:
+    def __init__(self, schema: T.StructType, what: str) -> None:
         self.rows = StateRows(schema, what)
         self._what = what
         self._exact = tuple(_EXACT_IN_KEYS.get(type(field.dataType)) for field in schema)
@@ -163,7 +150,7 @@ class UserKeys:
         return keys if self._is_exact else [self._comparable(key) for key in keys]
 
 
-def _of_fields(schema: StructType) -> Callable[[State], State]:
+def _of_fields(schema: T.StructType) -> Callable[[State], State]:
     """Return a function that makes the values of a struct comparable, and hashable."""
     makers = [_maker(field.dataType) for field in schema]
     return lambda row: tuple(
@@ -171,11 +158,11 @@ def _of_fields(schema: StructType) -> Callable[[State], State]:
     )
 
 
-def _maker(data_type: DataType) -> Callable[[Any], Any] | None:
+def _maker(data_type: T.DataType) -> Callable[[Any], Any] | None:
     """Return a function that makes a value comparable and hashable; None if it already is."""
-    if isinstance(data_type, StructType):
+    if isinstance(data_type, T.StructType):
         return _of_fields(data_type)
-    if isinstance(data_type, ArrayType):
+    if isinstance(data_type, T.ArrayType):
         make = _maker(data_type.elementType)
         return tuple if make is None else lambda some: tuple([None if one is None else make(one) for one in some])
     return _MAKERS.get(type(data_type))
@@ -193,9 +180,9 @@ def _one_nan(value: float) -> float:
     return math.nan if math.isnan(value) else value  # one object, which is found by identity
 
 
-_MAKERS: dict[type[DataType], Callable[[Any], Any]] = {
-    BinaryType: bytes,
-    DoubleType: _one_nan,
-    FloatType: _one_nan,
-    TimestampType: _in_utc,
+_MAKERS: dict[type[T.DataType], Callable[[Any], Any]] = {
+    T.BinaryType: bytes,
+    T.DoubleType: _one_nan,
+    T.FloatType: _one_nan,
+    T.TimestampType: _in_utc,
 }

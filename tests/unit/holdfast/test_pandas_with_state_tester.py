@@ -9,19 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 from pyspark.errors import PySparkRuntimeError, PySparkValueError
+from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.streaming.state import GroupState
-from pyspark.sql.types import (
-    ArrayType,
-    DecimalType,
-    IntegerType,
-    LongType,
-    MapType,
-    Row,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.testing import PandasWithStateTester
@@ -59,11 +48,11 @@ def make(func: Any = count, timeout_conf: Any = "NoTimeout", **options: Any) -> 
 def test_state_is_carried_from_batch_to_batch() -> None:
     counts = make()
     assert counts.test([row("b"), row("a"), row(None), row("b")]) == [
-        Row(user=None, n=1, over=False),
-        Row(user="a", n=1, over=False),
-        Row(user="b", n=2, over=False),
+        T.Row(user=None, n=1, over=False),
+        T.Row(user="a", n=1, over=False),
+        T.Row(user="b", n=2, over=False),
     ]
-    assert counts.test([row("b")]) == [Row(user="b", n=3, over=False)]
+    assert counts.test([row("b")]) == [T.Row(user="b", n=3, over=False)]
     assert (counts.peekState("b"), counts.peekState(None), counts.peekState("nobody")) == ((3,), (1,), None)
     assert counts.peekTimeout("b") is None
     assert counts.test([]) == []
@@ -74,7 +63,7 @@ def test_states_can_be_set_and_deleted() -> None:
     counts.updateState("a", (40,))
     counts.updateState("b", (50,))
     counts.deleteState("b")
-    assert counts.test([row("a"), row("b")]) == [Row(user="a", n=41, over=False), Row(user="b", n=1, over=False)]
+    assert counts.test([row("a"), row("b")]) == [T.Row(user="a", n=41, over=False), T.Row(user="b", n=1, over=False)]
     with pytest.raises(SchemaMismatchError):
         counts.updateState("a", ("text",))
     assert counts.peekState("a") == (41,)
@@ -95,9 +84,9 @@ def test_processing_time_fires_timeouts_and_only_later_ones() -> None:
     counts.test([row("b")])
     assert (counts.peekTimeout("a"), counts.peekTimeout("b")) == (600_000, 601_000)
     assert counts.setProcessingTime(600_000) == []
-    assert counts.setProcessingTime(600_001) == [Row(user="a", n=1, over=True)]
+    assert counts.setProcessingTime(600_001) == [T.Row(user="a", n=1, over=True)]
     assert (counts.peekState("a"), counts.peekTimeout("a")) == (None, None)
-    assert counts.setProcessingTime(10**9) == [Row(user="b", n=1, over=True)]
+    assert counts.setProcessingTime(10**9) == [T.Row(user="b", n=1, over=True)]
 
 
 def test_rows_put_a_timeout_off_before_it_fires() -> None:
@@ -105,7 +94,7 @@ def test_rows_put_a_timeout_off_before_it_fires() -> None:
     counts = make(timeout_conf="ProcessingTimeTimeout")
     counts.test([row("a"), row("b")])
     counts._processing_ms = 700_000
-    assert counts.test([row("b")]) == [Row(user="b", n=2, over=False), Row(user="a", n=1, over=True)]
+    assert counts.test([row("b")]) == [T.Row(user="b", n=2, over=False), T.Row(user="a", n=1, over=True)]
 
 
 def test_late_rows_are_dropped_with_event_time_timeouts_only() -> None:
@@ -114,14 +103,14 @@ def test_late_rows_are_dropped_with_event_time_timeouts_only() -> None:
     for timeout_conf, n in (("EventTimeTimeout", 1), ("ProcessingTimeTimeout", 3), ("NoTimeout", 3)):
         counts = make(timeout_conf=timeout_conf, eventTime="at")
         counts.setWatermark(NOON_MS)
-        assert counts.test([late, row("a"), on_time]) == [Row(user="a", n=n, over=False)]
+        assert counts.test([late, row("a"), on_time]) == [T.Row(user="a", n=n, over=False)]
 
 
 def test_the_watermark_fires_timeouts() -> None:
     counts = make(timeout_conf="EventTimeTimeout", eventTime="at")
     counts.test([row("a"), row("b", minutes=5)])
     assert counts.setWatermark(NOON_MS + 600_000) == []
-    assert counts.setWatermark(NOON_MS + 600_001) == [Row(user="a", n=1, over=True), Row(user="b", n=1, over=True)]
+    assert counts.setWatermark(NOON_MS + 600_001) == [T.Row(user="a", n=1, over=True), T.Row(user="b", n=1, over=True)]
 
 
 def test_a_window_is_late_when_it_has_ended() -> None:
@@ -133,7 +122,7 @@ def test_a_window_is_late_when_it_has_ended() -> None:
     )
     windows.setWatermark(NOON_MS)
     hour = dt.timedelta(hours=1)
-    assert windows.test([(1, (NOON - hour, NOON)), (1, (NOON, NOON + hour))]) == [Row(n=1)]
+    assert windows.test([(1, (NOON - hour, NOON)), (1, (NOON, NOON + hour))]) == [T.Row(n=1)]
 
 
 def test_a_function_that_fails_changes_nothing() -> None:
@@ -150,7 +139,7 @@ def test_a_function_that_fails_changes_nothing() -> None:
     assert "fails" in caught.value.__notes__[0]
     assert "('b',)" in caught.value.__notes__[0]
     assert (counts.peekState("a"), counts.peekTimeout("a")) == (None, None)
-    assert counts.test([row("a")]) == [Row(user="a", n=1, over=False)]
+    assert counts.test([row("a")]) == [T.Row(user="a", n=1, over=False)]
 
 
 def test_output_that_does_not_fit_tells_its_key() -> None:
@@ -175,7 +164,7 @@ def test_a_dict_that_the_function_fills_again_for_each_key() -> None:
 
     tester = PandasWithStateTester(fill, "user", INPUT, OUTPUT, "last struct<x:long>")
     tester.test([row("a", 1), row("b", 2), row("c", 3)])
-    assert [tester.peekState(key) for key in "abc"] == [(Row(x=1),), (Row(x=2),), (Row(x=3),)]
+    assert [tester.peekState(key) for key in "abc"] == [(T.Row(x=1),), (T.Row(x=2),), (T.Row(x=3),)]
 
 
 def test_a_time_that_the_zone_leaves_out_tells_its_key() -> None:
@@ -251,7 +240,7 @@ def test_keys_of_several_columns_and_equal_zeros() -> None:
 
     made = PandasWithStateTester(keys, ["a", "b"], "a double, b int", "n int", "n int")
     assert made.test([(0.0, 1), (-0.0, 1), (float("nan"), 1), (float("nan"), 1), (0.0, None)]) == [
-        Row(n=1), Row(n=2), Row(n=2)
+        T.Row(n=1), T.Row(n=2), T.Row(n=2)
     ]  # fmt: skip
     assert made.peekState((-0.0, 1)) == (1,)
 
@@ -259,35 +248,39 @@ def test_keys_of_several_columns_and_equal_zeros() -> None:
 @pytest.mark.parametrize(
     ("ddl", "schema"),
     [
-        ("a int", StructType([StructField("a", IntegerType())])),
+        ("a int", T.StructType([T.StructField("a", T.IntegerType())])),
         (
             " a: INT NOT NULL , `b c` decimal(5, 2), d decimal",
-            StructType(
+            T.StructType(
                 [
-                    StructField("a", IntegerType(), False),
-                    StructField("b c", DecimalType(5, 2)),
-                    StructField("d", DecimalType(10, 0)),
+                    T.StructField("a", T.IntegerType(), False),
+                    T.StructField("b c", T.DecimalType(5, 2)),
+                    T.StructField("d", T.DecimalType(10, 0)),
                 ]
             ),
         ),
         (
             "m map<string,array<struct<x:int,t:timestamp>>>,n bigint",
-            StructType(
+            T.StructType(
                 [
-                    StructField(
+                    T.StructField(
                         "m",
-                        MapType(
-                            StringType(),
-                            ArrayType(StructType([StructField("x", IntegerType()), StructField("t", TimestampType())])),
+                        T.MapType(
+                            T.StringType(),
+                            T.ArrayType(
+                                T.StructType(
+                                    [T.StructField("x", T.IntegerType()), T.StructField("t", T.TimestampType())]
+                                )
+                            ),
                         ),
                     ),
-                    StructField("n", LongType()),
+                    T.StructField("n", T.LongType()),
                 ]
             ),
         ),
     ],
 )
-def test_ddl_strings_are_understood(ddl: str, schema: StructType) -> None:
+def test_ddl_strings_are_understood(ddl: str, schema: T.StructType) -> None:
     assert parse_schema(ddl) == schema
     assert parse_schema(schema) is schema
 
@@ -309,7 +302,7 @@ def test_a_key_that_is_given_twice_is_one_key_that_is_shown_twice() -> None:
         yield pd.DataFrame({"key": [repr([str(part) for part in key])], "n": [n]})
 
     tester = PandasWithStateTester(count, ["b", "a", "b"], "a string, b long", "key string, n long", "n long")
-    assert tester.test([("x", 1), ("x", 1)]) == [Row(key="['1', 'x', '1']", n=2)]
+    assert tester.test([("x", 1), ("x", 1)]) == [T.Row(key="['1', 'x', '1']", n=2)]
     assert tester.peekState((1, "x", 1)) == (2,)
     with pytest.raises(InvalidArgumentError, match="one value for each key column, values=1 columns=3"):
         tester.peekState(1)

@@ -18,19 +18,7 @@ from hypothesis import strategies as st
 from pandas.core import frame as pandas_frame
 from pandas.util._exceptions import find_stack_level
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError, PySparkValueError
-from pyspark.sql.types import (
-    BinaryType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types as T  # noqa: N812
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.keyed import frame_blocks, frame_templates
@@ -42,9 +30,9 @@ ZONE = FrameFormat("America/New_York")
 
 
 def gathered(
-    columns: dict[str, DataType], *returned: Any, rows_each: int = 100, fmt: FrameFormat = ZONE, nullable: bool = True
+    columns: dict[str, T.DataType], *returned: Any, rows_each: int = 100, fmt: FrameFormat = ZONE, nullable: bool = True
 ) -> list[list[dict[str, Any]]]:
-    schema = StructType()
+    schema = T.StructType()
     for name, data_type in columns.items():
         schema.add(name, data_type, nullable)
     output = OutputFrames(schema, fmt, rows_each)
@@ -52,7 +40,7 @@ def gathered(
     return [batch.to_pylist() for batch in [*batches, *output.finish()]]
 
 
-XY: dict[str, DataType] = {"x": LongType(), "y": LongType()}
+XY: dict[str, T.DataType] = {"x": T.LongType(), "y": T.LongType()}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +114,7 @@ def test_output_is_streamed_while_the_function_runs() -> None:
             made.append(i)
             yield pd.DataFrame({"x": [i], "y": [0]})
 
-    schema = StructType().add("x", LongType()).add("y", LongType())
+    schema = T.StructType().add("x", T.LongType()).add("y", T.LongType())
     next(OutputFrames(schema, ZONE, 4).add_all(function(), ()))
     assert len(made) == 5
 
@@ -155,14 +143,14 @@ def test_all_dtypes_keep_their_order(made: list[tuple[str, list[int | None], str
 
 
 def test_types_are_converted_as_spark_does() -> None:
-    columns: dict[str, DataType] = {
-        "t": TimestampType(),
-        "d": DateType(),
-        "n": DecimalType(5, 2),
-        "b": BinaryType(),
-        "s": StringType(),
-        "f": DoubleType(),
-        "l": StructType().add("i", IntegerType()),
+    columns: dict[str, T.DataType] = {
+        "t": T.TimestampType(),
+        "d": T.DateType(),
+        "n": T.DecimalType(5, 2),
+        "b": T.BinaryType(),
+        "s": T.StringType(),
+        "f": T.DoubleType(),
+        "l": T.StructType().add("i", T.IntegerType()),
     }
     noon = dt.datetime(2024, 1, 1, 17, tzinfo=dt.UTC)
     naive = pd.DataFrame(
@@ -190,7 +178,7 @@ def test_values_that_do_not_fit_are_refused() -> None:
         gathered(XY, fraction)
     with pytest.raises(SchemaMismatchError, match="NOT NULL"):
         gathered(XY, [pd.DataFrame({"x": [None], "y": [1]})], nullable=False)
-    pair = StructType().add("a", LongType(), False)
+    pair = T.StructType().add("a", T.LongType(), False)
     with pytest.raises(SchemaMismatchError, match=r"nulls inside column 'x', in 'a', .* NOT NULL"):
         gathered({"x": pair}, [pd.DataFrame({"x": [{"a": None}]})])
 
@@ -199,7 +187,7 @@ def test_values_that_do_not_fit_are_refused() -> None:
 def test_the_key_of_a_frame_that_does_not_fit_is_told(bad: dict[str, Any]) -> None:
     """Not that of the key whose frame filled the batch, nor of one that is converted together with it."""
     good = {"x": ["5"] if bad["x"] == ["text"] else [2.0], "y": [1]}
-    output = OutputFrames(StructType().add("x", LongType()).add("y", LongType()), ZONE, 3)
+    output = OutputFrames(T.StructType().add("x", T.LongType()).add("y", T.LongType()), ZONE, 3)
     for key, frame in enumerate([good, bad, good]):
         assert not list(output.add_all([pd.DataFrame(frame)], (key,)))
     with pytest.raises((PySparkTypeError, PySparkValueError)):
@@ -210,7 +198,7 @@ def test_the_key_of_a_frame_that_does_not_fit_is_told(bad: dict[str, Any]) -> No
 @pytest.mark.slow(1)
 def test_many_frames_of_several_dtypes_stay_in_order() -> None:
     """Frames are joined piece by piece, strings and nullable integers too."""
-    columns: dict[str, DataType] = {"x": LongType(), "s": StringType()}
+    columns: dict[str, T.DataType] = {"x": T.LongType(), "s": T.StringType()}
     frames, expected = [], []
     for i in range(3 * GATHERED_FRAMES + 1):
         rows = [{"x": i if i % 7 else None, "s": f"{i} {row}"} for row in range(i % 3)]
@@ -222,7 +210,7 @@ def test_many_frames_of_several_dtypes_stay_in_order() -> None:
 
 @pytest.mark.parametrize("at", [GATHERED_FRAMES - 1, GATHERED_FRAMES, 2 * GATHERED_FRAMES + 5])
 def test_the_key_of_one_frame_of_many_is_told(at: int) -> None:
-    output = OutputFrames(StructType().add("x", LongType()), ZONE, 10**6)
+    output = OutputFrames(T.StructType().add("x", T.LongType()), ZONE, 10**6)
     for key in range(3 * GATHERED_FRAMES):
         frame = pd.DataFrame({"x": [0.5 if key == at else 1.0] * (1 + key % 2)})
         assert not list(output.add_all([frame], (key,)))
@@ -234,16 +222,16 @@ def test_the_key_of_one_frame_of_many_is_told(at: int) -> None:
 @pytest.mark.parametrize(
     ("data_type", "good", "bad"),
     [
-        (TimestampType(), pd.Timestamp("2024-03-10 01:30"), pd.Timestamp("2024-03-10 02:30")),
-        (MapType(StringType(), LongType()), {"a": 1}, 7),
-        (LongType(), 5, 2**70),
+        (T.TimestampType(), pd.Timestamp("2024-03-10 01:30"), pd.Timestamp("2024-03-10 02:30")),
+        (T.MapType(T.StringType(), T.LongType()), {"a": 1}, 7),
+        (T.LongType(), 5, 2**70),
     ],
     ids=["in a gap of summer time", "no map", "too large"],
 )
 @pytest.mark.parametrize("at", range(3))
-def test_the_key_is_told_whatever_the_conversion_raises(data_type: DataType, good: Any, bad: Any, at: int) -> None:
+def test_the_key_is_told_whatever_the_conversion_raises(data_type: T.DataType, good: Any, bad: Any, at: int) -> None:
     """Also errors that are neither Spark's, nor Arrow's, nor a TypeError or a ValueError."""
-    output = OutputFrames(StructType().add("x", data_type), ZONE, 10)
+    output = OutputFrames(T.StructType().add("x", data_type), ZONE, 10)
     for key in range(3):
         assert not list(output.add_all([pd.DataFrame({"x": [bad if key == at else good]})], (key,)))
     with pytest.raises(Exception, match=r"\w"):
@@ -254,7 +242,7 @@ def test_the_key_is_told_whatever_the_conversion_raises(data_type: DataType, goo
 def test_frames_that_fit_alone_fit_together() -> None:
     """Text that holds a number is one for Spark, where there is no number beside it."""
     frames = [pd.DataFrame({"x": pd.Series([value], dtype=object)}) for value in ("5", 6, "7", 8, 9)]
-    assert gathered({"x": LongType()}, *([frame] for frame in frames)) == [[{"x": x} for x in range(5, 10)]]
+    assert gathered({"x": T.LongType()}, *([frame] for frame in frames)) == [[{"x": x} for x in range(5, 10)]]
 
 
 def test_an_error_of_the_function_is_its_own() -> None:
@@ -268,10 +256,10 @@ def test_an_error_of_the_function_is_its_own() -> None:
 
 def test_numpy_and_extension_columns_with_zones_and_categories() -> None:
     zoned = pd.DataFrame({"t": pd.Series([pd.Timestamp("2024-01-01", tz="Asia/Tokyo")]), "s": pd.Categorical(["a"])})
-    columns: dict[str, DataType] = {"t": TimestampType(), "s": StringType()}
+    columns: dict[str, T.DataType] = {"t": T.TimestampType(), "s": T.StringType()}
     expected = {"t": dt.datetime(2023, 12, 31, 15, tzinfo=dt.UTC), "s": "a"}
     assert gathered(columns, [zoned, zoned]) == [[expected] * 2]
-    assert gathered({"x": LongType()}, [pd.DataFrame({"x": np.array([], np.int64)})]) == []
+    assert gathered({"x": T.LongType()}, [pd.DataFrame({"x": np.array([], np.int64)})]) == []
 
 
 def test_text_of_arrow_that_is_not_utf8_is_refused_by_column() -> None:
@@ -279,7 +267,7 @@ def test_text_of_arrow_that_is_not_utf8_is_refused_by_column() -> None:
     text = pa.array([b"fine", b"\xff\xfe"]).view(pa.string())
     frame = pd.DataFrame({"s": pd.Series(text, dtype=pd.ArrowDtype(pa.string()))})
     with pytest.raises(InvalidArgumentError, match=r"column 's' of the output has text that is not UTF-8"):
-        gathered({"s": StringType()}, [frame])
+        gathered({"s": T.StringType()}, [frame])
 
 
 OWN = {name: getattr(pandas_frame, name) for name in CONSTRUCTORS}

@@ -17,29 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError, PySparkValueError
+from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.streaming.state import GroupState
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DayTimeIntervalType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    Row,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    YearMonthIntervalType,
-)
 
 from holdfast.backends.arrow.rows import storage_type
 from holdfast.errors import HoldfastError, InvalidArgumentError
@@ -52,49 +31,49 @@ from tests.time_zone import process_in
 
 MICROS = st.integers(-(2**51), 2**52)
 WALL_CLOCK = MICROS.map(lambda us: (dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(0, 0, us)).replace(tzinfo=None))
-POINT = StructType().add("x", IntegerType()).add("at", TimestampType()).add("name", StringType())
-PLAIN: list[tuple[DataType, st.SearchStrategy[Any]]] = [
-    (ByteType(), st.integers(-128, 127)),
-    (ShortType(), st.integers(-(2**15), 2**15 - 1)),
-    (IntegerType(), st.integers(-(2**31), 2**31 - 1)),
-    (LongType(), st.integers(-(2**63), 2**63 - 1)),
-    (FloatType(), st.floats(width=32, allow_nan=False)),
-    (DoubleType(), st.floats(allow_nan=False)),
-    (BooleanType(), st.booleans()),
-    (StringType(), st.text(max_size=3)),
-    (BinaryType(), st.binary(max_size=3)),
-    (DateType(), st.dates()),
-    (TimestampType(), st.one_of(WALL_CLOCK, WALL_CLOCK.map(lambda value: value.replace(tzinfo=dt.UTC)))),
-    (TimestampNTZType(), WALL_CLOCK),
-    (DayTimeIntervalType(), st.timedeltas(dt.timedelta(-1000), dt.timedelta(1000))),
-    (DecimalType(38, 2), st.decimals(-(10**30), 10**30, places=2)),
+POINT = T.StructType().add("x", T.IntegerType()).add("at", T.TimestampType()).add("name", T.StringType())
+PLAIN: list[tuple[T.DataType, st.SearchStrategy[Any]]] = [
+    (T.ByteType(), st.integers(-128, 127)),
+    (T.ShortType(), st.integers(-(2**15), 2**15 - 1)),
+    (T.IntegerType(), st.integers(-(2**31), 2**31 - 1)),
+    (T.LongType(), st.integers(-(2**63), 2**63 - 1)),
+    (T.FloatType(), st.floats(width=32, allow_nan=False)),
+    (T.DoubleType(), st.floats(allow_nan=False)),
+    (T.BooleanType(), st.booleans()),
+    (T.StringType(), st.text(max_size=3)),
+    (T.BinaryType(), st.binary(max_size=3)),
+    (T.DateType(), st.dates()),
+    (T.TimestampType(), st.one_of(WALL_CLOCK, WALL_CLOCK.map(lambda value: value.replace(tzinfo=dt.UTC)))),
+    (T.TimestampNTZType(), WALL_CLOCK),
+    (T.DayTimeIntervalType(), st.timedeltas(dt.timedelta(-1000), dt.timedelta(1000))),
+    (T.DecimalType(38, 2), st.decimals(-(10**30), 10**30, places=2)),
 ]
 NULLABLE_POINTS = st.one_of(st.none(), st.tuples(st.integers(0, 3), st.one_of(st.none(), WALL_CLOCK), st.text()))
-NESTED: list[tuple[DataType, st.SearchStrategy[Any]]] = [
+NESTED: list[tuple[T.DataType, st.SearchStrategy[Any]]] = [
     (POINT, NULLABLE_POINTS),
-    (StructType(), st.just(())),
-    (StructType().add("p", POINT).add("b", BooleanType()), st.tuples(NULLABLE_POINTS, st.booleans())),
-    (ArrayType(POINT), st.lists(NULLABLE_POINTS, max_size=3)),
-    (ArrayType(ArrayType(LongType())), st.lists(st.one_of(st.none(), st.lists(st.integers(0, 9))), max_size=3)),
-    (MapType(StringType(), POINT), st.dictionaries(st.text(max_size=2), NULLABLE_POINTS, max_size=3)),
-    (MapType(DateType(), ArrayType(StringType())), st.dictionaries(st.dates(), st.lists(st.text(max_size=1)))),
+    (T.StructType(), st.just(())),
+    (T.StructType().add("p", POINT).add("b", T.BooleanType()), st.tuples(NULLABLE_POINTS, st.booleans())),
+    (T.ArrayType(POINT), st.lists(NULLABLE_POINTS, max_size=3)),
+    (T.ArrayType(T.ArrayType(T.LongType())), st.lists(st.one_of(st.none(), st.lists(st.integers(0, 9))), max_size=3)),
+    (T.MapType(T.StringType(), POINT), st.dictionaries(st.text(max_size=2), NULLABLE_POINTS, max_size=3)),
+    (T.MapType(T.DateType(), T.ArrayType(T.StringType())), st.dictionaries(st.dates(), st.lists(st.text(max_size=1)))),
 ]
 EVERY = PLAIN + NESTED
 
 
-def schema_of(*types: DataType, nullable: bool = True) -> StructType:
-    schema = StructType()
+def schema_of(*types: T.DataType, nullable: bool = True) -> T.StructType:
+    schema = T.StructType()
     for i, data_type in enumerate(types):
         schema.add(f"c{i}", data_type, nullable)
     return schema
 
 
-def through_spark(schema: StructType, given: tuple[Any, ...]) -> tuple[Any, ...]:
+def through_spark(schema: T.StructType, given: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return what `get` gives on Spark after `update`; the JVM row between them holds the internal values."""
-    return tuple(schema.fromInternal(pickle.loads(pickle.dumps(schema.toInternal(Row(*given))))))
+    return tuple(schema.fromInternal(pickle.loads(pickle.dumps(schema.toInternal(T.Row(*given))))))
 
 
-def through_ours(schema: StructType, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def through_ours(schema: T.StructType, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     values = RowValues(schema)
     batch = values.to_arrow(rows)
     sent = pa.Table.from_batches([batch]).cast(arrow_schema(schema, "the state"))
@@ -112,7 +91,9 @@ def process_zone(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("data_type", "values"), EVERY, ids=lambda v: v.simpleString() if hasattr(v, "jsonValue") else ""
 )
-def test_states_come_back_as_from_spark(data_type: DataType, values: st.SearchStrategy[Any], process_zone: str) -> None:
+def test_states_come_back_as_from_spark(
+    data_type: T.DataType, values: st.SearchStrategy[Any], process_zone: str
+) -> None:
     schema = schema_of(data_type, data_type)
 
     @given(st.lists(st.tuples(values, st.one_of(st.none(), values)), max_size=4))
@@ -128,29 +109,29 @@ def test_states_come_back_as_from_spark(data_type: DataType, values: st.SearchSt
 @pytest.mark.parametrize(
     ("data_type", "value", "kept"),
     [
-        (BinaryType(), bytearray(b"ab"), b"ab"),
-        (StringType(), 5, "5"),
-        (StringType(), True, "true"),
-        (StringType(), 1e10, "1.0E10"),
-        (StringType(), Decimal("1.50"), "1.50"),
-        (DecimalType(3, 1), Decimal("nan"), None),
-        (LongType(), float("nan"), None),
-        (BooleanType(), pd.NA, None),
-        (DecimalType(5, 1), Decimal("1.25"), Decimal("1.3")),
-        (DecimalType(5, 1), Decimal("-1.25"), Decimal("-1.3")),
-        (DateType(), dt.datetime(2024, 1, 2, 3), dt.date(2024, 1, 2)),  # noqa: DTZ001
-        (TimestampNTZType(), dt.datetime(2024, 1, 2, 3, tzinfo=dt.timezone(dt.timedelta(hours=5))), dt.datetime(2024, 1, 2, 3)),  # noqa: DTZ001, E501
-        (POINT, {"x": 1, "name": "a"}, Row(x=1, at=None, name="a")),
-        (POINT, Row(x=1, at=None, name="a"), Row(x=1, at=None, name="a")),
-        (POINT, [1, None, "a"], Row(x=1, at=None, name="a")),
+        (T.BinaryType(), bytearray(b"ab"), b"ab"),
+        (T.StringType(), 5, "5"),
+        (T.StringType(), True, "true"),
+        (T.StringType(), 1e10, "1.0E10"),
+        (T.StringType(), Decimal("1.50"), "1.50"),
+        (T.DecimalType(3, 1), Decimal("nan"), None),
+        (T.LongType(), float("nan"), None),
+        (T.BooleanType(), pd.NA, None),
+        (T.DecimalType(5, 1), Decimal("1.25"), Decimal("1.3")),
+        (T.DecimalType(5, 1), Decimal("-1.25"), Decimal("-1.3")),
+        (T.DateType(), dt.datetime(2024, 1, 2, 3), dt.date(2024, 1, 2)),  # noqa: DTZ001
+        (T.TimestampNTZType(), dt.datetime(2024, 1, 2, 3, tzinfo=dt.timezone(dt.timedelta(hours=5))), dt.datetime(2024, 1, 2, 3)),  # noqa: DTZ001, E501
+        (POINT, {"x": 1, "name": "a"}, T.Row(x=1, at=None, name="a")),
+        (POINT, T.Row(x=1, at=None, name="a"), T.Row(x=1, at=None, name="a")),
+        (POINT, [1, None, "a"], T.Row(x=1, at=None, name="a")),
         # Spark makes nulls of these without a word, though nothing is lost.
-        (DoubleType(), 1, 1.0),
-        (LongType(), 3.0, 3),
-        (LongType(), True, 1),
-        (DecimalType(5, 1), 1, Decimal("1.0")),
+        (T.DoubleType(), 1, 1.0),
+        (T.LongType(), 3.0, 3),
+        (T.LongType(), True, 1),
+        (T.DecimalType(5, 1), 1, Decimal("1.0")),
     ],
 )  # fmt: skip
-def test_what_fits_is_kept_as_spark_keeps_it(data_type: DataType, value: Any, kept: Any) -> None:
+def test_what_fits_is_kept_as_spark_keeps_it(data_type: T.DataType, value: Any, kept: Any) -> None:
     """Each was run on Spark."""
     assert repr(through_ours(schema_of(data_type), [(value,)])) == repr([(kept,)])
 
@@ -158,37 +139,37 @@ def test_what_fits_is_kept_as_spark_keeps_it(data_type: DataType, value: Any, ke
 @pytest.mark.parametrize(
     ("data_type", "value"),
     [
-        (LongType(), "5"),
-        (LongType(), 1.5),
-        (LongType(), 2**70),
-        (ByteType(), 300),
-        (IntegerType(), 2**40),
-        (StringType(), b"a"),
-        (DecimalType(3, 1), Decimal("1234.5")),
-        (DecimalType(3, 1), 1.5),
-        (TimestampType(), dt.date(2024, 1, 2)),
-        (TimestampType(), pd.NaT),
-        (DateType(), "2024-01-01"),
-        (DateType(), 5),
-        (DayTimeIntervalType(), 5),
-        (TimestampNTZType(), 5),
-        (TimestampType(), 5),
-        (BooleanType(), 1),
+        (T.LongType(), "5"),
+        (T.LongType(), 1.5),
+        (T.LongType(), 2**70),
+        (T.ByteType(), 300),
+        (T.IntegerType(), 2**40),
+        (T.StringType(), b"a"),
+        (T.DecimalType(3, 1), Decimal("1234.5")),
+        (T.DecimalType(3, 1), 1.5),
+        (T.TimestampType(), dt.date(2024, 1, 2)),
+        (T.TimestampType(), pd.NaT),
+        (T.DateType(), "2024-01-01"),
+        (T.DateType(), 5),
+        (T.DayTimeIntervalType(), 5),
+        (T.TimestampNTZType(), 5),
+        (T.TimestampType(), 5),
+        (T.BooleanType(), 1),
         (POINT, (1, None)),
         (POINT, 7),
         (POINT, {"x": 1, "nmae": "a"}),
-        (ArrayType(POINT), [{"x": 1}, {"z": 1}]),
-        (ArrayType(StringType()), "abc"),
-        (ArrayType(StringType()), {"a": 1}),
-        (ArrayType(LongType()), 7),
-        (ArrayType(LongType()), ["a"]),
-        (MapType(StringType(), LongType()), [1]),
-        (MapType(StringType(), LongType()), {None: 1}),
+        (T.ArrayType(POINT), [{"x": 1}, {"z": 1}]),
+        (T.ArrayType(T.StringType()), "abc"),
+        (T.ArrayType(T.StringType()), {"a": 1}),
+        (T.ArrayType(T.LongType()), 7),
+        (T.ArrayType(T.LongType()), ["a"]),
+        (T.MapType(T.StringType(), T.LongType()), [1]),
+        (T.MapType(T.StringType(), T.LongType()), {None: 1}),
     ],
     ids=repr,
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_and_named(data_type: DataType, value: Any) -> None:
-    values = RowValues(schema_of(LongType(), data_type))
+def test_what_does_not_fit_is_refused_and_named(data_type: T.DataType, value: Any) -> None:
+    values = RowValues(schema_of(T.LongType(), data_type))
     with pytest.raises(StateValueError, match="'c1'") as caught:
         values.to_arrow([(1, None), (1, None), (1, value), (1, value)])
     assert caught.value.row == 2
@@ -196,8 +177,8 @@ def test_what_does_not_fit_is_refused_and_named(data_type: DataType, value: Any)
     assert (again.row, str(again)) == (2, str(caught.value))
 
 
-@pytest.mark.parametrize("data_type", [DateType(), TimestampType(), TimestampNTZType()], ids=repr)
-def test_no_time_is_told_from_a_wrong_one(data_type: DataType) -> None:
+@pytest.mark.parametrize("data_type", [T.DateType(), T.TimestampType(), T.TimestampNTZType()], ids=repr)
+def test_no_time_is_told_from_a_wrong_one(data_type: T.DataType) -> None:
     """NaT is what pandas has for none: the error says what Spark has for it."""
     with pytest.raises(StateValueError, match=r"'c0'.*use None instead of NaT"):
         RowValues(schema_of(data_type)).to_arrow([(pd.NaT,)])
@@ -218,40 +199,40 @@ def test_a_time_shown_twice_is_told(caplog: pytest.LogCaptureFixture, zone: str,
     python_values._warn_of_repeated_hour.cache_clear()
     with process_in(zone):
         for _ in range(2):
-            RowValues(schema_of(TimestampType())).to_arrow([(None,), (dt.datetime.fromisoformat(at),)])
+            RowValues(schema_of(T.TimestampType())).to_arrow([(None,), (dt.datetime.fromisoformat(at),)])
     told = [text for text in caplog.messages if "repeat an hour" in text]
     assert len(told) == is_told
     assert all("2026-11-01" in text and "spark.executorEnv.TZ=UTC" in text for text in told)
 
 
 def test_rows_of_another_length_are_refused() -> None:
-    values = RowValues(schema_of(LongType(), LongType()))
+    values = RowValues(schema_of(T.LongType(), T.LongType()))
     for wrong in ((1,), (1, 2, 3)):
         with pytest.raises(StateValueError, match="one value for each column") as caught:
             values.to_arrow([(1, 2), wrong])
         assert caught.value.row == 1
 
 
-@pytest.mark.parametrize("data_type", [StringType(), BinaryType(), ArrayType(StringType()), POINT], ids=repr)
-def test_states_are_made_in_storage_types(data_type: DataType) -> None:
+@pytest.mark.parametrize("data_type", [T.StringType(), T.BinaryType(), T.ArrayType(T.StringType()), POINT], ids=repr)
+def test_states_are_made_in_storage_types(data_type: T.DataType) -> None:
     """What the keys of a slab write together may pass 2 GiB, of which Arrow's small types make several chunks."""
-    for t in (data_type, MapType(StringType(), data_type)):
+    for t in (data_type, T.MapType(T.StringType(), data_type)):
         [made] = RowValues(schema_of(t)).to_arrow([(None,)]).schema.types
         assert made == storage_type(made)
 
 
 def test_null_where_the_schema_says_not_null_is_refused() -> None:
     with pytest.raises(StateValueError, match="NOT NULL") as caught:
-        RowValues(schema_of(LongType(), nullable=False)).to_arrow([(1,), (None,)])
+        RowValues(schema_of(T.LongType(), nullable=False)).to_arrow([(1,), (None,)])
     assert caught.value.row == 1
 
 
 def test_types_that_cannot_be_kept_are_refused_at_definition() -> None:
     with pytest.raises(InvalidArgumentError, match="c0"):
-        RowValues(schema_of(YearMonthIntervalType()))
+        RowValues(schema_of(T.YearMonthIntervalType()))
 
 
-STATE = schema_of(LongType(), ArrayType(LongType()))
+STATE = schema_of(T.LongType(), T.ArrayType(T.LongType()))
 DUE = dt.datetime(2024, 1, 1, 0, 0, 1, 500, tzinfo=dt.UTC)
 
 
@@ -260,7 +241,7 @@ def both(
 ) -> tuple[KeyState, GroupState]:
     ours = KeyStates(STATE, timeout_conf, 1000, watermark_ms).open(value, has_timed_out=timed_out)
     sparks = GroupState(
-        optionalValue=None if value is None else Row(*value),  # type: ignore[arg-type]
+        optionalValue=None if value is None else T.Row(*value),  # type: ignore[arg-type]
         batchProcessingTimeMs=1000,
         eventTimeWatermarkMs=-1 if watermark_ms is None else watermark_ms,
         timeoutConf=timeout_conf,

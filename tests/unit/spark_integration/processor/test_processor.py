@@ -17,24 +17,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from pyspark.sql import Row
+from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.streaming.stateful_processor import (
     ListState,
     MapState,
     StatefulProcessor,
     StatefulProcessorHandle,
     ValueState,
-)
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    DoubleType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
 )
 
 from holdfast.errors import SchemaMismatchError
@@ -51,20 +40,20 @@ from tests.tiers import repetitions
 from tests.time_zone import process_in
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
 
-PAIR = StructType().add("a", LongType(), False).add("b", LongType())
+PAIR = T.StructType().add("a", T.LongType(), False).add("b", T.LongType())
 
 
 @pytest.mark.parametrize(
     ("data_type", "good", "bad", "where"),
     [
-        (LongType(), 1, None, "in column 'x'"),
+        (T.LongType(), 1, None, "in column 'x'"),
         (PAIR, {"a": 1, "b": None}, {"a": None, "b": 1}, "inside column 'x', in 'a'"),
-        (ArrayType(LongType(), False), [1], [1, None], "inside column 'x', in 'element'"),
-        (MapType(StringType(), PAIR), {"k": None}, {"k": Row(a=None, b=1)}, "inside column 'x', in 'value': 'a'"),
+        (T.ArrayType(T.LongType(), False), [1], [1, None], "inside column 'x', in 'element'"),
+        (T.MapType(T.StringType(), PAIR), {"k": None}, {"k": Row(a=None, b=1)}, "inside column 'x', in 'value': 'a'"),
     ],
 )
-def test_nulls_where_none_may_be(data_type: DataType, good: Any, bad: Any, where: str) -> None:
-    output = OutputRows(StructType().add("x", data_type, not isinstance(data_type, LongType)), 10)
+def test_nulls_where_none_may_be(data_type: T.DataType, good: Any, bad: Any, where: str) -> None:
+    output = OutputRows(T.StructType().add("x", data_type, not isinstance(data_type, T.LongType)), 10)
     for key, value in enumerate([good, bad, good]):
         assert not list(output.add_all([Row(x=value)], (key,)))
     with pytest.raises(SchemaMismatchError, match=f"the processor returned nulls {where}, which .* NOT NULL"):
@@ -75,7 +64,7 @@ def test_nulls_where_none_may_be(data_type: DataType, good: Any, bad: Any, where
 def test_a_row_that_was_given_is_returned_as_one_of_sparks() -> None:
     """As a filter does; also with its columns in another order, and in a struct."""
     given = row_maker("a", "b")
-    output = OutputRows(StructType().add("b", LongType()).add("a", LongType()).add("pair", PAIR), 10)
+    output = OutputRows(T.StructType().add("b", T.LongType()).add("a", T.LongType()).add("pair", PAIR), 10)
     rows = [
         given((1, 2)),
         row_maker("pair", "b", "a")((given((3, 4)), 2, 1)),
@@ -89,7 +78,7 @@ def test_a_row_that_was_given_is_returned_as_one_of_sparks() -> None:
 
 
 def test_a_row_with_fewer_values_than_names_lacks_a_column() -> None:
-    output = OutputRows(StructType().add("a", LongType()).add("b", LongType()), 10)
+    output = OutputRows(T.StructType().add("a", T.LongType()).add("b", T.LongType()), 10)
     with pytest.raises(SchemaMismatchError, match=r"without a column.*missing=\['b'\]"):
         list(output.add_all([Row("a", "b")(1)], (0,)))
 
@@ -97,14 +86,14 @@ def test_a_row_with_fewer_values_than_names_lacks_a_column() -> None:
 @pytest.mark.parametrize(
     ("data_type", "buffer", "fill", "expected"),
     [
-        (BinaryType(), bytearray(1), lambda buffer, n: buffer.__setitem__(0, n), [b"\0", b"\1"]),
-        (BinaryType(), memoryview(bytearray(1)), lambda buffer, n: buffer.__setitem__(0, n), [b"\0", b"\1"]),
-        (ArrayType(LongType()), np.zeros(1, np.int64), lambda buffer, n: buffer.fill(n), [[0], [1]]),
+        (T.BinaryType(), bytearray(1), lambda buffer, n: buffer.__setitem__(0, n), [b"\0", b"\1"]),
+        (T.BinaryType(), memoryview(bytearray(1)), lambda buffer, n: buffer.__setitem__(0, n), [b"\0", b"\1"]),
+        (T.ArrayType(T.LongType()), np.zeros(1, np.int64), lambda buffer, n: buffer.fill(n), [[0], [1]]),
     ],
 )
-def test_what_a_processor_fills_anew_for_each_key(data_type: DataType, buffer: Any, fill: Any, expected: Any) -> None:
+def test_what_a_processor_fills_anew_for_each_key(data_type: T.DataType, buffer: Any, fill: Any, expected: Any) -> None:
     """Spark converts a key's rows before it calls the next key; here those of many keys are converted together."""
-    output = OutputRows(StructType().add("x", data_type), 10)
+    output = OutputRows(T.StructType().add("x", data_type), 10)
     for key in range(2):
         fill(buffer, key)
         assert not list(output.add_all([Row(x=buffer)], (key,)))
@@ -231,9 +220,9 @@ def test_a_batch_query_does_not_warn(tmp_path: Path) -> None:
 UTC = FrameFormat("UTC")
 
 
-def returned(columns: dict[str, DataType], *calls: Any, fmt: FrameFormat = UTC) -> list[dict[str, Any]]:
+def returned(columns: dict[str, T.DataType], *calls: Any, fmt: FrameFormat = UTC) -> list[dict[str, Any]]:
     """Return the rows of what a processor returned in some calls."""
-    schema = StructType()
+    schema = T.StructType()
     for name, data_type in columns.items():
         schema.add(name, data_type)
     output = FrameExchange(schema, fmt, 100).output()
@@ -251,7 +240,7 @@ def test_a_frame_is_taken_as_it_is_when_it_is_yielded() -> None:
             frame.iat[0, 2] = n
             yield frame
 
-    found = returned({"t": StringType(), "n": LongType(), "at": LongType()}, call(0), call(2))
+    found = returned({"t": T.StringType(), "n": T.LongType(), "at": T.LongType()}, call(0), call(2))
     assert [tuple(row.values()) for row in found] == [("a", 0, 0), ("b", 1, 1), ("c", 2, 2), ("d", 3, 3)]
 
 
@@ -266,7 +255,7 @@ def test_what_is_in_a_frame_is_taken_as_it_is_when_it_is_yielded() -> None:
             buffer.fill(n)
             yield pd.DataFrame({"seen": [seen], "last": [buffer]})
 
-    numbers = ArrayType(LongType())
+    numbers = T.ArrayType(T.LongType())
     assert returned({"seen": numbers, "last": numbers}, call()) == [
         {"seen": [0], "last": [0]},
         {"seen": [0, 1], "last": [1]},
@@ -276,24 +265,24 @@ def test_what_is_in_a_frame_is_taken_as_it_is_when_it_is_yielded() -> None:
 
 def test_booleans_are_numbers_where_numbers_are_declared() -> None:
     frames = [pd.DataFrame({"n": [True, False]}), pd.DataFrame({"n": [7]})]
-    assert returned({"n": LongType()}, frames) == [{"n": 1}, {"n": 0}, {"n": 7}]
+    assert returned({"n": T.LongType()}, frames) == [{"n": 1}, {"n": 0}, {"n": 7}]
 
 
 def test_columns_go_by_position_if_the_session_says_so() -> None:
     """Whatever their names; ``spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName`` is off."""
     frames = [pd.DataFrame({"b": [1], "c": [2]})]
     by_position = FrameFormat("UTC", assign_cols_by_name=False)
-    assert returned({"a": LongType(), "b": LongType()}, frames, fmt=by_position) == [{"a": 1, "b": 2}]
+    assert returned({"a": T.LongType(), "b": T.LongType()}, frames, fmt=by_position) == [{"a": 1, "b": 2}]
 
 
 def test_columns_without_names_may_be_more_than_are_declared() -> None:
     more, fewer = pd.DataFrame([(1, 2, 3)]), pd.DataFrame([(1,)])
-    assert returned({"a": LongType(), "b": LongType()}, [more]) == [{"a": 1, "b": 2}]
+    assert returned({"a": T.LongType(), "b": T.LongType()}, [more]) == [{"a": 1, "b": 2}]
     with pytest.raises(SchemaMismatchError, match=r"fewer columns.*columns=1 declared=2"):
-        returned({"a": LongType(), "b": LongType()}, [fewer])
+        returned({"a": T.LongType(), "b": T.LongType()}, [fewer])
 
 
-N = columns(n=LongType())
+N = columns(n=T.LongType())
 
 
 def test_variables_may_have_any_names_and_columns_those_of_keys(tmp_path: Path) -> None:
@@ -301,8 +290,8 @@ def test_variables_may_have_any_names_and_columns_those_of_keys(tmp_path: Path) 
 
     def declare(handle: Any) -> Any:
         return [
-            handle.getListState("a /b.ü", columns(key=LongType())),
-            handle.getMapState("x", columns(key=LongType()), N),
+            handle.getListState("a /b.ü", columns(key=T.LongType())),
+            handle.getMapState("x", columns(key=T.LongType()), N),
         ]
 
     shard = ProcessorShard(tmp_path / "shard", Scripted(declare))
@@ -435,7 +424,7 @@ def new_york() -> Iterator[None]:
 
 def test_user_keys_are_equal_as_the_store_has_them(tmp_path: Path) -> None:
     """NaN is one key, -0.0 is 0.0, and lists can be keys; so it is before and after they were stored."""
-    schema = columns(d=DoubleType(), items=ArrayType(StringType()))
+    schema = columns(d=T.DoubleType(), items=T.ArrayType(T.StringType()))
     shard = ProcessorShard(tmp_path / "shard", Scripted(lambda h: h.getMapState("m", schema, N)))
 
     def count(state: Any, *_: Any) -> Any:
@@ -453,7 +442,7 @@ def test_times_of_an_hour_that_a_clock_repeats_are_different_user_keys(tmp_path:
     """In the worker's zone both are half past one; Spark's map has an entry for each."""
     times = [(dt.datetime(2024, 11, 3, hour, 30, tzinfo=dt.UTC),) for hour in (5, 6)]
     shard = ProcessorShard(
-        tmp_path / "shard", Scripted(lambda handle: handle.getMapState("at", columns(at=TimestampType()), N))
+        tmp_path / "shard", Scripted(lambda handle: handle.getMapState("at", columns(at=T.TimestampType()), N))
     )
 
     def write(at: Any, *_: Any) -> Any:
@@ -475,7 +464,7 @@ def test_the_end_of_the_calendar_is_a_user_key(tmp_path: Path, zone: str) -> Non
     end = (dt.datetime(9999, 12, 31, 23, 59, 59, 999999),)  # noqa: DTZ001  naive ones are of the process's zone
     with process_in(zone):
         shard = ProcessorShard(
-            tmp_path / "shard", Scripted(lambda handle: handle.getMapState("at", columns(at=TimestampType()), N))
+            tmp_path / "shard", Scripted(lambda handle: handle.getMapState("at", columns(at=T.TimestampType()), N))
         )
 
         def count(at: Any, *_: Any) -> Any:
@@ -489,9 +478,9 @@ def test_the_end_of_the_calendar_is_a_user_key(tmp_path: Path, zone: str) -> Non
 
 def test_a_null_inside_of_a_user_key_where_none_may_be_names_its_key(tmp_path: Path) -> None:
     """Whatever stored keys may have."""
-    part = StructType([StructField("n", LongType(), False)])
+    part = T.StructType([T.StructField("n", T.LongType(), False)])
     shard = ProcessorShard(
-        tmp_path / "shard", Scripted(lambda handle: handle.getMapState("m", columns(p=part, q=LongType()), N))
+        tmp_path / "shard", Scripted(lambda handle: handle.getMapState("m", columns(p=part, q=T.LongType()), N))
     )
 
     def write(entries: Any, key: Any, _: Any) -> None:

@@ -13,17 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-)
 
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
@@ -32,7 +23,7 @@ from holdfast.spark_integration.processor.handle import PickledProcessor, declar
 from holdfast.spark_integration.processor.transform_with_state import TransformWithState, require_same_grouping
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
 
-N = columns(n=LongType())
+N = columns(n=T.LongType())
 
 
 def timers_shard(folder: Path, time_mode: Any = "EventTime") -> ProcessorShard:
@@ -304,7 +295,7 @@ def test_a_processor_that_tasks_lack_says_how_to_send_it(tmp_path: Path, monkeyp
 
 
 Declare = Callable[[StatefulProcessorHandle], Any]
-COUNT, TEXT = columns(n=LongType()), columns(note=StringType())
+COUNT, TEXT = columns(n=T.LongType()), columns(note=T.StringType())
 CONFIGURATION = {"timeMode": "ProcessingTime", "outputMode": "update"}
 
 
@@ -328,32 +319,32 @@ def step_of(declare: Declare, folder: Any) -> TransformWithState:
     return ProcessorShard(folder / "shard", processor, "ProcessingTime").function
 
 
-def not_null(schema: StructType) -> StructType:
-    return StructType([StructField(field.name, field.dataType, False) for field in schema])
+def not_null(schema: T.StructType) -> T.StructType:
+    return T.StructType([T.StructField(field.name, field.dataType, False) for field in schema])
 
 
-def entries(key: StructType) -> Declare:
+def entries(key: T.StructType) -> Declare:
     return lambda handle: handle.getMapState("m", key, COUNT)
 
 
-def value(schema: StructType, ttl_ms: int | None = None, name: str = "v") -> Declare:
+def value(schema: T.StructType, ttl_ms: int | None = None, name: str = "v") -> Declare:
     return lambda handle: handle.getValueState(name, schema, ttl_ms)
 
 
 GOES: dict[str, list[Declare]] = {
     "a column for another one, in two restarts": [
         value(COUNT),
-        value(columns(b=BooleanType())),
-        value(columns(m=LongType())),
+        value(columns(b=T.BooleanType())),
+        value(columns(m=T.LongType())),
     ],
-    "a column for one of another type": [value(COUNT), value(columns(n2=StringType()))],
+    "a column for one of another type": [value(COUNT), value(columns(n2=T.StringType()))],
     "a field for another one, in two restarts": [
         value(columns(p=COUNT)),
-        value(columns(p=columns(b=BooleanType()))),
-        value(columns(p=columns(m=LongType()))),
+        value(columns(p=columns(b=T.BooleanType()))),
+        value(columns(p=columns(m=T.LongType()))),
     ],
     "TTL, and none, and TTL": [value(COUNT, 5), value(COUNT), value(COUNT, 7)],
-    "TTL for a column": [value(columns(n=LongType(), m=LongType())), value(COUNT, 5)],
+    "TTL for a column": [value(columns(n=T.LongType(), m=T.LongType())), value(COUNT, 5)],
     "a column that was NOT NULL before": [value(not_null(COUNT)), value(COUNT)],
     "a column that was always NOT NULL": [value(not_null(COUNT)), value(TEXT, name="w"), value(not_null(COUNT))],
     "a key that was always NOT NULL": [entries(not_null(TEXT)), entries(not_null(TEXT))],
@@ -366,33 +357,33 @@ GOES: dict[str, list[Declare]] = {
 # Words of the error.
 DOES_NOT: dict[str, tuple[list[Declare], str]] = {
     "renamed": (
-        [value(COUNT), value(columns(m=LongType()))],
+        [value(COUNT), value(columns(m=T.LongType()))],
         "to lose the values, give stateChanges={'v': {'drop': ['n']}}; to keep them hidden",
     ),
     "renamed and widened": (
-        [value(columns(n=IntegerType())), value(columns(m=LongType()))],
+        [value(columns(n=T.IntegerType())), value(columns(m=T.LongType()))],
         "{'v': {'rename': {'n': 'm'}}}",
     ),
     "a field renamed": (
-        [value(columns(p=ArrayType(COUNT))), value(columns(p=ArrayType(columns(m=LongType()))))],
+        [value(columns(p=T.ArrayType(COUNT))), value(columns(p=T.ArrayType(columns(m=T.LongType()))))],
         "p.n → p.m: what is renamed loses its values",
     ),
     "a field of a map's values renamed": (
         [
-            value(columns(p=MapType(StringType(), COUNT))),
-            value(columns(p=MapType(StringType(), columns(m=LongType())))),
+            value(columns(p=T.MapType(T.StringType(), COUNT))),
+            value(columns(p=T.MapType(T.StringType(), columns(m=T.LongType())))),
         ],
         "p.n → p.m: what is renamed loses its values",
     ),
     "comes back narrower": (
-        [value(COUNT), value(columns(b=BooleanType())), value(columns(b=BooleanType(), n=IntegerType()))],
+        [value(COUNT), value(columns(b=T.BooleanType())), value(columns(b=T.BooleanType(), n=T.IntegerType()))],
         "n: int64 → int32",
     ),
     "a column NOT NULL comes back": (
         [
-            value(columns(n=LongType(), m=LongType())),
+            value(columns(n=T.LongType(), m=T.LongType())),
             value(COUNT),
-            value(StructType([*COUNT, StructField("m", LongType(), False)])),
+            value(T.StructType([*COUNT, T.StructField("m", T.LongType(), False)])),
         ],
         "m: it is NOT NULL",
     ),
@@ -402,16 +393,16 @@ DOES_NOT: dict[str, tuple[list[Declare], str]] = {
         "n: it is NOT NULL",
     ),
     "a column that was absent in between": (
-        [value(not_null(COUNT)), value(TEXT), value(StructType([*TEXT, *not_null(COUNT)]))],
+        [value(not_null(COUNT)), value(TEXT), value(T.StructType([*TEXT, *not_null(COUNT)]))],
         "n: it is NOT NULL",
     ),
     "a map's key becomes NOT NULL": ([entries(TEXT), entries(not_null(TEXT))], "entry.note: it is NOT NULL"),
     "TTL over a column of its name": (
-        [value(columns(n=LongType(), expires_ms=LongType())), value(COUNT, 5)],
+        [value(columns(n=T.LongType(), expires_ms=T.LongType())), value(COUNT, 5)],
         "expires_ms: a column of the user's and the time to live",
     ),
     "a column of its name over TTL": (
-        [value(COUNT, 5), value(COUNT), value(columns(n=LongType(), expires_ms=LongType()))],
+        [value(COUNT, 5), value(COUNT), value(columns(n=T.LongType(), expires_ms=T.LongType()))],
         "expires_ms: a column of the user's and the time to live",
     ),
     "an index's name, which was a variable's": (
