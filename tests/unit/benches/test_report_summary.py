@@ -511,30 +511,6 @@ def test_tables_fold_and_scroll_inside_themselves(browser: Browser, report: Path
 @pytest.mark.browser
 @pytest.mark.all
 @pytest.mark.slow(15)
-def test_links_lead_to_something(browser: Browser, report: Path) -> None:
-    with shown(browser, report.as_uri(), DESKTOP) as it:
-        targets = it.page.evaluate("[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))")
-        assert targets
-        assert [t for t in set(targets) if not it.page.query_selector(f"[id='{t.removeprefix('#')}']")] == []
-
-
-@pytest.mark.browser
-@pytest.mark.all
-@pytest.mark.slow(15)
-def test_bars_take_the_colours_of_the_scheme(browser: Browser, report: Path) -> None:
-    fill = "getComputedStyle(document.querySelector('.bar [style*=\"var(--memory)\"]')).backgroundColor"
-    with (
-        shown(browser, report.as_uri(), DESKTOP, "light") as light,
-        shown(browser, report.as_uri(), DESKTOP, "dark") as dark,
-    ):
-        colours = {it.page.evaluate(fill) for it in (light, dark)}
-    assert len(colours) == 2
-    assert all(colour.startswith("rgb(") and colour != "rgb(0, 0, 0)" for colour in colours)
-
-
-@pytest.mark.browser
-@pytest.mark.all
-@pytest.mark.slow(15)
 def test_it_prints_with_its_tables(browser: Browser, report: Path) -> None:
     """On paper nothing can be unfolded: what is folded on the screen is printed, in the colours for white."""
     with shown(browser, report.as_uri(), DESKTOP, "dark") as it:
