@@ -117,20 +117,13 @@ def _within(run: Stacked, keys: Keys, undecided: BoolArray) -> IntArray:
     return start + np.flatnonzero(undecided[start:end])
 
 
-def merge_in_stretches(
-    runs: Sequence[Run],
-    *,
-    drop_deletes: bool,
-    first_hash: int = 0,
-    last_hash: int = MAX_HASH,
-    first_bytes: int | None = None,
-) -> Iterator[Run]:
-    """Merge rows with a hash in [first_hash, last_hash]; yield them by ascending ranges of the hash.
+def merge_in_stretches(runs: Sequence[Run], *, drop_deletes: bool, first_bytes: int | None = None) -> Iterator[Run]:
+    """Merge rows, and yield them by ascending ranges of the hash.
 
     Runs come oldest first, a file's stretches in any order; the first stretch yielded has about `first_bytes`. Memory:
     a few times `STRETCH_BYTES`, unless one hash has more rows.
     """
-    for part in _stretches(runs, first_hash, last_hash, first_bytes):
+    for part in _stretches(runs, 0, MAX_HASH, first_bytes):
         merged = merge_runs(part, drop_deletes=drop_deletes)
         if len(merged):
             yield merged

@@ -53,7 +53,7 @@ class Stored:
     """A dataclass that is stored as a JSON object; see the module.
 
     Fields are of int (from 0 on), str, bool, `Pointer`, `Stored`, or tuples, lists and mappings of these; ``Annotated``
-    with a pattern, range, length or `Coding`. A ``notice=True`` is for people: newer releases may add to it.
+    with a pattern, range, length or `Coding`. To a class with ``notice=True`` newer releases may add fields.
     """
 
     _IS_NOTICE: ClassVar[bool] = False

@@ -155,12 +155,10 @@ def read_manifest(data: Any, shard: str, source: str, key: str) -> tuple[Manifes
     return manifest, entry
 
 
-def read_part(
-    data: Any, shard: str, source: str, *, plain_bytes: int | None = None, plain_bytes_max: int = PART_BYTES_MAX
-) -> stored_file.StoredFile:
+def read_part(data: Any, shard: str, source: str, *, plain_bytes: int | None = None) -> stored_file.StoredFile:
     """Return a part with its section ``data``, of `plain_bytes` if known. Raises `CorruptionError`."""
     stored = stored_file.decode(
-        data, source=source, kind=PART_KIND, plain_bytes=plain_bytes, plain_bytes_max=plain_bytes_max
+        data, source=source, kind=PART_KIND, plain_bytes=plain_bytes, plain_bytes_max=PART_BYTES_MAX
     )
     if (own := _PartHeader.read(stored.header, source).shard) != shard:
         refuse_stray(source, shard=own)

@@ -61,11 +61,11 @@ class StateRows:
             )
         return row if self._copied is None else tuple(map(self._copied, row))
 
-    def each_given(self, rows: Any, doing: str = "updating value state") -> list[State]:
+    def each_given(self, rows: Any) -> list[State]:
         """Return several rows that the processor writes."""
         if rows is None or isinstance(rows, (str, bytes, Mapping)):
             raise PySparkTypeError(f"{self._what} takes a list of tuples, not {type(rows).__name__}")
-        return [self.given(row, doing) for row in rows]
+        return [self.given(row) for row in rows]
 
     def as_read(self, row: State) -> State:
         """Return a row just written, as the store will return it. Raises `StateValueError`."""
