@@ -129,7 +129,7 @@ class DeduplicationByTime(Deduplication):
 
 
 def first_rows(key: IntArray, until: IntArray, stored: IntArray, ttl: int) -> tuple[IntArray, IntArray]:
-    """Return first keys and rows whose key is not remembered `until` later; `stored` has earlier times."""
+    """Return the keys and rows that `stored` times, or those `until` which shown rows count, do not hide."""
     rows = np.lexsort((until, key))
     key, at = key[rows], until[rows] - ttl
     times, rank = np.unique(np.concatenate([at, until[rows], stored]), return_inverse=True)
