@@ -129,7 +129,7 @@ class DeduplicationByTime(Deduplication):
 
 
 def first_rows(key: IntArray, until: IntArray, stored: IntArray, ttl: int) -> tuple[IntArray, IntArray]:
-    """Return the keys and rows that `stored` times, or those `until` which shown rows count, do not hide."""
+    """Return keys and rows, by key and time, that come while their key is not remembered: by `stored`, or `until`."""
     rows = np.lexsort((until, key))
     key, at = key[rows], until[rows] - ttl
     times, rank = np.unique(np.concatenate([at, until[rows], stored]), return_inverse=True)
