@@ -6,8 +6,8 @@
     <folder>/00000000000000000002     A decides
     <folder>/00000000000000000003     driver B begins: A's next put, which is of number 3 too, fails
 
-Each act is an object of the sequence: there is no look before a put and no withdrawal after it. A reader of the newest
-number may try the next, and only one attempt succeeds; the others read again::
+Each act is an object of the sequence; nothing is checked before a put or withdrawn after it. Whoever has read the newest
+number may try the next; one attempt succeeds, the others read again::
 
     for _ in looks(storage.url):
         number, newest = fence.newest()
@@ -18,10 +18,9 @@ number may try the next, and only one attempt succeeds; the others read again::
 Invariants
 ----------
 * **one successor**: of two that take the number after the same one, the storage refuses one (`put_if_absent`).
-* **closed past**: once number n stands, nothing that was to stand as n can stand any more, also where its put is still
-  on its way.
-* **newest counts**: old numbers are deleted. Who sleeps so long that the number after its own is free again puts an
-  object below the newest one, which nobody reads; it learns so from the listing that follows each put.
+* **closed past**: once number n is taken, no other put of n can succeed, even one that is still on its way.
+* **newest counts**: old numbers are deleted. A process that sleeps until the number after its own is free again puts an
+  object below the newest one. Nobody reads it, and the listing after each put tells the process.
 
 Cost: one list and one get to read the newest; one put and one list to take the next one.
 """

@@ -73,8 +73,8 @@ class Lineage(Stored):
 
     chain: Chain = ()  #: At most one snapshot, which is the first; then commits, oldest first
     since: tuple[Pointer, ...] = ()  #: Versions since the newest object, oldest first: their commits are carried
-    #: The newest commit object, also where a snapshot stands for it in the chain. The headers of commits so lead back
-    #: to older ones, and to the snapshots that those build on.
+    #: The newest commit object, even if a snapshot replaces it in the chain: commits' headers lead back to older
+    #: ones, and to the snapshots they build on.
     last: ChainEntry | None = None
 
     @classmethod

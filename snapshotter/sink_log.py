@@ -88,16 +88,15 @@ class Entry(Stored):
     #: The micro-batch that this query had decided before this one; -1 if there is none
     before: Annotated[int, range(-1, NUMBER_LIMIT)] = -1
     rows: int = 0  #: Of all partitions
-    #: Of what the workers prepared, by partition; what they hold is the sink's own
+    #: Of what the workers prepared, by partition, in the sink's own form
     handles: tuple[Mapping[str, Any], ...] = ()
-    #: The driver's, on a machine that a digest stands for; empty where another one may go on with its run
+    #: A digest of the driver's machine, and its process; empty if another process may continue the run
     process: Annotated[str, re.compile(r"([0-9a-f]{16}\.[0-9]{1,9}-[0-9]{1,18})?")] = ""
     at_ms: int = 0  #: When it was appended, by the driver's clock
-    #: What Spark had planned, as `plan_of` tells it: of a decision, or of the one this stands for; empty if unknown
+    #: The plan, as of `plan_of`, of the micro-batch that is decided or stood for; empty if unknown
     plan: Annotated[str, re.compile(rf"({DIGEST.pattern})?")] = ""
-    #: Of a query that was restored and continues the sink, or has replaced another one, as long as it has decided
-    #: nothing itself: the micro-batch of its own that the decision before it stands for, so that its rows are not shown
-    #: again; -1 if there is none. None of any other.
+    #: Of a query that continues or replaces another, until it decides: its own micro-batch that the last decision
+    #: already shows, whose rows are dropped; -1 if there is none. None of any other query.
     stands_for: SignedInt | None = None
 
     def require(self, header: Fields) -> None:

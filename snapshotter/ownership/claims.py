@@ -84,8 +84,7 @@ class ClaimingRun(Stored, notice=True):
     seen_ms: int  #: When it claimed last, by the store's clock; of a claim's own run, when that was stored
     batch_id: int | None  #: The micro-batch that it was at then; None if unknown
     retained_versions: PositiveInt  #: How many versions back it may return
-    #: The processes of its driver, where that is known, and of the executor that claimed last: texts by which those
-    #: that see them can tell whether they live
+    #: Its driver's process, if known, and that of the executor that claimed last, as `place_of` describes them
     driver: str
     executor: str
 

@@ -49,7 +49,7 @@ class QueryOrigin(Stored):
     #: The operators' directories that were filled, and the query that the record of each names
     directories: Mapping[str, str]
     empty: tuple[str, ...] = ()  #: Operators that were meant to begin without state
-    unnamed: int = 0  #: Operators of the query that had had no rows, so that nobody could tell their names
+    unnamed: int = 0  #: How many operators had no rows, and so no known names
 
     def require(self, header: Fields) -> None:
         wrong = [name for name in self.directories if not _DIRECTORY.fullmatch(name)]

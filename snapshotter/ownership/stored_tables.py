@@ -12,8 +12,8 @@ again finds it. An object is written before the first state that needs it: if it
 micro-batch, it harmlessly lists more than state holds.
 
 The objects are a fence (`holdfast.snapshotter.fence`), whose newest is complete: it, or the savepoints themselves, has
-what older state and savepoints need, so old objects are deleted. Claims keep two runs of a query apart. If they overlap
-all the same, each builds on the other's declarations, or fails, before it writes state.
+what older state and savepoints need, so old objects are deleted. Claims keep two runs of a query apart. If they still
+overlap, each builds on the other's declarations, or fails before it writes state.
 """
 
 from __future__ import annotations

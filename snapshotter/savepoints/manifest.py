@@ -19,13 +19,13 @@ A restored query continues the sinks of the saved one::
     the saved query's    17 A decides 5    ╷                          A's next put is of number 18, and fails
     sink log                               ╰── 18 B continues, and 5 stands for its micro-batch 1
 
-B is restored after micro-batch 4, which Spark had committed. Spark had planned 5, and it is what B runs first; its rows
-are dropped, because the sink shows those of A's attempt. Had Spark committed 5, or the sink not decided it, the entry
-would stand for nothing (-1), and the rows of B's first micro-batch would be shown.
+B is restored after micro-batch 4, which Spark had committed. B first runs 5, which Spark had planned, and drops its
+rows, because the sink shows A's. If Spark had committed 5, or the sink not decided it, the entry would stand for
+nothing (-1), and the sink would show the rows of B's first micro-batch.
 
-* **for good**: the entry ends the query that was saved, whatever it does at this moment: the log is a fence.
+* **for good**: the entry ends the saved query, whatever it is doing: the log is a fence.
 * **nothing twice**: what the log has decided is in the savepoint, or is the micro-batch that the new query runs first.
-* **again**: a restore that was stopped after its entry keeps no later one from continuing.
+* **again**: a restore that was stopped after its entry does not block a later one.
 """
 
 from __future__ import annotations

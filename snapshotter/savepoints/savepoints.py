@@ -13,10 +13,10 @@ whoever stores a manifest first has the name.
 
 Invariants
 ----------
-* **first one**: a manifest is put only if there is none. While one stands, no piece of anybody else can come to be
-  named: so what it does not name is deleted.
-* **whole**: a manifest is stored when all that it names is there, and its maker looks once more: somebody may be
-  deleting the folder. From then on there is a savepoint: that something cannot be deleted is no failure.
+* **first one**: a manifest is put only if there is none. From then on nobody else's pieces can be named: what it does
+  not name is deleted.
+* **whole**: a manifest is stored after all that it names, and its maker looks once more, since somebody may be deleting
+  the folder. Then the savepoint exists, even if leftovers cannot be deleted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 _KEYS_SHOWN = 5
 # Later than anything: uploads to a deleted savepoint should fail.
 _EVER_MS = 1 << 52
-# What may lie in a savepoint's folder; whatever else does is not ours to count, let alone to delete.
+# Objects of ours in a savepoint's folder; others are neither counted nor deleted.
 _OURS = re.compile(
     rf"{KEY}|probe-[0-9a-f]{{16}}|sources/[^/]+/[^/]+-[0-9a-f]{{16}}"
     r"|operators/[^/]+/[^/]+/[0-9]{4,}-[0-9]+-[0-9a-f]{16}\.arrow"
@@ -108,7 +108,7 @@ class Listed:
     ----------
     name : str
     objects : int
-        That lie there.
+        Objects in the folder.
     size_bytes : int
         As `Savepoint.size_bytes`; if unfinished or damaged, of all objects there.
     savepoint : Savepoint or None

@@ -70,7 +70,7 @@ class SnapshotFile(Stored):
     """One file of a snapshot."""
 
     name: Annotated[str, _FILE_NAME]  #: Its name in the folder that the backend takes over
-    size_bytes: int  #: Of the file as it lies there
+    size_bytes: int  #: Of the file
     modified_ns: int  #: When it was modified; a restored file gets that time again
     parts: tuple[Part, ...]  #: In the order of their bytes
 

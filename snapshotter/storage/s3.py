@@ -112,7 +112,7 @@ _MAX_PARTS = 10_000
 _BODY_ATTEMPTS = 3
 _ABORT_TIMEOUT_SECONDS = 30
 _DELETE_BATCH = 1_000
-# Answers to a conditional put: the key has an object; there are no conditions here. Some stores give no code with them.
+# HTTP statuses of a conditional put: the key is taken; conditions are not supported. Some stores send no error code.
 _TAKEN, _NO_CONDITIONS = 412, 501
 
 

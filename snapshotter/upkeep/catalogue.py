@@ -85,7 +85,7 @@ class StoredObject:
 class ShardListing:
     """The objects of a shard, as one listing showed them."""
 
-    prefix: str  #: Where the shard lies: ``totals/shard-0003``
+    prefix: str  #: Of its objects: ``totals/shard-0003``
     objects: Mapping[str, StoredObject]  #: By key below the shard
 
     def of_kind(self, *kinds: str) -> list[StoredObject]:
@@ -363,7 +363,7 @@ def _is_large(stored: StoredObject) -> bool:
 
 @dataclass(frozen=True)
 class StateSize:
-    """The size of an operator's state, as it is stored."""
+    """The stored size of an operator's state."""
 
     of_shards: Mapping[str, int]  #: Bytes by the shard's prefix
     estimated: int  #: How many shards are estimated from the others

@@ -54,7 +54,7 @@ class Trouble(Stored, notice=True):
 
 @dataclass(frozen=True, kw_only=True)
 class _Report(Trouble, notice=True):
-    """A failure, as it is stored."""
+    """A stored failure."""
 
     shard: str
 

@@ -42,7 +42,7 @@ class Migration:
     """What becomes of one state table."""
 
     function: Migrate
-    #: The table as it was saved, and as it is restored
+    #: The saved table, and the restored one
     before: TableSchema
     after: TableSchema
     is_expiring: bool  #: Whether the column of expiry times is holdfast's own, which the function does not see

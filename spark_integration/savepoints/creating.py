@@ -351,7 +351,7 @@ def end(
 
 
 def _require_place(target: str | Path, checkpoint_location: str | Path, tasks: Tasks) -> None:
-    """Raise `InvalidArgumentError` if savepoints are to lie in a directory of the query that they should outlive."""
+    """Raise `InvalidArgumentError` if the target is a directory of the query, which savepoints should outlive."""
     places = {"checkpointLocation": str(checkpoint_location), "state directory": tasks.settings.state_dir}
     for what, place in places.items():
         if place is not None and parse_url(target) == parse_url(place):

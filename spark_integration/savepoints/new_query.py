@@ -227,7 +227,7 @@ def _clear(storage: ObjectStorage, query_id: str) -> None:
         if record is not None and record.query_id == owner:
             own = f"{directory}/operator"
             storage.delete(info.key for info in storage.list(f"{directory}/") if info.key != own)
-            storage.delete([own])  # last: as long as it is there, the rest is known to be this
+            storage.delete([own])  # last: it tells whose the rest is
     forget_origin(storage, origin)
 
 

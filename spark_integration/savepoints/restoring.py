@@ -225,7 +225,7 @@ class _State:
         self.query_id = query_id
         self._storage = storage
         record = find_operator(storage, plan.name)
-        #: How many shards a query would begin with if it does not say, where that matters.
+        #: How many shards the name implies, if another operator has it.
         self.shards_by_name = None if record is None else record.shards
         is_free = record is None and not storage.list(f"{plan.name}/")
         self.directory = plan.name if is_free else directory_of_query(plan.name, query_id)

@@ -80,7 +80,7 @@ def state_of_stub(stub: ObjectStorage, location: ObjectStorage, conf: Mapping[st
             settings=", ".join(differ),
         )
     for info in stub.list(_STATE):
-        if not info.key.endswith(".crc"):  # of what is copied as it is they say nothing new
+        if not info.key.endswith(".crc"):  # checksums of files that may change on the way
             location.put(info.key, moved(info.key, stub.get(info.key, _STATE_BYTES_MAX), location.url))
     version, commit = _text(stub, "commits/0").split("\n")[:2]
     # Settings that a later Spark also pins hold for its state, which it has just made.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STATE_DIR = PREFIX + "state.dir"
-#: Spark hands names over in lower case, so those of a sink's options that have others stand in a JSON object.
+#: A JSON object of sink options whose names have capitals, since Spark passes names in lower case.
 SINK_IN_JSON = "sink"
 _LOCATION, _REPLACES = "checkpointlocation", "replaces"
 

@@ -8,8 +8,8 @@ The log is a fence: `holdfast.snapshotter.sink_log`. Two rules make two drivers 
 
 closed     a driver aborts only what it listed before it appended an entry, and what no decision up to that entry
            names: nobody can decide it any more
-decided    what a decision names is committed by whoever finds it, and never aborted. Whether a decision stands whose
-           storing failed is not guessed: the next entry of the same number tells
+decided    what a decision names is committed by whoever finds it, and never aborted. If storing a decision failed,
+           the next entry of the same number tells whether it counts
 
 The newest start wins: the driver before it fails at its next decision, or earlier. But a start is refused while another
 process of the same machine runs the query, as the query's shards would refuse it (decision 0023).
@@ -23,7 +23,7 @@ a decision, a later batch    Spark has ended it, so it was committed, unless a u
                              error: commit again. A target that forgets what it committed long ago, as Kafka does, may
                              say that it is gone, unless the target shows no more than an earlier one
 a decision, an earlier one   Spark's checkpoint location was turned back, or is an older copy: refused
-the same, of another plan    so it was: Spark has planned the micro-batch anew. Refused
+the same, of another plan    the location was turned back: Spark has planned the micro-batch anew. Refused
 target shows a later one     the state directory is another, or was deleted: refused, unless Spark has ended it
 target shows an earlier one  the target was emptied, or restored from a backup: refused
 another query's decision     `replaces` names it, or the query was restored and continues the sink: committed under that
@@ -300,7 +300,7 @@ class Coordinator:
         try:
             past = self._confirmed(batch_id, handles)
             self._append(entry)
-        except FencedError:  # it stands nowhere, and nobody else can have decided what this run's tasks have prepared
+        except FencedError:  # it does not count, and nobody else can have decided what this run prepared
             self._warn_if_it_fails(lambda: self._abort(handles))
             raise
         except Exception:

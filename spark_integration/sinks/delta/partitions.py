@@ -133,7 +133,7 @@ _FOLDER_BYTES_MAX, _KEY_BYTES_MAX = 255, 1024
 # In a key, after the folders.
 _FILE_NAME_BYTES = 64
 _ESCAPED_BYTES = 3
-# What a null has for a folder, which is the longest of all that is no text.
+# The folder of null, the longest of a value that is not text.
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _NO_TEXT_BYTES = len(_NULL_FOLDER)
 #: The driver keeps the statistics of all columns for this many files.

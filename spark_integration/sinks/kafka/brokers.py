@@ -328,7 +328,7 @@ class Cluster:
             pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
 
     def _ask_some(self, request: Request[T]) -> T:
-        # A connection that is there first, so that one is enough where one broker does all.
+        # An open connection first: if one broker does all, one is enough.
         addresses = [*self._connections, *self._servers]
         for address in addresses[:-1]:
             try:

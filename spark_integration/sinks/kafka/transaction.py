@@ -149,7 +149,7 @@ def _headers(found: list[dict[str, Any] | None] | None) -> list[tuple[str, Any]]
     return [(one["key"], one["value"]) for one in found if one is not None]
 
 
-# ruff: noqa: SLF001  librdkafka's own codes begin with _, and are public all the same.
+# ruff: noqa: SLF001  librdkafka's own codes begin with _, but are public.
 
 _log = logging.getLogger("holdfast.kafka")
 

@@ -197,7 +197,7 @@ WITH RECURSIVE tree AS (
     UNION ALL
     SELECT c.oid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid
     JOIN pg_class c ON c.oid = i.inhrelid AND c.relispartition)"""
-# An index that computes may refuse a row, as may one that is no B-tree; a B-tree refuses long values only.
+# Computed indexes, and others than B-trees, may refuse a row; a B-tree refuses long values only.
 _TABLE = f"""{_TREE}
 SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, row_security_active(c.oid), c.relhasrules,
        EXISTS (SELECT FROM pg_trigger JOIN tree ON tgrelid = tree.oid WHERE NOT tgisinternal),
