@@ -6,8 +6,8 @@
     <folder>/00000000000000000002     A decides
     <folder>/00000000000000000003     driver B begins: A's next put, which is of number 3 too, fails
 
-Each act is an object of the sequence; nothing is checked before a put or withdrawn after it. Whoever has read the newest
-number may try the next; one attempt succeeds, the others read again::
+Each act is an object of the sequence; nothing is checked before a put or withdrawn after it. Whoever has read the
+newest number may try the next; one attempt succeeds, the others read again::
 
     for _ in looks(storage.url):
         number, newest = fence.newest()
