@@ -8,7 +8,7 @@ A run holds the newest thing known of each of its keys::
     0x1f…    true      "bob"      null      null         ← bob's state was deleted
     0x8c…    false     "cem"      null      2.0          ← a null value is a value, not an absence
 
-* **sorted**: by (hash, key); every key stands once.
+* **sorted**: by (hash, key); every key occurs once.
 * **immutable**: writing makes a new run; newer runs stand above older ones and hide them.
 * **typed**: columns are stored in the types of the table's schema, variable-width ones as large types.
 

@@ -110,7 +110,7 @@ def look_up(
 
 
 def _within(run: Stacked, keys: Keys, undecided: BoolArray) -> IntArray:
-    """Return the undecided, sorted keys whose hash lies within the range of `run`."""
+    """Return the undecided, sorted keys within the range of `run`."""
     if not len(run):
         return np.empty(0, np.int64)
     start, end = _places(keys.hashes, *run.ends)
@@ -166,7 +166,7 @@ def scan_above(
 
 
 def prefixes_above(below: Iterable[Run], runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
-    """Merge the rows of runs that begin with one of `prefixes` over those that lie below the oldest run."""
+    """Merge the rows of runs that begin with one of `prefixes` over those below the oldest run."""
     hashes = np.unique(prefixes.hashes)
     found = [_taken(run, rows_of(run.hashes, hashes)).with_prefixes(prefixes) for run in runs if len(run)]
     return merge_over(below, [run for run in found if len(run)])

@@ -1,4 +1,4 @@
-"""A run that lies in a file as several stretches, looked up as one piece.
+"""A run stored as several stretches of a file, looked up as one piece.
 
 ::
 
@@ -116,7 +116,6 @@ class _Bits:
     def take(self, places: Places) -> BoolArray:
         starts = self._starts[places.piece]
         bits = starts + places.row
-        # Where there are none, what is read lies outside of nothing and does not count.
         found: BoolArray = (self._bytes[bits >> 3] >> (bits & 7).astype(np.uint8) & 1).astype(np.bool_)
         return found | (starts < 0)
 
@@ -252,7 +251,7 @@ class StretchedRun:
         if (
             self._hashes_at % _HASH_BYTES
         ).any() or not 0 <= self._hashes_at.min() <= self._hashes_at.max() < memory.size:
-            self._file = None  # they do not lie in it
+            self._file = None  # they are elsewhere
 
     @property
     def parts(self) -> list[Run]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from holdfast.errors import ConflictError, InvalidArgumentError
 
 NAME = "holdfast-spark"
-#: The one place where the version stands; pyproject.toml reads it here.
+#: The only place of the version; pyproject.toml reads it here.
 VERSION = "0.1.0"
 NAMESAKE = "holdfast"
 

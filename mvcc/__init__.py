@@ -1,6 +1,6 @@
 """Versions of one shard: transactions, pointers, rollback and retention.
 
-This layer decides which version is read and written; where the state lies is a backend's business, and
+This layer decides which version is read and written; where the state is kept is a backend's business, and
 what makes a commit durable is handed in as a `CommitLog`.
 """
 

@@ -7,7 +7,7 @@
     Spark's state, logs and positions            driver                  checkpoint location of the clone
     metadata, with an id of its own              driver                  last
 
-Pointers lie in Spark's state, which nobody but Spark writes, and name the query and the operator's directory. So a
+Pointers are in Spark's state, which only Spark writes, and name the query and the operator's directory. So a
 clone keeps both: its state directory is another one, and in it the clone writes under the original's id, which
 `holdfast.snapshotter.ownership.query_origin` tells its new shards. The clone never names the original's locations.
 

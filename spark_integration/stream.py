@@ -351,7 +351,7 @@ class GroupedStream:
             Columns to sort by, as ``DataFrame.sort`` does: null is smaller than all values, NaN than no number.
             Of equal rows the one that came first stays.
         ascending : bool or list of bool
-            Whether the smallest values stand first; for all columns, or for each.
+            Whether the smallest values come first; for all columns, or for each.
         emit : {"list", "changes"}
             Show the whole list of a key when its rows have changed, with their ``place`` from 1 on; or the rows that
             have left it and entered it, with ``change_type`` "delete" and "insert".

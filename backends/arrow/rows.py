@@ -249,7 +249,7 @@ def to_bools(column: pa.Array) -> BoolArray:
 class RowOrder(NamedTuple):
     """Rows in the order of (hash, key), rows of one key in their order of arrival."""
 
-    rows: IntArray  #: The row that stands at each place
+    rows: IntArray  #: The row at each place
     first: BoolArray  #: True at each place where a new key begins
 
     @property

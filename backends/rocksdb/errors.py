@@ -15,7 +15,7 @@ from traceback import clear_frames
 from holdfast.backends.local.errors import out_of_space, unusable
 from holdfast.errors import ClosedError, CorruptionError, HoldfastError, UnavailableError
 
-# Not only "Corruption": also a file that the manifest names but that is gone. A file that cannot be made is no damage.
+# Besides "Corruption", a file that the manifest names and that is gone; a file that cannot be made is not damage.
 _DAMAGE = re.compile(
     r"^Corruption|does not exist|"
     r"^IO error: No such file or directory: while \w+ a file for (random read|sequentially reading|size)",

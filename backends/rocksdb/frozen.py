@@ -75,7 +75,7 @@ class FrozenGeneration(GenerationView):
         return super().scan_prefix(table, prefixes)
 
     def _is_dense(self, stored: StoredTable, prefixes: Keys) -> bool:
-        return False  # a scan would bring all that lies between them
+        return False  # a scan would fetch everything between them
 
     def _bring_first(self, prefixes: list[bytes]) -> None:
         """Fetch what every read needs at once: tables with many of the prefixes, the ends of the others."""
@@ -115,7 +115,7 @@ class FrozenGeneration(GenerationView):
         wanted = self._asked.get((name, wrong), 0)
         self._asked[name, wrong] = wanted + 1
         if times == 0:
-            self._files.bring([Place(name, *end)])  # first of all: the index stands there
+            self._files.bring([Place(name, *end)])  # first: it has the index
         elif wanted <= 1:
             # Doubles each time: a reader of many rows soon has the whole file.
             length = _AROUND_BYTES << min(times, _DOUBLED_MAX)

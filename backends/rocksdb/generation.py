@@ -56,7 +56,7 @@ from holdfast.errors import ClosedError, NotFoundError
 
 #: A scan beats seeking prefixes while it meets at most this many rows for each.
 SCAN_ROWS_PER_PREFIX = 10
-# Up to this many keys are read one by one, whatever lies between them.
+# Up to this many keys are read one by one.
 _SPARSE_KEYS = 64
 #: What rocksdict writes beside the data, and nobody reads: options are given.
 SETTINGS = "rocksdict-config.json"

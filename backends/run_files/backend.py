@@ -18,7 +18,7 @@ when a call begins, or in the state server: `holdfast.mvcc.VersionedStore.prune`
 
 Invariants
 ----------
-* **whole**: below ``versions`` and ``merges`` stand whole folders only; see `holdfast.backends.local_files`.
+* **whole**: ``versions`` and ``merges`` hold whole folders only; see `holdfast.backends.local_files`.
 * **own links**: a folder holds links to all it names, so taking one away never breaks another, and a commit
   that has linked its base cannot lose it.
 * **immutable**: no file is written after its folder was put in place; no name is used twice.
@@ -52,7 +52,7 @@ from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError
 
 
 class RunFilesBackend(Backend):
-    """A backend on run files; subclasses say where the directory lies and whether files are synced."""
+    """A backend on run files; subclasses say where the directory is and whether files are synced."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class RunFilesBackend(Backend):
 
     @contextmanager
     def _floored(self, version: VersionFile) -> Iterator[VersionFile]:
-        """Yield the base of a new version, and hold what lies below its runs meanwhile."""
+        """Yield the base of a new version, and hold its floor meanwhile."""
         yield version
 
     def _push(

@@ -140,7 +140,7 @@ class MemoryBackend(RunFilesBackend):
         executor_directory: Path | None = None,
     ) -> None:
         super().__init__(directory, tables, new_id, options, executor_directory)
-        # Beside it may lie the shards of backends that keep their state on disk.
+        # Shards of backends that keep their state on disk may be beside it.
         limited = directory if executor_directory is None else executor_directory / "memory"
         self._usage = MemoryUsage(self.executor_directory / "memory-held", limited, directory, new_id)
         self._limit_bytes: int | None = self.parse_options("memory", self.options).get("limit")

@@ -249,7 +249,7 @@ class RunReader:
             self._tables[table],
             source=str(path),
             trusted=trusted,
-            plain_bytes=section.size,  # as it lies in memory: it unpacks to no more than it is
+            plain_bytes=section.size,  # uncompressed: it unpacks to its own size
         )
         if sum(len(run) for run in runs) != file.rows:
             raise CorruptionError(f"{path} does not hold the rows that were written", expected=file.rows)

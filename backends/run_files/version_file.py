@@ -57,7 +57,7 @@ class VersionFile:
     pointer: str
     stacks: Mapping[str, list[RunFile]]  #: Runs by table, oldest first
     properties: Mapping[str, Any]
-    generation: str | None = None  #: The name of what lies below the runs, for a backend that has something there
+    generation: str | None = None  #: The floor below the runs, for a backend that has one
 
     @property
     def files(self) -> list[RunFile]:

@@ -132,7 +132,7 @@ class BackendFilesContract(BackendRowsContract):
         make_versions(backend)
         return partial(copy_frozen, backend)
 
-    # Opening frozen files where they lie.
+    # Opening frozen files in place.
 
     def test_a_frozen_version_is_read_where_it_lies(self, backend: Backend, tmp_path: Path) -> None:
         """Look-ups answer as an open version does, whatever they fetch of it, and fetch no other files."""

@@ -50,7 +50,7 @@ from holdfast.spark_integration.spark_types import arrow_schema, parse_struct, r
 from holdfast.testing.ddl import parse_schema
 from holdfast.testing.embedded_shard import EmbeddedShard
 
-# A bool is an int and a datetime is a date: those stand first.
+# A bool is an int and a datetime is a date, so these come first.
 _TYPES: Sequence[tuple[tuple[type, ...], T.DataType]] = (
     ((bool, np.bool_), T.BooleanType()),
     ((int, np.integer), T.LongType()),

@@ -39,7 +39,7 @@ class ShownTable:
     """Rows as text."""
 
     name: str  #: Of the state table
-    columns: list[tuple[str, bool]]  #: Name, and whether it is a number, which stands on the right
+    columns: list[tuple[str, bool]]  #: Name, and whether it is a number, aligned right
     rows: list[list[str | None]]  #: None is a null
 
 

@@ -1,6 +1,6 @@
 """An operator's shards as a heat map, and how uneven they are; and one shard's versions and snapshots.
 
-A map has at most `CELLS_MAX` cells. With more shards, a cell stands for consecutive ones, and opens their map. So ten
+A map has at most `CELLS_MAX` cells. With more shards, a cell covers consecutive ones, and opens their map. So ten
 thousand shards are as fast and readable as ten. A cell's colour is that of its greatest shard: equal shards look equal,
 however many a cell has, and a hot one shows.
 

@@ -1,4 +1,4 @@
-"""What the page shows: state directories, each with its latest survey, and the queries whose state lies there.
+"""What the page shows: state directories, each with its latest survey, and the queries that keep their state there.
 
 The locations on the command line are state directories (``spark.holdfast.state.dir``) and checkpoint locations of
 queries, in any order. Their content tells which is which, perhaps only later::
@@ -184,7 +184,7 @@ class Directory:
     surveyor: Inquiry[Survey]
     sizes: StateSizes
     rows: RowCounter
-    queries: tuple[NamedQuery, ...] = ()  #: The named queries whose state lies here
+    queries: tuple[NamedQuery, ...] = ()  #: The named queries with their state here
 
     @classmethod
     def of(cls, place: int, storage: ObjectStorage, executor: Executor, surveys: Executor) -> Directory:
@@ -472,7 +472,7 @@ def _surveyed(directories: Sequence[Directory]) -> list[Survey]:
 
 def looks_at_once(locations: int) -> int:
     """Return the number of threads that ask locations: enough even if no location answers."""
-    # Of each location what it holds; of each query its pointers, its progress, and where it lies in each directory.
+    # What each location holds; each query's pointers and progress, and whether each directory has its state.
     return (locations + _NOTED_MAX + 1) ** 2
 
 

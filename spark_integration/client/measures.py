@@ -45,7 +45,7 @@ class CallMeasures:
     #: Rows of the newest version and bytes of the shard in the executor's local storage
     state_rows: int | None = None
     state_bytes: int | None = None
-    #: How far the last snapshot lies behind
+    #: How far the last snapshot is behind
     snapshot_lag_versions: int | None = None
     snapshot_lag_ms: int | None = None
     #: Bytes uploaded for the shard's snapshots since its previous micro-batch, and failures since then

@@ -1,1 +1,1 @@
-"""What lies on an executor's machine: directories, processes, leftovers of dead executors."""
+"""An executor's machine: directories, processes, leftovers of dead executors."""

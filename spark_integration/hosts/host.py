@@ -132,7 +132,7 @@ class StatefulProcessorHost:
 
     output_mode: str
     time_mode: TimeMode
-    event_time_column: str  #: The output column whose times stand behind the watermark; "" for none
+    event_time_column: str  #: The output column that carries the watermark; "" for none
 
     @property
     def drops_late_rows(self) -> bool:

@@ -312,7 +312,7 @@ def by_window(found: Aggregated, length_us: int, definition: str, mode: Mode, na
 
 @dataclass(frozen=True)
 class WindowPlaces:
-    """Where windows lie, in microseconds: how long each is, how far apart they start, and where."""
+    """The windows' length, slide and start, in microseconds."""
 
     length_us: int
     slide_us: int

@@ -233,7 +233,7 @@ class JoinableStream:
         on : str or list of str
             The columns to be equal, which both sides have. As in SQL, null equals nothing.
         within : str
-            How far apart the times of two rows may lie at most, such as ``"10 minutes"``: the times in the columns
+            How far apart the times of two rows may be, such as ``"10 minutes"``: the times in the columns
             that have the watermarks.
         how : {"inner", "left", "right", "full"}
             Which rows come out, beside nulls, if nothing came near them: none, those of one side, or all. They come

@@ -1,4 +1,4 @@
-"""What is kept of values that are only estimated: how many there are, and which lies where; all keys at once.
+"""State of estimated counts and quantiles, for all keys at once.
 
 ::
 

@@ -198,7 +198,7 @@ class _Listed:
     """Rows in the lists of some keys."""
 
     key: IntArray  #: Number of each row's key
-    #: Where it stands, and where it stood; 0 for nowhere
+    #: Its place, and its former one; 0 for none
     place: IntArray
     before: IntArray
     values: pa.RecordBatch  #: As stored
@@ -235,7 +235,7 @@ class Latest(OperatorFunction):
     key_types: pa.Schema
     value_types: pa.Schema
     output_types: pa.Schema
-    ranking: Ranking  #: In which the newest row of a key stands first
+    ranking: Ranking  #: With the newest row of a key first
     ttl: Ttl | None  #: None if keys are remembered for ever
 
     @cached_property
@@ -286,7 +286,7 @@ class Ranking:
     """Columns to rank by."""
 
     columns: tuple[str, ...]
-    ascending: tuple[bool, ...]  #: For each, whether its smallest value stands first
+    ascending: tuple[bool, ...]  #: For each, whether its smallest value comes first
 
     @property
     def definition(self) -> str:

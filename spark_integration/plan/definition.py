@@ -231,7 +231,7 @@ def operator_plan(rows: KeyedRows, output: StructType, mode: Mode, name: str, *,
     """
     settings = checked_settings(rows.df, stacklevel=4)
     hands_on = can_host_processors(rows.df.sparkSession)
-    # In update mode no operator in event time can stand behind it.
+    # In update mode no operator in event time can follow it.
     shown = output if hands_on and mode == "append" else without_watermark(output)
     host: Host
     if hands_on:

@@ -109,7 +109,7 @@ KEPT_BYTES_MAX = 4 << 30
 _ALONE = threading.Lock()
 _THREADS = 16
 _FORMAT, _KNOWN_FORMAT = "spark.sql.streaming.flatMapGroupsWithState.stateFormatVersion", "2"
-#: How rows stand in files that are written here.
+#: The form of rows in files that are written here.
 PLAIN_ROWS: Mapping[str, str] = {ROW_CHECKSUM: "false", ENCODING: "unsaferow"}
 _NO_TIMEOUT = -1
 
@@ -333,7 +333,7 @@ class StateStores:
         """Return the row of a pointer from a value of Spark's state, that of a group or a state variable's."""
         if self.is_avro:  # which Spark refuses for groups
             return (avro_binary(value, source),)
-        # The column of the group's state stands before that of a timeout.
+        # The group's state comes before the timeout.
         row = first_binary(value, source) if is_of_group else value
         if row is None:
             raise CorruptionError(f"{source} holds a group without a state")

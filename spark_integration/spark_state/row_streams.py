@@ -87,7 +87,7 @@ _LZF_BEGIN, _LZF_PLAIN, _LZF_LITERALS, _LZF_LONG = b"ZV", 0, 32, 7
 _VARINT_BYTES_MAX, _VARINT_GOES_ON = 5, 0x80
 _SCHEMA_ID_BYTES = 2
 _AVRO_THERE = 2  # 1, as Avro writes numbers
-#: What stands before a value that has a checksum: in files, and on RocksDB, with its size.
+#: The mark before a value with a checksum: in files, and on RocksDB, with its size.
 CHECKSUM, SIZED_CHECKSUM = struct.Struct("<I"), struct.Struct("<Ii")
 _CRC_32C = 0x82F63B78
 #: Keys and values of a store, as it has them.

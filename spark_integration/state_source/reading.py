@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
 
 _SHARDS_AT_ONCE = 4
-# What a source says in the process where Spark plans it stands in the middle of Spark's own words.
+# Spark wraps what a source says in its planning process in words of its own.
 _SAID = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
 
 

@@ -77,7 +77,7 @@ from holdfast.spark_integration.spark_state.query_location import json_object
 from holdfast.spark_integration.spark_types import arrow_schema, spark_type
 
 STORAGE = "storage."
-#: Spark hands names over in lower case, so those of storage that have others stand in a JSON object.
+#: A JSON object of storage options whose names have capitals, since Spark passes names in lower case.
 STORAGE_IN_JSON = "storage"
 NAMES = (
     "path",

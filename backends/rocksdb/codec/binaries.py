@@ -80,7 +80,7 @@ def from_rows(rows: ByteArray) -> pa.Array:
 
 
 def from_buffers(offsets: IntArray, data: pa.Buffer | None) -> pa.Array:
-    """Return the binaries that lie between neighbours of `offsets`, shape (n + 1,), without a copy."""
+    """Return the binaries between neighbours of `offsets`, shape (n + 1,), without a copy."""
     return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), data])
 
 

@@ -138,7 +138,7 @@ def _split_keys(keys: pa.Array, widths: list[int]) -> tuple[list[ByteArray], lis
     blocks = [_block(keys, starts, ends, widths[0])]
     for i, width in enumerate(widths[1:]):
         begin = np.add(starts, widths[i], out=cuts[:, 2 * i])
-        # Nothing but the last stretch stands behind the last segment: its end need not be searched.
+        # Only the last stretch follows the last segment, so its end need not be searched.
         starts = ends - width if i == segments - 1 else zeros[np.searchsorted(zeros, begin)]
         if (starts < begin).any():
             raise corrupt("a key is cut off")

@@ -11,7 +11,7 @@ length, or neither::
                                  have segments themselves, the length of each  (one segment, or two)
     null                         one: nothing
 
-A **value** is read by place, so what is fixed stands first; integers are little endian::
+A **value** is read by place, so the fixed part comes first; integers are little endian::
 
     null bits, one a leaf ‖ fixed bytes of each leaf ‖ length of each segment, uint32 ‖ the segments
 
@@ -23,7 +23,7 @@ A **key** puts the leaves of the key columns one after the other: `holdfast.back
 Invariants
 ----------
 * **exact**: what is decoded equals what was encoded, types and nulls at every depth included.
-* **deterministic**: what stands under a null is written as zeros or nothing.
+* **deterministic**: bytes under a null are written as zeros or nothing.
 * **bounded**: bytes of any content either decode into columns that can be read without harm or are a
   `CorruptionError`; a string has the bytes that were put, also where they are not UTF-8.
 
@@ -228,7 +228,7 @@ def _fixed_bytes(column: pa.Array) -> ByteArray:
 def _list_segments(column: pa.Array, nulls: BoolArray | None) -> list[pa.Array]:
     offsets = column.offsets.to_numpy().astype(np.int64)
     if nulls is not None and np.diff(offsets)[nulls].any():
-        column = column.take(pa.array(np.arange(len(column))))  # leaves out what stands under a null
+        column = column.take(pa.array(np.arange(len(column))))  # drops values under a null
         offsets = column.offsets.to_numpy().astype(np.int64)
     children = [column.keys, column.items] if pa.types.is_map(column.type) else [column.values]
     first = offsets[0]

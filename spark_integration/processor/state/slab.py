@@ -108,7 +108,7 @@ class FetchedKeys:
     first: int
     end: int
     entries: Entries  #: ``places`` counts from `first`
-    bounds: list[int]  #: The entries of key i stand from ``bounds[i - first]`` up to ``bounds[i - first + 1]``
+    bounds: list[int]  #: Entries of key i: from ``bounds[i - first]`` up to ``bounds[i - first + 1]``
 
 
 class SlabEntries:

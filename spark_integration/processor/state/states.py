@@ -95,7 +95,7 @@ class AskedEntries:
 
 @dataclass(frozen=True)
 class _Window:
-    """The maps of consecutive keys of a slab; what belongs to the entries of all maps stands one after the other."""
+    """The maps of consecutive keys of a slab; the entries of all maps follow each other."""
 
     first: int  #: The first key
     bounds: list[int]  #: Where the entries of each key begin, and where those of the last one end

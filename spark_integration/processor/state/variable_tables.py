@@ -22,7 +22,7 @@ KINDS: tuple[Kind, ...] = ("value", "list", "map")
 SEQUENCE, ENTRY = "seq", "entry."
 #: The table of an operator that keeps several rows a key, by the last key column: of sessions, by their start.
 SEVERAL = "s.state"
-#: The tables of a join, whose rows stand under their key, their time and a number.
+#: The tables of a join; a row's key is its own, its time and a number.
 JOINED_LEFT, JOINED_RIGHT = "j.left", "j.right"
 #: The table of the right side of an as-of join, which has one row for each key and time.
 LATEST_RIGHT = "s.right"
