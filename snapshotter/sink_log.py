@@ -28,6 +28,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -160,6 +161,22 @@ class SinkLog:
         if entry is None or not entry.decided:
             return None
         return entry if entry.decided == entry.number else self.read(entry.decided)
+
+    def names(self, query_id: str) -> bool:
+        """Tell of a damaged log whether the query may be the one that writes: by all that is left, whole or not.
+
+        Reads back to the newest whole entry, and to the decision that this one names.
+        """
+        oldest = 0
+        for number in reversed(self._fence.numbers()):
+            if number < oldest:
+                break
+            with suppress(CorruptionError, NotFoundError):
+                data = self._fence.read(number)
+                if query_id.encode() in bytes(data):
+                    return True
+                oldest = oldest or self._decoded(number, data).decided or number
+        return False
 
     def read(self, number: int) -> Entry:
         """Return an entry. Raises `CorruptionError`, `NotFoundError`."""

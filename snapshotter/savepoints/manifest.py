@@ -31,6 +31,7 @@ nothing (-1), and the sink would show the rows of B's first micro-batch.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -44,13 +45,14 @@ from holdfast import clock
 from holdfast.backends import stored_file
 from holdfast.backends.options import did_you_mean
 from holdfast.backends.schema import TableSchema, decode_schemas, encode_schemas
-from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError
+from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError, StateLostError
 from holdfast.snapshotter.fence import looks
 from holdfast.snapshotter.fields import NUMBER_LIMIT, Coding, Digest, Fields, PositiveInt, SignedInt, Stored
 from holdfast.snapshotter.ownership.query_origin import find_origin
 from holdfast.snapshotter.sink_log import FOLDER, SINK, Entry, SinkLog, plan_of, stored_sinks
 from holdfast.snapshotter.storage.object_storage import ObjectStorage, key_problem
 
+_log = logging.getLogger(__name__)
 #: The manifest's own key, below the savepoint.
 KEY = "savepoint"
 #: Names of savepoints, operators and hosts.
@@ -342,10 +344,26 @@ def _require_batch(text: str, header: Fields) -> None:
 
 
 def sinks_of(storage: ObjectStorage, query_id: str) -> tuple[SavedSink, ...]:
-    """Return a query's sinks, and what it has decided to show there."""
+    """Return a query's sinks, and what it has decided to show there.
+
+    Raises `CorruptionError` if the log of one is damaged; another query's is none of this one's business.
+    """
     found = []
     for stored in stored_sinks(storage.list(f"{FOLDER}/")):
-        entry, decision = SinkLog(storage, stored.sink).latest()
+        log = SinkLog(storage, stored.sink)
+        try:
+            entry, decision = log.latest()
+        except (CorruptionError, NotFoundError, StateLostError) as exc:
+            if not log.names(query_id):
+                _log.warning("a damaged log does not name this query, so sink %r is not its own: %s", stored.sink, exc)
+                continue
+            raise CorruptionError(
+                "the query writes to a sink whose log is damaged, so what it shows is unknown: restore the log, and "
+                f"save the query then: {exc.message}",
+                sink=stored.sink,
+                query=query_id,
+                storage=storage.url,
+            ) from exc
         batch_id = None if entry is None else entry.newest_batch(decision, query_id)
         if entry is not None and batch_id is not None:
             found.append(SavedSink(stored.sink, entry.decided, batch_id))

@@ -298,7 +298,8 @@ def stop(
     spark, checkpoint_location, target, name, without, comment
         As in `create`, which also says what is returned and raised. Before it stops the query, it checks everything
         that does not depend on the last micro-batch: a name that is taken, a target that cannot be written, another
-        query's location, an operator that cannot be saved, one in `without` that the query does not have.
+        query's location, an operator that cannot be saved, one in `without` that the query does not have, a damaged log
+        of one of its sinks.
     """
     require_names(without, comment)
     require_query(query)
@@ -339,6 +340,7 @@ def end(
             )
         probe_storage(targets, name, checked="the directory for savepoints failed the check before the query stops")
         of.look(without)
+        of.sinks(query_id)  # while it runs, its next decision makes a damaged log whole
         if query is not None:
             # When Spark has committed its planned micro-batch, it may have planned another, which has just begun.
             planned, end_ms = of.location.newest_planned() or 0, clock.monotonic_ms() + 1000 * timeout_s
@@ -419,9 +421,13 @@ class _Saving:
             }
         pieces = self._saved(known)
         operators = tuple(replace(of.operator, pieces=tuple(pieces[name])) for name, of in known.items())
+        return operators, left_out, saved_query(self.location, query_id, batch, new.folder, self.sinks(query_id))
+
+    def sinks(self, query_id: str) -> tuple[SavedSink, ...]:
+        """Return what the query's sinks have decided; see `sinks_of`."""
+        assert self.tasks.settings.state_dir is not None
         with open_storage(self.tasks.settings.state_dir, self.tasks.options) as storage:
-            sinks = sinks_of(storage, query_id)
-        return operators, left_out, saved_query(self.location, query_id, batch, new.folder, sinks)
+            return sinks_of(storage, query_id)
 
     def look(self, without: Collection[str]) -> None:
         """Raise the error that saving the operators would raise; none if the query moves on twice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -13,6 +14,7 @@ from holdfast.backends import stored_file
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import ConflictError, CorruptionError, FencedError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.fence import Fence, looks
+from holdfast.snapshotter.savepoints.manifest import SavedSink, sinks_of
 from holdfast.snapshotter.sink_log import Entry, SinkLog, damages, parse_key, plan_of
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage
@@ -216,6 +218,56 @@ def test_a_directory_lists_its_sinks(storage: ObjectStorage, log: SinkLog) -> No
     storage.put(KEY, b"damaged")
     gone = replace(sink, numbers=(2, 3))
     assert [key for key, _ in damages(storage, gone)] == [KEY]
+
+
+def _empty(storage: ObjectStorage) -> None:
+    storage.put(KEY, b"")
+
+
+def _cut_each(storage: ObjectStorage) -> None:
+    for info in storage.list("_sinks/totals/"):
+        storage.put(info.key, bytes(storage.get(info.key))[:-1])
+
+
+def _lose_the_decision(storage: ObjectStorage) -> None:
+    sink_logs.begin(storage, "totals", "q-1")
+    storage.delete([KEY])
+
+
+def _cut_the_decision(storage: ObjectStorage) -> None:
+    """Another query has begun to take the sink over, and its start has failed."""
+    SinkLog(storage, "totals").append(replace(BEGUN, number=3, query_id="q-3", decided=2, ending=()))
+    storage.put(KEY, bytes(storage.get(KEY))[:-1])
+
+
+@pytest.mark.parametrize("damage", [_empty, _cut_each, _lose_the_decision, _cut_the_decision])
+def test_a_damaged_log_stops_the_savepoints_of_its_own_query_only(
+    storage: ObjectStorage, damage: Callable[[ObjectStorage], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    sink_logs.begin(storage, "totals", "q-1")
+    sink_logs.decide(storage, "totals", "q-1", 7, *HANDLES)
+    sink_logs.decide(storage, "other", "q-2", 5)
+    damage(storage)
+    assert sinks_of(storage, "q-2") == (SavedSink("other", 1, 5),)
+    assert "a damaged log does not name this query, so sink 'totals' is not its own" in caplog.text
+    with pytest.raises(CorruptionError, match=r"writes to a sink whose log is damaged.*sink=totals query=q-1"):
+        sinks_of(storage, "q-1")
+
+
+def test_a_log_that_goes_on_after_a_damaged_entry_is_whole(storage: ObjectStorage, log: SinkLog) -> None:
+    """A driver at work decides its next micro-batch without reading what came before."""
+    log.append(BEGUN)
+    log.append(DECISION)
+    storage.put(KEY, b"")
+    log.append(replace(DECISION, number=3, decided=3, batch_id=8))
+    assert sinks_of(storage, "q-1") == (SavedSink("totals", 3, 8),)
+
+
+def test_a_query_that_was_replaced_does_not_mind_its_successors_damage(storage: ObjectStorage) -> None:
+    sink_logs.decide(storage, "totals", "q-1", 7)
+    sink_logs.decide(storage, "totals", "q-2", 0)
+    storage.put(KEY.replace("2", "3"), b"")
+    assert sinks_of(storage, "q-1") == ()
 
 
 class Crowded(WrappedStorage):

@@ -45,6 +45,7 @@ from holdfast.spark_integration.spark_state.pointers import StatefulStep
 from holdfast.spark_integration.timers import KeyTimers, first_due_ms, hashes_of_keys
 from holdfast.spark_integration.ttl.expiry import expiring_tables
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from tests import sink_logs
 
 DEDUPLICATION = StatefulStep(0, "dedupe", is_ours=False, has_timeout=False, pointers={})
 TOTALS = StatefulStep(1, "applyInPandasWithState", is_ours=True, has_timeout=False, pointers={"totals": []})
@@ -176,6 +177,19 @@ def test_what_can_be_saved_is_stopped_first(ground: Ground) -> None:
         ground.stop()
     assert asked == [True, False]
     assert not [path for path in (ground.folder / "savepoints").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(("owner", "is_stopped"), [("5d1f", False), ("another", True)])
+def test_a_damaged_log_of_its_sink_stops_no_query(ground: Ground, owner: str, is_stopped: bool) -> None:
+    """While it runs, its next decision makes the log whole. The log of another query's sink is no matter."""
+    with open_storage(str(ground.folder / "durable")) as states:
+        sink_logs.begin(states, "out", owner)
+        sink_logs.decide(states, "out", owner, 0)
+        states.put("_sinks/out/00000000000000000002", b"")
+    with pytest.raises(HoldfastError) as raised:
+        ground.stop()
+    assert ground.query.is_running != is_stopped
+    assert ("a sink whose log is damaged" in str(raised.value)) != is_stopped
 
 
 @pytest.mark.parametrize(("timeout_s", "waits"), [(60, 2), (0, 0)])
