@@ -14,7 +14,7 @@ attempts, so listing them does not grow with the sink. For many files, as of a t
 handle has only a digest: a decision does not grow with the files.
 
 An abort cannot stop a put that is under way, and a worker that dies then does not delete its file. So a mark stays for
-an hour; whoever finds it later deletes files that arrived since.
+an hour of the store's clock; whoever finds it later deletes files that arrived since.
 
 A storage takes whole objects, so a file is made in memory.
 
@@ -39,7 +39,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from holdfast import clock
 from holdfast.backends import stored_file
 from holdfast.errors import (
     CorruptionError,
@@ -55,6 +54,8 @@ from holdfast.snapshotter.sink_log import checked_sink
 from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.options import CREDENTIALS, parse_url
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.retention import store_time_ms
 from holdfast.spark_integration.shard.task import io_executor
 from holdfast.spark_integration.sinks.files.location import FOLDER, read_file, sizes_of, storage_of
 from holdfast.spark_integration.sinks.two_phase_sink import (
@@ -321,9 +322,11 @@ class Attempts:
         infos = self.storage.list(f"{self.folder}attempts/")
         there = _noted(info.key for info in infos)
         files = self._of_notes(there)
-        over_ms = clock.now_ms() - _LATE_MS
-        marks = filter(None, (_ended(info.key) for info in infos if info.modified_ms < over_ms))
-        over = [{**handle_of(attempt, 0, ()), "count": count, "files": None} for attempt, count in sorted(marks)]
+        marks = [(mark, info.modified_ms) for info in infos if (mark := _ended(info.key)) is not None]
+        # The driver's clock may be hours away from the store's.
+        over_ms = store_time_ms(PrefixedStorage(self.storage, FOLDER)) - _LATE_MS if marks else 0
+        ended = sorted(mark for mark, stored_ms in marks if stored_ms < over_ms)
+        over = [{**handle_of(attempt, 0, ()), "count": count, "files": None} for attempt, count in ended]
         return [*over, *(handle_of(attempt, len(there[attempt]), files[attempt]) for attempt in sorted(there))]
 
     def abort(self, handles: Iterable[Handle]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -177,13 +178,18 @@ def test_an_abort_that_fails_is_done_again(target: Target) -> None:
     assert nth > 3
 
 
-def test_a_file_after_its_attempts_end_is_found(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its worker dies before it learns that; a start that comes so late that no other file can, takes it away."""
+@pytest.mark.parametrize("hours", [-5, 0, 5])
+def test_a_file_after_its_attempts_end_is_found(target: Target, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    """Its worker dies before it learns that; a start that comes so late that no other file can, takes it away.
+
+    `hours`: by which the driver's clock is ahead of the store's.
+    """
 
     def start() -> None:
         target.sink.abort(target.query, target.sink.leftovers(target.query))
 
-    put, now_ms = type(target.inner).put, clock.now_ms()
+    put, now_ms = type(target.inner).put, clock.now_ms
+    monkeypatch.setattr(clock, "now_ms", lambda: now_ms() + hours * 3600_000)
 
     def put_late(storage: ObjectStorage, key: str, data: bytes) -> None:
         if key.endswith(".parquet"):
@@ -199,7 +205,8 @@ def test_a_file_after_its_attempts_end_is_found(target: Target, monkeypatch: pyt
     assert target.files() == 1
     start()
     assert target.files() == 1, "another one may come"
-    monkeypatch.setattr(clock, "now_ms", lambda: now_ms + 2 * 3600_000)
+    (mark,) = Path(target.url).rglob("*.ended-*")
+    os.utime(mark, (now_ms() / 1000 - 2 * 3600,) * 2)
     start()
     assert [info.key for info in target.inner.list("") if "part-" in info.key or "/attempts/" in info.key] == []
     target.sink.commit(target.query, 1, [target.prepared(1)])
