@@ -39,7 +39,12 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.lookup.places import find_places, query_at, require_no_state_directory
+from holdfast.spark_integration.lookup.places import (
+    find_places,
+    find_state_dir,
+    query_at,
+    require_no_state_directory,
+)
 from holdfast.spark_integration.lookup.stored_query import open_query
 from holdfast.spark_integration.processor.state.variable_tables import find_shown
 from holdfast.spark_integration.spark_types import arrow_schema
@@ -241,13 +246,15 @@ def places_of_query(context: click.Context, options: Mapping[str, str]) -> tuple
     location, state_dir, operator = (context.params[name] for name in ("location", "state_dir", "operator"))
     parsed = parse_storage_options(options)
     is_given = context.get_parameter_source("state_dir") is ParameterSource.COMMANDLINE
-    is_query = is_given or query_at(location, parsed) is not None
-    if operator is None and is_query:
+    query_id = None if is_given else query_at(location, parsed)
+    if operator is None and (is_given or query_id is not None):
         raise InvalidArgumentError(
             "this is a query's location, not a savepoint: name the operator with --operator", location=location
         )
-    if is_query:
+    if state_dir is not None and (is_given or query_id is not None):
         return both_places(location, state_dir, options, operator)
+    if query_id is not None:
+        return location, find_state_dir(location, parsed, query_id)
     is_named = operator is not None and not _is_savepoint(location, parsed)
     return find_places(location, parsed, operator) if is_named else None
 

@@ -97,9 +97,9 @@ def inspect(
 def _places(url: str, location: str | None, options: Mapping[str, str]) -> tuple[str, str | None]:
     """Return the state directory, and the query's location if that was named in its place."""
     parsed = parse_storage_options(options)
-    if location is None and query_at(url, parsed) is not None:
+    if location is None and (query_id := query_at(url, parsed)) is not None:
         with suppress(HoldfastError):  # nothing has its state yet: whoever opens it says so
-            return find_state_dir(url, parsed), url
+            return find_state_dir(url, parsed, query_id), url
     return url, location
 
 

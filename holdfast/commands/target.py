@@ -191,7 +191,7 @@ def _require_no_location(url: str, options: Mapping[str, str]) -> None:
     if query_id is None:
         return
     try:
-        where = f"its state directory is {find_state_dir(url, parsed)}"
+        where = f"its state directory is {find_state_dir(url, parsed, query_id)}"
     except HoldfastError as exc:
         where = f"its state directory cannot be determined: {exc}"
     raise InvalidArgumentError(

@@ -77,14 +77,16 @@ def find_places(
         return _noted(storage, of_operator or by_query, options), storage.url
 
 
-def find_state_dir(location: str | Path, options: Mapping[str, object]) -> str:
+def find_state_dir(location: str | Path, options: Mapping[str, object], query_id: str | None = None) -> str:
     """Return the state directory of the query that has this checkpoint location.
 
     Raises `InvalidArgumentError` if it is no query's, or only Spark reads its state; `NotFoundError` if no micro-batch
     is committed, or the pointers name a directory without this state.
+
+    `query_id`: of the query there, for a caller that has it from `query_at`.
     """
     with open_storage(str(location), options) as storage:
-        return _state_dir_of(storage, _query_of(storage), options)
+        return _state_dir_of(storage, query_id or _query_of(storage), options)
 
 
 def require_query(location: str | Path, options: Mapping[str, object]) -> None:

@@ -421,12 +421,18 @@ def test_what_lies_there_says_whether_it_is_a_query(tmp_path: Path, monkeypatch:
 
         put_record(PrefixedStorage(target, "state"))
     listed: list[str] = []
+    read: list[str] = []
+
+    def gets(storage: LocalStorage, key: str, *limit: int) -> Any:
+        read.append(f"{storage.url}/{key}")
+        return get_of(storage, key, *limit)
 
     def lists(storage: LocalStorage, prefix: str) -> Any:
         listed.append(f"{storage.url}/{prefix}")
         return list_of(storage, prefix)
 
-    list_of = LocalStorage.list
+    get_of, list_of = LocalStorage.get, LocalStorage.list
+    monkeypatch.setattr(LocalStorage, "get", gets)
     monkeypatch.setattr(LocalStorage, "list", lists)
 
     def is_query(location: str, *arguments: str) -> bool:
@@ -437,6 +443,9 @@ def test_what_lies_there_says_whether_it_is_a_query(tmp_path: Path, monkeypatch:
             return True
 
     assert (is_query("one"), is_query("query")) == (False, True)
+    read.clear()
+    assert is_query("query", "--operator", "totals")
+    assert read.count(f"file://{tmp_path}/query/metadata") == 1
     monkeypatch.setenv("HOLDFAST_STATE_DIR", "/data/app")
     assert (is_query("one"), is_query("query"), is_query("nothing")) == (False, True, False)
     assert is_query("one", "--state-dir", "/data/app")
