@@ -307,9 +307,7 @@ def say_new_query(
         places = {"checkpoint_location": checkpoint_location, "state_dir": state_dir, "shards_to_set": shards}
         click.echo(json.dumps({"name": name, "query_id": query_id, **places}))
         return
-    home, location = parse_url(state_dir), parse_url(checkpoint_location)
-    if location.scheme == "s3":  # which Spark's own file system is not called
-        location = location._replace(scheme="s3a")
+    home, location = parse_url(state_dir), parse_url(checkpoint_location).for_spark
     lines = [f'spark.conf.set("{PREFIX}state.dir", {json.dumps(str(home))})  # before the query is defined']
     if shards is not None:
         lines.append(f'spark.conf.set("{PREFIX}shards", "{shards}")')

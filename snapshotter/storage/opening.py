@@ -31,7 +31,7 @@ def open_storage(url: str, options: Mapping[str, object] = _NO_OPTIONS) -> Objec
         from holdfast.snapshotter.storage.local import LocalStorage
 
         return LocalStorage(parsed.path)
-    if scheme in ("s3", "s3a"):
+    if parsed.store[0] == "s3":
         from holdfast.snapshotter.storage.s3 import S3Storage
 
         return S3Storage(parsed.authority, prefix, options)

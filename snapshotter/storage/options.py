@@ -163,6 +163,11 @@ class StorageUrl(NamedTuple):
         """The store that holds the path: equal for two URLs of one store, whatever their schemes."""
         return "s3" if self.scheme in _S3 else self.scheme, self.authority
 
+    @property
+    def for_spark(self) -> StorageUrl:
+        """The same place by the scheme that Spark's own file system has."""
+        return self._replace(scheme="s3a") if self.scheme == "s3" else self
+
     def __str__(self) -> str:
         return self.path if self.scheme == "file" else f"{self.scheme}://{self.authority}{self.path}"
 

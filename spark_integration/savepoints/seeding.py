@@ -28,6 +28,7 @@ from holdfast.errors import CorruptionError, InvalidArgumentError
 from holdfast.snapshotter.savepoints.manifest import SHARDS_LIMIT, PlannedBatch, SavedQuery, SavedSource
 from holdfast.snapshotter.savepoints.savepoints import read_log
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.options import parse_url
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES
 
@@ -151,17 +152,12 @@ def _moved(value: Any, key: str, location: str) -> Any:
             key=key,
             path=value,
         )
-    scheme, _, root = location.partition("://")
-    written = below["scheme"] or ""
-    if _family(written) != _family(scheme):  # else as Spark has it: file:/…, s3a://…
-        written = {"s3": "s3a:", "file": "file:"}.get(scheme, f"{scheme}:")
+    place, written = parse_url(location), below["scheme"] or ""
+    # Of one store it stays as Spark has it: file:/…, s3a://…
+    if place._replace(scheme=written.rstrip(":") or "file").store != place.store:
+        written = f"{place.for_spark.scheme}:"
     slashes = "//" if written not in ("", "file:") else ""
-    return f"{written}{slashes}{root.rstrip('/')}{below['state']}"
-
-
-def _family(scheme: str) -> str:
-    name = scheme.rstrip(":") or "file"
-    return "s3" if name in ("s3a", "s3n") else name
+    return f"{written}{slashes}{place.authority}{place.path}{below['state']}"
 
 
 def _text(storage: ObjectStorage, key: str) -> str:
