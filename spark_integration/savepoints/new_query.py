@@ -12,6 +12,9 @@ one only removes what makes it startable, since Spark's tasks may still write. T
 next attempt deletes what belongs to its id, and nothing else. ``metadata`` is written last, without which Spark starts
 nothing. An attempt that cannot tell whether it was written leaves everything: the query is complete, or the next
 attempt deletes it.
+
+Two attempts are kept apart by looks before and after each put, not by a fence: Spark starts whatever has ``metadata``,
+and that put depends on nothing but its own absence, so no number that another attempt takes could make it fail.
 """
 
 from __future__ import annotations
@@ -62,6 +65,7 @@ class NewQuery:
     settings: Settings  #: Their state directory is the new query's
     options: Mapping[str, object]  #: Of the storage
     url: str  #: Of its checkpoint location
+    stubs: str  #: Where stubs of this location run, each at this URL with its query's id at the end
     #: Its checkpoint location, and its state directory
     location: ObjectStorage
     storage: ObjectStorage
@@ -72,7 +76,7 @@ class NewQuery:
     @property
     def stub_url(self) -> str:
         """Where a stub may run: beside the location."""
-        return beside(self.url, f"-restoring-{self.query_id}")
+        return self.stubs + self.query_id
 
     @property
     def rescaling_url(self) -> str:
@@ -126,13 +130,13 @@ def new_query(
         given = Settings.parse({f"{PREFIX}state.dir": str(state_dir)})
         settings = replace(settings, state_dir=given.state_dir)
     url, query_id = str(checkpoint_location), clock.new_uuid()
-    beside(url, "")  # a stub may run there
+    stubs = beside(url, "-restoring-")
     with open_storage(url, options) as location, open_storage(str(settings.state_dir), options) as storage:
         if location.url == storage.url:
             raise InvalidArgumentError("the new query's state directory must not be its checkpointLocation", given=url)
         with _no_state_directory(location):
             stopped = begin(location, query_id)
-        new = NewQuery(settings, options, url, location, storage, query_id)
+        new = NewQuery(settings, options, url, stubs, location, storage, query_id)
         for other in stopped:
             left = replace(new, query_id=other)
             left.remove_stub()
