@@ -114,6 +114,7 @@ class StreamingJob(Job, ABC):
         chosen: dict[str, str] = {}
         if self.snapshot_commits is not None:
             chosen["spark.holdfast.snapshot.maxCommits"] = str(self.snapshot_commits)
+            chosen["spark.holdfast.snapshot.maxBytes"] = str(1 << 50)  # by default 64 MiB of commits make one due, too
         if self.plain_files:
             manager = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
             chosen["spark.sql.streaming.checkpointFileManagerClass"] = manager

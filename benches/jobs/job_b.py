@@ -68,12 +68,10 @@ class JobB(SparkJob):
         return -(-self.keys // self.fill_rows)
 
     def settings(self) -> dict[str, str]:
+        if self.snapshot_commits is None:
+            return self.without_snapshots().settings()
         never = str(self.all_batches + 1)
-        return {
-            "spark.holdfast.snapshot.maxCommits": never,
-            "spark.sql.streaming.stateStore.minDeltasForSnapshot": never,
-            **super().settings(),
-        }
+        return {"spark.sql.streaming.stateStore.minDeltasForSnapshot": never, **super().settings()}
 
     def source(self, spark: SparkSession) -> DataFrame:
         """Return the streaming rows."""

@@ -130,6 +130,7 @@ def test_no_snapshot_falls_into_job_b() -> None:
     settings = job.settings()
     for key in ("spark.holdfast.snapshot.maxCommits", "spark.sql.streaming.stateStore.minDeltasForSnapshot"):
         assert int(settings[key]) > job.all_batches
+    assert int(settings["spark.holdfast.snapshot.maxBytes"]) > 1_000 * (job.keys + job.all_batches * job.rows)
 
 
 @pytest.mark.parametrize(
