@@ -46,6 +46,7 @@ from holdfast.backends.rocksdb.frozen import FrozenGeneration
 from holdfast.backends.rocksdb.generation import (
     NOT_WHOLE,
     OPEN,
+    READERS,
     GenerationView,
     OpenGeneration,
     broken_file,
@@ -206,12 +207,16 @@ class RocksDBBackend(FilesystemBackend):
         return min(super()._commit_merge_limit_bytes(), self.share_bytes() // 2)
 
     def share_bytes(self) -> int:
-        """Return how many bytes of the shard may be in runs: the shards of an executor share one limit."""
+        """Return how many bytes of the shard may be in runs: the shards of an executor share one limit.
+
+        Until a process of the executor reads a database, nothing is in block caches, and runs may have their part, too.
+        """
         shards = 1
         if self.directory.is_relative_to(self.executor_directory):  # else it is being taken over
             depth = len(self.directory.relative_to(self.executor_directory).parts)
             shards = max(1, _shards_below(self.executor_directory, depth, self._versions.name))
-        return self._rocksdb.runs_bytes // shards
+        has_caches = bool(local_files.list_folder(self.executor_directory / READERS))
+        return self._rocksdb.runs_bytes(has_caches=has_caches) // shards
 
     def maintain(self, pointer: Pointer) -> int:
         """Move what all versions share into the next generation if runs exceed the shard's memory; else merge runs.

@@ -5,9 +5,9 @@ Set as ``spark.holdfast.rocksdb.<option>``:
 =================  =========  ==========================================================================
 option             default    meaning
 =================  =========  ==========================================================================
-memory             512m       what an executor gives to state: half of it to runs that are not moved into
-                              databases yet, beside those of the last micro-batches, half to the block caches
-                              of all its processes; 16m at least
+memory             512m       what an executor gives to state: to runs that are not moved into databases yet,
+                              beside those of the last micro-batches; where a process reads a database, half to
+                              these, half to the block caches of all its processes; 16m at least
 compression        lz4        none, lz4, snappy; zstd: lz4, and zstd at the bottom level, smaller by 7 %, slower
 =================  =========  ==========================================================================
 
@@ -78,10 +78,9 @@ class RocksDBOptions:
             )
         return found
 
-    @property
-    def runs_bytes(self) -> int:
-        """What the shards of an executor may hold in runs before these are moved."""
-        return self.memory_bytes // 2
+    def runs_bytes(self, *, has_caches: bool) -> int:
+        """Return what the shards of an executor may hold in runs before these are moved."""
+        return self.memory_bytes - (self.cache_bytes if has_caches else 0)
 
     @property
     def cache_bytes(self) -> int:

@@ -123,7 +123,7 @@ def test_state_that_the_pointers_carry_survives_its_directory(lab: Lab) -> None:
     assert lab.state() == {"a": (2, 4), "b": (1, 2)}
 
 
-KEYS = 300_000
+KEYS = 450_000
 
 
 @pytest.mark.slow

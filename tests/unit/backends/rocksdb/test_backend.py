@@ -134,7 +134,7 @@ def test_shards_of_an_executor_share_what_may_lie_in_runs(tmp_path: Path, monkey
         return RocksDBBackend(operator / str(number), TABLES, clock.new_id, {}, tmp_path)
 
     shards = [opened(number) for number in range(4)]
-    whole = 4 * (64 << 20)
+    whole = 4 * (128 << 20)
     assert shards[0].share_bytes() == whole // 4
     for long_ago in (False, True):  # a count that is kept must be as true as a fresh one
         for change, left in ((lambda: shutil.rmtree(shards[3].directory), 3), (lambda: opened(3), 4)):
@@ -143,13 +143,15 @@ def test_shards_of_an_executor_share_what_may_lie_in_runs(tmp_path: Path, monkey
                     os.utime(folder, (1, 1))
                 with monkeypatch.context() as kept:
                     assert shards[0].share_bytes() == whole // (7 - left)
-                    kept.setattr(os, "listdir", None)
+                    kept.setattr(os, "listdir", lambda path: [] if Path(path).name == READERS else None)
                     assert shards[1].share_bytes() == whole // (7 - left), "no shard is looked at"
             change()
             assert [shard.share_bytes() for shard in shards[:3]] == [whole // left] * 3
     for shard in shards[1:]:
         shutil.rmtree(shard.directory)
     assert shards[0].share_bytes() == whole
+    CacheShare(tmp_path / READERS, "first")
+    assert shards[0].share_bytes() == whole // 2, "block caches have the other half"
 
 
 class Yielding(dict[Any, Any]):
