@@ -6,6 +6,7 @@
              list-<query>-000000000007       a committed micro-batch: the names of its parts, one a line
              header                          the columns
              writer                          who writes here, and whom it has replaced, newest first
+             unfinished-*                    any of the last three, until it is whole
 
 One rename makes a list, and with it the micro-batch, visible to `read`. Who reads the folder's parts without the lists
 also sees what was never committed.
@@ -14,6 +15,7 @@ also sees what was never committed.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +55,8 @@ class CsvFolder(TwoPhaseSink):
             os.makedirs(self.folder, exist_ok=True)
         except OSError as exc:
             raise InvalidArgumentError("the folder cannot be made; choose another", folder=self.folder) from exc
+        for unfinished in Path(self.folder).glob("unfinished-*"):
+            unfinished.unlink(missing_ok=True)
         self._make("header", columns)
         if writers[:1] != [query.query_id]:
             self._make("writer", [query.query_id, *writers])
@@ -99,12 +103,17 @@ class CsvFolder(TwoPhaseSink):
 
     def _make(self, name: str, lines: Sequence[str]) -> None:
         """Write a small file that is there as a whole or not at all, also after a power failure."""
-        unfinished = Path(self.folder, f"unfinished-{name}")
+        # A name of its own: an older driver may be writing the same file.
+        unfinished = Path(self.folder, f"unfinished-{secrets.token_hex(8)}")
         with unfinished.open("w") as file:
             file.writelines(f"{line}\n" for line in lines)
             file.flush()
             os.fsync(file.fileno())
-        unfinished.replace(Path(self.folder, name))
+        try:
+            unfinished.replace(Path(self.folder, name))
+        except FileNotFoundError as exc:
+            message = "another driver of this query has started and cleaned up; this one must end"
+            raise ConflictError(message, folder=self.folder) from exc
         _sync(self.folder)
 
 
