@@ -117,21 +117,21 @@ class Ending:
 
     def apply(self, staged: Iterable[StagingTable]) -> None:
         """Put rows into the target: of one key, the last row of the highest partition counts."""
-        for one in sorted(staged, key=lambda each: each.part.partition):
-            try:
-                with self._session.connection.transaction():
-                    self._session.run(self._insert(one, once=False))
-            except errors.CardinalityViolation:
-                # Rare, and sorting costs as much as the rest: so only where a key is there twice.
-                self._session.run(self._insert(one, once=True))
+        parts = sorted(staged, key=lambda each: each.part.partition)
+        try:
+            # One savepoint for all: of hundreds of partitions each request counts.
+            with self._session.connection.transaction():
+                self._insert_each(parts, once=False)
+        except errors.CardinalityViolation:
+            # Rare, and sorting costs as much as the rest: so only where a key is there twice.
+            self._insert_each(parts, once=True)
 
     def put(self, batch_id: int, staged: Sequence[StagingTable]) -> None:
         """Apply, remember and drop staging tables."""
         self.apply(staged)
         # From here on nobody can drop the table.
         self._marks.require_same()
-        for one in staged:
-            self._session.run(self._marks.remember(batch_id, one.part.attempt))
+        self._session.run(self._marks.remember(batch_id, [one.part.attempt for one in staged]))
         drop(self._session, staged)
 
     def _check_unaltered(self, staged: StagingTable) -> None:
@@ -188,6 +188,10 @@ class Ending:
         if there:
             warn_of_another_driver(self._query, batch_id)
             _end(self._session, there)
+
+    def _insert_each(self, parts: Iterable[StagingTable], *, once: bool) -> None:
+        for part in parts:
+            self._session.run(self._insert(part, once=once))
 
     def _insert(self, staged: StagingTable, *, once: bool) -> sql.Composed:
         named = sql.SQL(", ").join(map(sql.Identifier, staged.columns))

@@ -154,7 +154,8 @@ WITH shown AS (
     RETURNING sink)
 DELETE FROM {attempts} WHERE sink IN (SELECT sink FROM shown)
     AND NOT (query_id = %(query)s AND batch_id = %(batch)s)"""
-_REMEMBER = "INSERT INTO {attempts} (sink, batch_id, attempt, query_id) VALUES ({sink}, {batch}, {attempt}, {query})"
+_REMEMBER = """
+INSERT INTO {attempts} (sink, batch_id, attempt, query_id) SELECT {sink}, {batch}, unnest({ids}::text[]), {query}"""
 _REMEMBERED = "SELECT attempt FROM {attempts} WHERE sink = %s AND batch_id = %s AND attempt = ANY (%s)"
 
 
@@ -258,9 +259,9 @@ class MarkTables:
         values = {"sink": self.query.sink, "query": self.query.query_id, "batch": batch_id, "target": self.target.oid}
         self.session.run(self._sql(_SHOW), values)
 
-    def remember(self, batch_id: int, attempt: str) -> sql.Composed:
-        """Return the statement that marks an attempt as committed, once its transaction is."""
-        given = {"sink": self.query.sink, "batch": batch_id, "attempt": attempt, "query": self.query.query_id}
+    def remember(self, batch_id: int, attempts: Sequence[str]) -> sql.Composed:
+        """Return the statement that marks attempts as committed, once its transaction is."""
+        given = {"sink": self.query.sink, "batch": batch_id, "ids": list(attempts), "query": self.query.query_id}
         return self._sql(_REMEMBER, **{name: sql.Literal(value) for name, value in given.items()})
 
     def remembered(self, batch_id: int, attempts: Sequence[str]) -> set[str]:

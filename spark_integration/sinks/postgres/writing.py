@@ -232,7 +232,7 @@ class CopyTransaction(SinkTransaction):
         return self._session
 
     def _begin_prepared(self) -> sql.Composable:
-        mark = self._marks.remember(self._attempt.batch_id, self._attempt.attempt_id)
+        mark = self._marks.remember(self._attempt.batch_id, [self._attempt.attempt_id])
         self._open_session().connection.execute(sql.SQL("BEGIN; {}").format(mark))
         return self._target.identifier
 

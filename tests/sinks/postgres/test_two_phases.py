@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import psutil
+import psycopg
 import pytest
 
 from holdfast import clock
@@ -43,6 +44,23 @@ def test_rows_are_seen_after_the_commit_only(either: Case) -> None:
     either.commit(handle)
     assert either.rows() == ROWS
     assert either.open() == 0
+
+
+def test_a_staged_partition_costs_the_driver_one_request(updating: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 partitions each further request is 200 round trips, while the table's rows are locked."""
+    updating.open()
+    handles = [updating.prepared((f"k{place}", place), partition=place) for place in range(20)]
+    asked: list[object] = []
+    execute = psycopg.Connection.execute
+
+    def counted(connection: Any, *given: Any, **more: Any) -> Any:
+        asked.append(given)
+        return execute(connection, *given, **more)
+
+    monkeypatch.setattr(psycopg.Connection, "execute", counted)
+    updating.commit(*handles)
+    assert len(asked) < 20 + 20
+    assert len(updating.rows()) == 20
 
 
 def test_a_commit_again_changes_nothing(either: Case) -> None:
