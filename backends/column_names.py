@@ -58,7 +58,7 @@ class ColumnChanges:
 
 
 def with_columns(names: Names, stored: Collection[str], declared: Iterable[str]) -> Names:
-    """Return stored names for all declared columns; a new column gets a name that `stored`, all ever used, lacks."""
+    """Return stored names for all declared columns; a new one gets a name that is not in `stored`, all ever used."""
     taken, found = {*stored, *names.values()}, dict(names)
     for name in declared:
         if name not in found:

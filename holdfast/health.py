@@ -276,7 +276,7 @@ def signs_of(
     log: Sequence[BatchTimes] | None,
     live: Iterable[RecentBatch],
 ) -> Signs:
-    """Return the signs of a query from its log, as of `of_its_own`, and `live` state servers here."""
+    """Return a query's signs, from its log (see `of_its_own`) and the `live` state servers of this machine."""
     return Signs(
         runs_of((one.claim for one in operators if one.claim), query_id),
         max(one.stored_ms for one in operators),
@@ -297,7 +297,7 @@ def _busiest(batches: Iterable[RecentBatch], query_id: str) -> tuple[RecentBatch
 
 
 def runs_of(claims: Iterable[Claim], query_id: str) -> tuple[Run, ...]:
-    """Return a query's runs by the claims, ordered by the store's clock alone, newest last."""
+    """Return a query's runs, read from its claims, newest last by the store's clock."""
     by_run: dict[str, list[ClaimingRun]] = {}
     for claim in claims:
         if claim.query_id == query_id:

@@ -109,7 +109,7 @@ class ObjectCommitLog:
     # Writing.
 
     def append(self, pointer: Pointer, parent: Mapping[str, Any] | None, runs: Mapping[str, Run]) -> PendingCommit:
-        """Encode the commit; carry it, or start to store it. `parent`: of its base. Raises `StateLostError`."""
+        """Encode and carry a commit, or start to store it. `parent`: its base's properties. Raises `StateLostError`."""
         lineage = self.snapshots.notes.apply_to(Lineage.of(parent))
         if lineage.since:
             runs = self._commits.merged(self._carried_commit(lineage.since[-1]), runs)

@@ -76,7 +76,7 @@ def nullable_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def is_same_kind(given: pa.DataType, stored: pa.DataType) -> bool:
-    """Tell whether a cast keeps the meaning. It may fail; Arrow would also parse text, shift zones or drop fields."""
+    """Tell whether a cast keeps the meaning, though it may fail: Arrow also parses text, shifts zones, drops fields."""
     if pa.types.is_null(given):
         return True
     if pa.types.is_dictionary(given):

@@ -146,6 +146,6 @@ def _options(blocks: BlockBasedOptions) -> Options:
 
 
 def open_rocksdb(path: Path, options: Options, *, read_only: bool = False) -> Rdict:
-    """Open a database with exactly these options; rocksdict would use those stored beside the data for a family."""
+    """Open a database with exactly these options; rocksdict prefers a column family's stored ones."""
     access = AccessType.read_only() if read_only else AccessType.read_write()
     return Rdict(str(path), options, {"default": options}, access)

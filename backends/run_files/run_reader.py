@@ -213,7 +213,7 @@ class RunReader:
         return [self.open(folder / file.name, file, table, verify=verify) for file in files]
 
     def open(self, path: Path, file: RunFile, table: str, *, verify: bool = False) -> Stacked:
-        """Map one run file, or find it mapped; `verify` its digest for a merge, which would seal damage.
+        """Map one run file, or return it mapped; a merge must `verify` it, or damage gets a new digest.
 
         Raises `NotFoundError` if the version was dropped; `CorruptionError`, with its holders set aside, if it is
         damaged.

@@ -242,7 +242,7 @@ class _Exported:
 
 
 def places_of_query(context: click.Context, options: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the places of LOCATION's query; None if it is a savepoint, whatever the environment names."""
+    """Return the places of LOCATION's query; None for a savepoint, even if HOLDFAST_STATE_DIR is set."""
     location, state_dir, operator = (context.params[name] for name in ("location", "state_dir", "operator"))
     parsed = parse_storage_options(options)
     is_given = context.get_parameter_source("state_dir") is ParameterSource.COMMANDLINE

@@ -338,7 +338,7 @@ class Claims:
         return Tenure(newest, self._monotonic_ms(), begun_ms)
 
     def _still_beside(self, tenure: Tenure, since_ms: int, newest: Claim, besides: Sequence[Beside]) -> Tenure | None:
-        """Return this run's place beside another; None once it is dead and alone. Raises `FencedError` if it lives."""
+        """Return this run's place beside another; None once no earlier run remains. Raises `FencedError`."""
         if newest.number == tenure.claim.number:
             own = sorted((told for told in besides if told.run_id == self._mine.run_id), key=lambda told: told.seen_ms)
             if self._monotonic_ms() - since_ms >= ALIVE_MS and own:

@@ -406,7 +406,7 @@ def top_rows(
     outputMode: object,
     name: str,
 ) -> DataFrame:
-    """Define ``groupBy(…).top(…)``. Raises `AnalysisException` if a column is missing, `InvalidArgumentError`."""
+    """Define ``groupBy(…).top(…)``. Raises `AnalysisException` if a column is missing, else `InvalidArgumentError`."""
     if type(places) is not int or not 0 < places <= _MOST_PLACES:
         raise InvalidArgumentError(f"top takes a number of rows from 1 to {_MOST_PLACES}", given=repr(places))
     if emit not in ("list", "changes"):

@@ -91,7 +91,7 @@ def facts_that_differ(before: Savepoint, after: Savepoint) -> list[str]:
 
 
 def difference(before: Side, after: Side, keys_each: int = 0) -> Iterator[TableDifference]:
-    """Yield how the tables that both savepoints have differ, with `keys_each` keys of each kind."""
+    """Yield the differences of tables in both savepoints, with up to `keys_each` keys of each kind."""
     for name, one in before.operators.items():
         other = after.operators.get(name)
         if other is None:

@@ -208,7 +208,7 @@ class TwoPhaseSink(ABC):
 
     @abstractmethod
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
-        """Return handles of everything that attempts of the query prepared and nobody ended, perhaps decided ones.
+        """Return the handles of all prepared work of the query that nobody has ended, perhaps decided work too.
 
         Called when a run begins, and after repeated tasks: no task that counts is at work.
         """

@@ -128,7 +128,7 @@ class KeptTable:
         return table
 
     def require_same(self) -> None:
-        """Raise `StateLostError` if the table is gone, replaced or set back, by its newest known version."""
+        """Raise `StateLostError` if the table is gone, replaced or set back, judged by its newest known version."""
         if self._table_id is None:
             return
         there = self._digest_of(self._version)
