@@ -109,10 +109,20 @@ def _small_batches() -> Iterable[Measurement]:
         yield Measurement("jobs", name, f"What {what}?", entries, minutes, turns, _SPARK_IN_PYTHON, targets=targets)
 
 
+# Module, what it answers, minutes.
+_MICRO = (
+    ("store", "What does an operation of the store cost, by size, width, hit rate and batch size?", 3.0),
+    ("steps", "What do the steps of a vectorised shard call cost?", 0.5),
+    ("by_key", "What does a key cost beside the user's function, in ms by 20,000 keys?", 2.0),
+)
+
+
 def micro(profile: Profile) -> list[Measurement]:
-    """Single operations of a backend, by pytest-benchmark; none is quick."""
-    question = "What does an operation of the store cost, by size, width, hit rate and batch size?"
-    return [] if profile.quick else [Measurement("micro", "store", question, {}, 3.0, micro="store", memory_gb=2)]
+    """Single operations of a backend, and single steps of a shard call, by pytest-benchmark; none is quick."""
+    found = [
+        Measurement("micro", name, question, {}, minutes, micro=name, memory_gb=2) for name, question, minutes in _MICRO
+    ]
+    return [] if profile.quick else found
 
 
 def durability(profile: Profile) -> list[Measurement]:
