@@ -165,18 +165,20 @@ class SinkLog:
     def names(self, query_id: str) -> bool:
         """Tell of a damaged log whether the query may be the one that writes: by all that is left, whole or not.
 
-        Reads back to the newest whole entry, and to the decision that this one names.
+        Reads back to the newest whole entry, and to the decision that this one names. Two newer ones that name nobody
+        may be another query's: it begins, and then decides.
         """
-        oldest = 0
+        oldest = nameless = 0
         for number in reversed(self._fence.numbers()):
             if number < oldest:
                 break
             with suppress(CorruptionError, NotFoundError):
-                data = self._fence.read(number)
-                if query_id.encode() in bytes(data):
+                data = bytes(self._fence.read(number))
+                if query_id.encode() in data:
                     return True
-                oldest = oldest or self._decoded(number, data).decided or number
-        return False
+                nameless += b'"query_id"' not in data
+                oldest = oldest or self._decoded(number, memoryview(data)).decided or number
+        return nameless > 1
 
     def read(self, number: int) -> Entry:
         """Return an entry. Raises `CorruptionError`, `NotFoundError`."""

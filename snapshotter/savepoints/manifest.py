@@ -358,8 +358,8 @@ def sinks_of(storage: ObjectStorage, query_id: str) -> tuple[SavedSink, ...]:
                 _log.warning("a damaged log does not name this query, so sink %r is not its own: %s", stored.sink, exc)
                 continue
             raise CorruptionError(
-                "the query writes to a sink whose log is damaged, so what it shows is unknown: restore the log, and "
-                f"save the query then: {exc.message}",
+                "as far as can be told, the query writes to a sink whose log is damaged, so what it shows is unknown: "
+                f"restore the log, and save the query then: {exc.message}",
                 sink=stored.sink,
                 query=query_id,
                 storage=storage.url,

@@ -254,6 +254,18 @@ def test_a_damaged_log_stops_the_savepoints_of_its_own_query_only(
         sinks_of(storage, "q-1")
 
 
+def test_a_damaged_log_stops_the_savepoints_of_all_that_may_have_taken_the_sink_over(storage: ObjectStorage) -> None:
+    """The beginning and the decision of a successor name nobody any more."""
+    sink_logs.decide(storage, "totals", "q-1", 7)
+    sink_logs.begin(storage, "totals", "q-2")
+    sink_logs.decide(storage, "totals", "q-2", 0)
+    for info in storage.list("_sinks/totals/")[1:]:
+        storage.put(info.key, b"")
+    for query_id in ("q-1", "q-2"):
+        with pytest.raises(CorruptionError, match="as far as can be told, the query writes to a sink"):
+            sinks_of(storage, query_id)
+
+
 def test_a_log_that_goes_on_after_a_damaged_entry_is_whole(storage: ObjectStorage, log: SinkLog) -> None:
     """A driver at work decides its next micro-batch without reading what came before."""
     log.append(BEGUN)
