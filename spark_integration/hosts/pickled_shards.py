@@ -20,6 +20,8 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import StructType
 
+from holdfast.spark_integration.transport.python_stage import Awaited
+
 
 class Shards(Protocol):
     """Calls the shards of one partition; each is a Spark group."""
@@ -37,7 +39,7 @@ class Shards(Protocol):
         """Call a shard whose timer fires."""
 
 
-class PickledShards(StatefulProcessor):
+class PickledShards(Awaited, StatefulProcessor):
     """Unpickles the shards at the first call of each micro-batch; `variable` keeps a shard's pointer."""
 
     def __init__(self, shards: Shards, variable: str, schema: StructType) -> None:

@@ -52,7 +52,7 @@ from holdfast.spark_integration.shard_call.announcing import announce, bound_cha
 from holdfast.spark_integration.shard_call.store import ShardStore, open_shard
 from holdfast.spark_integration.transport.output import Output
 from holdfast.spark_integration.transport.packed import PackedTransport, Received
-from holdfast.spark_integration.transport.python_stage import freeze_modules
+from holdfast.spark_integration.transport.python_stage import Awaited, freeze_modules
 from holdfast.spark_integration.transport.routes import hash_of_route, shard_of_route
 
 MEMORY_BYTES = 128 << 20
@@ -107,7 +107,7 @@ class ShardGroup(Protocol):
 
 
 @dataclass(frozen=True)
-class ShardStep:
+class ShardStep(Awaited):
     """The definition of one step that all its shards' calls need; travels to the workers."""
 
     operator: Operator

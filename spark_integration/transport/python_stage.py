@@ -15,8 +15,9 @@ everything still follows each task.
 **Waits.** Spark's JVM writes to a Python worker in several small pieces over a loopback TCP connection. Nagle's
 algorithm holds the second piece back until the first is acknowledged, and the worker's kernel delays that
 acknowledgement by 40 ms, since nothing goes the other way. So a worker asks for immediate acknowledgements before each
-read, since the kernel soon forgets. With ``spark.python.unix.domain.socket.enabled`` (Spark 4.1) there is no TCP and
-nothing to do here.
+read, since the kernel soon forgets. Spark's stateful operators read their first rows before they call any function of
+ours: there, `Awaited` asks when it is unpickled. With ``spark.python.unix.domain.socket.enabled`` (Spark 4.1) there is
+no TCP and nothing to do here.
 
 Figures: docs/decisions/0017-shards-in-spark.md.
 """
@@ -29,9 +30,8 @@ import socket
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar
-
-from holdfast.spark_integration.executor.processes import kept_per_process
+from functools import lru_cache
+from typing import Any, TypeVar
 
 _Item = TypeVar("_Item")
 _DESCRIPTORS = "/proc/self/fd"
@@ -50,12 +50,20 @@ def prepared(items: Iterable[_Item]) -> Iterator[_Item]:
         yield item
 
 
+class Awaited:
+    """Acknowledges at once when it is unpickled, which a worker does just before it reads its first rows."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        acknowledge_at_once()
+
+
 def freeze_modules() -> None:
     """Exclude loaded modules from later garbage collections; repeat, rarely, when more were loaded.
 
     Frozen objects in cycles are never freed.
     """
-    loaded, frozen = len(sys.modules), _frozen_modules()
+    loaded, frozen = len(sys.modules), _frozen_modules(os.getpid())
     if len(frozen) < _FREEZES_MAX and loaded > max(frozen, default=0):
         frozen.append(loaded)
         # Collect first: garbage would be frozen too, and never freed.
@@ -63,8 +71,8 @@ def freeze_modules() -> None:
         gc.freeze()
 
 
-@kept_per_process(1)
-def _frozen_modules() -> list[int]:
+@lru_cache(maxsize=1)
+def _frozen_modules(_process: int) -> list[int]:
     """Return how many modules there were at each freeze of this process."""
     return []
 
@@ -87,14 +95,14 @@ def seldom_collecting_old() -> Iterator[None]:
 
 def acknowledge_at_once() -> None:
     """Ask the kernel to acknowledge data on this worker's TCP connections without delay."""
-    for descriptor in _tcp_descriptors():
+    for descriptor in _tcp_descriptors(os.getpid()):
         # The option belongs to the connection, so it also applies to the worker's own socket object.
         with suppress(OSError), _socket_of(descriptor) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
-@kept_per_process(1)
-def _tcp_descriptors() -> list[int]:
+@lru_cache(maxsize=1)
+def _tcp_descriptors(_process: int) -> list[int]:
     """Return this process's loopback TCP connections; none on systems other than Linux."""
     if not (hasattr(socket, "TCP_QUICKACK") and os.path.isdir(_DESCRIPTORS)):
         return []

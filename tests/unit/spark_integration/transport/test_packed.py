@@ -5,8 +5,12 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import pickle
 import socket
+import statistics
+import subprocess
 import sys
+import time
 import types
 import weakref
 from collections.abc import Iterable, Iterator
@@ -312,6 +316,36 @@ def test_modules_that_come_back_freeze_nothing(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "comes_and_goes", types.ModuleType("comes_and_goes"))
     python_stage.freeze_modules()
     assert any(o is kept[0] for o in gc.get_objects())
+
+
+WORKER = """
+import pickle, socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection, connection.makefile("rwb") as jvm:
+    while command := jvm.readline():
+        pickle.loads(bytes.fromhex(command.decode()))
+        jvm.readline()
+        jvm.write(b"done\\n")
+        jvm.flush()
+"""
+
+
+@pytest.mark.slow(1)
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="Linux alone has it")
+def test_a_worker_that_has_unpickled_a_stateful_step_does_not_wait_for_its_first_rows() -> None:
+    """Spark sends the step, then rows: the second packet waits until the first is acknowledged."""
+    command, took_s = pickle.dumps(python_stage.Awaited()).hex().encode() + b"\n", []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        worker = subprocess.Popen([sys.executable, "-c", WORKER, str(server.getsockname()[1])])
+        connection, _ = server.accept()
+        with connection, connection.makefile("rb") as answers:
+            for _ in range(30):
+                began_s = time.monotonic()
+                connection.send(command)
+                connection.send(b"rows\n")
+                assert answers.readline() == b"done\n"
+                took_s.append(time.monotonic() - began_s)
+    assert worker.wait() == 0
+    assert statistics.median(took_s[-10:]) < 0.03
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="Linux alone has it")
