@@ -16,7 +16,8 @@ everything still follows each task.
 algorithm holds the second piece back until the first is acknowledged, and the worker's kernel delays that
 acknowledgement by 40 ms, since nothing goes the other way. So a worker asks for immediate acknowledgements before each
 read, since the kernel soon forgets. Spark's stateful operators read their first rows before they call any function of
-ours: there, `Awaited` asks when it is unpickled. With ``spark.python.unix.domain.socket.enabled`` (Spark 4.1) there is
+ours: there, `Awaited` asks when it is unpickled. The other way, the same holds back the end of an answer of more than
+130 KB, so a worker turns Nagle's algorithm off. With ``spark.python.unix.domain.socket.enabled`` (Spark 4.1) there is
 no TCP and nothing to do here.
 
 Figures: docs/decisions/0017-shards-in-spark.md.
@@ -103,7 +104,7 @@ def acknowledge_at_once() -> None:
 
 @lru_cache(maxsize=1)
 def _tcp_descriptors(_process: int) -> list[int]:
-    """Return this process's loopback TCP connections; none on systems other than Linux."""
+    """Return this process's loopback TCP connections, which send at once from now on; none on others than Linux."""
     if not (hasattr(socket, "TCP_QUICKACK") and os.path.isdir(_DESCRIPTORS)):
         return []
     found = []
@@ -112,6 +113,7 @@ def _tcp_descriptors(_process: int) -> list[int]:
             if os.readlink(f"{_DESCRIPTORS}/{name}").startswith("socket:"):
                 with _socket_of(int(name)) as connection:
                     if connection.family == socket.AF_INET and connection.getpeername()[0] == "127.0.0.1":
+                        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                         found.append(int(name))
     return found
 

@@ -324,25 +324,28 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection, co
     while command := jvm.readline():
         pickle.loads(bytes.fromhex(command.decode()))
         jvm.readline()
-        jvm.write(b"done\\n")
+        jvm.write(b"." * int(sys.argv[2]) + b"\\n")
         jvm.flush()
 """
 
 
 @pytest.mark.slow(1)
 @pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="Linux alone has it")
-def test_a_worker_that_has_unpickled_a_stateful_step_does_not_wait_for_its_first_rows() -> None:
-    """Spark sends the step, then rows: the second packet waits until the first is acknowledged."""
-    command, took_s = pickle.dumps(python_stage.Awaited()).hex().encode() + b"\n", []
+@pytest.mark.parametrize("answer_bytes", [10, 200_000])
+def test_a_worker_that_has_unpickled_a_stateful_step_does_not_wait_for_packets(answer_bytes: int) -> None:
+    """Spark sends the step, then rows: the second packet waits until the first is acknowledged. So do answers."""
+    step, took_s = python_stage.Awaited(), []
+    vars(step)["name"] = "totals"
+    command = pickle.dumps(step).hex().encode() + b"\n"
     with socket.create_server(("127.0.0.1", 0)) as server:
-        worker = subprocess.Popen([sys.executable, "-c", WORKER, str(server.getsockname()[1])])
+        worker = subprocess.Popen([sys.executable, "-c", WORKER, str(server.getsockname()[1]), str(answer_bytes)])
         connection, _ = server.accept()
         with connection, connection.makefile("rb") as answers:
             for _ in range(30):
                 began_s = time.monotonic()
                 connection.send(command)
                 connection.send(b"rows\n")
-                assert answers.readline() == b"done\n"
+                assert len(answers.readline()) == answer_bytes + 1
                 took_s.append(time.monotonic() - began_s)
     assert worker.wait() == 0
     assert statistics.median(took_s[-10:]) < 0.03
