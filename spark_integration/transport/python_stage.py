@@ -122,7 +122,10 @@ def _socket_of(descriptor: int) -> socket.socket:
     """Return a socket, to be closed, for a descriptor's connection; raises OSError if it has gone."""
     own = os.dup(descriptor)
     try:
-        return socket.socket(fileno=own)
+        is_blocking = os.get_blocking(own)
+        found = socket.socket(fileno=own)
     except OSError:
         os.close(own)  # which Python leaves open
         raise
+    os.set_blocking(own, is_blocking)  # the user's default timeout has changed the connection itself
+    return found

@@ -365,3 +365,16 @@ def test_a_descriptor_that_has_become_a_file_costs_none(tmp_path: Path) -> None:
         python_stage.acknowledge_at_once()
     assert len(os.listdir("/proc/self/fd")) == len(before)
     os.close(number)
+
+
+def test_a_default_timeout_of_the_user_leaves_a_workers_connections_blocking() -> None:
+    """Python makes a new socket object non-blocking, and so the connection below, of which PySpark expects to wait."""
+    before = socket.getdefaulttimeout()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        socket.setdefaulttimeout(30)
+        try:
+            python_stage._socket_of(ours.fileno()).close()
+        finally:
+            socket.setdefaulttimeout(before)
+        assert os.get_blocking(ours.fileno())
