@@ -30,6 +30,7 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
     begin,
 )
 from holdfast.spark_integration.spark_versions import is_classic
+from holdfast.spark_integration.transport.python_stage import Awaited
 from holdfast.spark_integration.worker_python import require_worker_python
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ _TRACKER_MS = 2000
 
 
 @dataclass(frozen=True)
-class WriteTask:
+class WriteTask(Awaited):
     """Writes and prepares a task's rows; a function for ``mapInArrow``."""
 
     sink: TwoPhaseSink
