@@ -40,6 +40,7 @@ from holdfast.errors import (
     NotFoundError,
     UnavailableError,
 )
+from holdfast.snapshotter.fence import looks
 from holdfast.snapshotter.savepoints.manifest import KEY, NAME, Savepoint, SourceLog, read_manifest
 from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
@@ -197,11 +198,14 @@ def find_objects(target: ObjectStorage, name: str) -> list[str]:
 def delete_savepoint(target: ObjectStorage, name: str) -> int:
     """Delete a savepoint, finished or not, with its uploads; return how many objects it had.
 
-    Raises `NotFoundError` if there is none. The manifest goes first, so nobody takes the rest for a savepoint.
+    Raises `NotFoundError` if there is none. The manifest goes first, so nobody takes the rest for a savepoint. Those
+    finished meanwhile, of which it may have deleted pieces, go too.
     """
     keys, folder = find_objects(target, name), savepoint_folder(target, name)
     _delete(folder, keys)
-    if keys and KEY in (since := _ours(folder)):
+    for _ in looks(target.url):
+        if not keys or KEY not in (since := _ours(folder)):
+            break
         _delete(folder, since)
         keys = sorted({*keys, *since})
     uploads = _abort_uploads(folder)
