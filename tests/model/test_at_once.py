@@ -1,24 +1,24 @@
-"""Two at once, in all orders: declaring schemas, making savepoints, and copies of a checkpoint location."""
+"""Several at once, in all orders: a fence, schemas, making savepoints; and copies of a checkpoint location."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.evolution import require_readable
 from holdfast.backends.run import TableSchema
-from holdfast.errors import ConflictError, HoldfastError, NotFoundError
+from holdfast.errors import ConflictError, FencedError, HoldfastError, NotFoundError
+from holdfast.snapshotter.fence import Fence, looks
 from holdfast.snapshotter.ownership.claims import Tenure
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables, stored_tables
@@ -27,18 +27,88 @@ from holdfast.snapshotter.savepoints.pieces import write_pieces
 from holdfast.snapshotter.savepoints.savepoints import delete_savepoint, find_savepoint, making, verify_savepoint
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.retention import run_retention
-from holdfast.testing.faulty_storage import Fault, FaultyStorage, Kind
 from tests.model.shard_history import ShardHistory, TimedStorage, Version
-from tests.model.turns import by_turns
-from tests.ram import storage_in_ram
-from tests.tiers import cases, repetitions
+from tests.model.turns import Act, Moment, Objects, OverwritingStorage, Replay, end_of, every_order
+from tests.tiers import ALL, repetitions
 from tests.unit.snapshotter.ownership.conftest import claimant
 from tests.unit.snapshotter.savepoints.conftest import STATE, a_run, a_savepoint
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+def act(storage: Replay, name: str, fence_of: Callable[[ObjectStorage, str], Fence] = Fence) -> list[int]:
+    """Begin, and act under a fence unless somebody else has begun; return the numbers that were taken.
+
+    All old objects are deleted, so that their numbers are free for whoever has slept.
+    """
+    fence, taken = fence_of(storage, "log"), list[int]()
+
+    def take(after: int, what: str) -> None:
+        numbers = storage.as_one(lambda: fence.take(after + 1, f"{name} {what}".encode()))
+        taken.append(numbers[-1])
+        storage.as_one(lambda: fence.delete(numbers[:-1]))
+
+    with suppress(ConflictError):
+        for _ in looks(fence.url):
+            with suppress(ConflictError):
+                take(storage.as_one(lambda: fence.newest()[0]), "begins")
+                break
+        take(taken[-1], "acts")
+    return taken
+
+
+def judge_fence(moment: Moment) -> None:
+    """Each number is one actor's; who has begun ends whoever began before; and the newest object is who was told so."""
+    by_number: dict[int, str] = {}
+    for actor, told in zip(moment.actors, moment.returned(), strict=True):
+        for number in told or ():
+            assert by_number.setdefault(number, actor.name) == actor.name, f"two have {number} {moment}"
+    holders = [name for name, _ in itertools.groupby(by_number[number] for number in sorted(by_number))]
+    assert len(holders) == len(set(holders)), f"one has come back: {holders} {moment}"
+    newest, data = Fence(moment.storage(), "log").newest()
+    assert newest >= max(by_number, default=0), str(moment)
+    if moment.has_ended():
+        assert bytes(data or b"").startswith(by_number[newest].encode()), str(moment)
+
+
+def search_fence(looks: int, names: Sequence[str], fence_of: Callable[[ObjectStorage, str], Fence] = Fence) -> None:
+    acts = {name: partial(act, name=name, fence_of=fence_of) for name in names}
+    for moment in every_order(acts, are_alike=True, looks=looks):
+        judge_fence(moment)
+
+
+@pytest.mark.slow(20 if ALL else 1)
+def test_of_three_each_that_begins_ends_those_before() -> None:
+    """Wherever any of them stands still, for a while or for ever."""
+    search_fence(2 if ALL else 1, ("one", "other", "third"))
+
+
+class TrustingFence(Fence):
+    """Does not look whether later numbers stand."""
+
+    def take(self, number: int, data: Buffer) -> list[int]:
+        try:
+            return super().take(number, data)
+        except FencedError:
+            raise
+        except ConflictError:
+            return [number]
+
+
+@pytest.mark.parametrize(
+    "fence_of",
+    [lambda storage, folder: Fence(OverwritingStorage(storage), folder), TrustingFence],
+    ids=["an unconditional put", "no list after the put"],
+)
+def test_of_two_under_half_a_fence_each_goes_on(fence_of: Callable[[ObjectStorage, str], Fence]) -> None:
+    """So the test above can fail."""
+    with pytest.raises(AssertionError, match=r"two have|come back"):
+        search_fence(2, ("one", "other"), fence_of)
+
+
 KEY = pa.schema([("k", pa.string())])
 Tables = dict[str, TableSchema]
-REQUESTS = 12
-"""At least as many as a writer makes that finds itself second, or followed, at each change of turn."""
 
 
 def table(name: str, **columns: pa.DataType) -> Tables:
@@ -55,14 +125,7 @@ APART = {"text and number": (TEXT, NUMBER), "wide and narrow": (NUMBER, NARROW)}
 APART |= {f"{name}, the other way round": (second, first) for name, (first, second) in APART.items()}
 
 
-@contextmanager
-def begun() -> Iterator[ObjectStorage]:
-    with storage_in_ram() as storage:
-        declare_operator(storage, RECORD)
-        yield storage
-
-
-def outcome(storage: ObjectStorage, declared: Mapping[str, TableSchema] | StoredTables) -> ConflictError | None:
+def outcome(storage: ObjectStorage, declared: Tables | StoredTables) -> ConflictError | None:
     planned = declared if isinstance(declared, StoredTables) else StoredTables.of_first_run({**BEGUN, **declared})
     try:
         declare_tables(storage, RECORD, planned)
@@ -71,52 +134,46 @@ def outcome(storage: ObjectStorage, declared: Mapping[str, TableSchema] | Stored
     return None
 
 
-def at_once(
-    storage: ObjectStorage, pair: tuple[Tables | StoredTables, Tables | StoredTables], plan: tuple[int, int, int]
-) -> list[ConflictError | None]:
-    def write(asked: FaultyStorage, declared: Tables | StoredTables) -> ConflictError | None:
-        found = outcome(asked, declared)
-        assert len(asked.operations) <= REQUESTS, "else not every order is tried"
-        return found
-
-    acts = [partial(write, declared=declared) for declared in pair]
-    return by_turns(storage, acts, zip((0, 1, 0), plan, strict=True))
+BEGINNING = end_of(lambda storage: declare_operator(storage, RECORD))
 
 
-def plans() -> Sequence[tuple[int, int, int]]:
-    return cases(list(itertools.product(range(REQUESTS + 1), repeat=3)), quick=80)
+def orders(*declared: Tables | StoredTables) -> Iterator[Moment]:
+    """Let writers declare tables in all orders."""
+    return every_order({f"run{n}": partial(outcome, declared=one) for n, one in enumerate(declared)}, BEGINNING)
 
 
-def require_held(storage: ObjectStorage, declared: Tables, plan: object) -> None:
+def require_held(moment: Moment, declared: Tables) -> None:
     """Check that rows of these tables can be read for ever, with all their columns."""
-    held = stored_tables(storage, RECORD).held
+    held = stored_tables(moment.storage(), RECORD).held
     for name, schema in declared.items():
-        require_readable(schema, held[name], source=f"state of {plan}")
+        require_readable(schema, held[name], source=f"state {moment}")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", list(APART))
 def test_of_two_that_cannot_both_be_one_is_told(name: str) -> None:
     """Before it writes state; what the other has declared counts."""
-    for plan in plans():
-        with begun() as storage:
-            found = at_once(storage, APART[name], plan)
-            for tables, error in zip(APART[name], found, strict=True):
-                if error is None:
-                    require_held(storage, tables, plan)
-            assert None in found, f"both were told: {plan}"
+    for moment in filter(Moment.has_ended, orders(*APART[name])):
+        for tables, error in zip(APART[name], moment.returned(), strict=True):
+            if error is None:
+                require_held(moment, tables)
+        assert None in moment.returned(), f"both were told: {moment}"
 
 
-@pytest.mark.slow
-def test_two_that_go_together_do_not_hinder_each_other() -> None:
-    """Whoever comes first; two tasks of one run write one object."""
-    for plan in plans():
-        with begun() as storage:
-            assert at_once(storage, (TEXT, BESIDE), plan) == [None, None], plan
-            assert stored_tables(storage, RECORD).held == {**BEGUN, **TEXT, **BESIDE}, plan
-        with begun() as storage:
-            assert at_once(storage, (TEXT, TEXT), plan) == [None, None], plan
-            assert len(storage.list("totals/schemas/")) == 1, plan
+def test_those_that_go_together_do_not_hinder_each_other() -> None:
+    """Whoever comes first; one that is overtaken again and again is asked to start again, not to change anything."""
+    for moment in filter(Moment.has_ended, orders(TEXT, BESIDE, TEXT)):
+        assert {str(error).partition(":")[0] for error in moment.returned()} <= {
+            "None",
+            "other processes won each attempt",
+        }, str(moment)
+        assert None in moment.returned(), str(moment)
+        assert stored_tables(moment.storage(), RECORD).held == {**BEGUN, **TEXT, **BESIDE}, str(moment)
+
+
+def test_tasks_of_one_run_write_one_object() -> None:
+    for moment in filter(Moment.has_ended, orders(TEXT, TEXT, TEXT)):
+        assert moment.returned() == [None, None, None], str(moment)
+        assert len(moment.storage().list("totals/schemas/")) == 1, str(moment)
 
 
 def changing(declared: Tables, drop: tuple[str, ...] = (), **rename: str) -> StoredTables:
@@ -134,54 +191,31 @@ BESIDE_A_RENAME = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", list(BESIDE_A_RENAME))
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "second"])
 def test_beside_a_rename_nobody_declares(name: str, is_first: bool) -> None:
     """Whoever is last told nothing finds its columns where it put them."""
     other = BESIDE_A_RENAME[name]
     pair = (RENAMING, other) if is_first else (other, RENAMING)
-    for plan in plans():
-        with begun() as storage:
-            found = at_once(storage, pair, plan)
-            stored, won = stored_tables(storage, RECORD), [p for p, e in zip(pair, found, strict=True) if e is None]
-            assert any(
-                stored.declared == p.declared and stored.places(p.declared) == p.places(p.declared) for p in won
-            ), plan
-            assert len(won) < 2 or other.made == {}, f"two changes were made: {plan}"
+    for moment in filter(Moment.has_ended, orders(*pair)):
+        won = [planned for planned, error in zip(pair, moment.returned(), strict=True) if error is None]
+        stored = stored_tables(moment.storage(), RECORD)
+        assert any(stored.declared == p.declared and stored.places(p.declared) == p.places(p.declared) for p in won), (
+            str(moment)
+        )
+        assert len(won) < 2 or other.made == {}, f"two changes were made: {moment}"
 
 
-class Killed(BaseException):
-    """Ends a writer as a kill does: it does nothing more."""
-
-
-def killed(storage: ObjectStorage, declared: Tables, kind: Kind, nth: int) -> bool:
-    """Declare tables; tell whether the writer was killed before or after its n-th request."""
-
-    def die() -> None:
-        raise Killed
-
-    try:
-        outcome(FaultyStorage(storage, [Fault(kind, nth=nth)], stop=die), declared)
-    except Killed:
-        return True
-    return False
-
-
-@pytest.mark.parametrize("kind", ["stop", "stop_after"])
-def test_a_killed_writer_blocks_nobody(kind: Kind) -> None:
+def test_a_killed_writer_blocks_nobody() -> None:
     """Its tables are stored, or never will be: whoever comes next goes by what stands."""
-    kills, stored = 0, 0
-    for nth in range(1, REQUESTS + 1):
-        with begun() as storage:
-            if not killed(storage, TEXT, kind, nth):
-                continue
-            kills += 1
-            assert outcome(storage, BESIDE) is None
-            is_stored = "c" in stored_tables(storage, RECORD).held
-            assert isinstance(outcome(storage, NUMBER), ConflictError) == is_stored
-            stored += is_stored
-    assert (kills, stored) == (3, 1 if kind == "stop" else 2)
+    found = set()
+    for moment in orders(TEXT):
+        storage = moment.storage()
+        assert outcome(storage, BESIDE) is None, str(moment)
+        is_stored = "c" in stored_tables(storage, RECORD).held
+        assert isinstance(outcome(storage, NUMBER), ConflictError) == is_stored, str(moment)
+        found.add(is_stored)
+    assert found == {True, False}
 
 
 @dataclass(frozen=True)
@@ -258,8 +292,6 @@ def test_a_copy_in_its_place_would() -> None:
 
 
 NAME = "nightly"
-MAKERS_REQUESTS = 7
-"""As many as a maker makes: a look for a savepoint, two pieces, a list, the manifest, a list, and deletes."""
 TEMPLATE = a_savepoint(TimedStorage(), NAME, (STATE,))
 
 
@@ -269,7 +301,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield opened
 
 
-def make(storage: FaultyStorage, comment: str) -> Savepoint | HoldfastError:
+def make(storage: ObjectStorage, comment: str) -> Savepoint | HoldfastError:
     """Make a savepoint of two pieces; return it, or what its maker is told."""
     try:
         new = making(storage, NAME)
@@ -280,11 +312,10 @@ def make(storage: FaultyStorage, comment: str) -> Savepoint | HoldfastError:
         new.finish(made)
     except ConflictError as exc:
         return exc
-    assert len(storage.operations) <= MAKERS_REQUESTS, "else not every order is tried"
     return made
 
 
-def delete(storage: FaultyStorage) -> HoldfastError | None:
+def delete(storage: ObjectStorage) -> HoldfastError | None:
     try:
         delete_savepoint(storage, NAME)
     except NotFoundError as exc:
@@ -292,36 +323,38 @@ def delete(storage: FaultyStorage) -> HoldfastError | None:
     return None
 
 
-def require_whole(storage: TimedStorage, threads: ThreadPoolExecutor, made: Savepoint, when: object) -> None:
-    assert verify_savepoint(storage, made, threads) == [], when
+MAKERS: Mapping[str, Act] = {name: partial(make, comment=name) for name in ("one", "other")}
+
+
+def require_whole(moment: Moment, threads: ThreadPoolExecutor) -> None:
+    """Check that a savepoint that its maker takes for made, and that stands, is whole."""
+    for made in moment.returned():
+        if isinstance(made, Savepoint) and find_savepoint(moment.storage(), NAME) == made:
+            assert verify_savepoint(moment.storage(), made, threads) == [], str(moment)
+
+
+def test_of_two_makers_the_first_one_has_the_name(threads: ThreadPoolExecutor) -> None:
+    """Its savepoint is whole, and the other one is told; whichever of its requests each stands still before."""
+    for moment in filter(Moment.has_ended, every_order(MAKERS)):
+        (made,) = [one for one in moment.returned() if isinstance(one, Savepoint)]
+        assert find_savepoint(moment.storage(), NAME) == made, str(moment)
+        require_whole(moment, threads)
 
 
 @pytest.mark.slow
-def test_of_two_makers_the_first_one_has_the_name(threads: ThreadPoolExecutor) -> None:
-    """Its savepoint is whole, and the other one is told; whichever of its requests each stands still before."""
-    plans = cases(list(itertools.product(range(MAKERS_REQUESTS + 1), repeat=3)), quick=80)
-    for first, second, third in plans:
-        storage, plan = TimedStorage(), ((0, first), (1, second), (0, third))
-        told = by_turns(storage, [lambda s: make(s, "one"), lambda s: make(s, "other")], plan)
-        (made,) = [one for one in told if isinstance(one, Savepoint)]
-        assert find_savepoint(storage, NAME) == made, plan
-        require_whole(storage, threads, made, plan)
+def test_who_is_told_nothing_has_a_whole_savepoint_or_it_was_deleted(threads: ThreadPoolExecutor) -> None:
+    """Two makers, and somebody who deletes: what stands although its maker was told so is never taken for a success.
 
-
-TURNS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=20)
-
-
-@given(TURNS)
-def test_who_is_told_nothing_has_a_whole_savepoint_or_it_was_deleted(plan: Sequence[tuple[int, int]]) -> None:
-    """Two makers, and somebody who deletes: what stands although its maker was told so is never taken for a success."""
-    storage = TimedStorage()
-    acts = [lambda s: make(s, "one"), lambda s: make(s, "other"), delete]
-    with ThreadPoolExecutor(4) as threads:
-        told = by_turns(storage, acts, plan)
-        for made in told:
-            if isinstance(made, Savepoint) and find_savepoint(storage, NAME) == made:
-                require_whole(storage, threads, made, plan)
-        again = make(FaultyStorage(storage), "again")
-        if find_savepoint(storage, NAME) == again:
-            assert isinstance(again, Savepoint)
-            require_whole(storage, threads, again, plan)
+    Left out: both made one, as the first was deleted at once. What the first still tidies up may be the second's.
+    """
+    known = set[Objects]()
+    for moment in every_order({**MAKERS, "nobody": delete}, looks=3):
+        if moment.has_ended() and sum(isinstance(made, Savepoint) for made in moment.returned()) == 1:
+            require_whole(moment, threads)
+        if moment.objects not in known:  # all three may stand still for ever
+            known.add(moment.objects)
+            storage = moment.storage()
+            made = make(storage, "again")
+            if find_savepoint(storage, NAME) == made:
+                assert isinstance(made, Savepoint)
+                assert verify_savepoint(storage, made, threads) == [], str(moment)
