@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -20,15 +20,13 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink
 from tests.model.sink_target import CrashingStorage, Killed
-from tests.model.turns import Actor, Turns
+from tests.model.turns import Actor, Position, Turns
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
 SCHEMA = pa.schema({"row": pa.string()})
-BATCHES = 3
-PARTS = 2
 
 
 class World(ABC):
@@ -36,12 +34,22 @@ class World(ABC):
 
     #: The number in rows of the query's micro-batch 0: a restored query goes on after the saved one, with numbers anew.
     first = 0
+    #: How many micro-batches a driver runs, and of how many parts each is.
+    batches, parts = 3, 2
 
     def __init__(self, storage: ObjectStorage, query: SinkQuery) -> None:
         self.storage, self.query = storage, query
         self.ended = -1
-        #: By micro-batch what each attempt at it prepared to be shown.
-        self.attempts: dict[int, list[set[str]]] = {}
+
+    def next_batch(self) -> int:
+        return self.ended + 1
+
+    def end(self, batch_id: int) -> None:
+        self.ended = max(self.ended, batch_id)
+
+    def call(self, method: Any, *given: Any) -> None:
+        """Call a method of a coordinator."""
+        method(*given)
 
     @abstractmethod
     def sink(self, turns: Turns) -> TwoPhaseSink:
@@ -66,53 +74,62 @@ class World(ABC):
         self.storage.close()
 
 
+def run_batches(world: World, name: str, turns: Turns) -> None:
+    """Start where Spark's log says, and run a few micro-batches."""
+    with turns.around():
+        first = world.next_batch()
+    sink = world.sink(turns)
+    coordinator = Coordinator(sink, world.query, CrashingStorage(world.storage, turns), retained=3)
+    world.call(coordinator.start, first, SCHEMA)
+    for batch_id in range(first, first + world.batches):
+        if not coordinator.is_decided(batch_id):
+            rows = [f"{world.first + batch_id}-{name}-{part}" for part in range(world.parts)]
+            try:
+                handles = [world.prepare(sink, turns, batch_id, part, row) for part, row in enumerate(rows)]
+            except HoldfastError:
+                coordinator.give_up()
+                raise
+            world.call(coordinator.finish, batch_id, Prepared(tuple(handles), world.parts))
+        with turns.around():
+            world.end(batch_id)
+
+
 class Driver(Actor):
-    """One driver: it starts where Spark's log says, and runs a few micro-batches."""
+    """One driver, which has a name of its own: so a row says which attempt at its micro-batch it is of."""
 
     def __init__(self, world: World, name: str) -> None:
-        self.world = world
-        super().__init__(self._micro_batches, name)
-
-    def _micro_batches(self, turns: Turns) -> None:
-        world = self.world
-        with turns.around():
-            first = world.ended + 1
-        sink = world.sink(turns)
-        coordinator = Coordinator(sink, world.query, CrashingStorage(world.storage, turns), retained=3)
-        coordinator.start(first, SCHEMA)
-        for batch_id in range(first, first + BATCHES):
-            if not coordinator.is_decided(batch_id):
-                number = world.first + batch_id
-                rows = [f"{number}-{self.name}-{part}" for part in range(PARTS)]
-                world.attempts.setdefault(number, []).append(set(rows))
-                try:
-                    handles = [world.prepare(sink, turns, batch_id, part, row) for part, row in enumerate(rows)]
-                except HoldfastError:
-                    coordinator.give_up()
-                    raise
-                coordinator.finish(batch_id, Prepared(tuple(handles), PARTS))
-            with turns.around():
-                world.ended = max(world.ended, batch_id)
+        super().__init__(lambda turns: run_batches(world, name, turns), name)
 
 
-def judge(world: World, *drivers: Driver) -> None:
-    """Whoever lost says so; a later start goes on; and readers have seen each micro-batch once, of one attempt."""
-    for driver in drivers:
-        if driver.error is not None and not isinstance(driver.error, (ConflictError, Killed)):
-            raise AssertionError(f"{driver.name} ended otherwise than as the loser") from driver.error
-    assert not drivers or any(driver.error is None or isinstance(driver.error, Killed) for driver in drivers)
+def judge(world: World, *drivers: Driver | Position) -> None:
+    """Whoever lost says so; a later start goes on; and readers see each micro-batch once, of one attempt."""
+    judge_ends(*drivers)
     last = Driver(world, "last")
     last.go()
     if last.error is not None:
         raise AssertionError("the next start does not go on") from last.error
     assert not world.left(), f"left half-done: {world.left()}"
+    assert shown_batches(world) == list(range(world.first + world.next_batch())), "each micro-batch is shown"
+
+
+def judge_ends(*drivers: Driver | Position) -> None:
+    """Whoever lost says so, and not all did."""
+    for driver in drivers:
+        if driver.error is not None and not isinstance(driver.error, (ConflictError, Killed)):
+            raise AssertionError(f"{driver.name} ended otherwise than as the loser") from driver.error
+    has_won = any(driver.error is None or isinstance(driver.error, Killed) for driver in drivers)
+    assert has_won or not drivers, "nobody has won"
+
+
+def shown_batches(world: World) -> list[int]:
+    """Return the micro-batches that readers see; each must be there once, whole and of one attempt."""
     rows: dict[int, list[str]] = {}
     for row in world.shown():
         rows.setdefault(int(row.partition("-")[0]), []).append(row)
-    assert sorted(rows) == list(range(world.first + world.ended + 1)), "each micro-batch is shown"
-    for batch_id, shown in rows.items():
-        assert len(set(shown)) == len(shown), f"twice: {shown}"
-        assert set(shown) in world.attempts[batch_id], f"not of one attempt: {shown}"
+    for shown in rows.values():
+        assert len({row.rpartition("-")[0] for row in shown}) == 1, f"not of one attempt: {shown}"
+        assert sorted(row.rpartition("-")[2] for row in shown) == [*map(str, range(world.parts))], f"twice: {shown}"
+    return sorted(rows)
 
 
 def stand_still_anywhere(make: Callable[[], World], *, first_every: int, second_every: int) -> None:

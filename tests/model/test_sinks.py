@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -82,23 +82,6 @@ def test_a_driver_that_stands_still_anywhere(has_mark: bool, is_killed: bool) ->
                 one.go()
                 other.go()
                 judge(found, one, other)
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), max_size=40), st.booleans(), st.booleans())
-def test_three_drivers_in_any_order(schedule: Sequence[tuple[int, int]], has_mark: bool, kills: bool) -> None:
-    """Each begins at its first turn, so that starts, decisions and commits meet everywhere."""
-    with world(has_mark=has_mark) as found:
-        drivers: dict[int, Driver] = {}
-        for number, steps in schedule:
-            if number not in drivers:
-                drivers[number] = Driver(found, f"driver-{number}")
-            drivers[number].go(steps)
-        if kills and drivers:
-            drivers[min(drivers)].kill()
-        for driver in drivers.values():
-            driver.go()
-        if drivers:
-            judge(found, *drivers.values())
 
 
 def test_a_request_that_fails_is_no_second_driver() -> None:
