@@ -249,6 +249,19 @@ def test_what_is_missing_is_named(left_out: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.since("4.1")
+@pytest.mark.all
+def test_another_query_and_other_columns_are_refused_before_they_are_written(stream: Stream, tmp_path: Path) -> None:
+    """On the driver, before tasks put rows into the folder; another query is one with another checkpoint location."""
+    stream.run_to(0)
+    parts = set(Path(stream.sink.folder).glob("part-*"))
+    with pytest.raises(StreamingQueryException, match="another query writes to this sink"):
+        stream.run_to(0, stream.writer().option("checkpointLocation", str(tmp_path / "other")))
+    with pytest.raises(StreamingQueryException, match="the folder's files have other columns"):
+        stream.run_to(99, stream.writer("value | timestamp"))
+    assert set(Path(stream.sink.folder).glob("part-*")) == parts
+
+
+@pytest.mark.since("4.1")
 def test_append_mode_only(stream: Stream) -> None:
     """Spark refuses other modes of a Python source: rows that change need exactly_once in foreachBatch."""
     with pytest.raises(StreamingQueryException, match="does not support Update mode"):
