@@ -31,8 +31,9 @@ import socket
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from typing import Any, TypeVar
+
+from holdfast.spark_integration.executor.processes import kept_per_process
 
 _Item = TypeVar("_Item")
 _DESCRIPTORS = "/proc/self/fd"
@@ -64,7 +65,7 @@ def freeze_modules() -> None:
 
     Frozen objects in cycles are never freed.
     """
-    loaded, frozen = len(sys.modules), _frozen_modules(os.getpid())
+    loaded, frozen = len(sys.modules), _frozen_modules()
     if len(frozen) < _FREEZES_MAX and loaded > max(frozen, default=0):
         frozen.append(loaded)
         # Collect first: garbage would be frozen too, and never freed.
@@ -72,8 +73,8 @@ def freeze_modules() -> None:
         gc.freeze()
 
 
-@lru_cache(maxsize=1)
-def _frozen_modules(_process: int) -> list[int]:
+@kept_per_process(1)
+def _frozen_modules() -> list[int]:
     """Return how many modules there were at each freeze of this process."""
     return []
 
@@ -96,14 +97,14 @@ def seldom_collecting_old() -> Iterator[None]:
 
 def acknowledge_at_once() -> None:
     """Ask the kernel to acknowledge data on this worker's TCP connections without delay."""
-    for descriptor in _tcp_descriptors(os.getpid()):
+    for descriptor in _tcp_descriptors():
         # The option belongs to the connection, so it also applies to the worker's own socket object.
         with suppress(OSError), _socket_of(descriptor) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
-@lru_cache(maxsize=1)
-def _tcp_descriptors(_process: int) -> list[int]:
+@kept_per_process(1)
+def _tcp_descriptors() -> list[int]:
     """Return this process's loopback TCP connections, which send at once from now on; none on others than Linux."""
     if not (hasattr(socket, "TCP_QUICKACK") and os.path.isdir(_DESCRIPTORS)):
         return []
