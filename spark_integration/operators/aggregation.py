@@ -2,10 +2,10 @@
 
 ::
 
-    rows ─▶ grouped by key ─┐
-                            ├─▶ reduced ─▶ state ─▶ update: the keys that had rows
-    their state ────────────┘                │
-                                             └─▶ windows that are over ─▶ append: these
+    rows ─partial.py─▶ states ─▶ grouped by key ─┐
+                                                 ├─▶ reduced ─▶ state ─▶ update: the keys that had rows
+    their state ─────────────────────────────────┘                │
+                                                                  └─▶ windows that are over ─▶ append: these
 
 At definition, Spark resolves it as its own aggregation, which gives the output's schema, and computes keys, windows and
 arguments before the shuffle::
@@ -33,13 +33,13 @@ from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.operators.accumulators import (
     Accumulator,
-    lifted,
     reduced,
     require_same_aggregates,
     results,
     state_types,
 )
 from holdfast.spark_integration.operators.aggregates import Aggregate
+from holdfast.spark_integration.operators.partial import PartialAggregation, received_states
 from holdfast.spark_integration.plan.arguments import Mode, after_1970, checked_mode, has_no_result
 from holdfast.spark_integration.plan.definition import BEHIND_ANOTHER, KeyedRows, operator_plan
 from holdfast.spark_integration.plan.event_time import time_column_of
@@ -80,6 +80,11 @@ class Aggregation(OperatorFunction):
         return TableSchema.of(STATE_TABLE, self.key_types, state_types(self.accumulators))
 
     @property
+    def before_shuffle(self) -> PartialAggregation:
+        """What becomes of the rows before they reach a shard."""
+        return PartialAggregation(self.accumulators, self._state, WINDOW_END if self._has_ends else None)
+
+    @property
     def _has_ends(self) -> bool:
         return self.window is not None and self.window.is_watched
 
@@ -109,7 +114,7 @@ class Aggregation(OperatorFunction):
         keys, order = batch.distinct_keys(self._state)
         found = transaction.get(STATE_TABLE, keys)
         stored = pa.Table.from_batches([take(found.values, np.flatnonzero(found.exists))])
-        parts = pa.concat_tables([lifted(self.accumulators, batch.rows), stored])
+        parts = pa.concat_tables([received_states(self.accumulators, batch.rows), stored])
         states = reduced(self.accumulators, parts, with_stored(order, found.exists))
         transaction.put(STATE_TABLE, keys, states)
         if ends is not None:
@@ -291,7 +296,8 @@ def by_key(found: Aggregated, mode: Mode, name: str) -> DataFrame:
             "outputMode='update', or groupBy(…).window(…)"
         )
     function = Aggregation(found.key_types(), found.accumulators, found.output_types, mode, None)
-    return operator_plan(KeyedRows(found.df, found.keys, function), found.output, mode, name, is_timed=False)
+    rows = KeyedRows(found.df, found.keys, function, combiner=function.before_shuffle)
+    return operator_plan(rows, found.output, mode, name, is_timed=False)
 
 
 def by_window(found: Aggregated, length_us: int, definition: str, mode: Mode, name: str) -> DataFrame:
@@ -307,7 +313,8 @@ def by_window(found: Aggregated, length_us: int, definition: str, mode: Mode, na
     emits: Mode = mode if found.df.isStreaming else "update"
     function = Aggregation(found.key_types(WINDOW_START), found.accumulators, found.output_types, emits, window)
     keys = [*found.keys, Key(start, quoted(WINDOW_START), WINDOW_START)]
-    return operator_plan(KeyedRows(found.df, keys, function), found.output, mode, name, is_timed=found.is_timed)
+    rows = KeyedRows(found.df, keys, function, combiner=function.before_shuffle)
+    return operator_plan(rows, found.output, mode, name, is_timed=found.is_timed)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from holdfast.spark_integration.shard.task import state_storage
 from holdfast.spark_integration.shard_call.call import ShardStep
 from holdfast.spark_integration.spark_types import sent_schema
 from holdfast.spark_integration.transport.output import OBSERVATION, ObservedOutput, Output, PackedOutput
-from holdfast.spark_integration.transport.packed import HASH, EventTime, PackedTransport, quoted
+from holdfast.spark_integration.transport.packed import HASH, Combiner, EventTime, PackedTransport, quoted
 
 _log = logging.getLogger(__name__)
 _COLUMNS = "shards int, query string, problem string"
@@ -116,6 +116,7 @@ class KeyedRows:
     keys: list[Key]
     function: ShardFunction
     first_version: int = 1
+    combiner: Combiner | None = None  #: Of rows that the function takes in its form
 
     @property
     def columns(self) -> dict[str, StructField]:
@@ -190,10 +191,11 @@ class Definition:
         transport, output = self._transport(rows, shards), self.output
         if self._is_streaming and self.settings.metrics_in_progress:
             output = ObservedOutput.of(output, OBSERVATION + self.name)
-        step = ShardStep(self._operator(rows, shards, definition_id), transport, output)
+        row_columns = transport.arrow_schema.names if rows.combiner is not None else list(rows.columns)
+        step = ShardStep(self._operator(rows, row_columns, shards, definition_id), transport, output)
         return SentRows(transport.send(carried, hashed), step)
 
-    def _operator(self, rows: KeyedRows, shards: int, definition_id: str) -> Operator:
+    def _operator(self, rows: KeyedRows, row_columns: list[str], shards: int, definition_id: str) -> Operator:
         time = time_column_of(self.rows.df)
         return Operator(
             name=self.name,
@@ -201,7 +203,7 @@ class Definition:
             function=rows.function,
             shards=shards,
             key_columns=[key.column for key in rows.keys],
-            row_columns=list(rows.columns),
+            row_columns=row_columns,
             # Initial rows may name their keys differently.
             key_names=[key.field.name for key in self.rows.keys],
             watermark=None if time is None else time.watermark,
@@ -220,7 +222,8 @@ class Definition:
         time, event_time = time_column_of(rows.df), None
         if time is not None and rows.df.isStreaming:
             event_time = EventTime(time.field.name, time.watermark, self.host.drops_late_rows)
-        return PackedTransport(shards, types, event_time, bounded)
+        received = types if rows.combiner is None else rows.combiner.received(types)
+        return PackedTransport(shards, received, event_time, bounded, rows.combiner)
 
 
 def operator_plan(rows: KeyedRows, output: StructType, mode: Mode, name: str, *, is_timed: bool) -> DataFrame:

@@ -1,7 +1,8 @@
 """How rows reach their shard: as blobs, Arrow data in one value of a Spark row, a few per shard and input partition.
 
 Spark ships a state operator's rows one by one, but a shard wants columns. Python splits each Arrow batch by shard: one
-more Python stage, and no work per row. Output has a seam of its own: `holdfast.spark_integration.transport.output`.
+more Python stage, and no work per row. A `Combiner` reduces rows there whose keys repeat. Output has a seam of its own:
+`holdfast.spark_integration.transport.output`.
 
 Until November 2026 flat columns could travel as rows instead, with a route that Spark computed. Spark pins the route,
 the key of its state, but not the form of rows: such a query continues with blobs.
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +63,23 @@ WAITING_BYTES = 256 << 20
 #: Spark hands a task's rows to its worker in batches of so many rows, whatever their size, and fails where those of one
 #: have more than 1 GiB. So there are rows without a blob, as many as make a batch of so many bytes full.
 BATCH_BYTES = 512 << 20
+#: Fewer rows for a shard are not worth combining.
+_COMBINED_ROWS_MIN = 1024
+#: Of more rows, a sixteenth of the keys tells how often they repeat.
+_JUDGED_WHOLE_MAX = 1 << 14
+
+
+class Combiner(Protocol):
+    """Reduces the rows of a key before the shuffle; travels to the workers."""
+
+    def received(self, sent: pa.Schema) -> pa.Schema:
+        """Return the schema of the rows that a shard gets, given that of the rows before."""
+
+    def partial(self, rows: pa.Table) -> pa.Table:
+        """Return each row as the shard gets it."""
+
+    def combined(self, rows: pa.Table) -> pa.Table:
+        """Return one row for each key, as the shard gets it."""
 
 
 def quoted(name: str) -> Column:
@@ -129,12 +147,16 @@ def _last_ms(times_us: _Longs) -> _Longs:
 
 @dataclass(frozen=True)
 class PackedTransport:
-    """Rows as Arrow blobs, from batches of at most `rows_each` rows; None leaves their bytes unbounded."""
+    """Rows as Arrow blobs, from batches of at most `rows_each` rows; None leaves their bytes unbounded.
+
+    `arrow_schema`: of the rows that a shard gets.
+    """
 
     shards: int
     arrow_schema: pa.Schema
     event_time: EventTime | None
     rows_each: int | None = None
+    combiner: Combiner | None = None
 
     def send(self, frame: DataFrame, hashed: Column) -> DataFrame:
         """Return the frame to group by `ROUTE`, whose last column is the `hashed` keys; runs on the driver.
@@ -145,10 +167,11 @@ class PackedTransport:
         sent = StructField(EVENT_TIME, LongType()) if self.event_time is None else self.event_time.sent
         schema = StructType([StructField(ROUTE, IntegerType()), StructField(BLOB, BinaryType()), sent])
         routes, names, rows_each = routes_of(self.shards), [*frame.columns, HASH], self.rows_each
-        marked = self._marked
+        marked, combiner = self._marked, self.combiner
 
         def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return pack_rows((b.rename_columns(names) for b in prepared(batches)), routes, marked, rows_each)
+            named = (batch.rename_columns(names) for batch in prepared(batches))
+            return pack_rows(named, routes, marked, rows_each, combiner)
 
         # PySpark looks columns up by bare name, and parses dots and backticks in it as syntax.
         columns = [*map(quoted, frame.columns), hashed]
@@ -169,7 +192,7 @@ class PackedTransport:
             for chunk in chunks:
                 if len(chunk):
                     earliest_us = min(earliest_us, int(chunk[EVENT_TIME].min()))
-                yield from (read_blob(blob) for blob in chunk[BLOB] if blob is not None)
+                yield from (self._received(read_blob(blob)) for blob in chunk[BLOB] if blob is not None)
 
         rows, event_time = gather(tables()), self._marked
         if event_time is None:
@@ -182,6 +205,12 @@ class PackedTransport:
             rows = gather(pa.Table.from_batches([batch.filter(pa.array(~is_late))]) for batch, is_late in on_time)
         return Received(rows, count)
 
+    def _received(self, rows: pa.Table) -> pa.Table:
+        """Return the rows of a blob as the shard gets them."""
+        if self.combiner is None or rows.schema.names == self.arrow_schema.names:
+            return rows
+        return self.combiner.partial(rows)
+
 
 def _times_us(rows: pa.RecordBatch, event_time: EventTime) -> _Longs:
     times: _Longs = moments_of(rows.column(event_time.column)).view(pa.int64()).fill_null(NEVER_LATE).to_numpy()
@@ -189,7 +218,11 @@ def _times_us(rows: pa.RecordBatch, event_time: EventTime) -> _Longs:
 
 
 def pack_rows(
-    batches: Iterable[pa.RecordBatch], routes: list[int], marked: EventTime | None, rows_each: int | None = None
+    batches: Iterable[pa.RecordBatch],
+    routes: list[int],
+    marked: EventTime | None,
+    rows_each: int | None = None,
+    combiner: Combiner | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Split batches by shard, yielding (route, blob, event time); blobs have the marks of column `marked`."""
     padding_each = 0.0 if rows_each is None or rows_each >= PADDED_ROWS_MAX else rows_each / BATCH_BYTES
@@ -208,10 +241,30 @@ def pack_rows(
             waiting[shard].append(sorted_batch.slice(start, end - start))
         waiting_bytes += batch.nbytes
         if waiting_bytes >= min(BLOB_BYTES * len(routes), WAITING_BYTES):
-            yield _packed(waiting, routes, marked, padding_each)
+            yield _packed(_combined(waiting, combiner), routes, marked, padding_each)
             waiting, waiting_bytes = [[] for _ in routes], 0
     if any(waiting):
-        yield _packed(waiting, routes, marked, padding_each)
+        yield _packed(_combined(waiting, combiner), routes, marked, padding_each)
+
+
+def _combined(waiting: list[list[pa.RecordBatch]], combiner: Combiner | None) -> list[list[pa.RecordBatch]]:
+    """Combine the rows of each shard whose keys repeat."""
+    if combiner is None:
+        return waiting
+    return [
+        combiner.combined(pa.Table.from_batches(batches).combine_chunks()).to_batches() if _repeat(batches) else batches
+        for batches in waiting
+    ]
+
+
+def _repeat(batches: list[pa.RecordBatch]) -> bool:
+    """Tell whether there are at least twice as many rows as keys."""
+    if sum(map(len, batches)) < _COMBINED_ROWS_MIN:
+        return False
+    hashes = np.concatenate([batch.column(HASH).to_numpy() for batch in batches])
+    if len(hashes) > _JUDGED_WHOLE_MAX:
+        hashes = hashes[hashes & 15 == 0]
+    return 2 * pc.count_distinct(pa.array(hashes)).as_py() <= len(hashes)
 
 
 def _packed(

@@ -26,6 +26,9 @@ from holdfast.spark_integration.operators.joins import AT, IS_LEFT, AsofJoin, Jo
 from holdfast.spark_integration.operators.sessions import Sessions
 from holdfast.spark_integration.processor.state.variable_tables import JOINED_LEFT, JOINED_RIGHT, LATEST_RIGHT
 from holdfast.spark_integration.shard.operator import ShardFunction
+from holdfast.spark_integration.shard_call.call import gather_rows
+from holdfast.spark_integration.transport.packed import BLOB, HASH, PackedTransport, pack_rows, read_blob
+from holdfast.spark_integration.transport.routes import routes_of
 from holdfast.spark_integration.ttl.ends import Ttl
 from tests.unit.spark_integration.embedded_shard import FunctionShard
 
@@ -77,6 +80,13 @@ def sessions(*, is_streaming: bool = True) -> Sessions:
     return Sessions(pa.schema([USER, pa.field("session_start", TIME)]), COLUMNS, output, "session_window", is_streaming)
 
 
+def sent(function: Aggregation, rows: pa.Table) -> pa.Table:
+    """Return rows as a shard gets them: of one task each by itself, of another one for each key."""
+    hashed = rows.append_column(HASH, pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows))
+    before, half = function.before_shuffle, rows.num_rows // 2
+    return pa.concat_tables([before.partial(hashed.slice(0, half)), before.combined(hashed.slice(half))])
+
+
 @contextmanager
 def shard(function: ShardFunction, *keys: str) -> Iterator[FunctionShard]:
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +111,8 @@ def test_windows_are_shown_when_they_are_over_or_change(batches: list[tuple[list
     In append mode it is shown then, once; in update mode whenever it changes, also if the watermark has passed it.
     """
     held: dict[tuple[Any, int], list[Any]] = {}
-    with shard(windows(emits), "user", WINDOW_START) as one:
+    function = windows(emits)
+    with shard(function, "user", WINDOW_START) as one:
         for rows, watermark in batches:
             starts = [(user, t - t % LENGTH, v) for user, t, v in rows]
             for user, start, v in starts:
@@ -110,7 +121,8 @@ def test_windows_are_shown_when_they_are_over_or_change(batches: list[tuple[list
             shown = over if emits == "append" else {(user, start) for user, start, _ in starts}
             expected = [(*key, key[1] + LENGTH, *added(held[key])) for key in shown]
             held = {key: values for key, values in held.items() if key not in over}
-            found = one.run(table([(user, start, start + LENGTH, v) for user, start, v in starts]), watermark)
+            rows_of_windows = table([(user, start, start + LENGTH, v) for user, start, v in starts])
+            found = one.run(sent(function, rows_of_windows), watermark)
             assert spans(found, "window") == sorted(expected, key=repr)
             assert len(one.stored("state")) == len(one.stored("timers_by_due")) == len(held)
             assert one.earliest_ms == min((start + LENGTH - 1 for _, start in held), default=None)
@@ -164,10 +176,30 @@ def test_aggregates_by_key(batches: list[tuple[list[Any], int]]) -> None:
         for rows, _ in batches:
             for user, _, v in rows:
                 held.setdefault(user, []).append(v)
-            found = one.run(table([(user, t, t, v) for user, t, v in rows]))
+            found = one.run(sent(function, table([(user, t, t, v) for user, t, v in rows])))
             expected = {(user, *added(held[user])) for user, _, _ in rows}
             assert sorted(((r["user"], r["n"], r["total"]) for r in found), key=repr) == sorted(expected, key=repr)
             assert one.earliest_ms is None
+
+
+@pytest.mark.parametrize("keys", [4, 400, 4000, 40_000])
+def test_rows_whose_keys_repeat_are_combined_before_the_shuffle(tmp_path: Path, keys: int) -> None:
+    """A task sends a shard one row for each key, or every row where most keys are new; the shard adds up the same."""
+    key = pa.field("user", pa.int64())
+    function = Aggregation(pa.schema([key]), COLUMNS, pa.schema([key, *RESULTS]), "update", None)
+    combiner, n = function.before_shuffle, 40_000
+    users = np.arange(n) % keys
+    hashes = pa.array((users * -7046029254386353131 & -1).astype(np.int64))
+    rows = pa.record_batch({"user": users, "v": pa.array(np.ones(n, np.int64)), HASH: hashes})
+    batches = [rows.slice(start, 10_000) for start in range(0, n, 10_000)]
+    (packed,) = pack_rows(batches, routes_of(2), None, None, combiner)
+    chunks, types = packed.to_pandas(), combiner.received(rows.schema)
+    assert sum(read_blob(blob).num_rows for blob in chunks[BLOB]) == keys
+    transport = PackedTransport(2, types, None, None, combiner)
+    got = transport.receive([chunks], lambda tables: gather_rows(tables, types, tmp_path)).rows
+    with shard(function, "user") as one:
+        found = one.run(got)
+    assert {(row["user"], row["n"], row["total"]) for row in found} == {(u, n // keys, n // keys) for u in range(keys)}
 
 
 @given(BATCHES, st.sampled_from([0, 7]))
