@@ -41,8 +41,10 @@ if TYPE_CHECKING:
     from holdfast.spark_integration.operators.aggregates import first as first
     from holdfast.spark_integration.operators.aggregates import last as last
     from holdfast.spark_integration.operators.aggregates import max as max
+    from holdfast.spark_integration.operators.aggregates import max_by as max_by
     from holdfast.spark_integration.operators.aggregates import mean as mean
     from holdfast.spark_integration.operators.aggregates import min as min
+    from holdfast.spark_integration.operators.aggregates import min_by as min_by
     from holdfast.spark_integration.operators.aggregates import percentile_approx as percentile_approx
     from holdfast.spark_integration.operators.aggregates import stddev as stddev
     from holdfast.spark_integration.operators.aggregates import stddev_pop as stddev_pop
@@ -95,9 +97,11 @@ _EXPORTS = {
     "first": "holdfast.spark_integration.operators.aggregates",
     "last": "holdfast.spark_integration.operators.aggregates",
     "max": "holdfast.spark_integration.operators.aggregates",
+    "max_by": "holdfast.spark_integration.operators.aggregates",
     "mean": "holdfast.spark_integration.operators.aggregates",
     "metrics": "holdfast.spark_integration.progress_metrics",
     "min": "holdfast.spark_integration.operators.aggregates",
+    "min_by": "holdfast.spark_integration.operators.aggregates",
     "open_query": "holdfast.spark_integration.lookup.stored_query",
     "percentile_approx": "holdfast.spark_integration.operators.aggregates",
     "read_state": "holdfast.spark_integration.state_source.reading",

@@ -16,6 +16,7 @@ states of sessions that grow together are reduced alike, all keys at once.
 `Mean`      ``avg.sum``, ``avg.count``
 `Extreme`   ``worst``
 `Picked`    ``first`` and, where null counts as a value, ``first.set``
+`PickedBy`  ``best``, ``best.by``
 `Moments`   ``sd.count``, ``sd.mean``, ``sd.m2``: the sum of squared distances from the mean
 `Collected` ``items``, or ``n.values`` of which only the number is shown
 `Own`       ``spread.low``, ``spread.high``: what the user's functions return
@@ -79,7 +80,19 @@ _ARROW = (pa.Array, pa.ChunkedArray)
 #: What a state column says of itself in its metadata: the aggregate's column in the output, and what it computes.
 _COLUMN, _COMPUTES = b"holdfast.column", b"holdfast.computes"
 # What the state's columns say by themselves, functions, which have no identity, and what is asked of the state.
-_TOLD_OTHERWISE = {"name", "column", "type", "sum_type", "state", "init", "merge", "finish", "percentages", "shown"}
+_TOLD_OTHERWISE = {
+    "name",
+    "column",
+    "type",
+    "by_type",
+    "sum_type",
+    "state",
+    "init",
+    "merge",
+    "finish",
+    "percentages",
+    "shown",
+}
 
 
 class Accumulator(Protocol):
@@ -221,6 +234,37 @@ class Picked:
         at = pc.if_else(is_set, pa.array(places), pa.scalar(None, _INDEX))
         pick = groups.first if self.which == "first" else groups.last
         return [pick(state, order_by=at) for state in states]
+
+    def result(self, states: Sequence[pa.Array]) -> pa.Array:
+        return states[0]
+
+
+@dataclass(frozen=True)
+class PickedBy:
+    """The value of the row whose other value, null left out, is the smallest or the largest.
+
+    Takes structs of the two.
+    """
+
+    name: str
+    column: str
+    type: pa.DataType
+    by_type: pa.DataType
+    which: Literal["min", "max"]
+
+    def fields(self) -> list[pa.Field]:
+        by = pa.field(f"{self.name}.by", storage_type(self.by_type))
+        return [pa.field(self.name, storage_type(self.type)), by]
+
+    def lift(self, values: pa.Array) -> list[pa.Array]:
+        value, by = values.flatten()
+        rows = pa.array(np.arange(len(by)), mask=by.is_null().to_numpy(zero_copy_only=False))
+        return [value.take(rows), by]
+
+    def reduce(self, groups: Groups, states: Sequence[pa.Array]) -> list[pa.Array]:
+        pick = groups.first if self.which == "min" else groups.last
+        rows = pick(pa.array(np.arange(len(states[1]))), order_by=states[1])
+        return [state.take(rows) for state in states]
 
     def result(self, states: Sequence[pa.Array]) -> pa.Array:
         return states[0]

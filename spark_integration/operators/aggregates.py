@@ -9,7 +9,7 @@ import builtins
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -26,6 +26,7 @@ from holdfast.spark_integration.operators.accumulators import (
     Moments,
     Own,
     Picked,
+    PickedBy,
     Sum,
 )
 from holdfast.spark_integration.operators.sketches import Ranked, Registers
@@ -100,13 +101,28 @@ avg = mean
 
 
 def min(column: str | Column) -> Aggregate:  # noqa: A001 - Spark's name
-    """Return the smallest value; NaN is the largest number; null without values."""
+    """Return the smallest value; NaN is the largest number; null without values. Structs are compared by field."""
     return _extreme(F.min, column, "min")
 
 
 def max(column: str | Column) -> Aggregate:  # noqa: A001 - Spark's name
-    """Return the largest value; NaN is the largest number; null without values."""
+    """Return the largest value; NaN is the largest number; null without values. Structs are compared by field."""
     return _extreme(F.max, column, "max")
+
+
+def min_by(column: str | Column, ord: str | Column) -> Aggregate:  # noqa: A002 - Spark's name
+    """Return the value of the row with the smallest `ord`, of which null is left out; of equal ones any."""
+    return _picked_by(F.min_by, column, ord, "min")
+
+
+def max_by(column: str | Column, ord: str | Column) -> Aggregate:  # noqa: A002 - Spark's name
+    """Return the value of the row with the largest `ord`, of which null is left out; of equal ones any.
+
+    Examples
+    --------
+    >>> holdfast.stream(df).groupBy("auction").agg(winner=holdfast.max_by("bidder", "price"))
+    """
+    return _picked_by(F.max_by, column, ord, "max")
 
 
 def any(column: str | Column) -> Aggregate:  # noqa: A001 - SQL's name
@@ -307,11 +323,27 @@ def _extreme(
     function: Callable[[str | Column], Column], column: str | Column, which: Literal["min", "max"]
 ) -> Aggregate:
     def make(name: str, of: str, taken: T.DataType, returned: T.DataType) -> Accumulator:
-        if not _is_plain(returned):
+        if not _has_order(returned):
             raise _no_such(which, taken)
         return Extreme(name, of, _arrow(returned), which)
 
     return _of(function, column, make)
+
+
+def _picked_by(
+    function: Callable[[str | Column, str | Column], Column],
+    column: str | Column,
+    by: str | Column,
+    which: Literal["min", "max"],
+) -> Aggregate:
+    def make(name: str, of: str, taken: T.DataType, returned: T.DataType) -> Accumulator:
+        by_type = cast(T.StructType, taken)["by"].dataType
+        if not _has_order(by_type):
+            raise _no_such(f"{which}_by", by_type)
+        return PickedBy(name, of, _arrow(returned), _arrow(by_type), which)
+
+    value, order = (F.col(given) if isinstance(given, str) else given for given in map(_checked, (column, by)))
+    return Aggregate(function(column, by), F.struct(value.alias("value"), order.alias("by")), make)
 
 
 def _picked(
@@ -345,15 +377,24 @@ def _moments(
 
 
 def _of(function: Callable[[str | Column], Column], column: str | Column, make: _Make) -> Aggregate:
+    return Aggregate(function(_checked(column)), column, make)
+
+
+def _checked(column: str | Column) -> str | Column:
     if not isinstance(column, (str, Column)):
         raise InvalidArgumentError("an aggregate takes a column or its name", given=type(column).__name__)
-    return Aggregate(function(column), column, make)
+    return column
 
 
 def _is_plain(t: T.DataType) -> bool:
     """Tell whether a value is one number, text or time, whose equality and order are Arrow's."""
     is_collated = isinstance(t, T.StringType) and t != T.StringType()
     return isinstance(t, T.AtomicType) and not isinstance(t, T.NullType) and not is_collated
+
+
+def _has_order(t: T.DataType) -> bool:
+    """Tell whether values have Arrow's order: plain ones, and structs of such, by field."""
+    return builtins.all(_has_order(field.dataType) for field in t) if isinstance(t, T.StructType) else _is_plain(t)
 
 
 def _require_number(what: str, taken: T.DataType) -> None:

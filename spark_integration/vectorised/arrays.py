@@ -73,8 +73,13 @@ def _seen(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
 
 
 def ranks(column: pa.Array | pa.ChunkedArray) -> IntArray:
-    """Return numbers in the order of values, equal for equal ones; 0 for null. Raises `InvalidArgumentError`."""
+    """Return numbers in the order of values, equal for equal ones; 0 for null. Raises `InvalidArgumentError`.
+
+    Structs are ordered by their first field, then by their second one, and so on.
+    """
     values = normalize_keys(one_chunk(column))
+    if pa.types.is_struct(values.type):
+        return np.where(values.is_null().to_numpy(zero_copy_only=False), 0, _struct_ranks(values))
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.uint8())
     try:
@@ -82,4 +87,13 @@ def ranks(column: pa.Array | pa.ChunkedArray) -> IntArray:
     except pa.ArrowNotImplementedError as exc:
         raise InvalidArgumentError("values of this type have no order", type=str(values.type)) from exc
     found[values.is_null().to_numpy(zero_copy_only=False)] = 0  # Arrow ranks null last
+    return found
+
+
+def _struct_ranks(values: pa.StructArray) -> IntArray:
+    fields = np.array([ranks(field) for field in values.flatten()])
+    order = np.lexsort(fields[::-1])
+    is_new = np.any(np.diff(fields[:, order]) != 0, axis=0)
+    found = np.empty(len(order), np.int64)
+    found[order] = np.cumsum(np.append(1, is_new)[: len(order)])
     return found

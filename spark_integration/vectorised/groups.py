@@ -227,6 +227,8 @@ class Groups:
 
     def _extreme(self, column: str | pa.Array, which: str) -> pa.Array:
         values = self._column(column)
+        if pa.types.is_struct(values.type):
+            return values.take(pa.array(self._picked(values, last=which == "max")))
         if pa.types.is_temporal(values.type):
             plain = values.view(pa.int32() if values.type.bit_width == 32 else pa.int64())
             return self._extreme(plain, which).view(values.type)
@@ -259,14 +261,16 @@ class Groups:
         if order_by is None:
             return self._order[ends - 1] if last else self._order[self._starts]
         order = self._column(order_by)
+        if pa.types.is_struct(order.type):
+            order = pa.array(ranks(order), mask=order.is_null().to_numpy(zero_copy_only=False))
         try:
-            ranks = pc.rank(order, tiebreaker="first").to_numpy().astype(np.int64)
+            places = pc.rank(order, tiebreaker="first").to_numpy().astype(np.int64)
         except pa.ArrowNotImplementedError as exc:
             raise InvalidArgumentError("values of this type cannot be ordered", type=str(order.type)) from exc
         if last and order.null_count:
             # Arrow ranks nulls above everything: put them below.
-            ranks[order.is_null().to_numpy(zero_copy_only=False)] -= len(ranks)
-        sorted_ranks = ranks[self._order]
+            places[order.is_null().to_numpy(zero_copy_only=False)] -= len(places)
+        sorted_ranks = places[self._order]
         wanted = self._reduce(np.maximum if last else np.minimum, sorted_ranks)
         hit = sorted_ranks == np.repeat(wanted, ends - self._starts)
         return self._order[hit]

@@ -22,6 +22,7 @@ from tests.spark.operators.test_equal_to_spark import (
     made,
     require_to_go_on,
     shape,
+    shown_by,
     source,
     sparks,
     unordered,
@@ -52,11 +53,19 @@ OPERATORS: dict[str, tuple[Callable[[DataFrame], DataFrame], Callable[[DataFrame
         lambda df: (
             holdfast.stream(df)
             .groupBy("user")
-            .agg(spread=spread("i"), near=holdfast.approx_count_distinct("x"), **made("n", "sum_i", "mean_d"))
+            .agg(
+                spread=spread("i"),
+                near=holdfast.approx_count_distinct("x"),
+                first=holdfast.min_by(F.struct("s", "day"), "l"),
+                last=holdfast.max_by("d", F.col("l") * 2),
+                **made("n", "sum_i", "mean_d"),
+            )
         ),
         lambda df: df.groupBy("user").agg(
             (F.max("i") - F.min("i")).alias("spread"),
             F.approx_count_distinct("x").alias("near"),
+            F.min_by(F.struct("s", "day"), "l").alias("first"),
+            F.max_by("d", F.col("l") * 2).alias("last"),
             *sparks("n", "sum_i", "mean_d"),
         ),
     ),
@@ -124,6 +133,27 @@ def test_a_batch_data_frame_gives_what_spark_gives(lab: Lab, name: str) -> None:
         sorted((unordered(row.asDict(recursive=True)) for row in frame.collect()), key=repr) for frame in (ours, spark)
     )
     assert found == expected
+
+
+@pytest.mark.parametrize("mode", cases(["append", "update"], quick=1))
+def test_windows_of_many_rows_each(lab: Lab, mode: str) -> None:
+    """Tasks combine rows before the shuffle, and late ones are still told from others."""
+    columns, chance = ("n", "sum_x", "mean_d", "min_s", "sd_i", "var_pop"), random.Random(3)
+
+    def ours() -> DataFrame:
+        windows = holdfast.stream(source(lab)).groupBy("item").window("at", "1 hour")
+        return windows.agg(**made(*columns), outputMode=mode)
+
+    def spark() -> DataFrame:
+        return source(lab).groupBy("item", F.window("at", "1 hour")).agg(*sparks(*columns))
+
+    found, expected = [], []
+    for _ in range(2):
+        feed(lab, chance, 2, rows=5000)
+        found += shown_by(lab, ours(), "ours", mode)
+        expected += shown_by(lab, spark(), "spark", mode)
+    assert found == expected
+    assert sum(map(len, found)) > 20
 
 
 @pytest.mark.parametrize(("rsd", "registers"), [(0.05, 512), (0.02, 4096)])
@@ -291,6 +321,11 @@ def sessions_by(key: str) -> Callable[[Any], Any]:
             "no percentile_approx of this type",
         ),
         (lambda s: s.groupBy("user").agg(n=holdfast.percentile_approx("x", 2)), AnalysisException, "OUT_OF_RANGE"),
+        (
+            lambda s: s.groupBy("user").agg(n=holdfast.max_by("x", F.array("s"))),
+            InvalidArgumentError,
+            "no max_by of this type",
+        ),
         (lambda s: s.groupBy("user").agg(user=holdfast.count()), InvalidArgumentError, "names a column twice"),
         (lambda s: s.groupBy("user").agg(n=holdfast.count(), name="a/b"), InvalidArgumentError, "cannot name"),
         (lambda s: s.groupBy("at").agg(n=holdfast.count()), InvalidArgumentError, "never be over"),

@@ -35,6 +35,7 @@ from holdfast.spark_integration.operators.accumulators import (
     Moments,
     Own,
     Picked,
+    PickedBy,
     Sum,
     divided,
     lifted,
@@ -69,6 +70,15 @@ def _extreme(which: Any, rows: list[Any]) -> Any:
     return which(_valid(rows)) if _valid(rows) else None
 
 
+def _by_field(row: dict[str, Any]) -> list[Any]:
+    return [[] if row[name] is None else [row[name]] for name in ("x", "s")]
+
+
+def _by(which: Any, rows: list[Any]) -> Any:
+    ranked = [row for row in rows if row["by"] is not None]
+    return which(ranked, key=lambda row: row["by"])["value"] if ranked else None
+
+
 def _estimated(rows: list[Any]) -> int:
     """Return how many hashes are distinct, by 512 registers of which most are empty."""
     found: dict[int, int] = {}
@@ -93,6 +103,12 @@ def _spread(**given: Any) -> Own:
 
 SMALL = pa.decimal128(10, 2)
 FLOATS = st.none() | st.integers(-40, 40).map(lambda n: n / 4)
+STRUCT = pa.struct({"x": pa.int32(), "s": pa.string()})
+PAIR = pa.struct({"value": pa.list_(pa.string()), "by": pa.timestamp("us", "UTC")})
+#: Values and what they are picked by, of which equal ones have equal values.
+PAIRS = st.none().map(lambda _: {"value": ["never"], "by": None}) | st.integers(0, 9).map(
+    lambda n: {"value": [str(n)] if n % 3 else None, "by": dt.datetime(2026, 1, 1, n, tzinfo=dt.UTC)}
+)
 #: Accumulators of a column ``v``, the type of the column, its values, and the same in plain Python.
 KINDS: dict[str, tuple[Accumulator, pa.DataType, st.SearchStrategy[Any], Any]] = {
     "count rows": (Count("a", None), pa.int64(), st.none() | st.integers(0, 3), len),
@@ -112,6 +128,12 @@ KINDS: dict[str, tuple[Accumulator, pa.DataType, st.SearchStrategy[Any], Any]] =
         pa.string(),
         st.none() | st.text(),
         lambda rows: _extreme(min, rows),
+    ),
+    "max of structs": (
+        Extreme("a", "v", STRUCT, "max"),
+        STRUCT,
+        st.none() | st.fixed_dictionaries({"x": st.none() | st.integers(0, 2), "s": st.none() | st.text(max_size=1)}),
+        lambda rows: max(_valid(rows), key=_by_field, default=None),
     ),
     "max": (
         Extreme("a", "v", pa.bool_(), "max"),
@@ -137,6 +159,18 @@ KINDS: dict[str, tuple[Accumulator, pa.DataType, st.SearchStrategy[Any], Any]] =
         pa.int64(),
         st.none() | st.integers(0, 9),
         lambda rows: next(reversed(_valid(rows)), None),
+    ),
+    "min by": (
+        PickedBy("a", "v", PAIR[0].type, PAIR[1].type, "min"),
+        PAIR,
+        PAIRS,
+        lambda rows: _by(min, rows),
+    ),
+    "max by": (
+        PickedBy("a", "v", PAIR[0].type, PAIR[1].type, "max"),
+        PAIR,
+        PAIRS,
+        lambda rows: _by(max, rows),
     ),
     "list": (
         Collected("a", "v", pa.list_(pa.list_(pa.string())), "list"),
