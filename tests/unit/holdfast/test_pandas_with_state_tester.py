@@ -56,10 +56,6 @@ def test_state_is_carried_from_batch_to_batch() -> None:
     assert (counts.peekState("b"), counts.peekState(None), counts.peekState("nobody")) == ((3,), (1,), None)
     assert counts.peekTimeout("b") is None
     assert counts.test([]) == []
-
-
-def test_states_can_be_set_and_deleted() -> None:
-    counts = make()
     counts.updateState("a", (40,))
     counts.updateState("b", (50,))
     counts.deleteState("b")

@@ -259,7 +259,7 @@ def test_state_is_typed() -> None:
     ],
 )
 def test_declarations_that_a_query_refuses(declare: Callable[[Any], Any], mode: str, words: str) -> None:
-    """D1 to D5, TL1, L7: where the tester is made."""
+    """D1 to D5, Q17, TL1, L7: where the tester is made."""
 
     class Declaring(Doing):
         def init(self, handle: StatefulProcessorHandle) -> None:

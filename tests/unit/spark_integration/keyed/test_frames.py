@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import warnings
 from dataclasses import replace
 from decimal import Decimal
 from operator import attrgetter
@@ -192,22 +191,6 @@ def frames_of(rows_each: int = 10, **columns: Any) -> tuple[KeyFrames, int]:
     table = pa.table(columns)
     rows = np.arange(len(table))
     return KeyFrames(table, rows, rows, FORMATS[0], rows_each), len(table)
-
-
-def test_a_function_may_change_its_frame() -> None:
-    frames, _ = frames_of(k=["a", "b", "c"], v=[1.5, 2.5, 3.5])
-    seen = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for slab in frames.slabs():
-            for [frame] in slab:
-                seen.append(frame.to_numpy().tolist())
-                frame["new"] = 1
-                frame["v"] = -1.0
-                frame.loc[0, "k"] = "changed"
-                frame.iloc[0, 1] = -2.0
-                frame.sort_values("v", inplace=True)
-    assert seen == [[["a", 1.5]], [["b", 2.5]], [["c", 3.5]]]
 
 
 def test_a_function_may_name_index_and_labels() -> None:

@@ -6,7 +6,6 @@ import datetime as dt
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -68,10 +67,6 @@ def test_r4_another_number_of_columns_is_refused() -> None:
     assert caught.value.getMessageParameters() == {"expected": "2", "actual": "1"}
     with pytest.raises(PySparkRuntimeError):
         gathered(XY, [pd.DataFrame({"x": []})])  # Also without rows.
-
-
-def test_r4_frames_without_rows_are_passed_over() -> None:
-    assert gathered(XY, [pd.DataFrame(), pd.DataFrame({"a": [], "b": []})], []) == []
 
 
 @pytest.mark.parametrize(
@@ -140,33 +135,6 @@ def test_all_dtypes_keep_their_order(made: list[tuple[str, list[int | None], str
         rows += [{first: v, second: 1} for v in values]
     batches = gathered(XY, *([frame] for frame in frames), rows_each=rows_each)
     assert [row for batch in batches for row in batch] == rows
-
-
-def test_types_are_converted_as_spark_does() -> None:
-    columns: dict[str, T.DataType] = {
-        "t": T.TimestampType(),
-        "d": T.DateType(),
-        "n": T.DecimalType(5, 2),
-        "b": T.BinaryType(),
-        "s": T.StringType(),
-        "f": T.DoubleType(),
-        "l": T.StructType().add("i", T.IntegerType()),
-    }
-    noon = dt.datetime(2024, 1, 1, 17, tzinfo=dt.UTC)
-    naive = pd.DataFrame(
-        {
-            "t": [pd.Timestamp("2024-01-01 12:00")],
-            "d": [dt.date(2024, 1, 1)],
-            "n": [Decimal("1.5")],
-            "b": [b""],
-            "s": ["5"],
-            "f": [1],
-            "l": [{"i": 1}],
-        }
-    )
-    aware = naive.assign(t=[pd.Timestamp(noon)])
-    expected = {"t": noon, "d": dt.date(2024, 1, 1), "n": Decimal("1.50"), "b": b"", "s": "5", "f": 1.0, "l": {"i": 1}}
-    assert gathered(columns, [naive, aware, aware]) == [[expected] * 3]
 
 
 def test_values_that_do_not_fit_are_refused() -> None:

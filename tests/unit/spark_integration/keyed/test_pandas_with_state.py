@@ -188,40 +188,6 @@ def test_large_states_are_held_a_few_at_a_time(
     assert found == [None] * 200 + keys
 
 
-def test_a_key_with_many_rows_comes_in_chunks(tmp_path: Path) -> None:
-    """C2: the same state for all of them."""
-    sizes = []
-
-    def sized(key: Any, chunks: Iterable[pd.DataFrame], state: GroupState) -> list[pd.DataFrame]:
-        sizes.append([len(chunk) for chunk in chunks])
-        return []
-
-    Loop(tmp_path, sized, "NoTimeout", rows_each=4).run([("a", 1)] + [("b", i) for i in range(10)] + [("c", 1)])
-    assert sizes == [[1], [4, 4, 2], [1]]
-
-
-def test_rows_need_not_be_consumed(tmp_path: Path) -> None:
-    def lazy(key: Any, chunks: Any, state: GroupState) -> list[pd.DataFrame]:
-        state.update((int(next(chunks)["v"].iloc[0]),) if key[0] != "skip" else (0,))
-        return []
-
-    loop = Loop(tmp_path, lazy, "NoTimeout", rows_each=2)
-    loop.run([(key, i) for key in ("a", "skip", "z") for i in range(5)])
-    assert loop.rows("state") == [("a", 0), ("skip", 0), ("z", 0)]
-
-
-def test_state_set_after_the_last_frame_is_kept(tmp_path: Path) -> None:
-    """C6."""
-
-    def late(key: Any, chunks: Any, state: GroupState) -> Iterator[pd.DataFrame]:
-        yield pd.DataFrame({"key": [key[0]], "n": [1]})
-        state.update((5,))
-
-    loop = Loop(tmp_path, late, "NoTimeout")
-    assert loop.run([("a", 1)]) == [{"key": "a", "n": 1}]
-    assert loop.rows("state") == [("a", 5)]
-
-
 def test_what_is_not_changed_is_not_written(tmp_path: Path, script: Script) -> None:
     """P1: no version where nothing was written."""
     loop = Loop(tmp_path, script)
@@ -241,68 +207,6 @@ def test_what_is_not_changed_is_not_written(tmp_path: Path, script: Script) -> N
 # Timeouts
 
 
-@pytest.mark.parametrize("now", [999, 1000, 1001])
-def test_a_timer_fires_strictly_after_it_is_due(tmp_path: Path, script: Script, now: int) -> None:
-    """P2, G6: also where there is no state; then it is gone."""
-    loop = Loop(tmp_path, script)
-    script.does = set_at(1000)
-    loop.run([("a", 1)], now=500)
-    assert loop.timers() == {"a": 1000}
-    assert loop.rows("state") == []
-    script.last()
-    script.does = lambda state: None
-    loop.run(now=now)
-    assert script.last() == ([("a", (), None, True)] if now > 1000 else [])
-    assert loop.timers() == ({} if now > 1000 else {"a": 1000})
-
-
-def test_processing_time(tmp_path: Path, script: Script) -> None:
-    loop = Loop(tmp_path, script, "ProcessingTimeTimeout")
-    script.does = lambda state: state.setTimeoutDuration(100)
-    loop.run([("a", 1)], now=500)
-    assert loop.timers() == {"a": 600}
-    loop.run(now=600)
-    assert [call[3] for call in script.last()] == [False]
-    loop.run(now=601)
-    assert [call[3] for call in script.last()] == [True]
-    assert loop.timers() == {"a": 701}
-
-
-def test_keys_with_rows_come_first_and_move_their_timers(tmp_path: Path, script: Script) -> None:
-    """C4: a key whose timer was due and that has rows does not fire, if it sets another or none."""
-    loop = Loop(tmp_path, script)
-    script.does = set_at(1000)
-    loop.run([("moved", 1), ("cleared", 1), ("due", 1), ("b", 1)], now=1)
-    script.last()
-    script.does = lambda state: None if state.hasTimedOut else state.setTimeoutTimestamp(3000)
-    loop.run([("moved", 1), ("new", 1)], now=2000)
-    assert [(call[0], call[3]) for call in script.last()] == [
-        ("moved", False),
-        ("new", False),
-        ("b", True),
-        ("cleared", True),
-        ("due", True),
-    ]
-    assert loop.timers() == {"moved": 3000, "new": 3000}
-
-
-def test_a_fired_key_gets_a_list_of_one_empty_frame(tmp_path: Path) -> None:
-    """C5."""
-    seen: list[Any] = []
-
-    def look(key: Any, chunks: Any, state: GroupState) -> list[pd.DataFrame]:
-        if state.hasTimedOut:
-            seen.extend([type(chunks), len(chunks), list(chunks[0].columns), len(chunks[0]), key])
-        else:
-            state.setTimeoutTimestamp(10)
-        return []
-
-    loop = Loop(tmp_path, look)
-    loop.run([("a", 1)], now=1)
-    loop.run(now=11)
-    assert seen == [list, 1, ["key", "v"], 0, ("a",)]
-
-
 def test_timers_fire_in_the_order_in_which_they_are_due(tmp_path: Path, script: Script) -> None:
     loop = Loop(tmp_path, script)
     for key, due_ms in [("a", 30), ("b", 10), ("c", 20), ("d", 10), ("later", 99)]:
@@ -316,50 +220,7 @@ def test_timers_fire_in_the_order_in_which_they_are_due(tmp_path: Path, script: 
     assert loop.timers() == {"later": 99}
 
 
-@pytest.mark.parametrize(
-    ("rule", "does", "kept"),
-    [
-        ("documented", lambda state: None, False),
-        ("documented", put(1), False),
-        ("spark", lambda state: None, True),
-        ("spark", put(1), False),
-        ("spark", lambda state: state.remove(), False),
-    ],
-)
-@pytest.mark.parametrize("fires", [False, True])
-def test_without_a_timeout(tmp_path: Path, script: Script, rule: str, does: Any, kept: bool, fires: bool) -> None:
-    """P7: as documented each call clears the timeout; in Spark it stays where the function does nothing."""
-    loop = Loop(tmp_path, script, rule=rule)
-    script.does = set_at(1000)
-    loop.run([("a", 1), ("b", 1)], now=1)
-    script.last()
-    script.does = does
-    loop.run([] if fires else [("a", 1), ("b", 1)], now=1001 if fires else 2)
-    assert loop.timers() == ({"a": 1000, "b": 1000} if kept else {})
-    script.last()
-    loop.run(now=1002)
-    assert [call[0] for call in script.last()] == (["a", "b"] if kept else [])
-
-
 # Errors
-
-
-@pytest.mark.parametrize("error", [ZeroDivisionError, SchemaMismatchError], ids=["raised", "state that does not fit"])
-def test_an_error_names_operator_and_key_and_leaves_nothing(tmp_path: Path, error: type[Exception]) -> None:
-    """C7: the exception itself is the user's."""
-
-    def fail(key: Any, chunks: Any, state: GroupState) -> list[pd.DataFrame]:
-        state.update((1,))
-        if key[0] == "b" and error is ZeroDivisionError:
-            raise ZeroDivisionError
-        state.update(("text",) if key[0] == "b" else (1,))
-        return []
-
-    loop = Loop(tmp_path, fail)
-    with pytest.raises(error) as caught:
-        loop.run([("a", 1), ("b", 1), ("c", 1)])
-    assert caught.value.__notes__ == ["raised in operator 'op' for key ('b',)"]
-    assert loop.pointer is None
 
 
 def test_a_wrong_return_names_its_key(tmp_path: Path) -> None:

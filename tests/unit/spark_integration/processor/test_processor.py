@@ -230,39 +230,6 @@ def returned(columns: dict[str, T.DataType], *calls: Any, fmt: FrameFormat = UTC
     return [row for batch in [*batches, *output.finish()] for row in batch.to_pylist()]
 
 
-def test_a_frame_is_taken_as_it_is_when_it_is_yielded() -> None:
-    frame = pd.DataFrame({"t": ["a"], "n": [0], "at": pd.Series([None], dtype="Int64")})
-
-    def call(first: int) -> Iterator[pd.DataFrame]:
-        for n in (first, first + 1):
-            frame.iat[0, 0] = "abcd"[n]
-            frame.iat[0, 1] = n
-            frame.iat[0, 2] = n
-            yield frame
-
-    found = returned({"t": T.StringType(), "n": T.LongType(), "at": T.LongType()}, call(0), call(2))
-    assert [tuple(row.values()) for row in found] == [("a", 0, 0), ("b", 1, 1), ("c", 2, 2), ("d", 3, 3)]
-
-
-def test_what_is_in_a_frame_is_taken_as_it_is_when_it_is_yielded() -> None:
-    """A list that grows from frame to frame, and an array that is filled anew."""
-    seen: list[int] = []
-    buffer = np.zeros(1, np.int64)
-
-    def call() -> Iterator[pd.DataFrame]:
-        for n in range(3):
-            seen.append(n)
-            buffer.fill(n)
-            yield pd.DataFrame({"seen": [seen], "last": [buffer]})
-
-    numbers = T.ArrayType(T.LongType())
-    assert returned({"seen": numbers, "last": numbers}, call()) == [
-        {"seen": [0], "last": [0]},
-        {"seen": [0, 1], "last": [1]},
-        {"seen": [0, 1, 2], "last": [2]},
-    ]
-
-
 def test_booleans_are_numbers_where_numbers_are_declared() -> None:
     frames = [pd.DataFrame({"n": [True, False]}), pd.DataFrame({"n": [7]})]
     assert returned({"n": T.LongType()}, frames) == [{"n": 1}, {"n": 0}, {"n": 7}]

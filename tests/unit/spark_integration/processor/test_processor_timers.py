@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
@@ -77,121 +76,6 @@ def test_a_key_given_twice_stands_twice_where_its_timer_fires_too(tmp_path: Path
     assert seen == [("a", "a"), ("a", "a")]
 
 
-def test_rows_come_before_timers(tmp_path: Path) -> None:
-    """A timer that a row's call deletes does not fire; one that it registers in the past fires in this micro-batch."""
-    shard = timers_shard(tmp_path)
-    shard.each(["a", "b"], register(10))
-
-    def move(_: Any, key: Any, handle: Any) -> Any:
-        handle.deleteTimer(10)
-        handle.deleteTimer(11)
-        handle.registerTimer(-5)
-        return list(handle.listTimers())
-
-    assert shard.each(["a"], move, now=10) == {"a": "[-5]", "a@-5": "[-5]", "b@10": "[10]"}
-
-
-def test_what_is_registered_while_timers_fire_waits(tmp_path: Path) -> None:
-    """Even if it is due; a due timer that an earlier call deletes fires all the same; the firing one cannot be kept."""
-    shard = timers_shard(tmp_path)
-    shard.each(["a"], register(10, 20))
-
-    def expire(_: Any, key: Any, handle: Any, due_ms: int) -> Any:
-        if due_ms == 10:
-            handle.registerTimer(10)
-            handle.registerTimer(-1)
-            handle.deleteTimer(20)
-        return list(handle.listTimers())
-
-    Scripted.expired = expire  # type: ignore[assignment]
-    assert shard.each([], nothing, now=30) == {"a@10": "[-1, 10]", "a@20": "[-1]"}
-    assert shard.earliest_ms == 0
-    assert shard.each([], nothing, now=30) == {"a@-1": "[-1]"}
-    assert shard.earliest_ms is None
-
-
-def test_timers_without_a_time_mode_are_an_error(tmp_path: Path) -> None:
-    """Spark lists none, and then the task dies."""
-    shard = ProcessorShard(tmp_path / "shard", Scripted(lambda handle: None))
-    for call in (lambda h: h.registerTimer(1), lambda h: h.deleteTimer(1), lambda h: h.listTimers()):
-
-        def provoke(_: Any, __: Any, handle: Any, call: Any = call) -> Any:
-            with pytest.raises(PySparkRuntimeError, match=r"INVALID_TIME_MODE.*timeMode=NoTime"):
-                call(handle)
-
-        shard.each(["a"], provoke)
-
-
-def test_values_elements_and_entries_expire_each_at_its_own_time(tmp_path: Path) -> None:
-    """From the very ms on; a write gives a new time, a read does not; what has expired is removed."""
-
-    def declare(handle: Any) -> Any:
-        return [handle.getValueState("v", N, 100), handle.getListState("l", N, 100), handle.getMapState("m", N, N, 100)]
-
-    def see(states: Any, *_: Any) -> Any:
-        value, elements, entries = states
-        return value.get(), list(elements.get()), sorted(entries.iterator()), elements.exists(), entries.exists()
-
-    def write(n: int) -> Any:
-        def does(states: Any, *_: Any) -> Any:
-            states[0].update((n,))
-            states[1].appendValue((n,))
-            states[2].updateValue((n,), (n,))
-            states[2].updateValue((0,), (n,))
-
-        return does
-
-    shard = ProcessorShard(tmp_path / "shard", Scripted(declare), "ProcessingTime")
-    shard.each(["a", "b"], write(1), now=1000)
-    shard.each(["a"], write(2), now=1050)
-    both = ((2,), [(1,), (2,)], [((0,), (2,)), ((1,), (1,)), ((2,), (2,))], True, True)
-    assert shard.each(["a"], see, now=1099) == {"a": repr(both)}
-    later = ((2,), [(2,)], [((0,), (2,)), ((2,), (2,))], True, True)
-    assert shard.each(["a", "b"], see, now=1100) == {"a": repr(later), "b": repr((None, [], [], False, False))}
-    assert {row["key"] for row in shard.stored("v.v")} == {"a"}
-    shard.each([], nothing, now=1300)
-    assert [shard.stored(table) for table in ("v.v", "l.l", "m.m", "v.v.expiring", "l.l.expiring", "m.m.expiring")] == (
-        [[]] * 6
-    )
-    assert shard.earliest_ms is None
-
-
-def test_an_entry_that_was_removed_and_put_again_lives_from_then_on(tmp_path: Path) -> None:
-    """Spark evicts it at its old time (TL6): data is lost there."""
-    shard = ProcessorShard(tmp_path / "shard", Scripted(lambda h: h.getMapState("m", N, N, 100)), "ProcessingTime")
-    shard.each(["a"], lambda state, *_: state.updateValue((9,), (1,)), now=0)
-    shard.each(["a"], lambda state, *_: state.removeKey((9,)), now=20)
-    shard.each(["a"], lambda state, *_: state.updateValue((9,), (2,)), now=70)
-    assert shard.each(["a"], lambda state, *_: list(state.values()), now=110) == {"a": repr([(2,)])}
-    assert shard.each(["a"], lambda state, *_: list(state.values()), now=170) == {"a": repr([])}
-
-
-@pytest.mark.parametrize(
-    ("declare", "time_mode", "text"),
-    [
-        (lambda h: h.getValueState("v", N, 10), "EventTime", "INCORRECT_TIME_MODE_TO_ASSIGN_TTL"),
-        (lambda h: h.getListState("v", N, -1), "ProcessingTime", "TTL_DURATION_MUST_BE_POSITIVE"),
-        (lambda h: h.getValueState("", N), "None", "INVALID_NAME"),
-        (lambda h: h.getValueState(" v", N), "None", "INVALID_NAME"),
-        (lambda h: h.getValueState("default", N), "None", "INVALID_NAME"),
-        (lambda h: h.getValueState("$v", N), "None", "RESERVED_CHARS"),
-        (lambda h: (h.getValueState("v", N), h.getMapState("v", N, N)), "None", "DUPLICATE_STATE_VARIABLE_DEFINED"),
-        (lambda h: h.getValueState("v", N).get(), "None", "invalid handle state=PRE_INIT"),
-        (lambda h: h.registerTimer(1), "EventTime", "operation=register_timer with invalid handle state=PRE_INIT"),
-    ],
-)
-def test_wrong_declarations_fail_at_definition(declare: Any, time_mode: Any, text: str) -> None:
-    """Most of them fail in Spark's first micro-batch; a map of a value's name (Q17) passes there."""
-    with pytest.raises(PySparkRuntimeError, match=text):
-        declaration_of(PickledProcessor(Scripted(declare)), time_mode)
-
-
-def test_a_ttl_of_zero_is_none_in_any_mode() -> None:
-    declared = declaration_of(PickledProcessor(Scripted(lambda h: h.getValueState("v", N, 0))), "EventTime")
-    assert declared.variables[0].ttl_ms is None
-    assert set(declared.variables[0].tables(pa.schema([("k", pa.int64())]))) == {"v.v"}
-
-
 def test_a_ttl_beyond_all_times_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="at most 10,000 years"):
         declaration_of(PickledProcessor(Scripted(lambda h: h.getValueState("v", N, 1 << 62))), "ProcessingTime")
@@ -207,20 +91,6 @@ def test_the_order_of_declarations_does_not_matter(tmp_path: Path) -> None:
     shard = ProcessorShard(tmp_path / "shard", Scripted(declare))
     shard.each(["k"], lambda states, *_: states["a"].update((1,)))
     assert shard.each(["k"], lambda states, *_: states["a"].get()) == {"k": "(1,)"}
-
-
-def test_state_is_declared_in_init_only(tmp_path: Path) -> None:
-    shard = ProcessorShard(tmp_path / "shard", Scripted(lambda h: None))
-
-    def provoke(_: Any, __: Any, handle: Any) -> None:
-        with pytest.raises(
-            PySparkRuntimeError, match="operation=get_value_state with invalid handle state=INITIALIZED"
-        ):
-            handle.getValueState("v", N)
-        with pytest.raises(PySparkRuntimeError, match="operation=delete_if_exists"):
-            handle.deleteIfExists("v")
-
-    shard.each(["a"], provoke)
 
 
 def test_what_was_written_with_a_ttl_expires_without_it(tmp_path: Path) -> None:
@@ -256,20 +126,6 @@ def test_what_was_written_with_a_ttl_expires_without_it(tmp_path: Path) -> None:
         assert [(row["key"], row["n"], row["expires_ms"]) for row in shard.stored(table)] == [("a", 2, None)]
         assert shard.stored(f"{table}.expiring") == []
     assert shard.earliest_ms is None
-
-
-def test_delete_if_exists_drops_the_values_of_all_keys(tmp_path: Path) -> None:
-    shard = ProcessorShard(tmp_path / "shard", Scripted(lambda h: h.getValueState("v", N)))
-    shard.each(["a", "b"], lambda state, *_: state.update((1,)))
-
-    def declare(handle: Any) -> Any:
-        handle.deleteIfExists("v")
-        handle.deleteIfExists("never declared")
-        return handle.getValueState("v", N)
-
-    shard.restart(Scripted(declare))
-    assert shard.each(["a"], lambda state, *_: state.get()) == {"a": "None"}
-    assert shard.stored("v.v") == []
 
 
 def test_a_processor_that_cannot_travel_is_refused() -> None:
@@ -447,13 +303,6 @@ def test_state_of_another_api_is_refused(stored: Callable[..., tuple[StoredTable
     tables, step = stored([value(COUNT), value(TEXT)])
     with pytest.raises(SchemaMismatchError, match="by another kind of operator"):
         step.require_restartable(tables, {})
-
-
-@pytest.mark.parametrize("name", ["timeMode", "outputMode"])
-def test_modes_stay(name: str, stored: Callable[..., tuple[StoredTables, TransformWithState]]) -> None:
-    tables, step = stored([value(COUNT), value(COUNT)])
-    with pytest.raises(SchemaMismatchError, match=rf"INVALID_CONFIG_AFTER_RESTART.*another {name}.*stored=another"):
-        step.require_restartable(tables, CONFIGURATION | {name: "another"})
 
 
 def test_a_variable_and_an_index_do_not_share_a_name(tmp_path: Any) -> None:

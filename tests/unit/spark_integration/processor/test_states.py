@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkRuntimeError, PySparkTypeError
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, FloatType, IntegerType, LongType, StringType
 
-from holdfast.errors import InvalidArgumentError, SchemaMismatchError
+from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration import timers as shared_timers
 from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.keyed.python_values import RowValues
@@ -43,64 +43,6 @@ def everything(states: Any, *_: Any) -> Any:
     """What a key has."""
     value, elements, entries = states
     return value.get(), list(elements.get()), dict(entries.iterator())
-
-
-def test_state_is_kept_for_each_key_and_only_for_those_that_wrote(shard: ProcessorShard) -> None:
-    def write(states: Any, key: Any, _: Any) -> None:
-        value, elements, entries = states
-        n = len(key[0] or "")
-        value.update((n,))
-        elements.appendList([(n,), (None,)])
-        entries.updateValue((n,), (None, "x"))
-
-    shard.each(["a", "bb", None], write)
-    assert shard.each(["a", "bb", "new", None], everything) == {
-        "None": repr(((0,), [(0,), (None,)], {(0,): (None, "x")})),
-        "a": repr(((1,), [(1,), (None,)], {(1,): (None, "x")})),
-        "bb": repr(((2,), [(2,), (None,)], {(2,): (None, "x")})),
-        "new": repr((None, [], {})),
-    }
-
-
-def test_a_call_reads_its_own_writes_and_clears(shard: ProcessorShard) -> None:
-    def first(states: Any, *_: Any) -> Any:
-        value, elements, entries = states
-        value.update((1,))
-        elements.put([(1,), (2,)])
-        elements.appendValue((3,))
-        entries.updateValue((1,), (1, None))
-        entries.updateValue((2,), (2, None))
-        entries.removeKey((1,))
-        return everything(states), value.exists(), elements.exists(), entries.exists(), entries.containsKey((1,))
-
-    def second(states: Any, *_: Any) -> Any:
-        value, elements, entries = states
-        elements.appendValue((4,))
-        entries.updateValue((3,), (3, None))
-        before = everything(states)
-        value.clear()
-        elements.clear()
-        entries.clear()
-        entries.updateValue((9,), (9, None))
-        return before, everything(states), value.exists(), elements.exists()
-
-    assert shard.each(["a"], first) == {
-        "a": repr((((1,), [(1,), (2,), (3,)], {(2,): (2, None)}), True, True, True, False))
-    }
-    after = (None, [], {(9,): (9, None)})
-    assert shard.each(["a"], second) == {
-        "a": repr((((1,), [(1,), (2,), (3,), (4,)], {(2,): (2, None), (3,): (3, None)}), after, False, False))
-    }
-    assert shard.each(["a"], everything) == {"a": repr(after)}
-    assert shard.stored("v.value") == shard.stored("l.list") == []
-
-
-@pytest.mark.slow(0.5)
-def test_lists_keep_their_order_over_micro_batches(shard: ProcessorShard) -> None:
-    for n in range(30):
-        shard.each(["a", "b"], lambda states, key, _, n=n: states[1].appendList([(2 * n,), (2 * n + 1,)]))
-    in_order = repr([(n,) for n in range(60)])
-    assert shard.each(["a", "b"], lambda states, *_: list(states[1].get())) == {"a": in_order, "b": in_order}
 
 
 @pytest.mark.all
@@ -295,79 +237,6 @@ def test_an_unwritten_value_reads_as_the_store_will_give_it(tmp_path: Path) -> N
 
     first = shard.each(["a"], write)
     assert first == shard.each(["a"], lambda state, *_: state.get()) == {"a": repr((1.100000023841858, None))}
-
-
-def test_an_iterator_shows_what_there_was_at_its_first_step(shard: ProcessorShard) -> None:
-    def iterate(states: Any, *_: Any) -> Any:
-        _, elements, entries = states
-        elements.put([(1,), (2,)])
-        entries.updateValue((1,), (1, None))
-        waiting, running, pairs = elements.get(), elements.get(), entries.iterator()
-        seen = [next(running)]
-        first = next(pairs)
-        elements.appendValue((3,))
-        entries.updateValue((2,), (2, None))
-        entries.removeKey((1,))
-        return seen + list(running), list(waiting), [first, *pairs]
-
-    assert shard.each(["a"], iterate) == {"a": repr(([(1,), (2,)], [(1,), (2,), (3,)], [((1,), (1, None))]))}
-
-
-def test_an_iterator_kept_into_the_next_key_is_an_error(shard: ProcessorShard) -> None:
-    """Spark goes on with the data of the next key."""
-    kept: list[Any] = []
-
-    def keep(states: Any, *_: Any) -> Any:
-        if kept:
-            return list(kept[0])
-        kept.append(states[1].get())
-        return None
-
-    with pytest.raises(InvalidArgumentError, match="kept beyond its key's call") as caught:
-        shard.each(["a", "b"], keep)
-    assert "for key ('b',)" in caught.value.__notes__[0]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "error", "text"),
-    [
-        (lambda v, e, m: v.update(None), PySparkTypeError, "takes a tuple of values"),
-        (lambda v, e, m: v.update(5), PySparkTypeError, "takes a tuple of values"),
-        (lambda v, e, m: v.update({"n": 1}), PySparkTypeError, "takes a tuple of values"),
-        (lambda v, e, m: v.update((1, 2)), PySparkRuntimeError, "STRUCT_ARRAY_LENGTH_MISMATCH"),
-        (lambda v, e, m: m.updateValue((1,), Row(text="x", n=1)), PySparkTypeError, "another order"),
-        (lambda v, e, m: e.put([]), PySparkRuntimeError, "ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE"),
-        (lambda v, e, m: e.appendList([]), PySparkRuntimeError, "StateName list"),
-        (lambda v, e, m: e.put(None), PySparkTypeError, "takes a list of tuples"),
-        (lambda v, e, m: e.appendValue(7), PySparkTypeError, "takes a tuple of values"),
-        (lambda v, e, m: m.getValue(7), PySparkTypeError, "the key of map state 'map'"),
-        (lambda v, e, m: m.getValue(("x",)), SchemaMismatchError, "the key of map state 'map'"),
-    ],
-)
-def test_what_is_no_row_is_an_error_at_once(shard: ProcessorShard, wrong: Any, error: type, text: str) -> None:
-    """And leaves no trace: the next call, after it was caught, has what there was."""
-
-    def provoke(states: Any, *_: Any) -> Any:
-        states[1].put([(1,)])
-        with pytest.raises(error, match=text):
-            wrong(*states)
-        return everything(states)
-
-    assert shard.each(["a"], provoke) == {"a": repr((None, [(1,)], {}))}
-    assert shard.each(["a"], everything) == {"a": repr((None, [(1,)], {}))}
-
-
-def test_a_value_that_does_not_fit_names_its_key_and_leaves_nothing(shard: ProcessorShard) -> None:
-    """Spark stores null instead."""
-
-    def misfit(states: Any, key: Any, _: Any) -> None:
-        states[1].appendValue((1,))
-        states[1].appendValue(("x" if key[0] == "b" else 2,))
-
-    with pytest.raises(SchemaMismatchError, match="column 'n' of list state 'list'") as caught:
-        shard.each(["a", "b", "c"], misfit)
-    assert caught.value.__notes__ == ["raised in operator 'op' for key ('b',)"]
-    assert shard.each(["a"], everything) == {"a": repr((None, [], {}))}
 
 
 def test_state_is_for_the_thread_that_calls_the_processor(shard: ProcessorShard) -> None:
