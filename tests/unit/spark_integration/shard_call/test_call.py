@@ -88,22 +88,16 @@ def attempt(run: Any) -> call._Attempt:
 
 @pytest.mark.slow(1)
 def test_it_closes_what_it_opens(opened: PlugIn) -> None:
-    """A worker lives as long as its query: what a backend of somebody's own holds would add up, call by call."""
+    """Also where it fails, or Spark drops it. A worker lives as long as its query: what stays open would add up."""
     calling = attempt(count)
     assert len(list(calling.run())) == 1
     assert opened.is_closed
     _, row, measures = calling.ended()
     assert row.pointer in opened.versions()
     assert measures.state_rows == 1
-
-
-def test_one_that_fails_closes_it_too(opened: PlugIn) -> None:
     with pytest.raises(ZeroDivisionError):
         list(attempt(fail).run())
     assert opened.is_closed
-
-
-def test_one_that_spark_drops_closes_it_too(opened: PlugIn) -> None:
     output = attempt(count).run()
     next(output)
     output.close()  # type: ignore[attr-defined]

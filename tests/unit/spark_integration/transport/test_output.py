@@ -213,9 +213,6 @@ def test_output_is_held_back_until_the_commit_as_long_as_it_is_small(monkeypatch
     assert [i for i, event in enumerate(events) if event == "sent"] == [3, 7, 10]
     assert events[-2] == "commit"
     assert unpacked(sent) == list(range(70))
-
-
-def test_no_output_sends_nothing() -> None:
     assert list(shard_call._held_back(iter([]), RowsOutput(T.StructType([])))) == [[]]
 
 

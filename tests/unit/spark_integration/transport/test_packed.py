@@ -201,9 +201,15 @@ class Cyclic:
 
 @pytest.mark.slow(1)
 def test_what_is_loaded_is_left_out_of_later_collections() -> None:
+    """Once, as freezing takes as long as the collection that it saves; what lives for a task stays collectable."""
     python_stage.freeze_modules()
     assert gc.get_freeze_count() > 10_000
     assert len(gc.get_objects()) < 1_000
+    later = [Cyclic()]
+    frozen = gc.get_freeze_count()
+    python_stage.freeze_modules()
+    assert gc.get_freeze_count() <= frozen
+    assert any(o is later[0] for o in gc.get_objects())
 
 
 @pytest.mark.slow(1)
@@ -216,9 +222,15 @@ def test_garbage_from_before_and_after_is_collected() -> None:
     assert after() is None
 
 
-def test_only_old_objects_are_collected_less_often() -> None:
+@pytest.fixture
+def before() -> Iterator[tuple[int, int, int]]:
+    found = gc.get_threshold()
+    yield found
+    gc.set_threshold(*found)
+
+
+def test_only_old_objects_are_collected_less_often(before: tuple[int, int, int]) -> None:
     """In a loop over keys young garbage goes as always."""
-    before = gc.get_threshold()
     with python_stage.seldom_collecting_old():
         young, old, oldest = gc.get_threshold()
         assert (young, oldest) == (before[0], before[2])
@@ -231,56 +243,28 @@ def test_only_old_objects_are_collected_less_often() -> None:
     assert gc.get_threshold() == before
 
 
-def test_what_was_set_comes_back_when_a_call_fails() -> None:
-    before = gc.get_threshold()
+def test_what_was_set_comes_back(before: tuple[int, int, int]) -> None:
+    """When a call fails, and when calls overlap: of two generators, the one that began first may end first."""
     with pytest.raises(KeyError), python_stage.seldom_collecting_old():
         raise KeyError
     assert gc.get_threshold() == before
-
-
-def test_whoever_collects_old_objects_even_less_often_may_go_on_so() -> None:
-    before = gc.get_threshold()
-    try:
-        gc.set_threshold(700, 100_000, 10)
-        with python_stage.seldom_collecting_old():
-            assert gc.get_threshold() == (700, 100_000, 10)
-    finally:
-        gc.set_threshold(*before)
-
-
-def test_calls_that_overlap_leave_what_was_there_before_them() -> None:
-    """Of two generators, the one that began first may end first."""
-    before = gc.get_threshold()
     first, second = python_stage.seldom_collecting_old(), python_stage.seldom_collecting_old()
-    try:
-        first.__enter__()
-        second.__enter__()
-        first.__exit__(None, None, None)
-        second.__exit__(None, None, None)
-        assert gc.get_threshold() == before
-    finally:
-        gc.set_threshold(*before)
+    for call in (first, second):
+        call.__enter__()
+    for call in (first, second):
+        call.__exit__(None, None, None)
+    assert gc.get_threshold() == before
 
 
+@pytest.mark.usefixtures("before")
 def test_what_a_function_sets_itself_stays() -> None:
-    before = gc.get_threshold()
-    try:
-        with python_stage.seldom_collecting_old():
-            gc.set_threshold(50_000, 20, 5)
-        assert gc.get_threshold() == (50_000, 20, 5)
-    finally:
-        gc.set_threshold(*before)
-
-
-@pytest.mark.slow(1)
-def test_it_happens_once() -> None:
-    """Freezing takes as long as the collection that it saves, and what lives for a task only must stay collectable."""
-    python_stage.freeze_modules()
-    later = [Cyclic()]
-    frozen = gc.get_freeze_count()
-    python_stage.freeze_modules()
-    assert gc.get_freeze_count() <= frozen
-    assert any(o is later[0] for o in gc.get_objects())
+    """And whoever collects old objects even less often may go on so."""
+    with python_stage.seldom_collecting_old():
+        gc.set_threshold(50_000, 20, 5)
+    assert gc.get_threshold() == (50_000, 20, 5)
+    gc.set_threshold(700, 100_000, 10)
+    with python_stage.seldom_collecting_old():
+        assert gc.get_threshold() == (700, 100_000, 10)
 
 
 @pytest.mark.slow(1)

@@ -32,24 +32,6 @@ def put(n: int) -> Any:
     return lambda batch: batch.state.put(n=[n] * batch.keys.num_rows)
 
 
-def test_a_row_is_invisible_from_its_time_on(shard: OperatorShard) -> None:
-    shard.run(["ann"], 0, put(1))
-    assert shard.run(["ann"], TTL_MS - 1, counts_of) == {"ann": 1}
-    assert shard.run(["ann"], TTL_MS, counts_of) == {}
-
-
-def test_what_has_expired_shows_no_value(shard: OperatorShard) -> None:
-    shard.run(["ann"], 0, put(1))
-    assert shard.run(["ann"], TTL_MS, lambda batch: batch.state.get()) == pa.table({"n": pa.nulls(1, pa.int64())})
-
-
-def test_writing_begins_a_new_life_and_reading_does_not(shard: OperatorShard) -> None:
-    shard.run(["ann", "bob"], 0, put(1))
-    shard.run(["ann"], 600, put(2))
-    assert shard.run(["ann", "bob"], 1200, counts_of) == {"ann": 2}
-    assert shard.run(["ann"], 1600, counts_of) == {}
-
-
 def test_what_has_expired_is_removed_when_the_shard_is_called(shard: OperatorShard) -> None:
     """With processing time Spark calls the shard for it: the earliest time that it is told is that of the index."""
     shard.run(["ann", "bob"], 0, put(1))
@@ -160,36 +142,6 @@ def test_a_clock_that_is_put_back_loses_nothing(shard: OperatorShard) -> None:
     assert [row["user"] for row in shard.stored("state")] == ["ann"]
 
 
-@pytest.mark.parametrize("ttls", [(64, 6400), (6400, 64), (1000, 1001), (50, 70)])
-def test_another_time_to_live_holds_for_what_is_written_from_then_on(tmp_path: Path, ttls: tuple[int, int]) -> None:
-    first, second = ttls
-    shard = OperatorShard(tmp_path, {"state": StateColumns(COUNT, first)}, "ProcessingTime")
-    shard.run(["ann", "bob"], 3, put(1))
-    shard.with_states({"state": StateColumns(COUNT, second)})
-    shard.run(["ann"], 4, lambda batch: counts_of(batch) and batch.state.put(n=[2]))
-    shard.run([], 3 + first - 1, lambda batch: None)
-    assert "bob" in [row["user"] for row in shard.stored("state")]
-    for now in (3 + first + 200, 4 + second + 200, 4 + first + second + 400):
-        shard.run([], now, lambda batch: None)
-    assert shard.stored("state") == shard.stored("state.expiring") == []
-
-
-def test_rows_expire_whose_time_to_live_is_removed(shard: OperatorShard) -> None:
-    """What had expired does not come back, and what had not yet expires still; what is written now lives for ever."""
-    shard.run(["ann"], 0, put(1))
-    shard.run(["bob", "cem"], 600, put(2))
-    shard.with_states({"state": StateColumns(COUNT, None)})
-    assert shard.run(["ann", "bob"], TTL_MS, counts_of) == {"bob": 2}
-    shard.run(["cem"], TTL_MS + 1, put(3))
-    assert shard.run(["cem"], TTL_MS + 2, counts_of) == {"cem": 3}
-    assert shard.earliest_ms is not None
-    shard.run([], shard.earliest_ms, lambda batch: None)
-    shard.run([], 2 * TTL_MS, lambda batch: None)
-    assert shard.stored("state") == [{"user": "cem", "n": 3, "expires_ms": None}]
-    assert shard.stored("state.expiring") == []
-    assert shard.earliest_ms is None, "the shard would be called in every micro-batch"
-
-
 def test_a_table_that_is_left_out_calls_no_shard(tmp_path: Path) -> None:
     """The time at which its rows expire was the shard's earliest, and passes for that of a timer."""
     kept = {"kept": StateColumns(COUNT, None)}
@@ -239,6 +191,7 @@ def test_state_does_as_a_dict_with_times_does(script: list[tuple[list[str | None
         stays = {user: n for user, (n, until) in model.items() if until == FOR_EVER}
         assert {row["user"]: row["n"] for row in shard.stored("state")} == stays
         assert shard.stored("state.expiring") == []
+        assert shard.earliest_ms is None, "the shard would be called in every micro-batch"
 
 
 ROWS = st.lists(st.tuples(st.sampled_from(["ann", "bob", None]), st.integers(1, 60)), max_size=6)

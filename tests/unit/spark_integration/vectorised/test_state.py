@@ -172,22 +172,6 @@ def test_a_timer_that_is_due_brings_its_key_without_rows(shard: OperatorShard) -
     assert shard.earliest_ms is None
 
 
-def test_a_timer_is_due_once_its_time_has_passed(shard: OperatorShard) -> None:
-    shard.run(["ann"], 0, set_all(100))
-    assert shard.run([], 100, users_of) is None, "no key, no call"
-    assert shard.run([], 101, users_of) == ["ann"]
-    assert shard.run([], 102, users_of) is None, "it is gone"
-    assert shard.stored("timers") == shard.stored("timers_by_due") == []
-
-
-def test_a_key_has_one_timer_the_last_that_was_set(shard: OperatorShard) -> None:
-    shard.run(["ann", "bob"], 0, lambda batch: batch.timers.set([50] * 2))
-    shard.run(["ann"], 1, set_all(200))
-    assert shard.run(["ann"], 2, lambda batch: batch.timers.get().to_pylist()) == [200]
-    assert shard.run([], 60, users_of) == ["bob"]
-    assert shard.run([], 300, users_of) == ["ann"]
-
-
 def test_null_and_delete_remove_timers(shard: OperatorShard) -> None:
     shard.run(["ann", "bob", "cem"], 0, lambda batch: batch.timers.set([50] * 3))
 
@@ -208,14 +192,6 @@ def test_a_mask_chooses_keys(shard: OperatorShard) -> None:
 
     shard.run(["ann", "bob"], 0, some)
     assert shard.run([], 1000, users_of) == ["ann"]
-
-
-def test_a_time_that_has_passed_is_due_in_the_next_micro_batch(shard: OperatorShard) -> None:
-    """Also where timers were due in this one: the shard knows of no earlier time."""
-    shard.run(["ann"], 0, set_all(100))
-    shard.run([], 200, set_all(7))
-    assert shard.earliest_ms == 7
-    assert shard.run([], 201, lambda batch: batch.timers.due_ms.to_pylist()) == [7]
 
 
 def test_timestamps_are_times_rounded_down(shard: OperatorShard) -> None:
