@@ -38,21 +38,6 @@ from holdfast.testing.state_rows import COUNTS, PAIRS, counts, run_of
 from tests.unit.snapshotter.commits.conftest import PREFIX, TABLES, Shard, lineage_of, with_header
 
 
-def test_another_executor_restores_every_version(shard: Shard, elsewhere: Shard) -> None:
-    one = shard.commit(None, ("ann", 1), ("bob", None))
-    two = shard.commit(one, ("ann", 2), delete=["bob"])
-    three = shard.commit(two, ("cem", 3))
-    assert elsewhere.state(three) == {"ann": 2, "cem": 3}
-    assert elsewhere.state(one) == {"ann": 1, "bob": None}
-    assert elsewhere.state(two) == {"ann": 2}
-
-
-def test_a_chain_goes_on_where_it_was_restored(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
-    there = elsewhere.commit(shard.grow(None, 2), ("ann", 1))
-    assert elsewhere.chain(there) == [f"commits/{p}" for p in (*_pointers(storage), there)]
-    assert shard.state(there) == {"u0": 0, "u1": 1, "ann": 1}
-
-
 def test_what_is_held_locally_is_not_read_again(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
     """A database that survived at an older version is brought forward by the commits since, and by nothing else."""
     two = shard.grow(None, 2)
@@ -97,15 +82,6 @@ def test_an_attempt_that_was_dropped_is_in_no_later_chain(shard: Shard, elsewher
     assert elsewhere.state(dropped) == {"ann": 7}
 
 
-def test_a_snapshot_shortens_the_chains_that_follow(shard: Shard, elsewhere: Shard) -> None:
-    base = shard.grow(None, 5)
-    snapshot = shard.snapshot(base)
-    after = shard.commit(base, ("ann", 1), delete=["u0"])
-    last = shard.commit(after, ("bob", 2))
-    assert shard.chain(last) == [snapshot.key, f"commits/{after}", f"commits/{last}"]
-    assert elsewhere.state(last) == shard.state(last) == {f"u{i}": i for i in range(1, 5)} | {"ann": 1, "bob": 2}
-
-
 def test_commits_made_while_a_snapshot_was_written_stay_in_the_chain(shard: Shard, elsewhere: Shard) -> None:
     """The background snapshots an accepted version, on which newer commits stand by the time it is done."""
     accepted = shard.grow(None, 2)
@@ -115,15 +91,6 @@ def test_commits_made_while_a_snapshot_was_written_stay_in_the_chain(shard: Shar
     last = shard.commit(second, ("cem", 3))
     assert shard.chain(last) == [snapshot.key, *(f"commits/{p}" for p in (first, second, last))]
     assert elsewhere.state(last) == {"u0": 0, "u1": 1, "ann": 1, "bob": 2, "cem": 3}
-
-
-def test_versions_before_a_snapshot_are_still_there(shard: Shard, elsewhere: Shard) -> None:
-    base = shard.grow(None, 3)
-    shard.snapshot(base)
-    after = shard.commit(base, ("ann", 1))
-    assert shard.chain(base) == elsewhere.chain(base)
-    assert elsewhere.state(base) == {"u0": 0, "u1": 1, "u2": 2}
-    assert elsewhere.state(after) == {"u0": 0, "u1": 1, "u2": 2, "ann": 1}
 
 
 def test_a_snapshot_of_a_version_outside_the_chain_is_ignored(shard: Shard, elsewhere: Shard) -> None:

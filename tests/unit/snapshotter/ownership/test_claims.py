@@ -148,15 +148,6 @@ def test_an_executor_that_an_old_run_gets_late_is_fenced(storage: ObjectStorage,
         take(storage)
 
 
-def test_of_two_runs_that_begin_at_once_one_goes_on(storage: ObjectStorage) -> None:
-    """Both listed nothing: the second put of the number fails, and who made it looks whom it met."""
-    faulty = FaultyStorage(storage, [Fault("delay", "put", wait=lambda: take(storage, claimant(run="r2")))])
-    with pytest.raises(ConflictError, match=r"another application.*run=r2"):
-        take(faulty, lives={"driver of r2": True})
-    faulty.assert_all_hit()
-    assert runs(storage) == ["r2"]
-
-
 @pytest.mark.parametrize("nth", range(1, 4))
 def test_of_two_queries_that_begin_at_once_one_goes_on(storage: ObjectStorage, nth: int) -> None:
     """The other one does all of its work just before the first one's n-th request."""
@@ -459,19 +450,6 @@ def test_executors_of_a_run_beside_another_take_one_place(storage: ObjectStorage
     assert Run(storage, "r2", executor="executor 4").held.claim.number == 2
 
 
-def test_of_two_copies_one_stays(storage: ObjectStorage, tmp_path: Path) -> None:
-    """Both began beside a run that has died: the one that did so first."""
-    Run(storage, "r1")
-    first = Run(storage, "r2")
-    age(tmp_path, 1000)
-    second = Run(storage, "r3")
-    second.look(ALIVE_MS)
-    first.look(ALIVE_MS)
-    with pytest.raises(FencedError, match="run=r2"):
-        second.look(ALIVE_MS)
-    first.look()
-
-
 def test_a_restart_within_its_application_is_not_held_up_by_a_copy(storage: ObjectStorage) -> None:
     """The copy is beside; whoever follows the one whose place it is takes the next one."""
     Run(storage, "r1")
@@ -507,39 +485,6 @@ def test_requests_of_a_run_beside_another(storage: ObjectStorage) -> None:
         before = storage.requests
         beside.look(after_ms)
         assert asked(storage, before) == made
-
-
-def test_a_third_machine_waits_for_who_is_beside_a_dead_run(storage: ObjectStorage, tmp_path: Path) -> None:
-    """However old the dead run's claim is: one that restarts is not to be stopped by a copy."""
-    Run(storage, "r1")
-    age(tmp_path, ALIVE_MS - 60_000)
-    restarted = Run(storage, "r2")
-    age(tmp_path, 2 * 60_000)
-    copy = Run(storage, "r3")
-    assert copy.is_beside, "though the claim is six minutes old"
-    restarted.look(2 * 60_000)
-    copy.look(ALIVE_MS)
-    assert copy.is_beside, "the other one has looked since"
-    restarted.look(ALIVE_MS - 2 * 60_000)
-    assert not restarted.is_beside
-    assert keys(storage) == claimed(storage), "what was said beside is deleted"
-    with pytest.raises(FencedError, match=r"another application is running.*run=r2"):
-        copy.look()
-    restarted.look()
-
-
-def test_who_is_beside_and_dies_is_followed_by_the_next(storage: ObjectStorage, tmp_path: Path) -> None:
-    """It has not looked for five minutes: then the next one takes the number, or whoever begins anew."""
-    Run(storage, "r1")
-    Run(storage, "r2")
-    age(tmp_path, 60_000)
-    third = Run(storage, "r3")
-    third.look(ALIVE_MS)
-    assert third.is_beside
-    age(tmp_path, ALIVE_MS - 30_000)
-    third.look()
-    assert not third.is_beside
-    third.look()
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,15 @@ def storage() -> Iterator[ObjectStorage]:
 
 
 def test_the_first_claim_writes_what_the_later_ones_read(storage: ObjectStorage) -> None:
+    """And operators of other names do not meet."""
     declare_operator(storage, RECORD)
     written = bytes(storage.get("totals/operator"))
     declare_operator(storage, RECORD)
     declare_operator(storage, replace(RECORD, run_id="run-2", definition_id="def-2"))
     assert bytes(storage.get("totals/operator")) == written
     assert read_operator(storage, "totals") == RECORD
+    declare_operator(storage, replace(RECORD, operator="others", query_id="query-2"))
+    assert read_operator(storage, "others").query_id == "query-2"
 
 
 def test_no_state_is_kept_in_a_location_of_spark(storage: ObjectStorage) -> None:
@@ -92,12 +95,6 @@ def test_a_claim_that_does_not_fit_is_refused_with_the_remedy(
     assert read_operator(storage, "totals") == RECORD
 
 
-def test_operators_of_other_names_do_not_meet(storage: ObjectStorage) -> None:
-    declare_operator(storage, RECORD)
-    declare_operator(storage, replace(RECORD, operator="others", query_id="query-2"))
-    assert read_operator(storage, "others").query_id == "query-2"
-
-
 def test_of_two_queries_that_claim_at_once_the_loser_is_told(storage: ObjectStorage) -> None:
     """Both have found none."""
     other = replace(RECORD, query_id="query-2")
@@ -119,13 +116,10 @@ def test_a_storage_that_does_not_answer_claims_nothing(storage: ObjectStorage) -
     assert storage.list("") == []
 
 
-def test_an_operator_that_is_not_there_is_named(storage: ObjectStorage) -> None:
+def test_an_operator_that_is_not_there_and_a_damaged_record_are_named(storage: ObjectStorage) -> None:
     with pytest.raises(NotFoundError, match="check the name") as caught:
         read_operator(storage, "totals")
     assert caught.value.facts == {"operator": "totals", "storage": storage.url}
-
-
-def test_a_damaged_record_is_named(storage: ObjectStorage) -> None:
     storage.put("totals/operator", bytes(_encode(RECORD).to_pybytes()[:-1]))
     with pytest.raises(CorruptionError, match="totals/operator"):
         read_operator(storage, "totals")

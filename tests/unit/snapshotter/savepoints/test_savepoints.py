@@ -37,7 +37,7 @@ from holdfast.snapshotter.savepoints.savepoints import (
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.probe import probe_storage
-from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from holdfast.testing.faulty_storage import Action, Fault, FaultyStorage
 from tests.model.shard_history import TimedStorage
 from tests.ram import storage_in_ram
 from tests.unit.snapshotter.savepoints.conftest import KEY_OF_MANIFEST, STATE, a_savepoint
@@ -364,13 +364,21 @@ def test_a_maker_that_was_killed_blocks_nothing(timed: TimedStorage, executor: T
     assert ANOTHER not in timed.objects
 
 
-def test_a_savepoint_that_is_deleted_meanwhile_is_not_finished(timed: TimedStorage) -> None:
-    new = making(timed, "one")
+@pytest.mark.parametrize(
+    ("action", "key", "nth"), [("list", "*", 1), ("put", f"one/{KEY_OF_MANIFEST}", 1), ("list", "*", 2)]
+)
+def test_a_savepoint_that_is_deleted_meanwhile_is_not_finished(
+    timed: TimedStorage, action: Action, key: str, nth: int
+) -> None:
+    """Before a look at its pieces, before its manifest lands, or before the last look: its maker is told so."""
+    storage = FaultyStorage(timed)
+    new = making(storage, "one")
     made = stored(timed, "mine")
-    delete_savepoint(timed, "one")
+    storage.faults.append(Fault("delay", action, key, nth, wait=lambda: delete_savepoint(timed, "one")))
     with pytest.raises(ConflictError, match="another process has deleted"):
         new.finish(made)
-    assert find_savepoint(timed, "one") is None
+    storage.assert_all_hit()
+    assert (find_savepoint(timed, "one") is None) == (action == "list"), "a manifest that lands later stands alone"
 
 
 @pytest.mark.parametrize("error", [InvalidArgumentError("access denied"), UnavailableError("the storage is away")])
@@ -392,29 +400,6 @@ def test_what_cannot_be_deleted_is_no_failure(
     assert all(words in warning for words in ("timed://test/one is complete, but", left, str(error)))
 
 
-def held_up(timed: TimedStorage, meanwhile: Callable[[], object]) -> FaultyStorage:
-    """Return the storage of a maker, something happens to which between its look at its pieces and its manifest."""
-    return FaultyStorage(timed, [Fault("delay", "put", key=f"one/{KEY_OF_MANIFEST}", wait=meanwhile)])
-
-
-def test_a_manifest_that_lands_late_replaces_no_other(timed: TimedStorage, executor: ThreadPoolExecutor) -> None:
-    """Another maker has finished meanwhile: its savepoint is whole."""
-    new = making(held_up(timed, lambda: making(timed, "one").finish(stored(timed, "another"))), "one")
-    made = stored(timed, "mine")
-    with pytest.raises(ConflictError, match="use another name"):
-        new.finish(made)
-    found = read_savepoint(timed, "one")
-    assert found.comment == "another"
-    assert verify_savepoint(timed, found, executor) == []
-
-
-def test_a_savepoint_that_is_deleted_before_its_manifest_lands_is_not_finished(timed: TimedStorage) -> None:
-    new = making(held_up(timed, lambda: delete_savepoint(timed, "one")), "one")
-    made = stored(timed, "mine")
-    with pytest.raises(ConflictError, match=r"another process has deleted.*missing=\S+"):
-        new.finish(made)
-
-
 @pytest.mark.parametrize(("before", "nth"), [(False, 1), (True, 2)])
 def test_one_that_is_finished_while_the_name_is_deleted_goes_too(timed: TimedStorage, before: bool, nth: int) -> None:
     """The deletion has listed its pieces, alone or beside a finished one: no manifest may stand without them."""
@@ -426,16 +411,6 @@ def test_one_that_is_finished_while_the_name_is_deleted_goes_too(timed: TimedSto
     delete_savepoint(FaultyStorage(timed, [between]), "one")
     assert between.hits == 1
     assert find_savepoint(timed, "one") is None
-
-
-def test_one_that_is_deleted_before_its_last_look_is_not_finished(timed: TimedStorage) -> None:
-    """What its maker is told is what happened."""
-    storage = FaultyStorage(timed, [Fault("delay", "list", nth=2, wait=lambda: delete_savepoint(timed, "one"))])
-    new = making(storage, "one")
-    made = stored(timed, "mine")
-    with pytest.raises(ConflictError, match="another process has deleted this savepoint"):
-        new.finish(made)
-    storage.assert_all_hit()
 
 
 @pytest.mark.parametrize(

@@ -394,35 +394,24 @@ def test_snapshots_that_cannot_be_opened_are_gone_around(
     assert other.state(other.write(pointer, range(1), 9)) == wanted | states((range(1), 9))
 
 
-def test_where_nothing_stands_in_for_a_snapshot_that_cannot_be_opened_it_is_named(
-    shard_of: Opener, storage: ObjectStorage, tmp_path: Path
+@pytest.mark.parametrize("how", ["gone", "unreadable"])
+def test_where_nothing_stands_in_the_damaged_object_is_named_and_nothing_local_changes(
+    shard_of: Opener, storage: ObjectStorage, tmp_path: Path, how: str
 ) -> None:
+    """The error names the commit that is missing, too; a second try is told the same."""
     one = shard_of()
-    freeze_unreadable(one, tmp_path / "altered")
+    if how == "unreadable":
+        freeze_unreadable(one, tmp_path / "altered")
     base = one.write(None, range(30), 1)
     entry, _ = one.snapshot(base)
     last = one.write(base, range(10), 2)
-    storage.delete([f"{SHARD}/commits/{base}"])
+    storage.delete([f"{SHARD}/commits/{base}", *[f"{SHARD}/{entry.key}"] * (how == "gone")])
     other = shard_of()
+    message = f"{entry.key} cannot be used: .*a different format" if how == "unreadable" else entry.key
     for _ in range(2):
-        with pytest.raises(CorruptionError, match=f"{entry.key} cannot be used: .*a different format") as caught:
+        with pytest.raises(CorruptionError, match=message) as caught:
             other.store.begin(last)
         assert f"commits/{base}" in "".join(caught.value.__notes__)
-    assert other.backend.versions() == []
-
-
-def test_where_nothing_stands_in_the_damaged_object_is_named_and_nothing_local_changes(
-    shard_of: Opener, storage: ObjectStorage, tmp_path: Path
-) -> None:
-    one = shard_of()
-    base = one.write(None, range(30), 1)
-    entry, _ = one.snapshot(base)
-    last = one.write(base, range(10), 2)
-    storage.delete([f"{SHARD}/{entry.key}", f"{SHARD}/commits/{base}"])
-    other = shard_of()
-    with pytest.raises(CorruptionError, match=entry.key) as caught:
-        other.store.begin(last)
-    assert f"commits/{base}" in "".join(caught.value.__notes__)
     assert other.backend.versions() == []
     assert not [path for path in (tmp_path / "executor-1").rglob("*") if path.is_file()]
 
