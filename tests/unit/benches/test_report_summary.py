@@ -45,8 +45,8 @@ def texts(sentences: list[Sentence]) -> str:
 
 
 @pytest.mark.slow(0.5)
-def test_wins_losses_and_ties_are_told_apart(tmp_path: Path) -> None:
-    """Where holdfast loses, the summary says so; where turns show no difference, it claims none."""
+def test_a_full_run_is_summed_up(tmp_path: Path) -> None:
+    """Wins, losses, ties and costs are told apart; one sentence is for somebody who reads no more."""
     found = summary_of(tmp_path, sample_results.full())
     assert (
         "4.5 (memory), 4.4 (filesystem) and 3.0 (rocksdb) times the throughput of Spark's aggregation on RocksDB"
@@ -57,24 +57,20 @@ def test_wins_losses_and_ties_are_told_apart(tmp_path: Path) -> None:
     assert "0.83" not in texts(found.wins)
     assert "5.5 (memory) times the throughput of Flink SQL on RocksDB" in texts(found.wins)
     assert "1.8 (memory) times the throughput of Pathway" in texts(found.wins)
-
-
-def test_a_slower_engine_of_ours_is_a_loss(tmp_path: Path) -> None:
-    found = summary_of(tmp_path, {("jobs", "job-a"): sample_results.job_a(rocksdb_ms=9000)})
-    assert "Only 0.70 (rocksdb) times the throughput of Spark's aggregation on RocksDB" in texts(found.losses)
-    assert "rocksdb" not in texts(found.wins)
-
-
-@pytest.mark.slow(0.5)
-def test_the_headline_has_the_floor_and_the_backend_for_large_states(tmp_path: Path) -> None:
-    """The one sentence for somebody who reads no more."""
-    found = summary_of(tmp_path, sample_results.full())
     speed, backend = found.headline
     assert speed == (
         "holdfast on filesystem has 4.4 times the throughput of Spark's aggregation on RocksDB, "
         "and takes 1.4 times as long as the floor, the same query without state"
     )
     assert backend == "use filesystem at 50 million keys"
+    assert "holdfast's store alone on filesystem: 2.86 s, 2.2 times a plain download" in texts(found.costs)
+    assert "requests of a micro-batch: 1.1 at 8, 2.1 at 64 and 4.3 at 200 partitions" in texts(found.costs)
+
+
+def test_a_slower_engine_of_ours_is_a_loss(tmp_path: Path) -> None:
+    found = summary_of(tmp_path, {("jobs", "job-a"): sample_results.job_a(rocksdb_ms=9000)})
+    assert "Only 0.70 (rocksdb) times the throughput of Spark's aggregation on RocksDB" in texts(found.losses)
+    assert "rocksdb" not in texts(found.wins)
 
 
 def test_a_suite_that_compares_ways_advises_no_backend(tmp_path: Path) -> None:
@@ -106,12 +102,6 @@ def test_a_busy_machine_and_gaps_are_said(tmp_path: Path) -> None:
     found = summary_of(tmp_path, {("jobs", "job-a"): document})
     assert "Other work was running: up to 1.3 cores were busy before a run of job-a." in texts(found.doubts)
     assert "Not measured: q5 (failed), quix (left out) and executors (to do)." in texts(found.doubts)
-
-
-def test_restores_and_requests_are_costs(tmp_path: Path) -> None:
-    found = summary_of(tmp_path, sample_results.full())
-    assert "holdfast's store alone on filesystem: 2.86 s, 2.2 times a plain download" in texts(found.costs)
-    assert "requests of a micro-batch: 1.1 at 8, 2.1 at 64 and 4.3 at 200 partitions" in texts(found.costs)
 
 
 @pytest.mark.parametrize(
@@ -286,16 +276,13 @@ def test_memory_is_held_against_its_budget_at_its_peak_in_any_run(server_mib: in
     assert memory(found, "holdfast-rocksdb")["server"]["rss"] == max(server_mib, 100) * MIB
 
 
-def test_bytes_written_are_those_of_one_counted_batch() -> None:
-    assert written(a_document(), "floor") == {"python": 2 * MIB, "server": 1 * MIB, "durable": MIB / 2}
-
-
 def test_usage_is_by_counted_batch() -> None:
     found = usage(a_document(), "floor")
     assert found["wall_s"] == 1.0
     assert found["cpu_s"] == 1.5
     assert found["cores"] == 1.5
     assert found["outside_ms"] == 200.0
+    assert written(a_document(), "floor") == {"python": 2 * MIB, "server": 1 * MIB, "durable": MIB / 2}
 
 
 def test_markdown_shows_every_table() -> None:
@@ -369,18 +356,12 @@ def test_it_has_figures_for_each_question_with_bars_and_a_command(full: str) -> 
 
 
 @pytest.mark.slow(0.5)
-def test_ids_are_unique_and_links_lead_to_them(full: str) -> None:
+def test_links_lead_to_ids_and_nothing_is_loaded(full: str) -> None:
+    """One file, which a policy in its head forbids to load or to run anything."""
     elements = Elements(full)
     ids = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {(link["href"] or "").removeprefix("#") for link in elements.of("a")} <= set(ids)
-
-
-@pytest.mark.all
-@pytest.mark.slow
-def test_it_loads_nothing(full: str) -> None:
-    """One file, which a policy in its head forbids to load or to run anything."""
-    elements = Elements(full)
     (policy,) = [m["content"] for m in elements.of("meta") if m.get("http-equiv") == "Content-Security-Policy"]
     assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     assert not [tag for tag, _ in elements.found if tag in {"script", "iframe", "object", "embed", "img"}]
@@ -420,13 +401,6 @@ def test_a_quick_run_answers_which_backend(tmp_path: Path) -> None:
     assert "<h1>Which backend for me?</h1>" in page
     assert "For this load: 1 million keys, 100,000 rows a micro-batch, 92 bytes of state a key, 2 shards" in page
     assert page.index("How sure:") < page.index("Where holdfast wins")
-
-
-@pytest.mark.slow(1)
-def test_equal_figures_make_equal_pages(tmp_path: Path) -> None:
-    """A page in the repository changes when its figures do, not when it is made again."""
-    results = read(sample_results.write(tmp_path, sample_results.quick(), profile="quick"))
-    assert render(results) == render(results)
 
 
 @pytest.mark.slow(0.5)

@@ -25,7 +25,7 @@ from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.report.directory import DONE, RUN
 from holdfast.benches.running import carrying_out
-from holdfast.benches.running.carrying_out import CarryingOut, Step, TimeLeft, steps_of
+from holdfast.benches.running.carrying_out import CarryingOut, TimeLeft, steps_of
 from holdfast.benches.running.directory import FAILED, ResultsDirectory
 from holdfast.benches.runs.by_name import ENGINES, engines_for
 from holdfast.benches.runs.child_process import BenchError
@@ -302,10 +302,6 @@ def test_whole_runs_are_listed_before_single_benches() -> None:
     assert shown.index("  run ") < shown.index("  compare ") < shown.index("  table ") < shown.index("  job-a ")
 
 
-def test_a_step_knows_its_share() -> None:
-    assert Step(TWO, 0, "ours").expected_s == 60
-
-
 def test_the_first_signal_stops_and_the_second_one_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
@@ -336,12 +332,10 @@ def test_summary_leaves_out_what_fills_the_state() -> None:
     assert summarize([9000, 9000, 9000, 9000, 100], job)["median_batch_ms"] == 100
 
 
-def test_ratio_is_the_median_of_the_pairs_and_not_the_ratio_of_medians() -> None:
+def test_ratios() -> None:
+    """Each is the median of the pairs, not the ratio of medians; an engine is compared with all that follow it."""
     runs = {"a": [{"rows_per_second": r} for r in (10, 40, 30)], "b": [{"rows_per_second": r} for r in (10, 10, 20)]}
     assert ratios(runs) == {"ratios": {"a/b": 1.5}, "ratios_by_pair": {"a/b": [1.0, 4.0, 1.5]}}
-
-
-def test_every_engine_is_compared_with_all_that_follow_it() -> None:
     runs = {label: [{"rows_per_second": r}] for label, r in (("a", 8), ("b", 4), ("c", 1))}
     assert ratios(runs)["ratios"] == {"a/b": 2.0, "a/c": 8.0, "b/c": 4.0}
 
@@ -441,15 +435,12 @@ def test_a_directory_belongs_to_one_number_of_turns(tmp_path: Path) -> None:
         assert "turns" not in directory.facts
 
 
-def test_the_same_rows_in_the_same_micro_batches_are_equal() -> None:
+def test_only_the_same_rows_in_the_same_micro_batches_are_equal() -> None:
     batches = [Counter(["a", "b", "b"]), Counter(["c"])]
     assert verdict_of_batches({"ours": batches, "spark": [Counter(["b", "a", "b"]), Counter(["c"])]}) == {
         "rows": 4,
         "equal": True,
     }
-
-
-def test_a_row_more_or_less_is_no_equality() -> None:
     found = verdict_of_batches({"ours": [Counter(), Counter(["a"])], "spark": [Counter(), Counter(["a", "a"])]})
     assert found == {"rows": 1, "equal": False, "differences": {"spark": {"batch": 1, "rows": 1, "first": "a"}}}
     assert verdict_of_batches({"ours": [Counter()], "spark": [Counter()]}) == {"rows": 0, "equal": False}

@@ -72,10 +72,13 @@ def test_totals_by_pandas() -> None:
     assert len(totals.loc["aircraft"]) == 2, "unknown aircraft are one subject"
 
 
-def test_equal_totals_do_not_differ() -> None:
+def test_differences_are_missing_unexpected_and_repeated_subjects() -> None:
     totals = data.expected_totals(FLIGHTS)
     shuffled = totals.sample(frac=1, random_state=1).astype({"name": object}).replace({"name": {float("nan"): None}})
     assert report.differences(shuffled, totals) == []
+    assert report.differences(totals.iloc[1:], totals) == ["('aircraft', 'N1'): missing"]
+    assert report.differences(totals, totals.iloc[1:]) == ["('aircraft', 'N1'): unexpected"]
+    assert report.differences(pd.concat([totals, totals]), totals) == ["a subject stands twice"]
 
 
 @pytest.mark.parametrize(
@@ -94,13 +97,6 @@ def test_one_wrong_value_is_found(column: str, value: object) -> None:
     wrong.loc[wrong["name"] == "N1", column] = value
     assert len(report.differences(wrong, totals)) == 1
     assert column in report.differences(wrong, totals)[0]
-
-
-def test_missing_unexpected_and_repeated_subjects_are_found() -> None:
-    totals = data.expected_totals(FLIGHTS)
-    assert report.differences(totals.iloc[1:], totals) == ["('aircraft', 'N1'): missing"]
-    assert report.differences(totals, totals.iloc[1:]) == ["('aircraft', 'N1'): unexpected"]
-    assert report.differences(pd.concat([totals, totals]), totals) == ["a subject stands twice"]
 
 
 @pytest.mark.slow(1)
@@ -123,13 +119,18 @@ def test_a_setting_without_value_is_refused_and_not_shown() -> None:
 
 
 @pytest.mark.slow(1)
-def test_a_work_dir_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_demo_leaves_a_work_dir_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.examples.flights.command.ensure_java", lambda: None)
     (tmp_path / "mine").touch()
     result = CliRunner().invoke(demo, ["--flights", "1000", "--work-dir", str(tmp_path)])
     assert isinstance(result.exception, InvalidArgumentError)
     assert "must be empty" in str(result.exception)
     assert (tmp_path / "mine").exists()
+    monkeypatch.delenv("KAFKA_TOPIC", raising=False)
+    arguments = ["--flights", "1000", "--sink", "kafka", "--work-dir", str(tmp_path / "work")]
+    result = CliRunner().invoke(demo, arguments)
+    assert isinstance(result.exception, InvalidArgumentError)
+    assert not (tmp_path / "work").exists()
 
 
 def test_the_command_that_opens_the_page_works_as_it_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +244,7 @@ def test_each_micro_batch_once_is_right(ends: tuple[int, ...]) -> None:
     assert looking.not_once(results(ends), SHOWN_FLIGHTS, len(ends)) == []
 
 
-def test_a_row_too_many_or_too_few_is_named() -> None:
+def test_rows_and_micro_batches_too_many_or_too_few_are_named() -> None:
     rows = results()
     at = rows.index[(rows["batch"] == 1) & (rows["kind"] == "route")]
     assert looking.not_once(rows.drop(at), SHOWN_FLIGHTS, 3) == ["micro-batch 1: route LGA-ORD with 1 flights: missing"]
@@ -251,10 +252,6 @@ def test_a_row_too_many_or_too_few_is_named() -> None:
     assert looking.not_once(doubled, SHOWN_FLIGHTS, 3) == [
         "micro-batch 1: route LGA-ORD with 1 flights: more than once"
     ]
-
-
-def test_a_micro_batch_that_is_missing_or_shown_under_two_numbers_is_named() -> None:
-    rows = results()
     assert "micro-batch 1: missing" in looking.not_once(rows[rows["batch"] != 1], SHOWN_FLIGHTS, 3)
     again = pd.concat([rows, rows[rows["batch"] == 2].assign(batch=3)])
     assert looking.not_once(again, SHOWN_FLIGHTS, 3)
@@ -264,7 +261,7 @@ def look(rows: pd.DataFrame, ended: int, decided: dict[int, int]) -> Look:
     return Look(rows, ended, decided, "table", "a reader")
 
 
-def test_what_is_said_at_the_kill() -> None:
+def test_what_is_said_and_what_is_wrong_at_the_kill() -> None:
     rows = results()
     before, last = rows[rows["batch"] < 2], int((rows["batch"] == 2).sum())
     cases = {
@@ -277,19 +274,11 @@ def test_what_is_said_at_the_kill() -> None:
         assert text in seen.said()
         assert seen.wrong() == []
     assert [seen.newest for seen in cases.values()] == [2, 2, 1, 1]
-
-
-def test_what_may_not_be_seen_at_the_kill_is_wrong() -> None:
-    rows = results()
     last = int((rows["batch"] == 2).sum())
     assert look(rows, 2, {1: 3}).wrong() == ["micro-batch 2 is visible, and not decided"]
     assert look(rows[rows["batch"] != 1], 3, {2: last}).wrong() == ["micro-batch 1 is missing"]
     assert look(rows.iloc[:-1], 3, {2: last}).wrong() == [f"micro-batch 2 has {last - 1} rows, not {last}"]
     assert "not the same" in look(rows, 2, {1: 3}).said()
-
-
-def test_the_state_at_the_kill_is_compared_with_what_was_whole() -> None:
-    rows = results()
     then = data.expected_totals(SHOWN_FLIGHTS.iloc[:3])
     partly = look(rows.iloc[:-1], 2, {2: int((rows["batch"] == 2).sum())})
     assert partly.check(then).wrong == []
@@ -364,16 +353,6 @@ def test_a_missing_extra_is_named(sink: str, package: str, tmp_path: Path, monke
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(InvalidArgumentError, match=rf"pip install 'holdfast-spark\[{sink}\]'"):
         RESULTS[sink](tmp_path, "1", {}).prepare()
-
-
-@pytest.mark.slow(1)
-def test_a_refused_demo_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.examples.flights.command.ensure_java", lambda: None)
-    monkeypatch.delenv("KAFKA_TOPIC", raising=False)
-    arguments = ["--flights", "1000", "--sink", "kafka", "--work-dir", str(tmp_path / "work")]
-    result = CliRunner().invoke(demo, arguments)
-    assert isinstance(result.exception, InvalidArgumentError)
-    assert not (tmp_path / "work").exists()
 
 
 Rows = list[tuple[Any, ...]]

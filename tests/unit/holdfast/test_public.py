@@ -89,9 +89,6 @@ def test_tree_in_docstring_is_the_tree_of_classes() -> None:
 def test_docstring_names_what_else_a_class_is() -> None:
     also_value_error = [c for c in CLASSES if issubclass(c, ValueError)]
     assert also_value_error == [InvalidArgumentError]
-
-
-def test_only_unavailable_is_retryable() -> None:
     assert [c for c in CLASSES if c.retryable] == [UnavailableError]
 
 
@@ -143,18 +140,13 @@ print(sorted({name.split(".")[0] for name in sys.modules} & {
     assert done.stdout.strip() == "[]"
 
 
-def test_ids_are_16_hexadecimal_characters_and_differ() -> None:
+def test_ids_and_times() -> None:
+    """Ids are 16 hexadecimal characters and differ; monotonic time never goes back; wall time is in milliseconds."""
     ids = [clock.new_id() for _ in range(1000)]
     assert all(re.fullmatch("[0-9a-f]{16}", one) for one in ids)
     assert len(set(ids)) == 1000
-
-
-def test_monotonic_time_never_goes_back() -> None:
     readings = [clock.monotonic_ms() for _ in range(1000)]
     assert readings == sorted(readings)
-
-
-def test_wall_clock_is_in_milliseconds() -> None:
     assert 1_600_000_000_000 < clock.now_ms() < 10_000_000_000_000
 
 

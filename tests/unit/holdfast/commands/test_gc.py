@@ -24,23 +24,6 @@ from tests.unit.holdfast.commands.conftest import age, document, files, put_reco
 from tests.unit.snapshotter.ownership.conftest import claimant, take
 
 
-def test_gc_deletes_what_it_said_it_would(root: Path, shard: ShardHistory) -> None:
-    """The dry run names each object with its reason, and changes nothing; the run deletes exactly those."""
-    age(root)
-    before = files(root)
-    dry = document("gc", root, "--dry-run", "--retain", 5)
-    assert files(root) == before
-    (found,) = [s for s in dry["shards"] if s["shard"] == shard.prefix]
-    going = {f"{shard.prefix}/{key}" for key in found["delete"]}
-    assert found["needed_from"] == 10
-    assert dry["objects"] == len(going) == 9
-    assert all(entry["why"] for entry in found["delete"].values())
-    done = document("gc", root, "--retain", 5, "--yes")
-    assert done["objects"] == dry["objects"]
-    assert files(root) == before - going
-    assert document("gc", root, "--retain", 5, "--yes")["objects"] == 0
-
-
 @pytest.mark.parametrize(
     ("in_record", "in_claim", "needed_from"), [(5, None, 10), (100, None, 0), (5, 12, 1), (12, 5, 1), (2, 5, 10)]
 )
@@ -75,16 +58,8 @@ def test_gc_deletes_nothing_where_it_cannot_know_what_is_retained(root: Path, sh
     assert document("gc", root, "--yes", "--retain", 5)["objects"] == 9
 
 
-def test_gc_shows_people_what_goes_and_why(root: Path, shard: ShardHistory) -> None:
-    age(root)
-    result = run("gc", root, "--dry-run", "--retain", 5)
-    assert "commits/9-" in result.stdout
-    assert "older than version 10" in " ".join(result.stdout.split())
-    assert "9 objects would be deleted" in result.stdout
-
-
-def test_gc_asks_nobody_who_is_not_there(root: Path, shard: ShardHistory) -> None:
-    """In a script it must be told: it neither waits for an answer nor takes silence for one."""
+def test_gc_deletes_what_it_said_it_would(root: Path, shard: ShardHistory) -> None:
+    """It asks nobody who is not there; the dry run names each object with its reason; the run deletes just those."""
     age(root)
     before = files(root)
     for options in ([], ["--json"]):
@@ -92,6 +67,21 @@ def test_gc_asks_nobody_who_is_not_there(root: Path, shard: ShardHistory) -> Non
         assert isinstance(result.exception, InvalidArgumentError)
         assert "--yes" in str(result.exception)
     assert files(root) == before
+    result = run("gc", root, "--dry-run", "--retain", 5)
+    assert "commits/9-" in result.stdout
+    assert "older than version 10" in " ".join(result.stdout.split())
+    assert "9 objects would be deleted" in result.stdout
+    dry = document("gc", root, "--dry-run", "--retain", 5)
+    assert files(root) == before
+    (found,) = [s for s in dry["shards"] if s["shard"] == shard.prefix]
+    going = {f"{shard.prefix}/{key}" for key in found["delete"]}
+    assert found["needed_from"] == 10
+    assert dry["objects"] == len(going) == 9
+    assert all(entry["why"] for entry in found["delete"].values())
+    done = document("gc", root, "--retain", 5, "--yes")
+    assert done["objects"] == dry["objects"]
+    assert files(root) == before - going
+    assert document("gc", root, "--retain", 5, "--yes")["objects"] == 0
 
 
 def test_gc_of_a_checkpoint_location_says_so_before_it_asks(tmp_path: Path) -> None:

@@ -354,19 +354,11 @@ def test_a_restore_of_what_is_not_there_starts_no_spark(
         invoke("restore", tmp_path, *given, *places)
 
 
-def test_a_location_that_is_not_there_starts_no_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a query on Spark's own operators, too: a misspelt path is found in milliseconds."""
-    monkeypatch.delattr("holdfast.commands.savepoint.started_spark")
-    named = ["--to", str(tmp_path), "--name", "one", "--operator", "totals"]
-    found = CliRunner().invoke(savepoint, ["from-spark", str(tmp_path / "nowhere"), *named])
-    assert isinstance(found.exception, InvalidArgumentError)
-    assert "lacks the file metadata" in str(found.exception)
-
-
 @pytest.mark.parametrize(
     "given",
     [
         ["savepoint", "create", "{}/nowhere", "--to", "{}", "--name", "one", "--state-dir", "{}/durable"],
+        ["savepoint", "from-spark", "{}/nowhere", "--to", "{}", "--name", "one", "--operator", "totals"],
         ["rescale", "{}/nowhere", "--checkpoint-location", "{}/new", "--shards", "2", "--state-dir", "{}/durable"],
         ["export", "{}/nowhere", "--to", "{}/new", "--operator", "totals", "--state-dir", "{}/durable"],
         ["export", "{}/nowhere", "--to", "{}/new"],
@@ -379,7 +371,7 @@ def test_what_is_not_there_starts_no_spark_that_is_configured(
 ) -> None:
     """With --conf Spark does the work, and took half a minute to say that a path is misspelt."""
     a_savepoint(target, "one")
-    for command in ("export", "own_spark"):
+    for command in ("export", "own_spark", "savepoint"):
         monkeypatch.delattr(f"holdfast.commands.{command}.started_spark")
     with pytest.raises((NotFoundError, InvalidArgumentError)):
         group.main([one.format(tmp_path) for one in [*given, "--conf", "spark.a=b"]], standalone_mode=False)
