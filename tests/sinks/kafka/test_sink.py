@@ -459,13 +459,18 @@ def test_a_topic_that_was_made_anew_while_the_query_was_away_is_said(lab: Lab, t
     run = started(0)
     for batch_id in range(batches):
         run.finish(batch_id, Prepared((lab.prepare(str(batch_id), batch_id=batch_id),), 1))
+    remake(lab)
+    for _ in range(2):
+        with pytest.raises(StateLostError, match="deleted, and perhaps recreated"):
+            started(batches)
+
+
+def remake(lab: Lab) -> None:
+    """Delete the topic and create it again; return when the broker knows it."""
     admin = kafka_admin.AdminClient({"bootstrap.servers": lab.server.servers})
     admin.delete_topics([lab.topic])[lab.topic].result(30)
     wait_until(lambda: lab.topic not in admin.list_topics(timeout=10).topics, list)
     make_anew(lab, admin)
-    for _ in range(2):
-        with pytest.raises(StateLostError, match="deleted, and perhaps recreated"):
-            started(batches)
 
 
 def make_anew(lab: Lab, admin: kafka_admin.AdminClient) -> None:
@@ -480,10 +485,7 @@ def test_a_topic_that_was_made_anew_before_the_first_decision_is_said(lab: Lab, 
     """What was written went with it; nothing was shown, so the next start writes into the one that is there."""
     lab.sink.open(lab.query, SCHEMA)
     handle = lab.prepare("gone") if is_written else None
-    admin = kafka_admin.AdminClient({"bootstrap.servers": lab.server.servers})
-    admin.delete_topics([lab.topic])[lab.topic].result(30)
-    wait_until(lambda: lab.topic not in admin.list_topics(timeout=10).topics, list)
-    make_anew(lab, admin)
+    remake(lab)
     handle = handle or lab.prepare("gone")
     with pytest.raises(StateLostError, match="deleted, and perhaps recreated"):
         lab.sink.confirm(lab.query, 0, [handle])

@@ -35,17 +35,6 @@ pytestmark = pytest.mark.postgres
 ROWS = [("a", 1), ("b", 2)]
 
 
-def test_rows_are_seen_after_the_commit_only(either: Case) -> None:
-    assert either.open() == -1
-    handle = either.prepared(*ROWS)
-    assert either.rows() == []
-    either.confirm(handle)
-    assert either.rows() == []
-    either.commit(handle)
-    assert either.rows() == ROWS
-    assert either.open() == 0
-
-
 def test_a_staged_partition_costs_the_driver_one_request(updating: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 200 partitions each further request is 200 round trips, while the table's rows are locked."""
     updating.open()
@@ -136,25 +125,6 @@ def test_a_handle_that_names_anything_else_ends_nothing(either: Case) -> None:
     assert either.rows() == ROWS
 
 
-def test_attempts_at_one_partition_are_apart(either: Case) -> None:
-    either.open()
-    one, other = either.begun(*ROWS), either.begun(("a", 7), ("b", 8))
-    first, second = one.prepare(), other.prepare()
-    assert first != second
-    either.abort(first)
-    either.commit(second)
-    assert either.rows() == [("a", 7), ("b", 8)]
-
-
-def test_what_nobody_ended_is_found(either: Case) -> None:
-    either.open()
-    handles = [either.prepared(row, partition=place) for place, row in enumerate(ROWS)]
-    found = either.leftovers()
-    assert sorted(map(str, found)) == sorted(map(str, handles))
-    either.abort(*found)
-    assert either.leftovers() == []
-
-
 def test_a_dead_workers_attempt_cannot_be_prepared_after_the_listing(either: Case) -> None:
     either.open()
     zombie = either.begun(*ROWS)
@@ -162,14 +132,6 @@ def test_a_dead_workers_attempt_cannot_be_prepared_after_the_listing(either: Cas
     with pytest.raises(UnavailableError):
         zombie.prepare()
     zombie.abort()
-    assert either.leftovers() == []
-    either.commit(either.prepared(*ROWS))
-    assert either.rows() == ROWS
-
-
-def test_what_is_aborted_in_the_worker_leaves_nothing(either: Case) -> None:
-    either.open()
-    either.begun(*ROWS).abort()
     assert either.leftovers() == []
     either.commit(either.prepared(*ROWS))
     assert either.rows() == ROWS

@@ -1,13 +1,10 @@
-"""Queries whose sinks a restored query continues; as a program, one that is killed after a decision."""
+"""Queries whose sinks a restored query continues."""
 
 from __future__ import annotations
 
-import json
 import secrets
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,13 +14,10 @@ import holdfast
 from holdfast import sinks
 from holdfast.errors import UnavailableError
 from holdfast.examples.sinks import csv_folder
-from tests.faults.sinks.killed_at import STEPS, KilledAt
-from tests.spark.application import start_spark
+from tests.faults.sinks.killed_at import KilledAt
 from tests.spark.conftest import OUTPUT, STATE, Lab, count_and_sum
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from holdfast.sinks import Handle, SinkQuery, TwoPhaseSink
 
 Row = tuple[Any, ...]
@@ -33,8 +27,7 @@ FED: Sequence[list[tuple[str | None, int]]] = [
     [("a", 100), ("b", 20), ("e", 50)],
     [("b", 1000), ("f", 7)],
 ]
-# How rows are written as messages.
-_SHAPES = {"KafkaSink": ("key", "to_json(struct(n, total)) AS value")}
+
 SCHEMA = pa.schema({"key": pa.string(), "n": pa.int64(), "total": pa.int64()})
 
 
@@ -89,18 +82,6 @@ class Unanswered(KilledAt):
         self.inner.commit(query, batch_id, handles)
 
 
-@dataclass(frozen=True)
-class KilledAtTheThird(KilledAt):
-    """A sink whose driver dies when its third micro-batch is decided."""
-
-    def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
-        if batch_id == 2:
-            Path(self.marks).mkdir()
-            for step in set(STEPS) - {"decided", "commit", "committed"}:
-                Path(self.marks, step).touch()
-        super().confirm(query, batch_id, handles)
-
-
 @dataclass
 class Query:
     """A query of a lab's input into a sink; each start is another driver's."""
@@ -111,19 +92,11 @@ class Query:
     name: str = "query"
     replaces: str | None = None
 
-    @property
-    def inner(self) -> TwoPhaseSink:
-        return self.sink.inner if isinstance(self.sink, KilledAt) else self.sink
-
     def run(self) -> str:
         """Run the query over what it has not read yet; return its id."""
-        shape, write = _SHAPES.get(type(self.inner).__name__), sinks.exactly_once(self.sink, replaces=self.replaces)
-
-        def writing(rows: DataFrame, batch_id: int) -> None:
-            write(rows.selectExpr(*shape) if shape else rows, batch_id)
-
         frame = self.lab.totals(func=self.function, outputStructType=OUTPUT, stateStructType=STATE)
-        writer = frame.writeStream.foreachBatch(writing).outputMode("update").trigger(availableNow=True)
+        write = sinks.exactly_once(self.sink, replaces=self.replaces)
+        writer = frame.writeStream.foreachBatch(write).outputMode("update").trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(self.lab.folder / self.name)).start()
         query.awaitTermination()
         return str(query.id)
@@ -137,16 +110,3 @@ def run_data_source(lab: Lab, url: str, function: Callable[[holdfast.ShardBatch]
     writer = frame.writeStream.format("holdfast-parquet").options(**options)
     writer = writer.options(name="out", path=url, checkpointLocation=str(lab.folder / name))
     writer.trigger(availableNow=True).start().awaitTermination()
-
-
-def main() -> None:
-    """Run a query into a Parquet sink over the input, until the process dies of a decision."""
-    folder, marks = Path(sys.argv[1]), sys.argv[2]
-    spark = start_spark(folder, json.loads(sys.argv[3]))
-    lab = Lab(spark, folder, folder / "local")
-    sink = sinks.parquet("out", str(folder / "shown"))
-    Query(lab, KilledAtTheThird(sink, marks)).run()
-
-
-if __name__ == "__main__":
-    main()

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import secrets
-import signal
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,14 +16,9 @@ from holdfast import savepoints, sinks
 from holdfast.errors import ConflictError, InvalidArgumentError
 from holdfast.examples.sinks.csv_folder import CsvFolder
 from holdfast.sinks import TwoPhaseSink
-from holdfast.spark_integration.sinks.postgres import connecting
-from tests.read_kafka import committed
-from tests.servers.kafka import Kafka
-from tests.servers.postgres import Postgres
-from tests.spark.application import start_program
 from tests.spark.conftest import Lab, count_and_sum
 from tests.spark.parity.engines import configured
-from tests.spark.savepoints import queries, sink_queries
+from tests.spark.savepoints import queries
 from tests.spark.savepoints.sink_queries import (
     FED,
     Query,
@@ -101,40 +91,6 @@ def test_what_a_sink_has_decided_is_shown_once(
     require_continued(lab, caplog, make(url), lambda: read(url), how, function)
 
 
-@pytest.mark.all
-@pytest.mark.postgres
-@pytest.mark.parametrize("how", ["decided", "shown"])
-def test_postgres_is_continued(lab: Lab, caplog: pytest.LogCaptureFixture, postgres: Postgres, how: str) -> None:
-    """What is prepared bears the saved query's name, and the table's mark is that one's."""
-    table = f"shown_{secrets.token_hex(6)}"
-    lab.configure({f"sink.{table}.{name}": value for name, value in postgres.options.items()})
-
-    def rows() -> list[Row]:
-        with postgres.connect() as connection:
-            return sorted(connection.execute(f"SELECT key, n, total FROM {table}").fetchall())
-
-    with postgres.connect() as connection:
-        connection.execute(f"CREATE TABLE {table} (key text, n bigint, total bigint)")
-    require_continued(lab, caplog, sinks.postgres(table, table), rows, how, counted_at_random)
-    connecting.close_idle()
-
-
-@pytest.mark.all
-@pytest.mark.kafka
-@pytest.mark.parametrize("how", ["decided", "shown"])
-def test_a_topic_of_kafka_is_continued(lab: Lab, caplog: pytest.LogCaptureFixture, kafka: Kafka, how: str) -> None:
-    """A transaction that the saved query's worker prepared is committed by the restored one."""
-    topic, name = kafka.add_topic(2), f"sink-{secrets.token_hex(6)}"
-    lab.configure({f"sink.{name}.{option}": value for option, value in kafka.sasl_options().items()})
-
-    def rows() -> list[Row]:
-        found = [(message.key(), json.loads(message.value() or b"")) for message in committed(kafka, topic)]
-        return sorted(((key or b"").decode(), value["n"], value["total"]) for key, value in found)
-
-    sink = sinks.kafka(name, topic, servers=kafka.servers)
-    require_continued(lab, caplog, sink, rows, how, counted_at_random)
-
-
 def require_continued(
     lab: Lab,
     caplog: pytest.LogCaptureFixture,
@@ -173,45 +129,6 @@ def require_continued(
     with pytest.raises(StreamingQueryException, match="another query writes to this sink"):
         Query(lab, sink, function, replaces=None).run()
     assert read() == shown
-
-
-@pytest.mark.all
-@pytest.mark.parametrize("kind", SINKS)
-def test_a_restored_query_that_has_only_dropped_rows_cannot_have_another_target(lab: Lab, kind: str) -> None:
-    """Its first micro-batch is what the target shows: from another one those rows would be missing for good."""
-    make, read = SINKS[kind]
-    url, other = str(lab.folder / "shown"), str(lab.folder / "elsewhere")
-    decided_and_not_committed(lab, make(url), count_and_sum, "shown")
-    save(lab)
-    restore(lab, "again", continue_sinks=True)
-    Query(lab, make(url), name="again").run()
-    lab.feed(FED[3])
-    for _ in range(2):
-        with pytest.raises(StreamingQueryException, match=r"StateLostError|has decided|never written"):
-            Query(lab, make(other), name="again").run()
-    assert not os.path.exists(other) or not read(other)
-    Query(lab, make(url), name="again").run()
-    assert read(url) == totals(*FED)
-
-
-@pytest.mark.all
-def test_a_query_that_was_killed_is_continued(lab: Lab, tmp_path: Path) -> None:
-    """Its process dies of SIGKILL at the decision of its third micro-batch, and nothing of that is visible yet."""
-    for table in FED[:3]:
-        lab.feed(table)
-    url, sink = str(lab.folder / "shown"), sinks.parquet("out", str(lab.folder / "shown"))
-    marks = tmp_path / "marks"
-    settings = json.dumps({"spark.holdfast.local.dir": str(lab.folder / "own")})
-    program = start_program(Path(sink_queries.__file__), lab.folder, str(marks), settings, start_new_session=True)
-    with program:
-        assert program.wait(300) == -signal.SIGKILL
-    assert {"decided", "commit"} & set(os.listdir(marks)) == {"decided"}
-    assert parquet_rows(url) == totals(*FED[:2])
-    assert [one.batch_id for one in save(lab).query.sinks] == [2]
-    restore(lab, "again", continue_sinks=True)
-    lab.feed(FED[3])
-    Query(lab, sink, name="again").run()
-    assert parquet_rows(url) == totals(*FED)
 
 
 @pytest.mark.all

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,12 +25,8 @@ from holdfast import savepoints, sinks
 from holdfast.errors import ConflictError, InvalidArgumentError
 from holdfast.examples.sinks.csv_folder import CsvFolder, read
 from holdfast.sinks import TwoPhaseSink
-from holdfast.spark_integration.sinks.postgres import connecting
 from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkTransaction
 from tests import sink_logs
-from tests.read_kafka import committed
-from tests.servers.kafka import Kafka
-from tests.servers.postgres import Postgres
 from tests.spark.application import run_program
 from tests.spark.conftest import Lab, count_and_sum
 from tests.spark.savepoints.sink_queries import FED as OLDER_FED
@@ -260,17 +255,6 @@ def test_another_query_is_refused_and_a_successor_is_not(shown: Shown) -> None:
         shown.run()
 
 
-@pytest.mark.all
-def test_an_emptied_target_and_a_deleted_directory_are_errors(shown: Shown) -> None:
-    """Either was deleted while the other was kept: nothing is doubled, and nothing lost silently."""
-    shown.feed(*FED[:2])
-    shown.run()
-    shutil.rmtree(shown.folder)
-    shown.feed(FED[2])
-    with pytest.raises(StreamingQueryException, match="the folder knows none: another one, or emptied"):
-        shown.restart()
-
-
 def test_a_deleted_directory_of_decisions(shown: Shown) -> None:
     """Spark asks for a micro-batch that the target shows and no decision tells of."""
     shown.feed(*FED[:2])
@@ -418,37 +402,6 @@ def test_what_is_planned_anew_is_refused(lab: Lab, kind: str) -> None:
     make, read = SINKS[kind]
     url = str(lab.folder / "shown")
     require_refused(lab, lambda: read(url), lambda name: Query(lab, make(url), name=name).run())
-
-
-@pytest.mark.all
-@pytest.mark.postgres
-def test_what_is_planned_anew_is_refused_for_a_table(lab: Lab, postgres: Postgres) -> None:
-    """As above, in PostgreSQL."""
-    table = f"shown_{secrets.token_hex(6)}"
-    lab.configure({f"sink.{table}.{name}": value for name, value in postgres.options.items()})
-    sink = sinks.postgres(table, table, create=True)
-
-    def rows() -> list[object]:
-        with postgres.connect() as connection:
-            return sorted(connection.execute(f"SELECT key, n, total FROM {table}").fetchall())
-
-    require_refused(lab, rows, lambda name: Query(lab, sink, name=name).run())
-    connecting.close_idle()
-
-
-@pytest.mark.all
-@pytest.mark.kafka
-def test_what_is_planned_anew_is_refused_for_a_topic(lab: Lab, kafka: Kafka) -> None:
-    """As above, in Kafka."""
-    topic, name = kafka.add_topic(2), f"sink-{secrets.token_hex(6)}"
-    lab.configure({f"sink.{name}.{option}": value for option, value in kafka.sasl_options().items()})
-    sink = sinks.kafka(name, topic, servers=kafka.servers)
-
-    def rows() -> list[object]:
-        found = [(message.key(), json.loads(message.value() or b"")) for message in committed(kafka, topic)]
-        return sorted(((key or b"").decode(), value["n"], value["total"]) for key, value in found)
-
-    require_refused(lab, rows, lambda location: Query(lab, sink, name=location).run())
 
 
 @pytest.mark.all

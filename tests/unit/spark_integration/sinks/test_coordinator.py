@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,7 +32,6 @@ from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.exactly_once import warn_of_other_sinks
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery
-from tests import sink_logs
 from tests.model.sink_target import SCHEMA, Crash, CrashingStorage, Killed, ModelSink, Target
 from tests.ram import storage_in_ram
 
@@ -215,91 +213,6 @@ def test_a_twin_that_prepares_late_is_aborted_in_the_same_run(url: str) -> None:
     target.prepared |= {"late": 1, "next": 2}
     run.finish(2, Prepared(({"id": "next"},), 1))
     assert not target.prepared
-
-
-def test_a_driver_that_wakes_late_ends_nothing_that_its_successor_has_decided(url: str) -> None:
-    """Cluster managers start a second driver where the first one is only silent: it may fail between two requests."""
-    target = Target(has_mark=False)
-    late = show(url, target, QUERY, 0)
-    target.prepared["late"] = 1
-    successor = coordinator(url, target, QUERY)
-    successor.start(1, SCHEMA)
-    target.prepared |= {"decided": 1, "next": 2}
-    sink_logs.decide(open_storage(url), "model", "query-1", 1, {"id": "decided"})
-    with pytest.raises(FencedError):
-        late.finish(1, Prepared(({"id": "late"},), 1))
-    with pytest.raises(FencedError):
-        late.give_up()
-    assert target.prepared == {"decided": 1, "next": 2}
-    coordinator(url, target, QUERY).start(1, SCHEMA)
-    assert set(target.visible) == {"query-1-0", "decided"}
-
-
-def test_a_driver_that_wakes_late_decides_nothing_twice(url: str) -> None:
-    """It was silent before its tasks prepared, so that its successor's start could not end what they prepare now."""
-    target = Target(has_mark=False)
-    late = show(url, target, QUERY, 0)
-    show(url, target, QUERY, 1)
-    target.prepared |= {"late": 1, "next": 2}
-    with pytest.raises(ConflictError, match="another driver of this query has begun"):
-        late.finish(1, Prepared(({"id": "late"},), 1))
-    assert set(target.visible) == {"query-1-0", "query-1-1"}
-    assert target.prepared == {"next": 2}, "its own is given up, its successor's is not"
-
-
-class _Raced(WrappedStorage):
-    """Another driver decides between this one's look and its put."""
-
-    races = False
-
-    def put_if_absent(self, key: str, data: Buffer) -> None:
-        if self.races:
-            sink_logs.decide(self.inner, QUERY.sink, QUERY.query_id, 1, {"id": "other"})
-        super().put_if_absent(key, data)
-
-
-def test_of_two_drivers_that_decide_at_once_one_is_refused(tmp_path: Path) -> None:
-    """Each has looked, and found nothing decided: the first put counts, and the other driver shows nothing."""
-    url, target = str(tmp_path), Target(has_mark=False)
-    show(url, target, QUERY, 0)
-    raced = _Raced(open_storage(url))
-    late = Coordinator(ModelSink(target, Crash()), QUERY, raced, 100)
-    late.start(1, SCHEMA)
-    target.prepared |= {"late": 1, "other": 1}
-    raced.races = True
-    with pytest.raises(ConflictError, match="another driver of this query has begun"):
-        late.finish(1, Prepared(({"id": "late"},), 1))
-    assert target.shown(1) == set()
-    assert target.prepared == {"other": 1}, "its own is given up, the other one's is not"
-    coordinator(url, target, QUERY).start(2, SCHEMA)
-    assert target.shown(1) == {"other"}
-
-
-class _Overtaken(ModelSink):
-    """Another driver of the query, which has not ended yet, goes on while this one opens the target."""
-
-    def __init__(self, target: Target, other: Coordinator) -> None:
-        super().__init__(target, Crash())
-        self.other = other
-
-    def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
-        self.target.prepared["other"] = 1
-        with pytest.raises(FencedError, match="another driver of this query has begun"):
-            self.other.finish(1, Prepared(({"id": "other"},), 1))
-        return super().open(query, schema)
-
-
-def test_once_a_driver_has_begun_the_one_before_it_decides_nothing(url: str) -> None:
-    """Whatever the new one then finds undecided in the target can be decided by nobody, and may be aborted."""
-    target = Target(has_mark=True)
-    other = show(url, target, QUERY, 0)
-    run = Coordinator(_Overtaken(target, other), QUERY, open_storage(url), 100)
-    run.start(1, SCHEMA)
-    assert not run.is_decided(1)
-    assert not target.prepared
-    target.prepared["mine"] = 1
-    run.finish(1, Prepared(({"id": "mine"},), 1))
-    assert target.shown(1) == {"mine"}
 
 
 def test_what_came_after_the_successors_start_is_not_left(url: str) -> None:

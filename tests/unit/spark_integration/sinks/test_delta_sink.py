@@ -19,7 +19,6 @@ from deltalake import DeltaTable, write_deltalake
 
 from holdfast import clock, sinks
 from holdfast.errors import (
-    ConflictError,
     HoldfastError,
     InvalidArgumentError,
     SchemaMismatchError,
@@ -263,12 +262,6 @@ def test_names_of_columns_need_no_quoting_by_users(url: str) -> None:
     for batch, word in enumerate("ab"):
         writer.write(batch, [[1], [word]])
     assert writer.rows() == [{"Key Of": 1, "select": "b"}]
-
-
-def test_two_queries_under_one_name_are_refused(url: str) -> None:
-    opened(DeltaSink("out", url, create=True))
-    with pytest.raises(ConflictError):
-        opened(DeltaSink("out", url))
 
 
 def test_statistics_are_right_or_left_out() -> None:

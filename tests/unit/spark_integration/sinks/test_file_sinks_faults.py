@@ -244,8 +244,8 @@ def test_a_file_that_comes_late_is_found_by_the_next_start(target: Target) -> No
     assert target.files() == 0
 
 
-def _ended_before(target: Target, ending: str) -> None:
-    """Let somebody end all attempts just before a file of this name is put, and go on."""
+def _ended_before(target: Target, ending: str, *, is_answered: bool = True) -> None:
+    """Let somebody end all attempts just before a file of this name is put, and go on; the reply may be lost."""
     zombie = target.fail()
     original = zombie.put
 
@@ -254,14 +254,17 @@ def _ended_before(target: Target, ending: str) -> None:
             target.storage = target.inner
             target.sink.abort(target.query, target.sink.leftovers(target.query))
         original(key, data)  # type: ignore[arg-type]
+        if key.endswith(ending) and not is_answered:
+            raise UnavailableError("the reply is lost")
 
     zombie.put = put  # type: ignore[method-assign]
 
 
-def test_a_zombie_that_was_ended_leaves_nothing(target: Target) -> None:
-    """Its note is taken away before its file comes: it notices, and takes the file away."""
-    _ended_before(target, ".parquet")
-    with pytest.raises(HoldfastError, match="ended"):
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_zombie_that_was_ended_leaves_nothing(target: Target, is_answered: bool) -> None:
+    """Its note is taken away before its file comes: it notices, or its put has failed, and it takes the file away."""
+    _ended_before(target, ".parquet", is_answered=is_answered)
+    with pytest.raises(HoldfastError, match="ended" if is_answered else "the reply is lost"):
         target.prepared(0)
     assert target.files() == 0
 
@@ -274,28 +277,6 @@ def test_a_zombie_that_goes_on_after_its_end_leaves_nothing(target: Target) -> N
     for _ in range(2):
         transaction.write(pa.record_batch([[*range(1 << 17)]], schema=SCHEMA))
     with pytest.raises(HoldfastError, match="ended"):
-        transaction.prepare()
-    transaction.abort()
-    assert target.files() == 0
-
-
-def test_a_zombie_whose_put_fails_leaves_nothing(target: Target) -> None:
-    """It was ended before its file came, and learns nothing of that: the reply to its put is lost."""
-    zombie = target.fail()
-    original = zombie.put
-
-    def put(key: str, data: object) -> None:
-        if key.endswith(".parquet"):
-            target.storage = target.inner
-            target.sink.abort(target.query, target.sink.leftovers(target.query))
-        original(key, data)  # type: ignore[arg-type]
-        if key.endswith(".parquet"):
-            raise UnavailableError("the reply is lost")
-
-    zombie.put = put  # type: ignore[method-assign]
-    transaction = target.sink.begin(SinkAttempt(target.query, 0, 0, clock.new_id() + clock.new_id()), SCHEMA)
-    transaction.write(pa.record_batch([[0]], schema=SCHEMA))
-    with pytest.raises(UnavailableError):
         transaction.prepare()
     transaction.abort()
     assert target.files() == 0

@@ -98,7 +98,7 @@ def test_manifests_are_merged_and_nothing_is_lost_or_doubled(writer: Writer, mon
     assert keys_of(read_parquet(writer.sink.url)) == list(range(70))
 
 
-def test_what_others_put_beside_claims_is_no_claim(writer: Writer) -> None:
+def test_what_others_put_there_is_neither_claim_nor_manifest(writer: Writer) -> None:
     """Hadoop marks folders in S3, file managers leave notes: no query could start any more, and nobody could read."""
     writer.write(0, [1])
     with open_storage(writer.sink.url) as storage:
@@ -106,6 +106,10 @@ def test_what_others_put_beside_claims_is_no_claim(writer: Writer) -> None:
             storage.put(f"_holdfast/queries/out/{foreign}", b"not of holdfast")
         storage.put("_holdfast/queries/.other/q-1", b"not of holdfast")
     assert writer.sink.open(writer.query, SCHEMA) == 0
+    assert keys_of(read_parquet(writer.sink.url)) == [1]
+    (writer.folder / "notes.txt").write_text("hello")
+    with open_storage(writer.sink.url) as storage:
+        assert len(found(storage.list(""))) == 1
     assert keys_of(read_parquet(writer.sink.url)) == [1]
 
 
@@ -160,14 +164,6 @@ def test_manifests_that_overlap_are_refused() -> None:
     assert in_force([Manifest(1, 1, 4), inside]) == [Manifest(1, 1, 4)]
     with pytest.raises(CorruptionError):
         in_force([Manifest(1, 1, 4), across])
-
-
-def test_names_of_other_things_are_no_manifests(writer: Writer) -> None:
-    writer.write(0, [1])
-    (writer.folder / "notes.txt").write_text("hello")
-    with open_storage(writer.sink.url) as storage:
-        assert len(found(storage.list(""))) == 1
-    assert keys_of(read_parquet(writer.sink.url)) == [1]
 
 
 def _cut(data: bytes) -> bytes:
