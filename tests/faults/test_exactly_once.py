@@ -64,11 +64,8 @@ def check_result(run: Killings, spark: SparkSession) -> None:
     batches = micro_batches(folder)
     assert sum(len(batch.files) for batch in batches) == run.files
     state, output = expected(batches)
-    spark.conf.set("spark.holdfast.state.dir", str(folder / "durable"))
-    try:
+    with configured(spark, {"spark.holdfast.state.dir": str(folder / "durable")}):
         stored = holdfast.read_state(spark, folder / "query", OPERATOR).to_pylist()
-    finally:
-        spark.conf.unset("spark.holdfast.state.dir")
     found = {row["key"]: (row["n"], row["total"], row["last"]) for row in stored}
     story = f"{run.job}: {run.describe()}"
     assert len(found) == len(stored), story
@@ -104,11 +101,9 @@ def check_sessions(run: Killings, spark: SparkSession) -> None:
     assert sum(len(batch.files) for batch in batches) == run.files
     open_sessions, closed = expected_sessions(batches)
     story = f"{run.job}: {run.describe()}"
-    spark.conf.set("spark.holdfast.state.dir", str(folder / "durable"))
-    try:
+    with configured(spark, {"spark.holdfast.state.dir": str(folder / "durable")}):
         tables = [holdfast.read_state(spark, folder / "query", SESSIONS, table=name) for name in ("state", "timers")]
-    finally:
-        spark.conf.unset("spark.holdfast.state.dir")
+
     state, timers = ({row.pop("user"): tuple(row.values()) for row in table.to_pylist()} for table in tables)
     assert [table.num_rows for table in tables] == [len(state), len(timers)], story
     assert state == {user: session[:3] for user, session in open_sessions.items()}, story

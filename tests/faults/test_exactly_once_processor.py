@@ -20,6 +20,7 @@ from tests.faults import killed_processor
 from tests.faults.killed_processor import OPERATOR, ProcessorJob, Visits
 from tests.faults.killings import Killings, MicroBatch, micro_batches, rows_of
 from tests.plain_states import NEVER, Plain, PlainKey
+from tests.spark.parity.engines import configured
 from tests.tiers import ALL, cases, kills
 
 pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
@@ -98,11 +99,9 @@ def check_result(run: Killings, spark: SparkSession, time_mode: str) -> None:
     assert sorted(written, key=repr) == sorted(plain.output, key=repr), story
     told = [row[0] for row in plain.output]
     assert min(told.count("idle"), told.count("gone")) > 20, "hardly a timer has fired: this shows nothing"
-    spark.conf.set("spark.holdfast.state.dir", str(folder / "durable"))
-    try:
+    with configured(spark, {"spark.holdfast.state.dir": str(folder / "durable")}):
         check_state(spark, folder, plain, batches[-1].time_ms, story)
-    finally:
-        spark.conf.unset("spark.holdfast.state.dir")
+
     run.stop_servers()
     shutil.rmtree(folder)
 

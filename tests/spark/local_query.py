@@ -11,22 +11,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 import holdfast
 from tests.spark.application import start_spark
+from tests.spark.conftest import count_and_sum
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-def add_up(batch: holdfast.ShardBatch) -> pa.Table:
-    old = batch.state.get()
-    n = pc.add(pc.coalesce(old["n"], 0), batch.groups.count())
-    total = pc.add(pc.coalesce(old["total"], 0), batch.groups.sum("v"))
-    batch.state.put(n=n, total=total)
-    return batch.keys.append_column("n", n).append_column("total", total)
 
 
 def main(folder: Path, backend: str, *more: str) -> None:
@@ -47,7 +37,9 @@ def outputs(spark: SparkSession, folder: Path, query: str) -> list[list[Any]]:
     totals = (
         holdfast.stream(source.parquet(str(folder / "input")))
         .groupBy("key")
-        .applyInArrowWithState(add_up, "key string, n long, total long", "n long, total long", "update", name="totals")
+        .applyInArrowWithState(
+            count_and_sum, "key string, n long, total long", "n long, total long", "update", name="totals"
+        )
     )
     writer = totals.writeStream.foreachBatch(collect).outputMode("update").trigger(availableNow=True)
     writer.option("checkpointLocation", str(folder / query)).start().awaitTermination()

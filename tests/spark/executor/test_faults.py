@@ -53,35 +53,6 @@ def test_a_function_that_fails_changes_nothing(lab: Lab) -> None:
     assert lab.state() == AFTER_BOTH
 
 
-def returns(make: Callable[[holdfast.ShardBatch], Any]) -> Callable[[holdfast.ShardBatch], Any]:
-    def function(batch: holdfast.ShardBatch) -> Any:
-        count_and_sum(batch)
-        return make(batch)
-
-    return function
-
-
-WRONG = [
-    (lambda b: b.keys, r"SchemaMismatchError.*different columns than outputStructType.*missing.*n.*total"),
-    (lambda b: count_and_sum(b).append_column("more", b.keys["key"]), r"SchemaMismatchError.*unexpected.*more"),
-    (lambda b: count_and_sum(b).set_column(1, "n", b.keys["key"]), r"SchemaMismatchError.*'n'.*declared=int64"),
-    (lambda b: count_and_sum(b).to_pandas(), r"SchemaMismatchError.*must return a pyarrow.Table.*DataFrame"),
-    (lambda b: b.state.put(n=[1] * len(b.keys)), r"SchemaMismatchError.*all its columns.*missing.*total"),
-    (lambda b: b.state.put(n=["x"] * len(b.keys), total=[1] * len(b.keys)), r"SchemaMismatchError.*'n'"),
-    (lambda b: b.state.put(n=[1] * 99, total=[1] * 99), r"InvalidArgumentError.*one .*for each key"),
-]
-
-
-@pytest.mark.all
-def test_a_function_with_wrong_columns_changes_nothing(lab: Lab) -> None:
-    begun(lab)
-    for make, expected in cases(WRONG, quick=3):
-        fails(lab, f"(?s){expected}", func=returns(make))
-    assert lab.state() == AFTER_FIRST
-    lab.run(lab.totals())
-    assert lab.state() == AFTER_BOTH
-
-
 def damaged(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.state import GroupState
 
 import holdfast
 from holdfast.spark_integration.client.connection import client_of
 from holdfast.spark_integration.executor.local_dirs import choose_root, executor_directory
 from tests.spark.application import run_program
-from tests.spark.conftest import OUTPUT, STATE, Lab, count_and_sum
+from tests.spark.conftest import Lab, count_and_sum
 from tests.tiers import cases
 
 if TYPE_CHECKING:
@@ -75,32 +72,6 @@ def test_a_full_disk_fails_the_batch_and_another_disk_takes_it(lab: Lab, small_d
     assert len(lab.state()) == 3
     lab.configure({"local.dir": str(tmp_path / "large")})
     lab.run(lab.totals())
-    assert lab.state() == AFTER_BOTH_HERE
-
-
-@pytest.mark.all
-def test_a_disk_that_vanishes_in_the_middle_of_a_batch(lab: Lab, tmp_path: Path) -> None:
-    """It was there when the shard was opened; when it is written, it is not."""
-    disk, gone, marker = tmp_path / "disk", tmp_path / "gone", tmp_path / "now"
-
-    def unplugging(batch: holdfast.ShardBatch) -> pa.Table:
-        if marker.exists() and not gone.exists():
-            disk.rename(gone)
-            disk.write_text("no directory")
-        return count_and_sum(batch)
-
-    lab.configure({"backend": "filesystem", "local.dir": str(disk), "shards": "1"})
-    lab.feed(FIRST_HERE)
-    lab.run(lab.totals(func=unplugging))
-    lab.feed(MANY)
-    marker.touch()
-    with pytest.raises(StreamingQueryException, match=rf"(?s)UnavailableError.*{disk}.*spark\.holdfast\.local\.dir"):
-        lab.run(lab.totals(func=unplugging))
-    assert len(lab.state()) == 3
-    marker.unlink()
-    disk.unlink()
-    shutil.rmtree(gone)
-    lab.run(lab.totals(func=unplugging))
     assert lab.state() == AFTER_BOTH_HERE
 
 
@@ -214,34 +185,6 @@ def test_a_state_server_that_dies_in_the_middle(lab: Lab, tmp_path: Path, before
     assert notes.exists()
     assert calls.read_text().split() == ["0", "1"]
     assert {row["key"]: (row["n"], row["total"]) for row in batches[1]} == {key: AFTER_BOTH[key] for key, _ in SECOND}
-    assert lab.state() == AFTER_BOTH
-
-
-@pytest.mark.all
-def test_a_state_server_that_dies_while_keys_are_called(lab: Lab, tmp_path: Path) -> None:
-    calls, notes = tmp_path / "calls", tmp_path / "killed"
-    local = lab.local
-
-    def totals(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        n, total = state.getOption or (0, 0)
-        for chunk in chunks:
-            n, total = n + len(chunk), total + int(chunk["v"].sum())
-        state.update((n, total))
-        with calls.open("a") as file:
-            file.write(f"{key[0]} ")
-        if n == 3:
-            kill_server_once(local, notes)
-        yield pd.DataFrame({"key": [key[0]], "n": [n], "total": [total]})
-
-    lab.configure({"backend": "rocksdb", "shards": "1"})
-    lab.feed(FIRST)
-    lab.feed(SECOND)
-    stream = holdfast.stream(lab.source()).groupBy("key")
-    frame = stream.applyInPandasWithState(totals, OUTPUT, STATE, "update", "NoTimeout", name="totals")
-    batches = lab.run(frame)
-    assert notes.exists()
-    assert calls.read_text().split() == ["None", "a", "b", "None", "a", "c"]
-    assert [(row["key"], row["n"], row["total"]) for row in batches[1]] == [(None, 2, 34), ("a", 3, 14), ("c", 1, 20)]
     assert lab.state() == AFTER_BOTH
 
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import html
-import os
 import re
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -358,44 +354,3 @@ def test_only_failures_cost_requests(lab: Lab) -> None:
         with pytest.raises(StreamingQueryException):
             lab.run(lab.totals(func=refuse_large))
     assert len(list((lab.folder / "durable").rglob("troubles/*"))) == 1
-
-
-VIEWS = (
-    "",
-    "0/flight_totals/",
-    "0/flight_totals/?measure=rows",
-    "0/flight_totals/rows",
-    "0/flight_totals/rows?key.kind=carrier&key.name=UA",
-    "0/flight_totals/upkeep",
-    "0/flight_totals/upkeep?check=verify",
-)
-_BEGINS_WITHIN_S = 120.0
-
-
-@pytest.mark.all
-@pytest.mark.slow(120)
-@pytest.mark.timeout(400)
-def test_no_result_changes_and_no_view_fails(tmp_path: Path) -> None:
-    """The demo finds what plain pandas computes, and every view is shown at every moment."""
-    main = "from holdfast.cli import main; main()"
-    work = tmp_path / "work"
-    demo = [sys.executable, "-c", main, "demo", "--keep", "--work-dir", str(work), "--backend", "rocksdb"]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
-    with subprocess.Popen([*demo, "--batches", "8", "--flights", "40000"], env=environment) as query:
-        try:
-            until = time.monotonic() + _BEGINS_WITHIN_S
-            while not (work / "query/commits/0").exists():
-                assert query.poll() is None
-                assert time.monotonic() < until
-                time.sleep(0.2)
-            shown = 0
-            with opened(work / "state", work / "query", local_dir=str(work / "local")) as page:
-                while query.poll() is None:
-                    for view in VIEWS:
-                        answer = page.get(f"/{TOKEN}/{view}")
-                        assert answer.status_code == 200, (view, answer.text)
-                        shown += 1
-        finally:
-            query.kill()
-    assert query.returncode == 0
-    assert shown >= 5 * len(VIEWS)

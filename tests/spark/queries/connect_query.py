@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
     from pyspark.sql.streaming.state import GroupState
 
+RESULT = "key string, n long"
 _STARTS = 6
 
 
@@ -51,6 +52,38 @@ def add_up_by_key(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: G
     n += sum(len(chunk) for chunk in chunks)
     state.update((n,))
     yield pd.DataFrame({"key": [key[0]], "n": [n]})
+
+
+def read(spark: SparkSession, folder: Path) -> DataFrame:
+    """Return a stream of the input, a file a micro-batch."""
+    source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
+    return source.parquet(str(folder / "input"))
+
+
+def read_on(folder: Path) -> None:
+    """Let queries read what they have not been given yet."""
+    for path in (folder / "more").iterdir():
+        path.rename(folder / "input" / path.name)
+
+
+def counted(rows: DataFrame, name: str = "counts") -> DataFrame:
+    return holdfast.stream(rows).groupBy("key").applyInArrowWithState(add_up, RESULT, "n long", "update", name=name)
+
+
+def processed(rows: DataFrame, **options: Any) -> DataFrame:
+    return holdfast.stream(rows).groupBy("key").transformWithState(CountRows(), RESULT, "update", "None", **options)
+
+
+def run(frame: DataFrame, location: Path) -> StreamingQuery:
+    """Run a query over what it has not read yet."""
+    writer = frame.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(location)).start()
+    query.awaitTermination()
+    return query
+
+
+def state_of(spark: SparkSession, location: Path, name: str, **table: str) -> list[dict[str, Any]]:
+    return sorted(holdfast.read_state(spark, location, name, **table).to_pylist(), key=repr)
 
 
 def evaluate(folder: Path, name: str) -> Callable[[DataFrame, int], None]:
@@ -111,11 +144,7 @@ def counted_twice(events: DataFrame) -> DataFrame:
     """Return what two operators count that share a class, and so a name."""
     events.sparkSession.conf.set("spark.sql.streaming.unsupportedOperationCheck", "false")
     events.sparkSession.conf.set("spark.holdfast.metrics.inProgress", "false")
-    counted = [
-        holdfast.stream(events).groupBy("key").transformWithState(CountRows(), "key string, n long", "update", "None")
-        for _ in range(2)
-    ]
-    return counted[0].union(counted[1])
+    return processed(events).union(processed(events))
 
 
 def explained(frame: DataFrame, folder: Path) -> list[list[str]]:
@@ -133,77 +162,37 @@ def explained(frame: DataFrame, folder: Path) -> list[list[str]]:
 
 def by_each_api(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Return the state of each kind of operator, the output of a batch query, and what is said of a failure."""
-    source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
-    events = source.parquet(str(folder / "input"))
+    events = read(spark, folder)
     spark.conf.set("spark.holdfast.metrics.inProgress", "true")
-    counts = (
-        holdfast.stream(events)
-        .groupBy("key")
-        .applyInArrowWithState(add_up, "key string, n long", "n long", "update", name="counts")
-    )
-    writer = counts.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
-    query = writer.option("checkpointLocation", str(folder / "query")).start()
-    query.awaitTermination()
+    query = run(counted(events), folder / "query")
     metrics = [row.asDict() for row in holdfast.metrics(query).drop("timestamp").collect()]
-    state = holdfast.read_state(spark, folder / "query", "counts")
+    state = state_of(spark, folder / "query", "counts")
     as_frame = holdfast.state(spark, folder / "query", "counts", columns=["key", "n"]).toArrow()
-    assert sorted(map(str, as_frame.to_pylist())) == sorted(map(str, state.to_pylist()))
-    by_key = (
-        holdfast.stream(events)
-        .groupBy("key")
-        .applyInPandasWithState(add_up_by_key, "key string, n long", "n long", "update", "NoTimeout", name="by_key")
-    )
-    writer = by_key.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
-    writer.option("checkpointLocation", str(folder / "query-by-key")).start().awaitTermination()
-    state_by_key = holdfast.read_state(spark, folder / "query-by-key", "by_key")
-    batch = spark.createDataFrame([("a", 1), ("a", 2)], "key string, v long")
-    once = (
-        holdfast.stream(batch)
-        .groupBy("key")
-        .applyInArrowWithState(add_up, "key string, n long", "n long", "update", name="counts")
-    )
+    assert sorted(as_frame.to_pylist(), key=repr) == state
+    keyed = holdfast.stream(events).groupBy("key")
+    by_key = keyed.applyInPandasWithState(add_up_by_key, RESULT, "n long", "update", "NoTimeout", name="by_key")
+    run(by_key, folder / "query-by-key")
+    once = counted(spark.createDataFrame([("a", 1), ("a", 2)], "key string, v long"))
     needed_by_processors(spark)
-    begun = (
-        holdfast.stream(events)
-        .groupBy("key")
-        .transformWithState(
-            CountRows(),
-            "key string, n long",
-            "update",
-            "None",
-            initialState=spark.sql("select 'b' as key, uuid() as id, rand() as chance").groupBy("key"),
-            name="begun",
-        )
-    )
-    writer = begun.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
-    writer.option("checkpointLocation", str(folder / "query-begun")).start().awaitTermination()
-    begun_state = holdfast.read_state(spark, folder / "query-begun", "begun", table="v.n")
+    initial = spark.sql("select 'b' as key, uuid() as id, rand() as chance").groupBy("key")
+    run(processed(events, initialState=initial, name="begun"), folder / "query-begun")
     return {
         "explained": explained(refusing(events), folder / "query-refusing"),
         "metrics": metrics,
-        "begun": sorted(begun_state.to_pylist(), key=repr),
-        "state": sorted(state.to_pylist(), key=repr),
-        "state by key": sorted(state_by_key.to_pylist(), key=repr),
+        "begun": state_of(spark, folder / "query-begun", "begun", table="v.n"),
+        "state": state,
+        "state by key": state_of(spark, folder / "query-by-key", "by_key"),
         "batch": [row.asDict() for row in once.collect()],
     }
 
 
 def by_rarer_ways(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Return the state of a processor without initial state and of timers, and what is said of what cannot be."""
-    events = (
-        spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
-    )
+    events = read(spark, folder)
     needed_by_processors(spark)
-    processed = (
-        holdfast.stream(events)
-        .groupBy("key")
-        .transformWithState(CountRows(), "key string, n long", "update", "None", name="processed")
-    )
-    writer = processed.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
-    writer.option("checkpointLocation", str(folder / "query-processed")).start().awaitTermination()
-    processed_state = holdfast.read_state(spark, folder / "query-processed", "processed", table="v.n")
+    run(processed(events, name="processed"), folder / "query-processed")
     return {
-        "processed": sorted(processed_state.to_pylist(), key=repr),
+        "processed": state_of(spark, folder / "query-processed", "processed", table="v.n"),
         "woken": with_timers(spark, events, folder),
         "refused": refused(spark, events),
         "twice": explained(counted_twice(events), folder / "query-twice"),
@@ -223,9 +212,7 @@ def refused(spark: SparkSession, events: DataFrame) -> list[str]:
         frame = spark.sql(given)
         for grouped in (frame.groupBy(F.upper("key").alias("key")), frame.rollup("key")):
             try:
-                holdfast.stream(events).groupBy("key").transformWithState(
-                    CountRows(), "key string, n long", "update", "None", initialState=grouped, name="refused"
-                )
+                processed(events, initialState=grouped, name="refused")
             except InvalidArgumentError as exc:
                 found.append(str(exc))
     return found
@@ -252,15 +239,8 @@ def in_foreach_batch(spark: SparkSession, folder: Path) -> dict[str, Any]:
     keep_shards(spark)
     for feed in (folder / "input", folder / "more"):
         if feed.name == "more":
-            for path in feed.iterdir():
-                path.rename(folder / "input" / path.name)
-        source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
-        counts = (
-            holdfast.stream(source.parquet(str(folder / "input")))
-            .groupBy("key")
-            .applyInArrowWithState(add_up, "key string, n long", "n long", "update", name="each")
-        )
-        started = []
+            read_on(folder)
+        counts, started = counted(read(spark, folder), "each"), []
         for query in queries:
             writer = counts.writeStream.foreachBatch(evaluate(folder, query)).outputMode("update")
             writer = writer.trigger(availableNow=True).option("checkpointLocation", str(folder / query))
@@ -270,8 +250,7 @@ def in_foreach_batch(spark: SparkSession, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for query in queries:
         found[query] = [json.loads(line) for line in (folder / f"{query}.txt").read_text().splitlines()]
-        state = holdfast.read_state(spark, folder / query, "each").to_pylist()
-        found[f"state of {query}"] = sorted(state, key=repr)
+        found[f"state of {query}"] = state_of(spark, folder / query, "each")
     return found
 
 
@@ -305,43 +284,31 @@ def with_timers(spark: SparkSession, events: DataFrame, folder: Path) -> list[di
     """Run a query with timers in event time and a state table that expires; return its state."""
     timed = events.selectExpr("key", "timestamp_seconds(v) as at").withWatermark("at", "0 seconds")
     seen = {"seen": holdfast.StateTable("n long", ttlDurationMs=3_600_000)}
-    woken = (
-        holdfast.stream(timed)
-        .groupBy("key")
-        .applyInArrowWithState(wake, "key string, n long", seen, "update", name="woken", timeMode="EventTime")
-    )
-    writer = woken.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
-    writer.option("checkpointLocation", str(folder / "query-woken")).start().awaitTermination()
+    keyed = holdfast.stream(timed).groupBy("key")
+    woken = keyed.applyInArrowWithState(wake, RESULT, seen, "update", name="woken", timeMode="EventTime")
+    run(woken, folder / "query-woken")
     state = holdfast.read_state(spark, folder / "query-woken", "woken", table="seen").select(["key", "n"])
     return sorted(state.to_pylist(), key=repr)
 
 
 def by_savepoint(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Save a query after its second file, and let it and what is restored read the third one; return what is found."""
-    source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
 
-    def run(query: str, durable: str) -> list[dict[str, Any]]:
+    def ran(query: str, durable: str) -> list[dict[str, Any]]:
         spark.conf.set("spark.holdfast.state.dir", str(folder / durable))
-        counts = (
-            holdfast.stream(source.parquet(str(folder / "input")))
-            .groupBy("key")
-            .applyInArrowWithState(add_up, "key string, n long", "n long", "update", name="counts")
-        )
-        writer = counts.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
-        writer.option("checkpointLocation", str(folder / query)).start().awaitTermination()
-        return sorted(holdfast.read_state(spark, folder / query, "counts").to_pylist(), key=repr)
+        run(counted(read(spark, folder)), folder / query)
+        return state_of(spark, folder / query, "counts")
 
-    run("query", "durable")
+    ran("query", "durable")
     savepoints.create(spark, folder / "query", folder / "savepoints", "one")
     saved = savepoints.load(spark, folder / "savepoints", "one").drop("shard").toArrow().to_pylist()
     spark.conf.set("spark.holdfast.state.dir", str(folder / "durable-again"))
     savepoints.restore(spark, folder / "savepoints", "one", folder / "again", shards=3)
-    for path in (folder / "more").iterdir():
-        path.rename(folder / "input" / path.name)
+    read_on(folder)
     return {
         "saved": sorted(saved, key=repr),
-        "original": run("query", "durable"),
-        "restored": run("again", "durable-again"),
+        "original": ran("query", "durable"),
+        "restored": ran("again", "durable-again"),
     }
 
 
@@ -383,21 +350,15 @@ def by_draining(spark: SparkSession, folder: Path) -> dict[str, Any]:
 
 def into_a_sink(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Show a query's results in a folder of CSV files, over two starts, the second with a decided micro-batch."""
-    source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
     spark.conf.set("spark.holdfast.sink.csv.password", "s3cr3t")
     keep_shards(spark)
     sink = Guarded(str(folder / "shown"))
     for feed in (folder / "input", folder / "more"):
         if feed.name == "more":
-            for path in feed.iterdir():
-                path.rename(folder / "input" / path.name)
+            read_on(folder)
             (folder / "query/commits/1").unlink()
-        counts = (
-            holdfast.stream(source.parquet(str(folder / "input")))
-            .groupBy("key")
-            .applyInArrowWithState(add_up, "key string, n long", "n long", "update", name="counts")
-        )
-        writer = counts.writeStream.foreachBatch(sinks.exactly_once(sink, query_name="shown")).outputMode("update")
+        write = sinks.exactly_once(sink, query_name="shown")
+        writer = counted(read(spark, folder)).writeStream.foreachBatch(write).outputMode("update")
         writer = writer.trigger(availableNow=True).option("checkpointLocation", str(folder / "query"))
         start(writer).awaitTermination()
     schema = pa.schema({"key": pa.string(), "n": pa.int64()})

@@ -21,6 +21,7 @@ from holdfast import savepoints
 from holdfast.settings import Settings
 from tests.input_files import add_file
 from tests.pages import block_with
+from tests.spark.parity.engines import configured
 
 pytestmark = pytest.mark.spark
 
@@ -30,8 +31,7 @@ def test_the_function_by_key_of_the_guide_gives_right_totals(spark: SparkSession
     events.coalesce(1).write.parquet(str(tmp_path / "events"))
     names: dict[str, Any] = {"pd": pd, "holdfast": holdfast}
     names["df"] = spark.readStream.schema(events.schema).parquet(str(tmp_path / "events"))
-    spark.conf.set("spark.holdfast.state.dir", str(tmp_path / "app"))
-    try:
+    with configured(spark, {"spark.holdfast.state.dir": str(tmp_path / "app")}):
         exec(block_with("docs/operators.md", "def running("), names)  # the document is ours
         writer = names["out"].writeStream.outputMode("update").format("memory").queryName("by_key")
         location = str(tmp_path / "query")
@@ -39,8 +39,6 @@ def test_the_function_by_key_of_the_guide_gives_right_totals(spark: SparkSession
         rows = {tuple(row) for row in spark.table("by_key").collect()}
         reading = block_with("docs/operators.md", "read_state").replace("/data/app-spark", location)
         exec(reading.replace('"totals"', '"running"'), names | {"spark": spark}, names)
-    finally:
-        spark.conf.unset("spark.holdfast.state.dir")
     assert rows == {("ann", 2, 12.0), ("bob", 1, 1.0)}
     assert {row["user"]: row["n"] for row in names["table"].to_pylist()} == {"ann": 2, "bob": 1}
 
@@ -99,15 +97,14 @@ def shown(df: DataFrame, mode: str, location: Path, *, no_data: bool = True) -> 
 
     `no_data`: whether micro-batches without rows run, too; in processing time these never end.
     """
-    df.sparkSession.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", no_data)
     found: list[tuple[Any, ...]] = []
     writer = df.writeStream.outputMode(mode).option("checkpointLocation", str(location))
-    query = writer.foreachBatch(lambda rows, _: found.extend(map(tuple, rows.collect()))).start()
-    try:
-        query.processAllAvailable()
-    finally:
-        query.stop()
-        df.sparkSession.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
+    with configured(df.sparkSession, {"spark.sql.streaming.noDataMicroBatches.enabled": str(no_data).lower()}):
+        query = writer.foreachBatch(lambda rows, _: found.extend(map(tuple, rows.collect()))).start()
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
     return found
 
 

@@ -218,12 +218,3 @@ def test_chains_end_after_four_hours(lab: Lab, flights: pd.DataFrame, chains: Ca
     newest_ms = expected["last_ms"].max()
     assert (still_open["last_ms"] >= newest_ms - flight_sessions.GAP_MS - 3_600_000).all()
     assert ended["legs"].max() > 1
-
-
-@pytest.mark.all
-def test_statistics_of_delays(lab: Lab, flights: pd.DataFrame) -> None:
-    """The newest row of each carrier is what pandas computes from all flights."""
-    batches = lab.run(flight_sessions.delay_statistics(source(lab, flights)))
-    newest = {row["carrier"]: row for batch in batches for row in batch}
-    found = pd.DataFrame(newest.values()).sort_values("carrier", ignore_index=True)
-    pd.testing.assert_frame_equal(found, flights_by_pandas.expected_statistics(flights), check_dtype=False)

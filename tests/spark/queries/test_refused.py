@@ -51,17 +51,8 @@ def test_not_a_data_frame() -> None:
         holdfast.stream(pa.table({"a": [1]}))  # type: ignore[arg-type]
 
 
-def test_tasks_in_a_python_without_the_packages(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark takes what it finds under this name; without PYSPARK_PYTHON, the python3 of the PATH."""
-    lab.feed([("a", 1)])
-    venv.create(tmp_path / "bare", with_pip=False)
-    monkeypatch.setattr(lab.spark.sparkContext, "pythonExec", str(tmp_path / "bare/bin/python3"))
-    with pytest.raises(InvalidArgumentError, match=r"which has no .*pandas, pyarrow, holdfast: set .* PYSPARK_PYTHON"):
-        lab.totals()
-
-
 def test_the_python_of_the_session_counts(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark takes the setting before PYSPARK_PYTHON: what runs is not refused, and what cannot run is."""
+    """Spark takes its setting before PYSPARK_PYTHON, and that before the python3 of the PATH."""
     lab.feed([("a", 1)])
     venv.create(tmp_path / "bare", with_pip=False)
     bare = str(tmp_path / "bare/bin/python3")
@@ -71,6 +62,9 @@ def test_the_python_of_the_session_counts(lab: Lab, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(lab.spark.sparkContext, "pythonExec", bare)
     with configured(lab.spark, {"spark.sql.execution.pyspark.python": sys.executable}):
         assert lab.run(lab.totals()) == [[{"key": "a", "n": 1, "total": 1}]]
+    monkeypatch.setattr(lab.spark.sparkContext, "pythonExec", bare)
+    with pytest.raises(InvalidArgumentError, match=r"which has no .*pandas, pyarrow, holdfast: set .* PYSPARK_PYTHON"):
+        lab.totals()
 
 
 def test_unknown_key_column(lab: Lab) -> None:
@@ -131,6 +125,11 @@ def test_an_output_mode_that_is_left_out(lab: Lab) -> None:
     )
 
 
+def defined(frame: DataFrame, **options: Any) -> DataFrame:
+    given = {"func": count_and_sum, "outputStructType": OUTPUT, "stateStructType": STATE, "outputMode": "update"}
+    return holdfast.stream(frame).groupBy("key").applyInArrowWithState(**given | options)
+
+
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [
@@ -144,9 +143,13 @@ def test_an_output_mode_that_is_left_out(lab: Lab) -> None:
     ],
 )
 def test_key_types_that_cannot_be_grouped_by(lab: Lab, expression: str, expected: str) -> None:
-    frame = lab.spark.range(1).select(F.expr(expression).alias("key"), F.lit(1).alias("v"))
     with pytest.raises(InvalidArgumentError, match=expected):
-        holdfast.stream(frame).groupBy("key").applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
+        defined(lab.spark.range(1).select(F.expr(expression).alias("key"), F.lit(1).alias("v")))
+
+
+@pytest.fixture
+def rows(lab: Lab) -> DataFrame:
+    return lab.spark.createDataFrame([("a", 1)], "key string, v long")
 
 
 @pytest.mark.parametrize(
@@ -164,28 +167,16 @@ def test_key_types_that_cannot_be_grouped_by(lab: Lab, expression: str, expected
         ({"func": lambda batch: None, "name": None}, "pass name="),
     ],
 )
-def test_arguments(lab: Lab, options: dict[str, Any], expected: str) -> None:
-    arguments: dict[str, Any] = {
-        "func": count_and_sum,
-        "outputStructType": OUTPUT,
-        "stateStructType": STATE,
-        "outputMode": "update",
-    }
-    frame = lab.spark.createDataFrame([("a", 1)], "key string, v long")
+def test_arguments(rows: DataFrame, options: dict[str, Any], expected: str) -> None:
     with pytest.raises(InvalidArgumentError, match=expected):
-        holdfast.stream(frame).groupBy("key").applyInArrowWithState(**arguments | options)
+        defined(rows, **options)
 
 
-def test_more_shards_than_there_can_be(lab: Lab) -> None:
+def test_more_shards_than_there_can_be(lab: Lab, rows: DataFrame) -> None:
     """The default comes from the session, which knows no limit; beyond it packed rows would mix shards up."""
-    before = lab.spark.conf.get("spark.sql.shuffle.partitions")
-    lab.spark.conf.set("spark.sql.shuffle.partitions", "65537")
-    try:
-        grouped = holdfast.stream(lab.spark.createDataFrame([("a", 1)], "key string, v long")).groupBy("key")
-        with pytest.raises(InvalidArgumentError, match=r"at most 65536 shards.*spark\.holdfast\.shards.*shards=65537"):
-            grouped.applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
-    finally:
-        lab.spark.conf.set("spark.sql.shuffle.partitions", before)
+    refused = pytest.raises(InvalidArgumentError, match=r"at most 65536 shards.*holdfast\.shards.*shards=65537")
+    with configured(lab.spark, {"spark.sql.shuffle.partitions": "65537"}), refused:
+        defined(rows)
 
 
 def test_event_time_behind_an_operator(lab: Lab) -> None:
@@ -204,24 +195,12 @@ def test_event_time_behind_an_operator(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "expected"),
-    [
-        ("backnd", "memory", r"unknown setting 'spark.holdfast.backnd'.*did you mean 'spark.holdfast.backend'"),
-        ("timeouts", "carrier pigeon", r"spark.holdfast.timeouts.*'documented' or 'spark'"),
-        ("shards", "0", r"spark.holdfast.shards.*at least 1"),
-        ("local.dir", "relative", r"spark.holdfast.local.dir.*absolute"),
-    ],
-)
-def test_settings(lab: Lab, setting: str, value: str, expected: str) -> None:
-    lab.spark.conf.set(f"spark.holdfast.{setting}", value)
-    frame = lab.spark.createDataFrame([("a", 1)], "key string, v long")
-    with pytest.raises(InvalidArgumentError, match=expected):
-        holdfast.stream(frame).groupBy("key").applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
-
-
-@pytest.mark.parametrize(
     ("settings", "expected"),
     [
+        ({"backnd": "memory"}, r"unknown setting 'spark.holdfast.backnd'.*did you mean 'spark.holdfast.backend'"),
+        ({"timeouts": "carrier pigeon"}, r"spark.holdfast.timeouts.*'documented' or 'spark'"),
+        ({"shards": "0"}, r"spark.holdfast.shards.*at least 1"),
+        ({"local.dir": "relative"}, r"spark.holdfast.local.dir.*absolute"),
         ({"backend": "rockdb"}, r"no backend named 'rockdb'; did you mean 'rocksdb'\? known are .*memory.*rocksdb"),
         ({"backend": "mine", "mine.level": "9"}, r"no backend named 'mine'; known are.*entry point group"),
         ({"memory.limt": "2g"}, r"'spark\.holdfast\.memory\.limt': did you mean spark\.holdfast\.memory\.limit"),
@@ -236,16 +215,17 @@ def test_settings(lab: Lab, setting: str, value: str, expected: str) -> None:
         ({"backend": "gone"}, r"'gone' cannot be loaded from 'no_such_package:Backend'"),
     ],
 )
-def test_backend_options(lab: Lab, settings: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings(
+    lab: Lab, rows: DataFrame, settings: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All of it shows when the operator is defined: no query is started that could only fail."""
     monkeypatch.setitem(sys.modules, "unusable", SimpleNamespace(HalfDone=HalfDone, Older=Older))
     points = {"half_done": "unusable:HalfDone", "older": "unusable:Older", "gone": "no_such_package:Backend"}
     installed = EntryPoints(EntryPoint(name, value, registry.GROUP) for name, value in points.items())
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: installed.select(group=group))
     lab.configure(settings)
-    frame = lab.spark.createDataFrame([("a", 1)], "key string, v long")
     with pytest.raises(InvalidArgumentError, match=expected):
-        holdfast.stream(frame).groupBy("key").applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
+        defined(rows)
 
 
 @pytest.mark.parametrize(
@@ -568,12 +548,8 @@ def test_state_of_other_columns(lab: Lab) -> None:
     lab.feed([("a", 1)])
     lab.run(lab.totals())
     lab.feed([("a", 10)])
-
-    def never(batch: holdfast.ShardBatch) -> pa.Table:
-        raise AssertionError
-
     with pytest.warns(UserWarning, match="cannot continue the state"):
-        frame = lab.totals(func=never, stateStructType="n string, total long")
+        frame = lab.totals(func=never_called, stateStructType="n string, total long")
     lines = explained(lab, frame)
     assert lines[0].startswith("what:        SchemaMismatchError: ")
     assert [line.split(":")[0] for line in lines] == ["what", "operator", "shard", "micro-batch", "to do"]

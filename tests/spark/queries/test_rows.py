@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,11 +30,6 @@ from tests.tiers import cases
 from tests.unit.spark_integration.test_spark_types import COLLATED, ORDINARY, field
 
 pytestmark = pytest.mark.spark
-
-
-def test_shared_session_runs(spark: object, java_home: Path) -> None:
-    assert spark.range(10).count() == 10  # type: ignore[attr-defined]
-    assert os.environ["JAVA_HOME"] == str(java_home)
 
 
 @pytest.mark.parametrize("text", ["n lonk", "n long total double", ""])

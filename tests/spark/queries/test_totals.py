@@ -86,8 +86,7 @@ def test_a_micro_batch_that_writes_nothing_keeps_the_state(lab: Lab) -> None:
 
 
 def test_two_operators_of_one_query_keep_apart(spark: SparkSession, lab: Lab) -> None:
-    spark.conf.set("spark.sql.streaming.unsupportedOperationCheck", "false")
-    try:
+    with configured(spark, {"spark.sql.streaming.unsupportedOperationCheck": "false"}):
         lab.feed(FIRST)
         lab.feed(SECOND)
         doubled = lab.source().withColumn("v", F.col("v") * 2)
@@ -97,8 +96,7 @@ def test_two_operators_of_one_query_keep_apart(spark: SparkSession, lab: Lab) ->
             .applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update", name="doubled")
         )
         lab.run(lab.totals().union(other))
-    finally:
-        spark.conf.unset("spark.sql.streaming.unsupportedOperationCheck")
+
     assert lab.state("totals") == {"a": (3, 14), "b": (1, 2), "c": (1, 20), None: (2, 34), "": (1, 40)}
     assert lab.state("doubled") == {"a": (3, 28), "b": (1, 4), "c": (1, 40), None: (2, 68), "": (1, 80)}
 

@@ -62,6 +62,11 @@ def count(batch: holdfast.ShardBatch) -> pa.Table:
     return batch.keys.append_column("n", n)
 
 
+def counts_by(rows: DataFrame, schema: str, *keys: Any) -> DataFrame:
+    grouped = holdfast.stream(rows).groupBy(*keys)
+    return grouped.applyInArrowWithState(count, f"{schema}, n long", "n long", "update", name="counts")
+
+
 def canonical(value: Any) -> Any:
     """Return a value of which equal ones are equal in Python too: one NaN, one zero, nothing that cannot be hashed."""
     if isinstance(value, float):
@@ -93,12 +98,7 @@ def test_groups_are_those_of_spark(lab: Lab) -> None:
     for _ in range(2):
         data.write.mode("append").parquet(str(lab.folder / "input"))
     keys = ["kind", *(f"k{i}" for i in range(len(types)))]
-    counts = (
-        holdfast.stream(lab.source(schema))
-        .groupBy(*keys)
-        .applyInArrowWithState(count, f"{schema}, n long", "n long", "update", name="counts")
-    )
-    output = lab.run(counts)
+    output = lab.run(counts_by(lab.source(schema), schema, *keys))
     expected = data.union(data).groupBy(*keys).agg(F.count("*").alias("n")).toArrow()
     state = holdfast.read_state(lab.spark, lab.folder / "query", "counts")
     assert counted(state) == counted(expected)
@@ -108,11 +108,8 @@ def test_groups_are_those_of_spark(lab: Lab) -> None:
 def test_every_key_type_groups_alike_in_a_batch_query(lab: Lab) -> None:
     for name, values in cases(list((PLAIN | NESTED).items()), quick=6):
         data = lab.spark.sql(f"select explode(array({values}, null, null)) as k")
-        counts = (
-            holdfast.stream(data).groupBy("k").applyInArrowWithState(count, f"k {name}, n long", "n long", "update")
-        )
         expected = data.groupBy("k").agg(F.count("*").alias("n"))
-        assert counted(counts.toArrow()) == counted(expected.toArrow()), name
+        assert counted(counts_by(data, f"k {name}", "k").toArrow()) == counted(expected.toArrow()), name
 
 
 @pytest.mark.all
@@ -123,12 +120,7 @@ def test_planning_does_not_suffer_from_many_keys(lab: Lab) -> None:
     lab.feed(pa.table({name: [name, "x"] for name in names}))
     schema = ", ".join(f"{name} string" for name in names)
     keys = [*names[:12], *[F.concat(name, F.lit("!")).alias(name) for name in names[12:]]]
-    counts = (
-        holdfast.stream(lab.source(schema))
-        .groupBy(*keys)
-        .applyInArrowWithState(count, f"{schema}, n long", "n long", "update", name="counts")
-    )
-    output = lab.run(counts)
+    output = lab.run(counts_by(lab.source(schema), schema, *keys))
     assert sorted((row["k0"], row["k23"], row["n"]) for row in output[0]) == [("k0", "k23!", 1), ("x", "x!", 1)]
 
 
@@ -315,10 +307,7 @@ def test_a_streaming_query_loses_nothing(spark: SparkSession, tmp_path: Path) ->
         "spark.holdfast.state.dir": str(tmp_path / "durable"),
         "spark.holdfast.local.dir": str(tmp_path / "local"),
     }
-    before = {key: spark.conf.get(key, None) for key in settings}
-    try:
-        for key, value in settings.items():
-            spark.conf.set(key, value)
+    with configured(spark, settings):
         events = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "in"))
         output = (
             holdfast.stream(events).groupBy("v 4`").applyInArrowWithState(keep, SCHEMA, "n long", "update", name="kept")
@@ -326,9 +315,7 @@ def test_a_streaming_query_loses_nothing(spark: SparkSession, tmp_path: Path) ->
         writer = output.writeStream.format("memory").queryName("awkward_rows").outputMode("update")
         writer.trigger(availableNow=True).start().awaitTermination()
         returned = spark.table("awkward_rows").toArrow()
-    finally:
-        for key, value in before.items():
-            spark.conf.unset(key) if value is None else spark.conf.set(key, value)
+
     received = [pa.ipc.open_file(str(path)).read_all() for path in sorted((tmp_path / "seen").iterdir())]
     wanted = exact(pa.concat_tables([INPUT, INPUT.slice(0, 1), INPUT.slice(3, 1)]))
     assert sorted(row for table in received for row in exact(table)) == wanted
@@ -352,19 +339,14 @@ EXPRESSIONS = {
 def events(lab: Lab) -> Iterator[DataFrame]:
     """Return input with a column of each type that this Spark has."""
     lab.feed([("a", 1), ("b", 2)])
-    lab.spark.conf.set("spark.sql.timeType.enabled", "true")
     here = minor_version(version_of(lab.spark))
     columns = {name: F.expr(text) for name, (since, text) in EXPRESSIONS.items() if here >= since}
-    yield lab.source().withColumns({**columns, "point": POINT("v")})
-    lab.spark.conf.unset("spark.sql.timeType.enabled")
+    with configured(lab.spark, {"spark.sql.timeType.enabled": "true"}):
+        yield lab.source().withColumns({**columns, "point": POINT("v")})
 
 
 def test_a_function_that_ignores_them_never_notices(lab: Lab, events: DataFrame) -> None:
     """They were refused at the definition, whoever had them in a table of a hundred columns."""
-
-    def count(batch: holdfast.ShardBatch) -> pa.Table:
-        batch.state.put(n=batch.groups.count())
-        return batch.keys.append_column("n", batch.groups.count())
 
     grouped = holdfast.stream(events).groupBy("key")
     frame = grouped.applyInArrowWithState(count, "key string, n long", "n long", "update", name="count")

@@ -13,24 +13,15 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.errors import StreamingQueryException
 
 import holdfast
 from tests.spark.application import start_spark
+from tests.spark.conftest import count_and_sum
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
-
-
-def add_up(batch: holdfast.ShardBatch) -> pa.Table:
-    old = batch.state.get()
-    n = pc.add(pc.coalesce(old["n"], 0), batch.groups.count())
-    total = pc.add(pc.coalesce(old["total"], 0), batch.groups.sum("v"))
-    batch.state.put(n=n, total=total)
-    return batch.keys.append_column("n", n).append_column("total", total)
 
 
 def start(spark: SparkSession, folder: Path) -> StreamingQuery:
@@ -45,7 +36,7 @@ def start(spark: SparkSession, folder: Path) -> StreamingQuery:
         print("READY", folder.name, flush=True)
 
     spark.conf.set("spark.holdfast.state.dir", str(folder / "durable"))
-    function = hang if folder.name == "hangs" else add_up
+    function = hang if folder.name == "hangs" else count_and_sum
     source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
     totals = (
         holdfast.stream(source.parquet(str(folder / "input")))

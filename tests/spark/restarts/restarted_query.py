@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import holdfast
 from holdfast import restart
 from tests.spark.application import start_spark
-from tests.spark.local_query import add_up
+from tests.spark.conftest import count_and_sum
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
             (folder / f"worker-{os.getpid()}").touch()
             while True:
                 time.sleep(0.05)
-        return add_up(batch)
+        return count_and_sum(batch)
 
     def show(rows: DataFrame, batch_id: int) -> None:
         found = sorted(tuple(row) for row in rows.collect())

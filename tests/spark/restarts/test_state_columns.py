@@ -285,12 +285,3 @@ def test_what_may_be_null_inside_of_keys_may_change(lab: Lab, backend: str) -> N
     assert start(never_null) == {"a": 3, "none": 2}
     state = holdfast.read_state(lab.spark, lab.folder / "query", "counts").to_pylist()
     assert {row["k"]["part"]: row["n"] for row in state} == {"a": 3, "none": 2, None: 1}
-
-
-def test_changes_that_are_none_fail_at_definition(lab: Lab) -> None:
-    lab.feed([("a", 1)])
-    grouped = holdfast.stream(lab.source()).groupBy("key")
-    with pytest.raises(holdfast.InvalidArgumentError, match="dropped or renamed, and still declared"):
-        grouped.applyInArrowWithState(
-            counted("n"), OUT, "n long", "update", name="totals", stateChanges={"drop": ["n"]}
-        )

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from holdfast import savepoints
-from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError
 from holdfast.spark_integration import copies
 from holdfast.spark_integration.savepoints import by_spark, creating, new_query, restoring
 from holdfast.spark_integration.savepoints.new_query import shards_to_set
@@ -357,14 +357,3 @@ def test_a_query_starts_from_a_whole_copy_only(lab: Lab, power: Any, how: str) -
 
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "claims" not in path.parts}
-
-
-@pytest.mark.timeout(1200)
-@pytest.mark.all
-def test_what_fails_leaves_nothing(lab: Lab) -> None:
-    saved(lab, CASE)
-    (piece, *_) = (lab.folder / "savepoints/one/operators/totals").glob("*/*.arrow")
-    piece.write_bytes(piece.read_bytes()[:-50] + bytes(50))
-    with pytest.raises(CorruptionError, match=piece.name):
-        restored(lab)
-    assert [path for folder in ("again", "durable-again") for path in contents(lab.folder / folder)] == []

@@ -124,17 +124,6 @@ def test_a_savepoint_is_a_table_in_spark(half_way: Lab) -> None:
         savepoints.load(half_way.spark, half_way.folder / "savepoints", "two")
 
 
-@pytest.mark.all
-def test_an_earlier_micro_batch_can_be_saved(lab: Lab) -> None:
-    case = CASES[0]
-    for file in case.files()[:2]:
-        lab.feed(file)
-    run(lab, case)
-    made = savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "first", batchId=0)
-    assert made.query.batch_id == 0
-    assert sum(made.operators[0].rows.values()) == len(set(case.files()[0]["carrier"].to_pylist()))
-
-
 def test_a_running_query_is_saved_and_stopped(lab: Lab) -> None:
     """`create` beside a query that commits and cleans up, then `stop`: each is the state after its micro-batch."""
     case = CASES[0]

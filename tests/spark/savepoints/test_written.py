@@ -174,18 +174,6 @@ def test_one_key_is_edited(lab: Lab) -> None:
 
 
 @pytest.mark.all
-def test_columns_that_are_called_as_ours_are_edited(lab: Lab) -> None:
-    """`load` then calls the shard otherwise."""
-    frame = lab.spark.createDataFrame([("AA", 5)], "carrier string, shard long")
-    written(lab, frame)
-    loaded = savepoints.load(lab.spark, lab.folder / "savepoints", "one")
-    assert loaded.columns == ["carrier", "shard", "_shard"]
-    savepoints.edit(loaded.withColumn("shard", F.col("shard") + 1), lab.folder / "savepoints", "one", "two")
-    (row,) = savepoints.load(lab.spark, lab.folder / "savepoints", "two").collect()
-    assert (row["carrier"], row["shard"]) == ("AA", 6)
-
-
-@pytest.mark.all
 def test_key_columns_that_differ_only_in_case_are_told_apart(lab: Lab) -> None:
     """By Spark as it is by default, which could not name either of two columns ``a`` and ``A``."""
     with configured(lab.spark, {"spark.sql.caseSensitive": "true"}):

@@ -63,24 +63,6 @@ def test_every_micro_batch_that_the_query_can_return_to(lab: Lab, case: Case) ->
 
 
 @pytest.mark.all
-def test_the_state_after_a_micro_batch(lab: Lab) -> None:
-    case = CASES[0]
-    for file in case.files()[:3]:
-        lab.feed(file)
-    run(lab, case)
-    for batch in range(3):
-        carriers = pa.concat_tables(case.files()[: batch + 1]).column("carrier").value_counts().to_pylist()
-        found = holdfast.state(lab.spark, lab.folder / "query", "totals", batchId=batch)
-        assert found.columns == ["carrier", "n", "shard"]
-        assert {row["carrier"]: row["n"] for row in found.collect()} == {
-            row["values"]: row["counts"] for row in carriers
-        }
-    chosen = holdfast.state(lab.spark, lab.folder / "query", "totals", columns=["n", "carrier"])
-    assert chosen.columns == ["n", "carrier"]
-    assert rows(chosen.select("carrier", "n").toArrow()) == shown(found)
-
-
-@pytest.mark.all
 def test_a_read_stays_while_the_query_runs_and_cleans_up(lab: Lab) -> None:
     """A DataFrame is of one micro-batch; one that Spark has purged is an error."""
     case = CASES[0]
