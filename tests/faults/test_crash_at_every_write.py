@@ -99,6 +99,7 @@ def check_with_log(backend_name: str, folder: Path, told: dict[Pointer, int]) ->
             assert backend.freeze(new)
             VersionedStore(backend, log).prune(new)
             backend.remove_leftovers(2**63)
+            assert not list((folder / "shard" / "staging").iterdir())
             assert new in backend.versions()
             assert not [p for p in backend.versions() if p.version <= new.version and p != new]
         expected = state_after(told[pointer] if pointer else 0)

@@ -24,7 +24,7 @@ from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.rocksdb.generation import SETTINGS
 from holdfast.backends.rocksdb.generation_file import GenerationFile
 from holdfast.backends.run import Run, TableSchema
-from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, SchemaMismatchError
+from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.testing.backend_contract import StoredElsewhere
 from holdfast.testing.state_rows import (
     COUNTS,
@@ -303,24 +303,6 @@ def test_rows_of_another_format_count_as_damaged(shard: Path, tmp_path: Path, mo
         with refused:
             backend.view(P2)
         assert backend.versions() == []
-
-
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
-        ({"counts": COUNTS}, "does not declare.*pairs"),
-        (
-            {**TABLES, "counts": TableSchema("counts", COUNTS.key, PAIRS.value)},
-            r"a different schema.*counts.*value\.n: int64",
-        ),
-    ],
-)
-def test_state_of_other_tables_is_refused(shard: Path, tables: dict[str, TableSchema], message: str) -> None:
-    """Stored columns that the operator does not declare are neither dropped nor misread."""
-    with open_shard(shard, tables) as backend, pytest.raises(SchemaMismatchError, match=message):
-        backend.view(P1)
-    with open_shard(shard) as backend:
-        assert backend.versions() == [P1, P2]
 
 
 def test_local_files_are_private(shard: Path) -> None:

@@ -94,57 +94,6 @@ def die_at(operation: int) -> None:
 STRIDE = 1 if LONG else 9
 
 
-def victims(root: Path) -> None:
-    """Run the work in forked processes that die ever later, until one survives."""
-    for operation in itertools.count(1, STRIDE):
-        pid = os.fork()
-        if pid == 0:
-            directory = root / f"{operation:04d}"
-            out = os.open(f"{directory}.pointers", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            die_at(operation)
-            work(directory, lambda pointer, out=out: os.write(out, f"{pointer}\n".encode()))
-            os._exit(0)
-        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
-            return
-
-
-def check_survivor(directory: Path, pointers: list[Pointer]) -> None:
-    """What the next process must find, and be able to do."""
-    backend = open_backend(directory)
-    assert backend.verify() == [], "a kill damages nothing"
-    held = backend.versions()
-    last = pointers[-1:]
-    assert set(last) <= set(held), "the pointer that the query holds is never lost"
-    for pointer in held:
-        with backend.view(pointer) as view:
-            assert contents(view, "counts") == expected(pointer.version)
-    backend.remove_leftovers(2**63)
-    assert not list((directory / "staging").iterdir())
-    store = VersionedStore(backend)
-    with store.begin(last[0] if last else None) as transaction:
-        transaction.put("counts", keys_of(COUNTS, [("new",)]), values_of(COUNTS, [(1,)]))
-        new = transaction.commit()
-    assert new is not None
-    store.prune(new)
-    with backend.view(new) as view:
-        assert contents(view, "counts") == (expected(last[0].version) if last else {}) | {("new",): (1,)}
-    files = {p.name for p in (directory / "versions").rglob("*.arrow")}
-    merged = {p.name for p in (directory / "merges").rglob("*.arrow")}
-    assert len(files | merged) <= 2 * STEPS, "nothing is kept that no version needs"
-
-
-@pytest.mark.slow
-def test_a_process_killed_at_any_operation_loses_nothing(tmp_path: Path) -> None:
-    """File-system operations of commits, merges and retention are places to die: all of them in the long tier."""
-    finish(run_elsewhere(victims, tmp_path))
-    recorded = sorted(tmp_path.glob("*.pointers"))
-    assert len(recorded) > 100 / STRIDE, "the work has so many operations"
-    for record in recorded:
-        pointers = [Pointer.parse(line) for line in record.read_text().splitlines()]
-        check_survivor(record.with_suffix(""), pointers)
-    assert len(pointers) == STEPS, "the last one survived"
-
-
 # A power cut.
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.snapshotter.storage import s3 as s3_storage
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -247,11 +247,6 @@ def test_every_attempt_is_counted(open_through: Callable[..., ObjectStorage], pr
     # Parts that were under way when the other one failed were counted, and may not have been sent.
     assert 0 <= counted["put"] - seen.count("PUT") - seen.count("POST") <= 2
     assert (counted["put_bytes"], counted["get_bytes"]) == (5 + len(THREE_PARTS), 5)
-
-
-def test_absent_object(storage: ObjectStorage) -> None:
-    with pytest.raises(NotFoundError, match="NoSuchKey"):
-        storage.get("absent")
 
 
 def test_root_and_key_together_are_limited(server: S3Server) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lz4.frame
@@ -18,13 +16,11 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import clock
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import Run
-from holdfast.backends.run_files.memory import MemoryBackend
-from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
-from holdfast.testing.state_rows import COUNTS, TABLES, contents, counts
+from holdfast.errors import CorruptionError, InvalidArgumentError
+from holdfast.testing.state_rows import COUNTS, counts
 
 RUN = counts(*((f"user {i}", i) for i in range(50)))["counts"]
 P1 = Pointer(1, "aa")
@@ -220,71 +216,6 @@ def test_sections_are_views() -> None:
 
 
 # Local files, which are read by size and not by digest.
-
-
-@pytest.fixture
-def version(tmp_path: Path) -> tuple[MemoryBackend, Path]:
-    backend = MemoryBackend(tmp_path / "shard", TABLES, clock.new_id)
-    backend.apply(None, P1, {"counts": RUN}, {})
-    return backend, tmp_path / "shard" / "versions" / str(P1)
-
-
-def run_of_version(folder: Path) -> Path:
-    return next(folder.glob("*.arrow"))
-
-
-@pytest.mark.parametrize("which", [lambda f: f / "version", run_of_version], ids=["version", "run"])
-def test_a_cut_local_file_is_named(version: tuple[MemoryBackend, Path], which: Callable[[Path], Path]) -> None:
-    """What a machine that lost its power leaves of a file; also nothing at all."""
-    backend, folder = version
-    path = which(folder)
-    data = path.read_bytes()
-    for size in (0, 1, len(data) // 2, len(data) - 1, len(data) + 1):
-        path.write_bytes((data + b"\0")[:size])
-        with pytest.raises(CorruptionError) as caught:
-            backend.view(P1)
-        assert str(path) in str(caught.value)
-        backend.load(P1, {"counts": RUN}, {})
-        with backend.view(P1) as view:
-            assert len(contents(view, "counts")) == 50
-        path = which(folder)
-        data = path.read_bytes()
-
-
-@pytest.mark.slow(0.5)
-def test_a_flip_in_a_version_file_is_found(version: tuple[MemoryBackend, Path]) -> None:
-    """The small files that say what a version is are always verified."""
-    backend, folder = version
-    path = folder / "version"
-    data = path.read_bytes()
-    for offset in range(len(data)):
-        damaged = bytearray(path.read_bytes())
-        damaged[offset % len(damaged)] ^= 0x41
-        path.write_bytes(damaged)
-        with pytest.raises(CorruptionError) as caught:
-            backend.view(P1)
-        assert str(path) in str(caught.value)
-        backend.load(P1, {"counts": RUN}, {})
-
-
-def test_a_flip_in_the_frame_of_a_run_is_found(version: tuple[MemoryBackend, Path]) -> None:
-    """A run's columns are trusted on local disk; its tail and its footer are still checked where they are read."""
-    backend, folder = version
-    found = 0
-    for offset in [*range(8), *range(-60, 0)]:
-        path = run_of_version(folder)
-        damaged = bytearray(path.read_bytes())
-        damaged[offset] ^= 0x41
-        path.write_bytes(damaged)
-        try:
-            with backend.view(P1) as view:
-                assert len(contents(view, "counts")) == 50
-        except HoldfastError as error:
-            assert str(path) in str(error)  # noqa: PT017  either is right
-            found += 1
-        backend.drop([P1])
-        backend.load(P1, {"counts": RUN}, {})
-    assert found > 12
 
 
 @pytest.mark.parametrize(
